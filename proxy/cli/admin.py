@@ -23,8 +23,8 @@ from proxy.core.errors import BadRequest, ConfigError, cause
 from proxy.core.ports import SystemClock
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
-from proxy.dashboard.client import READ_INTERVAL, FeedClient, Picture, Refused
-from proxy.dashboard.terminal import HEAD, Order, View, head, pressed, screen, table, typed
+from proxy.dashboard.client import READ_INTERVAL, FeedClient, Picture, Pod, Refused
+from proxy.dashboard.terminal import HEAD, View, head, pressed, screen, table, typed
 from proxy.http.admin_pods import seconds_of
 
 TIMEOUT = 30.0
@@ -111,7 +111,7 @@ def _refusal(status: int, body_of_response: Any) -> str:
     error = body_of_response.get("error") if isinstance(body_of_response, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     if message is None:
-        return f"it response_of {status}; {WHICH_PORT}"
+        return f"it responded {status}; {WHICH_PORT}"
     return f"{message}{hint(status, message)}"
 
 
@@ -253,12 +253,14 @@ PATIENCE = 9.0
 @url_option
 @key_option
 @click.option("--once", is_flag=True, help="Print all pods once, and end.")
-def top(url: str, key: str, once: bool) -> None:
+@click.option("--ranks", is_flag=True, help="Show the data-parallel ranks of each pod below it.")
+def top(url: str, key: str, once: bool, ranks: bool) -> None:
     """The fleet, live: pods by load, state, KV cache, hit rate and latency.
 
     \b
     q           quit                      arrows up/down, PgUp, PgDn    scroll
     s, S        sort by the next column, the one before                 r  reverse
+    o           show or hide the data-parallel ranks of pods
 
     FLY are requests that kvlane has at the pod, WAIT and RUN what the pod has of all, KV the used share of its cache.
     HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
@@ -271,7 +273,7 @@ def top(url: str, key: str, once: bool) -> None:
     """
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(_top(url, key, once))
+            asyncio.run(_top(url, key, once, View(shows_ranks=ranks)))
     except Refused as error:
         click.echo(f"{url}: {error}{hint(error.status, str(error))}", err=True)
         raise SystemExit(2) from None
@@ -279,9 +281,9 @@ def top(url: str, key: str, once: bool) -> None:
         no_admin_port(url, error)
 
 
-async def _top(url: str, key: str, once: bool) -> None:
+async def _top(url: str, key: str, once: bool, view: View) -> None:
     async with outbound.session(None, headers=outbound.bearer(key)) as session:
-        shown = Shown(session, url)
+        shown = Shown(session, url, view)
         await shown.start()
         if once:
             await shown.print(BETWEEN_LOOKS)
@@ -295,13 +297,13 @@ async def _top(url: str, key: str, once: bool) -> None:
 class Shown:
     """Lives as long as the command."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, view: View) -> None:
         self._clock = SystemClock()
         self._picture = Picture()
         self._news = asyncio.Event()
         self._feed = FeedClient(session, url, self._picture, self._clock, self._news.set)
         self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
-        self._view = View()
+        self._view = view
         self._over = False
         self.start = self._feed.first
 
@@ -309,20 +311,20 @@ class Shown:
         """All pods, as they are after so many seconds."""
         async with Tasks() as tasks:
             tasks.keep(self._feed.run, "events")
-            await self._feed.read(self._names())
+            await self._feed.read(self._visible())
             await asyncio.sleep(seconds)
-            await self._feed.read(self._names())
+            await self._feed.read(self._visible())
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, PATIENCE - seconds)):
                     while not self._picture.totals(self._clock.now()):
                         self._news.clear()
                         await self._news.wait()
         self._check()
-        width, order, plain = self._console.width, Order(), not self._console.is_terminal
+        width, rows, plain = self._console.width, self._view.rows(self._picture), not self._console.is_terminal
         if plain:
-            width += max(map(len, self._picture.pods), default=0)
+            width += max((len(row.name) for row in rows), default=0)
         lines = [*head(self._picture, width, self._clock.now(), self._wrong()), Text("")]
-        lines += table(order.of(self._picture.rows()), order, width, for_scripts=plain)
+        lines += table(rows, self._view.order, width, for_scripts=plain)
         for line in lines:
             self._console.print(line, no_wrap=True, highlight=False, soft_wrap=True)
 
@@ -330,7 +332,7 @@ class Shown:
         with Live(console=self._console, screen=True, auto_refresh=False) as drawn, typed(self._press):
             async with Tasks() as tasks:
                 tasks.keep(self._feed.run, "events")
-                tasks.keep(lambda: self._feed.read_engines(self._names), "metrics-of-pods")
+                tasks.keep(lambda: self._feed.read_engines(self._visible), "metrics-of-pods")
                 while not self._over and self._feed.refused is None:
                     drawn.update(self._drawn(), refresh=True)
                     self._news.clear()
@@ -344,22 +346,23 @@ class Shown:
             raise self._feed.refused
 
     def _drawn(self) -> Text:
-        self._view = self._view.scrolled(0, len(self._picture.pods), self._rows)
+        self._view = self._view.scrolled(0, len(self._view.rows(self._picture)), self._rows)
         return screen(self._picture, self._view, self._console.size, self._clock.now(), self._wrong())
 
     def _press(self, key: str) -> None:
         self._over = key == "quit"
-        self._view = pressed(key, self._view, len(self._picture.pods), self._rows)
+        self._view = pressed(key, self._view, len(self._view.rows(self._picture)), self._rows)
         self._news.set()
 
     @property
     def _rows(self) -> int:
         return max(1, self._console.size.height - HEAD - 1)
 
-    def _names(self) -> list[str]:
-        """Of the pods on the screen."""
-        pods = self._view.order.of(self._picture.rows())
-        return [pod.name for pod in pods[self._view.top : self._view.top + self._rows]]
+    def _visible(self) -> list[Pod]:
+        """Return the pods on the screen, and the pods of the ranks on the screen."""
+        rows = self._view.rows(self._picture)[self._view.top : self._view.top + self._rows]
+        pods = {row.rank_of or row.name for row in rows}
+        return [pod for pod in self._view.order.of(self._picture.rows()) if pod.name in pods]
 
     def _wrong(self) -> str:
         if not self._feed.wrong:

@@ -198,6 +198,11 @@ class Endpoint:
         """The name of the pod; the endpoint's own unless it is a rank."""
         return self.name if self.rank is None else self.name.rpartition("/")[0]
 
+    @property
+    def replica_name(self) -> str:
+        """The name of the pod that the platform runs: without the suffix of a rank that has a port of its own."""
+        return self.pod_name.removesuffix(f"-rank-{self.labels.get(RANK_LABEL)}")
+
     def publish(self, metrics: Metrics, in_flight: int) -> None:
         """Swap in a scrape; `in_flight` are the load's requests, read when the scrape was sent. Of a stale one nothing
         counts but the KV usage: what is in flight is all that is known to run."""

@@ -17,7 +17,7 @@ from proxy import outbound
 from proxy.autoscale.measures import Buckets, quantile_between
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
-from proxy.telemetry.exposition import SampleReader, ScrapeError, sums_by
+from proxy.telemetry.exposition import Sample, SampleReader, ScrapeError, sums_by
 
 WINDOW = 10.0
 """Seconds over which attempts are counted."""
@@ -43,11 +43,14 @@ class Figures:
 
 
 UNKNOWN = Figures()
+_CONDITIONS = ("ready", "starting", "stale", "doubted", "probing", "broken", "draining", "leaving", "ejected")
+"""The best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as the feed shows it. `requests` are counted by kvlane, the next three fields by the pod."""
+    """A pod or a data-parallel rank as the feed shows it, or the sums of a pod's ranks. `requests` are counted by
+    kvlane, the next three fields by the engine."""
 
     name: str
     pool: str = ""
@@ -67,6 +70,9 @@ class Pod:
     """Recent attempts per second; None after a single count."""
     failures: float | None = None
     figures: Figures = UNKNOWN
+    rank_of: str | None = None
+    """The name of the pod if this is one of its ranks."""
+    ranks: tuple[Pod, ...] = ()
 
     @property
     def condition(self) -> str:
@@ -79,8 +85,42 @@ class Pod:
             return "probing" if "half" in self.breaker else "broken"
         return "doubted" if self.doubts else "stale" if self.stale else "ready"
 
+    @property
+    def badness(self) -> int:
+        return _CONDITIONS.index(self.condition) if self.condition in _CONDITIONS else len(_CONDITIONS)
 
-_KEPT = frozenset(each.name for each in fields(Pod))
+
+_FIELDS = {"rankOf": "rank_of"} | {each.name: each.name for each in fields(Pod)}
+"""By the name in the feed."""
+
+
+def joined(pods: Sequence[Pod], totals: Mapping[str, Figures]) -> list[Pod]:
+    """Join ranks into their pods, which have the sums of the ranks and the worst condition. `totals` are the figures of
+    pods with ranks."""
+    found: dict[str, list[Pod]] = {}
+    for pod in pods:
+        found.setdefault(pod.rank_of or pod.name, []).append(pod)
+    return [
+        _sum(name, ranks, totals.get(name, UNKNOWN)) if ranks[0].rank_of else ranks[0] for name, ranks in found.items()
+    ]
+
+
+def _sum(name: str, ranks: list[Pod], figures: Figures) -> Pod:
+    return replace(
+        max(ranks, key=lambda rank: rank.badness),
+        name=name,
+        requests=sum(rank.requests for rank in ranks),
+        waiting=sum(rank.waiting for rank in ranks),
+        running=sum(rank.running for rank in ranks),
+        kv=sum(rank.kv for rank in ranks) / len(ranks),
+        sent=sum(rank.sent for rank in ranks),
+        failed=sum(rank.failed for rank in ranks),
+        rate=None if ranks[0].rate is None else sum(rank.rate or 0.0 for rank in ranks),
+        failures=None if ranks[0].failures is None else sum(rank.failures or 0.0 for rank in ranks),
+        figures=figures,
+        rank_of=None,
+        ranks=tuple(sorted(ranks, key=lambda rank: (len(rank.name), rank.name))),
+    )
 
 
 class Picture:
@@ -92,6 +132,7 @@ class Picture:
         """The latest point of the proxy's time series."""
         self.pods: dict[str, Pod] = {}
         self.figures: dict[str, Figures] = {}
+        """By the name of a pod or rank."""
         self.waits = 0
         """Requests in flow-control queues."""
         self._fields: list[str] = []
@@ -117,16 +158,18 @@ class Picture:
         self._count(body)
 
     def rows(self) -> list[Pod]:
+        """Return a row per pod; the rows of its ranks are inside."""
         then, before = self._seen[0] if self._seen else (0.0, {})
         seconds = self._seen[-1][0] - then if self._seen else 0.0
-        return [self._known(pod, before.get(pod.name), seconds) for pod in self.pods.values()]
+        known = [self._known(pod, before.get(pod.name), seconds) for pod in self.pods.values()]
+        return joined(known, self.figures)
 
     def totals(self, now: float) -> Json:
         """The latest point, unless it is old."""
         return self.point if now - self._point_at < FRESH else {}
 
     def _pod(self, name: str, row: list[Any]) -> Pod:
-        given = {key: value for key, value in zip(self._fields, row, strict=True) if key in _KEPT}
+        given = {_FIELDS[key]: value for key, value in zip(self._fields, row, strict=True) if key in _FIELDS}
         return Pod(name, **{**given, "doubts": tuple(given.get("doubts", ()))})
 
     def _read_point(self, body: Json, now: float) -> None:
@@ -183,14 +226,51 @@ class EngineTotals:
     ttft: Buckets
 
 
-def totals_in(exposition: bytes, at: float) -> EngineTotals:
-    """Read the totals. Raise ScrapeError for an exposition that cannot be read."""
+def totals_in(exposition: bytes, at: float) -> list[EngineTotals]:
+    """Read the totals of the pod, followed by those of its data-parallel ranks in their order. Raise ScrapeError for an
+    exposition that cannot be read."""
     samples = _READER.read(exposition)
-    found = ([samples[name] for name in names if name in samples][:1] for names in (HITS, QUERIES, TOKENS))
-    hits, queries, tokens = (sum(sample.value for sample in one[0]) if one else None for one in found)
+    counters = [next((samples[name] for name in names if name in samples), None) for names in (HITS, QUERIES, TOKENS)]
     ttft = next((samples[name] for name in TTFT if name in samples), ())
-    bounds = {bound: count for (bound,), count in sums_by(ttft, ("le",)).items() if bound}
+    labels = {_rank_of(sample) for of_family in samples.values() for sample in of_family} - {""}
+    ranks = sorted(labels, key=lambda label: (len(label), label))
+    return [_totals_of(rank, counters, ttft, at) for rank in (None, *ranks)]
+
+
+def _totals_of(
+    rank: str | None, counters: Sequence[Sequence[Sample] | None], ttft: Sequence[Sample], at: float
+) -> EngineTotals:
+    def of_rank(samples: Sequence[Sample]) -> list[Sample]:
+        return [sample for sample in samples if rank is None or _rank_of(sample) == rank]
+
+    hits, queries, tokens = (
+        None if samples is None else sum(sample.value for sample in of_rank(samples)) for samples in counters
+    )
+    bounds = {bound: count for (bound,), count in sums_by(of_rank(ttft), ("le",)).items() if bound}
     return EngineTotals(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
+
+
+def _rank_of(sample: Sample) -> str:
+    return sample.labels.get("engine") or sample.labels.get("dp_rank") or ""
+
+
+def sum_of(parts: Sequence[EngineTotals]) -> EngineTotals:
+    """Return the totals of several engines together."""
+
+    def known(values: Iterable[float | None]) -> float | None:
+        found = [value for value in values if value is not None]
+        return sum(found) if found else None
+
+    buckets: dict[float, float] = {}
+    for bound, count in (pair for part in parts for pair in part.ttft):
+        buckets[bound] = buckets.get(bound, 0.0) + count
+    return EngineTotals(
+        max(part.at for part in parts),
+        known(part.hits for part in parts),
+        known(part.queries for part in parts),
+        known(part.tokens for part in parts),
+        sorted(buckets.items()),
+    )
 
 
 def between(before: EngineTotals, now: EngineTotals) -> Figures:
@@ -291,26 +371,46 @@ class FeedClient:
                     name, _, body = event.partition(b"\ndata: ")
                     yield name.removeprefix(b"event: ").decode(), orjson.loads(body)
 
-    async def read_engines(self, shown: Callable[[], Iterable[str]]) -> None:
+    async def read_engines(self, shown: Callable[[], Iterable[Pod]]) -> None:
         """Read the metrics of the pods that are `shown`, until cancelled."""
         while True:
             await self.read(shown())
             await asyncio.sleep(READ_INTERVAL)
 
-    async def read(self, names: Iterable[str]) -> None:
-        places = asyncio.Semaphore(AT_ONCE)
+    async def read(self, pods: Iterable[Pod]) -> None:
+        """Read the metrics of the pods, and of the ranks inside."""
+        at_once = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
-            for name in list(names)[:MOST_PODS]:
-                group.create_task(self._read(name, places))
+            for pod in list(pods)[:MOST_PODS]:
+                group.create_task(self._read_pod(pod, at_once))
 
-    async def _read(self, name: str, places: asyncio.Semaphore) -> None:
-        """Read the metrics of a pod; a pod that does not respond has no figures."""
-        found = None
+    async def _read_pod(self, pod: Pod, at_once: asyncio.Semaphore) -> None:
+        """A pod with ranks behind one port has one exposition; with a port for each rank it has several."""
+        if not pod.ranks or pod.ranks[0].name.startswith(f"{pod.name}/"):
+            total, *of_ranks = await self._read(pod.name, at_once)
+            self._keep(pod.name, total)
+            if len(of_ranks) != len(pod.ranks):
+                of_ranks = [None] * len(pod.ranks)
+        else:
+            of_ranks = [
+                found[0] for found in await asyncio.gather(*(self._read(rank.name, at_once) for rank in pod.ranks))
+            ]
+            known = [one for one in of_ranks if one is not None]
+            self._keep(pod.name, sum_of(known) if len(known) == len(of_ranks) else None)
+        for rank, found in zip(pod.ranks, of_ranks, strict=True):
+            self._keep(rank.name, found)
+
+    async def _read(self, name: str, at_once: asyncio.Semaphore) -> Sequence[EngineTotals | None]:
+        """Return what `totals_in` reads, or None for a pod that does not respond."""
         with suppress(*outbound.FAILURES, ValueError, ScrapeError):
-            async with places:
+            async with at_once:
                 response = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
             if response.status == 200:
-                found = totals_in(response.body, self._clock.now())
+                return totals_in(response.body, self._clock.now())
+        return [None]
+
+    def _keep(self, name: str, found: EngineTotals | None) -> None:
+        """A pod or rank without totals has no figures."""
         before = self._totals.pop(name, None)
         self._picture.figures.pop(name, None)
         if found is not None:

@@ -28,11 +28,11 @@ PODS_AT_ONCE = 50
 
 FIELDS = (
     *("pool", "role", "state", "breaker", "doubts", "requests", "tokens", "waiting", "running", "kv"),
-    *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed"),
+    *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed", "rankOf"),
 )
 """Of a row, in their order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
 `prefill` is the learned time for a typical prompt, `perToken` that for an output token, in seconds; `sent` and `failed`
-count attempts since the start."""
+count attempts since the start. `rankOf` is the name of the pod if the row is one of its data-parallel ranks."""
 
 FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
 
@@ -97,6 +97,7 @@ class PodRows:
             None if per_token is None else round(per_token, 5),
             sent,
             sent - sum(attempts.get(ending, 0) for ending in FINE),
+            None if endpoint.replica_name == endpoint.name else endpoint.replica_name,
         ]
 
 

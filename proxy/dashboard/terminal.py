@@ -54,18 +54,10 @@ def _least(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-_CONDITIONS = ("ready", "starting", "stale", "doubted", "probing", "broken", "draining", "leaving", "ejected")
-"""Best first: by them the worst stand above."""
-
-
-def _badness(pod: Pod) -> float:
-    return _CONDITIONS.index(pod.condition) if pod.condition in _CONDITIONS else len(_CONDITIONS)
-
-
 COLUMNS: Sequence[Column] = (
     Column("POD", 0, lambda pod: pod.name, lambda pod: pod.name, falls=False),
     Column("ROLE", 7, lambda pod: pod.role or "-", lambda pod: pod.role, falls=False),
-    Column("STATE", 8, lambda pod: pod.condition, _badness),
+    Column("STATE", 8, lambda pod: pod.condition, lambda pod: pod.badness),
     Column("FLY", 4, lambda pod: number(pod.requests), lambda pod: pod.requests),
     Column("WAIT", 4, lambda pod: number(pod.waiting), lambda pod: pod.waiting),
     Column("RUN", 4, lambda pod: number(pod.running), lambda pod: pod.running),
@@ -116,24 +108,30 @@ OTHERWISE = "yellow"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the user has chosen with keys."""
+    """The choices of the user."""
 
     order: Order = Order()
     top: int = 0
-    """Index of the first visible pod."""
+    """Index of the first visible row."""
+    shows_ranks: bool = False
+    """Show the data-parallel ranks of each pod below it."""
 
-    def scrolled(self, by: int, pods: int, rows: int) -> View:
-        return replace(self, top=max(0, min(self.top + by, pods - rows)))
+    def rows(self, picture: Picture) -> list[Pod]:
+        pods = self.order.of(picture.rows())
+        return [row for pod in pods for row in (pod, *pod.ranks)] if self.shows_ranks else pods
+
+    def scrolled(self, by: int, total: int, rows: int) -> View:
+        return replace(self, top=max(0, min(self.top + by, total - rows)))
 
 
 def screen(picture: Picture, view: View, size: tuple[int, int], now: float, wrong: str = "") -> Text:
-    """All of it, in `size` columns and lines. `wrong` says why nothing new comes."""
+    """Draw the screen, in `size` columns and lines. `wrong` is the reason why nothing new comes."""
     width, height = size
-    pods, rows = view.order.of(picture.rows()), max(1, height - HEAD - 1)
-    shown = pods[view.top : view.top + rows]
+    total, rows = view.rows(picture), max(1, height - HEAD - 1)
+    shown = total[view.top : view.top + rows]
     lines = [*head(picture, width, now, wrong), *table(shown, view.order, width)]
     lines += [Text("")] * (height - 1 - len(lines))
-    return Text("\n", no_wrap=True).join([*lines[: height - 1], _foot(view, len(pods), len(shown), width)])
+    return Text("\n", no_wrap=True).join([*lines[: height - 1], _foot(view, total, len(shown), width)])
 
 
 def head(picture: Picture, width: int, now: float, wrong: str = "") -> list[Text]:
@@ -205,9 +203,9 @@ def _cell(text: str, column: Column, name: int) -> str:
 def _who(picture: Picture, wrong: str) -> Text:
     if wrong:
         return Text(wrong, style="bold white on red")
-    about, states = picture.about, Counter(pod.condition for pod in picture.pods.values())
-    config = about.get("config") or {}
-    parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(picture.pods)} pods"]
+    about, pods = picture.about, picture.rows()
+    config, states = about.get("config") or {}, Counter(pod.condition for pod in pods)
+    parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(pods)} pods"]
     parts += [f"{count} {state}" for state, count in states.most_common()]
     parts += [f"configuration {config['version']}"] if "version" in config else []
     parts += ["PANIC: all are asked"] if about.get("panics") else []
@@ -251,10 +249,13 @@ def _at(point: Json, name: str, position: int) -> str:
     return seconds(found[position] if found and len(found) > position else None)
 
 
-def _foot(view: View, pods: int, shown: int, width: int) -> Text:
+def _foot(view: View, rows: Sequence[Pod], shown: int, width: int) -> Text:
     by = COLUMNS[view.order.at].title + (" reversed" if view.order.is_reversed else "")
-    where = f"{view.top + 1}-{view.top + shown} of {pods}" if shown < pods else f"{pods} pods"
-    return _cut(Text(f"{where} by {by}   q quit  s/S sort  r reverse  ↑↓ PgUp PgDn scroll", style="dim"), width)
+    pods = sum(row.rank_of is None for row in rows)
+    where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else f"{pods} pods"
+    ranks = "  o ranks" if any(row.ranks for row in rows) else ""
+    keys = f"q quit  s/S sort  r reverse{ranks}  ↑↓ PgUp PgDn scroll"
+    return _cut(Text(f"{where} by {by}   {keys}", style="dim"), width)
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -285,6 +286,7 @@ SEQUENCES = {
     "\x1b[D": "previous",
     "\x1bOD": "previous",
     "r": "reverse",
+    "o": "open",
     "q": "quit",
     "Q": "quit",
 }
@@ -299,14 +301,16 @@ def keys_in(typed: str) -> Iterator[str]:
         typed = typed[length or 1 :]
 
 
-def pressed(key: str, view: View, pods: int, rows: int) -> View:
-    """What is seen then, of `pods` in so many `rows`."""
+def pressed(key: str, view: View, total: int, rows: int) -> View:
+    """Return the view after a key, of `total` rows of which `rows` fit on the screen."""
     if key in ("next", "previous"):
         return replace(view, order=view.order.next(1 if key == "next" else -1), top=0)
     if key == "reverse":
         return replace(view, order=view.order.turned(), top=0)
-    steps = {"up": -1, "down": 1, "page up": -rows, "page down": rows, "home": -pods, "end": pods}
-    return view.scrolled(steps.get(key, 0), pods, rows)
+    if key == "open":
+        return replace(view, shows_ranks=not view.shows_ranks, top=0)
+    steps = {"up": -1, "down": 1, "page up": -rows, "page down": rows, "home": -total, "end": total}
+    return view.scrolled(steps.get(key, 0), total, rows)
 
 
 @contextmanager

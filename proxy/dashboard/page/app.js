@@ -7,6 +7,7 @@ import * as dialog from "./dialog.js";
 import { $, attribute, text } from "./dom.js";
 import { figures } from "./figures.js";
 import * as fleet from "./fleet.js";
+import { assess } from "./health.js";
 import { heat } from "./heat.js";
 import { queues } from "./queues.js";
 import { scaling } from "./scaling.js";
@@ -49,7 +50,7 @@ function render() {
   due = false;
   const parts = changed;
   changed = new Set();
-  const assessed = fleet.assess();
+  const assessed = assess();
   attention(assessed, fleet.show);
   figures();
   if (parts.has("pods")) fleet.fleet(assessed);

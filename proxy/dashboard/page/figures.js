@@ -2,7 +2,7 @@
 
 import { $, h, text, attribute } from "./dom.js";
 import { count, percent, seconds } from "./format.js";
-import { recent, state, sum } from "./state.js";
+import { pods as known, recent, state, sum } from "./state.js";
 
 const SPAN = 30; // seconds that "now" is taken from
 
@@ -45,24 +45,24 @@ function make() {
 }
 
 function present() {
-  const pods = [...state.pods.values()], points = recent(SPAN);
+  const pods = known(), points = recent(SPAN);
   const ready = pods.filter((pod) => pod.state === "ready");
   const span = sum(points, (point) => point.seconds);
   const rate = (key) => (span ? sum(points, (point) => point[key] * point.seconds) / span : 0);
   const all = rate("good") + rate("failed");
-  const known = (key) => points.filter((point) => point[key] !== null);
+  const having = (key) => points.filter((point) => point[key] !== null);
   return {
     pods,
     ready,
     rate,
-    last: (key) => known(key).at(-1),
+    last: (key) => having(key).at(-1),
     failing: all ? rate("failed") / all : 0,
     kvlane: sum(state.queues ?? [], ({ bands }) => sum(bands, (band) => band.waiting)),
-    fullest: Math.max(0, ...ready.map((pod) => pod.kv)),
+    fullest: [...state.pods.values()].reduce((most, { state, kv }) => (state === "ready" ? Math.max(most, kv) : most), 0),
     perPod: (value) => (ready.length ? sum(ready, value) / ready.length : 0),
-    mean: (key) => (known(key).length ? sum(known(key), (point) => point[key]) / known(key).length : null),
+    mean: (key) => (having(key).length ? sum(having(key), (point) => point[key]) / having(key).length : null),
     percentile: (key, index) => {
-      const values = known(key).map((point) => point[key][index]).sort((one, other) => one - other);
+      const values = having(key).map((point) => point[key][index]).sort((one, other) => one - other);
       return values.length ? values[Math.floor(values.length / 2)] : null;
     },
   };

@@ -2,7 +2,7 @@
 
 import { $, attribute, h, text } from "./dom.js";
 import { count, natural, percent, plural, seconds } from "./format.js";
-import { order, paces, tone, troubles } from "./health.js";
+import { assess, order, tone } from "./health.js";
 import { showPod } from "./pod.js";
 import { state } from "./state.js";
 
@@ -11,15 +11,9 @@ const DENSE = 120;
 
 export const SIGNS = { ready: "●", starting: "◌", draining: "▽", ejected: "✕" };
 
-const view = { filter: "", sort: "trouble", sick: false, list: false, names: null };
+const view = { filter: "", sort: "trouble", sick: false, list: false, names: null, opened: new Set() };
 const tiles = new Map();
 let shown = [];
-
-/** {pod, found} for every pod. */
-export function assess() {
-  const pods = [...state.pods.values()], medians = paces(pods);
-  return pods.map((pod) => ({ pod, found: troubles(pod, medians) }));
-}
 
 /** Only these, until the filter is changed. */
 export function show(names) {
@@ -68,7 +62,8 @@ const LEGENDS = {
 function matches({ pod, found }) {
   if (view.names && !view.names.has(pod.name)) return false;
   if (view.sick && !found.length) return false;
-  return !view.filter || `${pod.name} ${pod.role} ${pod.pool} ${pod.state} ${found.map((one) => one.text).join(" ")}`.toLowerCase().includes(view.filter);
+  const names = [pod, ...(pod.ranks ?? [])].map((one) => one.name).join(" ");
+  return !view.filter || `${names} ${pod.role} ${pod.pool} ${pod.state} ${found.map((one) => one.text).join(" ")}`.toLowerCase().includes(view.filter);
 }
 
 const byName = (one, other) => natural(one.pod.name, other.pod.name);
@@ -83,7 +78,7 @@ const SORTS = {
   role: (one, other) => natural(`${one.pod.pool} ${one.pod.role}`, `${other.pod.pool} ${other.pod.role}`) || byName(one, other),
 };
 
-/** Tiles stay the elements that they are; only those that have another place are moved. */
+/** Tiles keep their elements; only tiles with another position are moved. */
 function asTiles(wanted, size) {
   const box = $("pods");
   if (box.dataset.view !== size) {
@@ -98,10 +93,11 @@ function asTiles(wanted, size) {
   });
   shown.forEach((element, index) => box.children[index] !== element && box.insertBefore(element, box.children[index] ?? null));
   while (box.children.length > shown.length) box.lastChild.remove();
-  for (const name of tiles.keys()) if (!state.pods.has(name)) tiles.delete(name);
+  const names = new Set(wanted.map(({ pod }) => pod.name));
+  for (const name of tiles.keys()) if (!names.has(name)) tiles.delete(name);
 }
 
-/** A dense one has a number and a filling; the rest is in its label, so that five hundred are no burden. */
+/** A dense tile has a number and a filling, and the rest in its label, so that 500 tiles are cheap. */
 function makeTile(name, size) {
   const part = (className) => h("span", { class: className });
   const press = { type: "button", class: "tile", "data-key": `pod-${name}`, onclick: () => showPod(name) };
@@ -133,15 +129,17 @@ function fill({ element, parts, upright, words }, pod, found) {
   const used = Math.min(1, pod.kv).toFixed(2), scale = upright ? `1 ${used}` : `${used} 1`;
   if (parts.bar.style.scale !== scale) parts.bar.style.scale = scale;
   const seen = upright ? `${pod.name} ${pod.requests} in flight, ${pod.waiting} queued, KV ${percent(pod.kv)}` : pod.name;
-  attribute(element, words, [seen, pod.state, ...found.map((one) => one.text)].join(", "));
+  attribute(element, words, [seen, ranks(pod), pod.state, ...found.map((one) => one.text)].filter(Boolean).join(", "));
   if (upright) return;
   text(parts.state, pod.state);
   attribute(parts.sign, "data-sign", SIGNS[pod.state]);
-  text(parts.role, pod.role);
+  text(parts.role, [pod.role, ranks(pod)].filter(Boolean).join(" · "));
   text(parts.waiting, pod.waiting ? `+${pod.waiting} queued` : "");
   text(parts.pace, `KV ${percent(pod.kv)}`);
   text(parts.why, found.length ? found[0].text : pod.perToken ? `${seconds(pod.perToken)} a token` : "");
 }
+
+const ranks = (pod) => (pod.ranks ? plural(pod.ranks.length, "rank") : "");
 
 const COLUMNS = [
   ["name", "Pod"], ["role", "Pool / role"], ["trouble", "State"], ["requests", "In flight"], ["waiting", "Queued"], ["kv", "KV use"],
@@ -159,14 +157,18 @@ function asList(wanted) {
   box.dataset.view = "list";
   COLUMNS.forEach(([key], index) => key && attribute(box.querySelectorAll("th[scope=col]")[index], "aria-sort", view.sort === key ? (["name", "role", "trouble"].includes(key) ? "ascending" : "descending") : "none"));
   const body = box.querySelector("tbody");
-  wanted.forEach(({ pod, found }, index) => {
-    const row = rows.get(pod.name) ?? makeRow(pod.name);
-    row.forEach((cell, place) => text(cell, CELLS[place](pod, found)));
-    const element = row[0].closest("tr");
+  const lines = wanted.flatMap((one) => (view.opened.has(one.pod.name) ? [one, ...(one.ranks ?? [])] : [one]));
+  lines.forEach(({ pod, found }, index) => {
+    const { element, cells, toggle } = rows.get(rowOf(pod)) ?? makeRow(pod);
+    cells.forEach((cell, place) => text(cell, CELLS[place](pod, found)));
     attribute(element, "data-tone", tone(found));
+    if (toggle) {
+      attribute(toggle, "aria-expanded", view.opened.has(pod.name));
+      text(toggle, view.opened.has(pod.name) ? "▾" : "▸");
+    }
     if (body.children[index] !== element) body.insertBefore(element, body.children[index] ?? null);
   });
-  while (body.children.length > wanted.length) body.lastChild.remove();
+  while (body.children.length > lines.length) body.lastChild.remove();
 }
 
 function header([key, label], index) {
@@ -191,11 +193,19 @@ const CELLS = [
   (pod, found) => found.map((one) => one.text).join("; "),
 ];
 
-function makeRow(name) {
+/** A pod whose ranks become known gets another row. */
+const rowOf = (pod) => (pod.ranks ? `${pod.name} with ranks` : pod.name);
+
+function makeRow(pod) {
   const cells = CELLS.map((_, index) =>
-    index ? h("td", { class: NUMBERS.includes(index) ? "number" : null }) : h("button", { type: "button", class: "plain", onclick: () => showPod(name) }),
+    index ? h("td", { class: NUMBERS.includes(index) ? "number" : null }) : h("button", { type: "button", class: "plain", onclick: () => showPod(pod.name) }),
   );
-  h("tr", {}, h("th", { scope: "row" }, cells[0]), cells.slice(1));
-  rows.set(name, cells);
-  return cells;
+  const switched = () => {
+    if (!view.opened.delete(pod.name)) view.opened.add(pod.name);
+    fleet(assess());
+  };
+  const toggle = pod.ranks && h("button", { type: "button", class: "plain toggle", "data-key": `ranks-${pod.name}`, "aria-label": `Ranks of ${pod.name}`, onclick: switched });
+  const element = h("tr", { "data-rank": pod.rankOf !== null }, h("th", { scope: "row" }, toggle, cells[0]), cells.slice(1));
+  rows.set(rowOf(pod), { element, cells, toggle });
+  return rows.get(rowOf(pod));
 }

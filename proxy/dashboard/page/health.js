@@ -1,7 +1,7 @@
 // What speaks against a pod, in words; and how bad that is.
 
 import { percent, seconds } from "./format.js";
-import { state, sum } from "./state.js";
+import { pods, state, sum } from "./state.js";
 
 const SLOW = 2; // times the median of its role
 const LEAST_SLOW = 0.05; // seconds of a prompt
@@ -11,8 +11,31 @@ const PATIENCE = 5; // seconds
 
 const startingSince = new Map();
 
+/** {pod, found} for every pod, and for pods with data-parallel ranks `ranks`: the same for each rank. */
+export function assess() {
+  const medians = paces(state.pods.values());
+  const assessed = (pod) => ({ pod, found: troubles(pod, medians) });
+  return pods().map((pod) => {
+    const ranks = pod.ranks?.map(assessed);
+    return ranks ? { pod, found: ofRanks(ranks), ranks } : assessed(pod);
+  });
+}
+
+/** One line for each kind of trouble; it names the ranks, unless all ranks have it. */
+function ofRanks(ranks) {
+  const kinds = new Map();
+  for (const { pod, found } of ranks)
+    for (const one of found) kinds.set(one.kind, [...(kinds.get(one.kind) ?? []), { ...one, rank: pod.name.match(/\d*$/)[0] }]);
+  const lines = [...kinds.values()].map((cases) => {
+    const [worst] = cases.sort((one, other) => order(one.tone) - order(other.tone));
+    const where = `rank${cases.length > 1 ? "s" : ""} ${cases.map((one) => one.rank).join(", ")}: `;
+    return { ...worst, text: cases.length === ranks.length ? worst.text : where + worst.text };
+  });
+  return lines.sort((one, other) => order(one.tone) - order(other.tone));
+}
+
 /** [{tone: "bad" | "warn" | "idle", kind, text}], the worst first. */
-export function troubles(pod, medians) {
+function troubles(pod, medians) {
   const found = [];
   const add = (tone, kind, text) => found.push({ tone, kind, text });
   if (pod.state === "ejected") add("bad", "ejected", because("gets no requests", pod.doubts));
@@ -45,7 +68,7 @@ export const tone = (found) => found[0]?.tone ?? "ok";
 export const order = (tone) => ["bad", "warn", "idle", "ok"].indexOf(tone);
 
 /** Of what is learnt of paces, by pool and role: pods of one kind are compared. */
-export function paces(pods) {
+function paces(pods) {
   const kinds = new Map();
   for (const pod of pods) {
     const kind = kinds.get(kindOf(pod)) ?? { prefill: [], perToken: [] };

@@ -1,25 +1,33 @@
-// One pod: what is known of it, what speaks against it, and its drain.
+// The dialog of a pod or of one of its data-parallel ranks: state, troubles, and drain.
 
 import { open, redraw } from "./dialog.js";
 import { h, table } from "./dom.js";
 import { showDecisionsOf } from "./decisions.js";
 import { count, percent, seconds } from "./format.js";
-import { paces, troubles } from "./health.js";
+import { assess } from "./health.js";
 import { call } from "./session.js";
 import { state } from "./state.js";
 
-let more = null; // what /admin/pods/{name} says
+let more = null; // the response of /admin/pods/{name}
 let failure = "";
 
 export function showPod(name) {
   more = null;
   failure = "";
   open(() => render(name));
-  call(`/admin/pods/${encodeURIComponent(name)}`).then(learn, complain);
+  const { pod } = find(name) ?? {};
+  if (pod) call(path(names(pod)[0])).then(learn, complain);
 }
 
-function learn(answer) {
-  more = answer;
+const find = (name) => assess().flatMap((one) => [one, ...(one.ranks ?? [])]).find(({ pod }) => pod.name === name);
+
+/** The pods of the admin API: ranks with a port each are pods of their own there. */
+const names = (pod) => (pod.ranks && !pod.ranks[0].name.startsWith(`${pod.name}/`) ? pod.ranks.map((rank) => rank.name) : [pod.name]);
+
+const path = (name, verb = "") => `/admin/pods/${encodeURIComponent(name)}${verb}`;
+
+function learn(response) {
+  more = response;
   redraw();
 }
 
@@ -29,14 +37,25 @@ function complain(error) {
 }
 
 function render(name) {
-  const pod = state.pods.get(name);
-  if (!pod) return { title: name, body: [h("p", {}, "This pod is gone.")] };
-  const found = troubles(pod, paces(state.pods.values()));
+  const one = find(name);
+  if (!one) return { title: name, body: [h("p", {}, "This pod is gone.")] };
+  const { pod, found, ranks } = one;
   const why = found.length ? h("ul", { class: "whys" }, found.map((one) => h("li", { "data-tone": one.tone }, one.text))) : h("p", {}, "Nothing speaks against it.");
   return {
     title: name,
-    body: [why, h("div", { class: "columns" }, facts(pod), about()), actions(pod), failure ? h("p", { role: "alert", class: "bad" }, failure) : null].filter(Boolean),
+    body: [why, ranks ? listed(ranks) : null, h("div", { class: "columns" }, facts(pod), about()), actions(pod), failure ? h("p", { role: "alert", class: "bad" }, failure) : null].filter(Boolean),
   };
+}
+
+function listed(ranks) {
+  const rows = ranks.map(({ pod, found }) => ({
+    properties: { "data-tone": found[0]?.tone ?? "ok" },
+    cells: [
+      h("button", { type: "button", class: "plain", "data-key": `rank-${pod.name}`, onclick: () => showPod(pod.name) }, pod.name),
+      pod.state, count(pod.requests), count(pod.waiting), percent(pod.kv), found.map((one) => one.text).join("; "),
+    ],
+  }));
+  return table({ caption: "Data-parallel ranks", columns: ["Rank", "State", "In flight", "Queued", "KV use", "Why"], rows, numbers: [2, 3, 4] });
 }
 
 function facts(pod) {
@@ -49,7 +68,7 @@ function facts(pod) {
     ["Last scrape", pod.scrapedAt === null ? "never" : `${Math.max(0, Math.round(state.at - pod.scrapedAt))} s ago`],
     ["A typical prompt", seconds(pod.prefill)],
     ["A token", seconds(pod.perToken)],
-    ["Legs sent / failed", `${count(pod.sent)} / ${count(pod.failed)}`],
+    ["Attempts sent / failed", `${count(pod.sent)} / ${count(pod.failed)}`],
   ]);
 }
 
@@ -73,14 +92,14 @@ function actions(pod) {
   const drains = pod.state === "draining";
   const act = async () => {
     failure = "";
-    await call(`/admin/pods/${encodeURIComponent(pod.name)}/${drains ? "undrain" : "drain"}`, { method: "POST" }).then(learn, complain);
+    for (const name of names(pod)) await call(path(name, drains ? "/undrain" : "/drain"), { method: "POST" }).then(learn, complain);
   };
   const words = drains ? "Take it back" : "Drain: no new requests";
   return h(
     "p",
     { class: "actions" },
     pod.leaving ? null : h("button", { type: "button", class: "primary", "data-key": "drain", onclick: act }, words),
-    h("button", { type: "button", "data-key": "its-decisions", onclick: () => showDecisionsOf(pod.name) }, "Its decisions"),
+    pod.ranks ? null : h("button", { type: "button", "data-key": "its-decisions", onclick: () => showDecisionsOf(pod.name) }, "Its decisions"),
     drains ? h("span", { class: "muted" }, pod.requests ? `${count(pod.requests)} requests still run there` : "Empty: it can be taken away") : null,
   );
 }

@@ -1,4 +1,6 @@
-// What is known, put together from the events.
+// The state of the page, built from the events.
+
+import { natural } from "./format.js";
 
 const KEPT_POINTS = 180;
 const MEMORY = 60; // seconds in which failures are recent
@@ -16,7 +18,7 @@ export const state = {
 
 let fields = [];
 
-/** The names of what has changed. */
+/** Apply an event. Return the names of the parts that changed. */
 export function take(name, data) {
   const { at, fields: named, pods, point, points, ...panels } = data;
   state.at = at;
@@ -35,13 +37,38 @@ export function take(name, data) {
   return changed;
 }
 
-/** Times of failures are those at which this page heard of them. */
+/** Times of failures are the times at which this page received their counts. */
 function read(name, row, before, at) {
   const pod = { name };
   fields.forEach((field, index) => (pod[field] = row[index]));
   const more = before ? pod.failed - before.failed : 0;
   const recent = (before?.failures ?? []).filter((failure) => failure.at > at - MEMORY);
   pod.failures = more > 0 ? [...recent, { at, number: more }] : recent;
+  return pod;
+}
+
+/** One object per pod. Data-parallel ranks are joined into their pod, with sums, and stay in its `ranks`. */
+export function pods() {
+  const found = new Map();
+  for (const endpoint of state.pods.values()) {
+    const name = endpoint.rankOf ?? endpoint.name;
+    if (!found.has(name)) found.set(name, []);
+    found.get(name).push(endpoint);
+  }
+  return [...found].map(([name, ranks]) => (ranks[0].rankOf ? joined(name, ranks) : ranks[0]));
+}
+
+const BEST = ["ready", "starting", "draining", "ejected"];
+
+/** A pod is ready while one of its ranks is. */
+function joined(name, ranks) {
+  const best = ranks.reduce((one, other) => (BEST.indexOf(other.state) < BEST.indexOf(one.state) ? other : one));
+  const pod = { ...best, name, rankOf: null, ranks: ranks.sort((one, other) => natural(one.name, other.name)) };
+  for (const key of ["requests", "tokens", "waiting", "running", "sent", "failed"]) pod[key] = sum(ranks, (rank) => rank[key]);
+  for (const key of ["kv", "prefill", "perToken"]) {
+    const known = ranks.filter((rank) => rank[key] !== null);
+    pod[key] = known.length ? sum(known, (rank) => rank[key]) / known.length : null;
+  }
   return pod;
 }
 

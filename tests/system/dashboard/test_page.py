@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.core.endpoint import EndpointState
-from proxy.fleet.settings import PodSettings
+from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.lab.sim import SimConfig
 from tests.helpers.dashboard.browser import ENTER, ESCAPE, TAB, Page, chromium, needs_axe, needs_chromium
 from tests.helpers.dashboard.scene import Scene, scene
@@ -114,6 +114,66 @@ async def test_five_hundred_pods_are_filtered_sorted_and_listed(page: Page) -> N
         )
         assert used == sorted(used, reverse=True)
         assert await page.ask("document.querySelector('#pods th[aria-sort=descending]').innerText") == "KV use"
+
+
+async def test_a_pod_sums_its_ranks_and_opens_into_them(page: Page) -> None:
+    async with scene(pods=1) as made:
+        pod = made.fleet.add(PodSettings("http://moe:8000", "moe", data_parallel=DataParallelSettings(4)))
+        for rank, endpoint in enumerate(pod.ranks):
+            made.report(endpoint, waiting=rank, kv_usage=0.2 * rank + 0.38)
+            endpoint.charge(rank + 1, 0)
+        made.fleet.reached(pod)
+        await page.open(f"{made.url}/dashboard")
+        await page.until(f"{TILES}.length === 2")
+        await page.says("#fleet-count", "2 pods")
+        await page.says(f"{tile('moe')} .number", "10")
+        await page.says(f"{tile('moe')} .waiting", "+15 queued")
+        await page.says(f"{tile('moe')} .role", "4 ranks")
+        await page.says("#findings", "moe rank 3: KV cache 98 % full")
+        await page.click(tile("moe"))
+        await page.says("#dialog", "http://moe:8000")
+        names = "[...document.querySelectorAll('#dialog [data-key^=rank-]')].map(one => one.innerText)"
+        assert await page.ask(names) == [f"moe/{rank}" for rank in range(4)]
+        await page.click("[data-key=drain]")
+        await page.says("#findings", "moe drains")
+        await page.click("[data-key='rank-moe/2']")
+        await page.says("#dialog-title", "moe/2")
+        await page.says("[data-key=drain]", "Take it back")
+        await page.click("[data-key=drain]")
+        await page.press(ESCAPE)
+        await page.says("#fleet-legend", "")
+        await page.click("#fleet-list")
+        listed = "[...document.querySelectorAll('#pods tbody tr')].map(row => row.cells[0].innerText)"
+        await page.until(f"{listed}.length === 2")
+        await page.click("[data-key=ranks-moe]")
+        await page.until(f"{listed}.length === 6")
+        names = await page.ask(listed)
+        assert [name.lstrip("▾").strip() for name in names] == ["moe", "moe/0", "moe/1", "moe/2", "moe/3", "vllm-0"]
+        assert await page.ask("document.querySelector('[data-key=ranks-moe]').ariaExpanded") == "true"
+        await page.write("#fleet-filter", "moe/3")
+        await page.until(f"{listed}.length === 5")
+        await page.click("[data-key=ranks-moe]")
+        await page.until(f"{listed}.length === 1")
+        assert await page.complaints() == []
+
+
+async def test_ranks_with_a_port_each_are_one_pod_and_are_drained_together(page: Page) -> None:
+    async with scene() as made:
+        settings = PodSettings("http://node-1", "node-1", ports="8000-8002")
+        endpoints = [made.fleet.add(one) for one in settings.expanded()]
+        for endpoint in endpoints:
+            made.report(endpoint)
+            made.fleet.reached(endpoint)
+        made.fleet.eject(endpoints[1], "makes no progress")
+        await page.open(f"{made.url}/dashboard")
+        await page.says("#fleet-count", "1 pod")
+        await page.says("#findings", "node-1 rank 1: gets no requests: makes no progress")
+        await page.says("#figures", "1 / 1")
+        await page.click(tile("node-1"))
+        await page.says("#dialog", "http://node-1:8000")
+        await page.click("[data-key=drain]")
+        await until(lambda: {state_of(made, one.name) for one in endpoints} == {EndpointState.DRAINING})
+        await page.says("[data-key=drain]", "Take it back")
 
 
 async def test_percentiles_are_drawn_and_said(page: Page) -> None:
@@ -298,11 +358,13 @@ async def test_axe_finds_nothing_serious(page: Page, pods: int, scheme: str, wid
         made.fleet.eject(ill, "makes no progress")
         made.fleet.drain("vllm-1")
         made.breakers[broken] = "half-open"
+        made.fleet.add(PodSettings("http://moe:8000", "moe", data_parallel=DataParallelSettings(4)))
         await page.open(f"{made.url}/dashboard", {"prefers-color-scheme": scheme}, width)
-        await page.until(f"{TILES}.length === {pods}")
+        await page.until(f"{TILES}.length === {pods + 1}")
         await page.says("#findings", "vllm-2 gets no requests")
         assert await page.violations() == []
         await page.click("#fleet-list")
+        await page.click("[data-key=ranks-moe]")
         await page.click("#pods tbody button")
         await page.until("document.querySelector('#dialog').open")
         assert await page.violations() == []

@@ -7,6 +7,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,34 @@ from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.tasks import Tasks
 from proxy.dashboard.client import FeedClient, Picture, Pod, Refused, between, totals_in
 from proxy.dashboard.terminal import HEAD, TITLES, Order, View, keys_in, number, pressed, screen, seconds
+from proxy.lab.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack
 from tests.helpers.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
 
-FIELDS = ["pool", "role", "state", "breaker", "doubts", "requests", "waiting", "running", "kv", "sent", "failed", "new"]
+FIELDS = [
+    "pool",
+    "role",
+    "state",
+    "breaker",
+    "doubts",
+    "requests",
+    "waiting",
+    "running",
+    "kv",
+    "sent",
+    "failed",
+    "rankOf",
+    "new",
+]
 
 
-def row(requests: int = 0, sent: int = 0, failed: int = 0, state: str = "ready", role: str = "") -> list[Any]:
-    return ["default", role, state, "closed", [], requests, 0, requests, 0.5, sent, failed, "of a later version"]
+def row(
+    requests: int = 0, sent: int = 0, failed: int = 0, state: str = "ready", role: str = "", of: str | None = None
+) -> list[Any]:
+    return ["default", role, state, "closed", [], requests, 0, requests, 0.5, sent, failed, of, "of a later version"]
 
 
 def everything(pods: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +135,8 @@ vllm:time_to_first_token_seconds_bucket{model_name="m",le="+Inf"} %d
 
 def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
     before, now = (
-        totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0),
-        totals_in(EXPOSITION % (175, 300, 250, 10, 15, 15), 2.0),
+        totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0)[0],
+        totals_in(EXPOSITION % (175, 300, 250, 10, 15, 15), 2.0)[0],
     )
     figures = between(before, now)
     assert (figures.hit_ratio, figures.tokens) == (0.75, 100.0)
@@ -127,10 +145,11 @@ def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
 
 
 def test_an_engine_that_has_begun_anew_or_is_idle_has_no_figures() -> None:
-    busy, fresh = totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0), totals_in(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
+    (busy,) = totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0)
+    (fresh,) = totals_in(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
     assert between(busy, fresh).hit_ratio is between(busy, fresh).ttft_90 is between(busy, fresh).tokens is None
     assert between(busy, busy).hit_ratio is None
-    assert between(totals_in(b"", 0.0), totals_in(b"", 5.0)).tokens is None
+    assert between(*totals_in(b"", 0.0), *totals_in(b"", 5.0)).tokens is None
 
 
 def test_the_busiest_pods_stand_above_and_equal_ones_by_their_names() -> None:
@@ -176,15 +195,54 @@ def test_what_all_long_names_end_with_is_left_out_so_that_they_can_be_told_apart
 def test_keys_scroll_no_further_than_there_are_pods() -> None:
     view = View()
     for key in ("up", "page down", "page down", "down"):
-        view = pressed(key, view, pods=50, rows=20)
+        view = pressed(key, view, total=50, rows=20)
     assert view.top == 30
     assert pressed("end", View(), 50, 20).top == 30
     assert pressed("home", view, 50, 20).top == 0
-    assert pressed("down", View(), pods=3, rows=20).top == 0
+    assert pressed("down", View(), total=3, rows=20).top == 0
 
 
 def test_keys_that_come_in_a_burst_are_all_understood() -> None:
     assert list(keys_in("s\x1b[Bx\x1b[6~\x1bOAq")) == ["next", "down", "page down", "up", "quit"]
+
+
+def test_a_pod_has_the_sums_of_its_ranks_and_opens_into_them() -> None:
+    ranks = {f"pod-0/{rank}": row(rank, sent=10 * rank, of="pod-0") for rank in range(11)}
+    picture = picture_of({**ranks, "pod-1": row(3)})
+    picture.pods["pod-0/7"] = replace(picture.pods["pod-0/7"], state="ejected", kv=1.0, waiting=4)
+    sums, other = View().rows(picture)
+    assert (sums.name, sums.requests, sums.waiting, sums.running, sums.sent) == ("pod-0", 55, 4, 55, 550)
+    assert sums.kv == pytest.approx(6 / 11)
+    assert sums.condition == "ejected"
+    assert (other.name, other.ranks) == ("pod-1", ())
+    opened = pressed("open", View(), total=2, rows=20)
+    names = [pod.name for pod in opened.rows(picture)]
+    assert names == ["pod-0", *(f"pod-0/{rank}" for rank in range(11)), "pod-1"]
+    assert pressed("open", opened, total=13, rows=20).rows(picture) == [sums, other]
+    lines = screen(picture, opened, (100, 24), 0.0).plain.split("\n")
+    assert "2 pods · 1 ejected · 1 ready" in lines[0]
+    assert lines[-1].startswith("2 pods by FLY   q quit  s/S sort  r reverse  o ranks")
+    assert "o ranks" not in screen(picture_of({"a": row()}), View(), (100, 24), 0.0).plain
+
+
+def test_ranks_with_a_port_each_are_summed_too_and_rates_add_up() -> None:
+    picture = picture_of({f"node-1-rank-{rank}": row(sent=0, of="node-1") for rank in range(2)})
+    assert picture.rows()[0].rate is None
+    changed = {f"node-1-rank-{rank}": row(sent=10 + rank, failed=rank, of="node-1") for rank in range(2)}
+    picture.apply("change", {"at": 102.0, "pods": changed}, 2.0)
+    (pod,) = picture.rows()
+    assert pod.name == "node-1"
+    assert pod.rate == pytest.approx(10.5)
+    assert pod.failures == pytest.approx(0.5)
+
+
+def test_one_exposition_has_the_figures_of_the_pod_and_of_each_rank() -> None:
+    lines = b"".join(
+        b'vllm:generation_tokens_total{engine="%d",model_name="%s"} %d\n' % (rank, model, 10**rank)
+        for rank in (0, 1, 2, 10)
+        for model in (b"m", b"n")
+    )
+    assert [each.tokens for each in totals_in(lines, 0.0)] == [2 * (111 + 10**10), 2, 20, 200, 2 * 10**10]
 
 
 class Proxy:
@@ -262,15 +320,38 @@ async def test_looking_at_pods_gives_what_they_counted_in_between() -> None:
         picture, clock = Picture(), ManualClock()
         feed = FeedClient(session, s.admin, picture, clock, lambda: None)
         await feed.first()
-        names = sorted(picture.pods)
-        await feed.read([*names, "no-such-pod"])
+        await feed.read([*picture.rows(), Pod("no-such-pod")])
         for _ in range(4):
             await s.chat("A question. " * 50, max_tokens=5)
         await s.idle()
         clock.advance(4.0)
-        await feed.read(names)
+        await feed.read(picture.rows())
         assert sum(one.tokens or 0.0 for one in picture.figures.values()) == pytest.approx(5.0)
         assert any(one.ttft_50 is not None for one in picture.figures.values())
+
+
+@pytest.mark.parametrize("behind_one_port", [True, False])
+async def test_engines_are_read_once_for_a_pod_and_its_ranks(behind_one_port: bool) -> None:
+    config = SimConfig(time_scale=20, data_parallel_size=2 if behind_one_port else 1)
+    each = [{"name": f"node-1-rank-{rank}", "labels": {"kvlane/data-parallel-rank": str(rank)}} for rank in range(2)]
+    async with (
+        stack(1 if behind_one_port else 2, config, each=() if behind_one_port else each) as s,
+        aiohttp.ClientSession() as session,
+    ):
+        await until(lambda: len(s.app.fleet.endpoints) == 2)
+        picture, clock = Picture(), ManualClock()
+        feed = FeedClient(session, s.admin, picture, clock, lambda: None)
+        await feed.first()
+        await feed.read(picture.rows())
+        for number in range(4):
+            await s.chat(f"Question {number}. " * 50, max_tokens=5)
+        await s.idle()
+        clock.advance(4.0)
+        await feed.read(picture.rows())
+        (pod,) = picture.rows()
+        assert pod.figures.tokens == pytest.approx(5.0)
+        assert sorted(rank.figures.tokens or 0.0 for rank in pod.ranks) == [pytest.approx(2.5), pytest.approx(2.5)]
+        assert pod.figures.ttft_90 is not None
 
 
 async def run(s: Stack, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
@@ -294,6 +375,22 @@ async def test_once_prints_every_pod_on_a_line_for_scripts() -> None:
     assert len(lines[titles + 1 :]) == 3
     assert all(line.split()[2] == "ready" for line in lines[titles + 1 :])
     assert "\x1b" not in output.decode()
+
+
+async def test_once_prints_sums_of_ranks_and_on_demand_the_ranks() -> None:
+    async with stack(2, SimConfig(data_parallel_size=2)) as s:
+        await until(lambda: len(s.app.fleet.endpoints) == 4)
+        for arguments, names in (
+            ((), ["pod-0", "pod-1"]),
+            (("--ranks",), ["pod-0", "pod-0/0", "pod-0/1", "pod-1", "pod-1/0", "pod-1/1"]),
+        ):
+            process = await run(s, "--once", *arguments)
+            output, errors = await asyncio.wait_for(process.communicate(), 60)
+            assert process.returncode == 0, errors
+            lines = output.decode().splitlines()
+            assert "2 pods · 2 ready" in lines[0]
+            titles = next(number for number, line in enumerate(lines) if line.startswith("POD"))
+            assert [line.split()[0] for line in lines[titles + 1 :]] == names
 
 
 async def test_nobody_at_the_admin_port_is_an_error_of_one_line() -> None:
