@@ -227,7 +227,7 @@ class EngineTotals:
 
 
 def totals_in(exposition: bytes, at: float) -> list[EngineTotals]:
-    """Read the totals of the pod, followed by those of its data-parallel ranks in their order. Raise ScrapeError for an
+    """Read the totals of the pod, then the totals of its data-parallel ranks in their order. Raise ScrapeError for an
     exposition that cannot be read."""
     samples = _READER.read(exposition)
     counters = [next((samples[name] for name in names if name in samples), None) for names in (HITS, QUERIES, TOKENS)]

@@ -302,7 +302,7 @@ def keys_in(typed: str) -> Iterator[str]:
 
 
 def pressed(key: str, view: View, total: int, rows: int) -> View:
-    """Return the view after a key, of `total` rows of which `rows` fit on the screen."""
+    """Return the view after a key; `rows` of the `total` rows fit on the screen."""
     if key in ("next", "previous"):
         return replace(view, order=view.order.next(1 if key == "next" else -1), top=0)
     if key == "reverse":
