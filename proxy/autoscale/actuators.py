@@ -203,9 +203,6 @@ MERGE = {"content-type": "application/merge-patch+json"}
 
 _BUSY, _TOO_MANY, _GONE = 409, 429, 404
 
-_RANK = re.compile(r"-rank-\d+$")
-"""What discovery adds to the name of a pod for each of its ports, where it has several."""
-
 
 class Kubernetes(Hand):
     """`targets` by role: `deployment/NAME`, `statefulset/NAME`, or `GROUP/VERSION/RESOURCE/NAME` for anything with a
@@ -235,10 +232,7 @@ class Kubernetes(Hand):
         root = f"{self.access.url}/api/v1/namespaces/{await self._namespace()}/pods"
         async with await open_session(self.access, self._timeout) as session:
             for pod in pods:
-                status = _GONE
-                for name in _pod_names(pod.rpartition("/")[2]):
-                    if status == _GONE:
-                        status, _ = await _json(session, "PATCH", f"{root}/{name}", patch)
+                status, _ = await _json(session, "PATCH", f"{root}/{pod.rpartition('/')[2]}", patch)
                 if status >= 300 and (doomed or status != _GONE):
                     log.warning("pod %s: no deletion cost, the API server answered %d", pod, status)
 
@@ -249,12 +243,6 @@ class Kubernetes(Hand):
 
     async def _namespace(self) -> str:
         return await asyncio.to_thread(self.access.own_namespace)
-
-
-def _pod_names(pod: str) -> tuple[str, ...]:
-    """The pod may be called so itself; else it is one of its ranks, and the pod goes with all of them."""
-    without = _RANK.sub("", pod)
-    return (pod,) if without == pod else (pod, without)
 
 
 async def _json(

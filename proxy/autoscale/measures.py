@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -49,48 +49,47 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One look at one role: its `ready` pods, at monotonic `now`. What a pod said longer than `age` seconds ago it has
-    not said.
+    """The values of one role at monotonic `now`. Metrics that were scraped more than `age` seconds ago are missing.
 
-    Replicas are pods, and the unit of load is a data-parallel rank: the value of a pod is the mean of its ranks, and so
-    are its parts of the sums."""
+    `ready` has the ready ranks of each replica that has one. The unit of load is a data-parallel rank: the value of a
+    replica is the mean of its ranks, and so is its part of a sum."""
 
-    ready: Sequence[Endpoint]
+    ready: Sequence[Sequence[Endpoint]]
     known: Known
     now: float
     age: float
     rate: float | None = None
     """Uncached prompt tokens per second of a replica, where that is configured."""
     queried: Mapping[str, Sample] = field(default_factory=dict)
-    """By source, those that are queries."""
+    """Values of queries, by source."""
 
     def sample(self, source: str) -> Sample:
-        """What a query said is of its own moment."""
+        """Return a value; a query has a time of its own."""
         if source.startswith(PROMQL):
             return self.queried.get(source, Sample(None, self.now))
         return Sample(self.value(source), self.now)
 
     def mean_sample(self, source: str) -> Sample:
-        """As `sample`, and per ready pod; a query is that already."""
+        """Return a value per ready replica, as queries have it already."""
         return self.sample(source) if source.startswith(PROMQL) else Sample(self.mean(source), self.now)
 
     def value(self, source: str) -> Any:
-        """A number, or one per ready pod; None where it is not known."""
+        """Return a number, or one per ready replica; None if it is not known."""
         if source == TTFT:
             return self.known.ttft
         if source == UNCACHED:
-            return math.fsum(rank.load.tokens / len(pod.ranks) for pod in self.ready for rank in pod.ranks)
+            return math.fsum(rank.load.tokens / len(ranks) for ranks in self.ready for rank in ranks)
         if source == BACKLOG:
             return self.known.backlog if self.rate is None else self.value(UNCACHED) / self.rate
         if source == PREFILL_LOAD:
             return self._prefill_load()
         if source == QUEUE_DEPTH and not self.ready:
             return float(self.known.queued)
-        found = [_mean([self._of_rank(rank, source) for rank in pod.ranks]) for pod in self.ready]
+        found = [_mean([self._of_rank(rank, source) for rank in ranks]) for ranks in self.ready]
         return None if all(one is None for one in found) else found
 
     def mean(self, source: str) -> float | None:
-        """Per ready pod, over those of which it is known."""
+        """Return the mean over the ready replicas whose value is known."""
         value = self.value(source)
         if not isinstance(value, list):
             return _share(value, 1 if source == TTFT else len(self.ready) or 1)
@@ -98,7 +97,7 @@ class Measured:
         return math.fsum(known) / len(known) if known else None
 
     def _prefill_load(self) -> float | None:
-        """Replicas' worth of the tokens that come, and of those that wait."""
+        """Return the number of replicas that compute the tokens that arrive and wait."""
         if self.rate is None or self.known.taken is None:
             return None
         return float((self.known.taken + self.value(UNCACHED) / CLEARED) / self.rate)
@@ -108,7 +107,7 @@ class Measured:
             return float(pod.load.requests)
         if self.now - pod.metrics.scraped_at > self.age:
             return None
-        waiting = pod.metrics.waiting + self.known.queued / sum(len(one.ranks) for one in self.ready)
+        waiting = pod.metrics.waiting + self.known.queued / sum(map(len, self.ready))
         if source == QUEUE_DEPTH:
             return waiting
         if source == KV_DEMAND:
@@ -218,30 +217,28 @@ def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> flo
 
 @dataclass(slots=True)
 class Taken:
-    """Lives as long as its role is looked at."""
+    """Uncached prompt tokens of a role."""
 
     _looks: deque[tuple[float, Mapping[Endpoint, float]]] = field(default_factory=deque)
 
-    def look(self, now: float, pods: Sequence[Endpoint]) -> float | None:
-        """Uncached tokens per second, all pods together, over the last WINDOW seconds or since the first look while
-        that is less. A pod counts from its second look on. None: no pod counts them, or this is the first look."""
+    def look(self, now: float, replicas: Sequence[Sequence[Endpoint]]) -> float | None:
+        """Return the uncached tokens per second of all replicas, over the last WINDOW seconds or since the first call.
+        A rank counts from its second call on; the part of a replica is the mean of its ranks. None if no pod counts
+        tokens, and at the first call."""
         looks = self._looks
         while len(looks) > 1 and looks[1][0] <= now - WINDOW:
             looks.popleft()
-        ranks = [rank for pod in pods for rank in pod.ranks]
-        looks.append((now, {rank: _uncached(rank) for rank in ranks if rank.metrics.prefix_queries > 0}))
-        (since, _), (_, last) = looks[0], looks[-1]
-        return sum(self._grown(pod) for pod in last) / (now - since) if last and now > since else None
+        parts = {rank: 1 / len(ranks) for ranks in replicas for rank in ranks if rank.metrics.prefix_queries > 0}
+        looks.append((now, {rank: rank.metrics.prefix_queries - rank.metrics.prefix_hits for rank in parts}))
+        since = looks[0][0]
+        if not parts or now <= since:
+            return None
+        return sum(self._grown(rank) * part for rank, part in parts.items()) / (now - since)
 
-    def _grown(self, pod: Endpoint) -> float:
-        """A counter that begins anew has grown from then on only."""
-        counted = [look[pod] for _, look in self._looks if pod in look]
+    def _grown(self, rank: Endpoint) -> float:
+        """Return the growth; a counter that was reset has grown since then only."""
+        counted = [look[rank] for _, look in self._looks if rank in look]
         return sum(max(after - before, 0.0) for before, after in pairwise(counted))
-
-
-def _uncached(pod: Endpoint) -> float:
-    """Return the pod's part of the tokens: its ranks are one replica together."""
-    return (pod.metrics.prefix_queries - pod.metrics.prefix_hits) / len(pod.ranks)
 
 
 def is_of(role: RoleSettings, pool: PoolSettings, endpoint: Endpoint) -> bool:
@@ -255,5 +252,10 @@ def role_of(pool: PoolSettings, endpoint: Endpoint) -> str | None:
     return next((role.name for role in pool.roles if is_of(role, pool, endpoint)), None)
 
 
-def pods_of_role(pool: PoolSettings, name: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    return [endpoint for endpoint in endpoints if role_of(pool, endpoint) == name]
+def replicas_of_role(pool: PoolSettings, name: str, endpoints: Iterable[Endpoint]) -> dict[str, list[Endpoint]]:
+    """Return the ranks of each replica, by its name, whether the ranks share a port or have a port each."""
+    found: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        if role_of(pool, endpoint) == name:
+            found.setdefault(endpoint.replica_name, []).append(endpoint)
+    return found

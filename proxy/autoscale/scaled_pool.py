@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from proxy.autoscale.actuators import Command, Compose, Guard, Hand, Kubernetes,
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.drains import Drains, Orders, Replica
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop
-from proxy.autoscale.measures import Measured, Taken, metrics_of, pods_of_role, signals_of
+from proxy.autoscale.measures import Measured, Taken, metrics_of, replicas_of_role, signals_of
 from proxy.autoscale.policy import Observed
 from proxy.autoscale.prometheus import Ask, Queries, Unanswered
 from proxy.autoscale.settings import ActuatorSettings, PoolSettings, RoleSettings
@@ -113,23 +113,23 @@ class ScaledPool:
     async def observe(self) -> Mapping[str, Observed]:
         now, found = self._clock.now(), {}
         for role in self.settings.roles:
-            pods = self._pods(role.name)
-            if pods:
+            replicas = self._replicas(role.name)
+            if replicas:
                 self._seen.add(role.name)
             elif role.min > 0 and role.name not in self._seen and now - self._began < FIRST_SIGHT:
                 continue
-            found[role.name] = self._observed(role, pods, now)
+            found[role.name] = self._observed(role, replicas.values(), now)
         return found
 
-    def _observed(self, role: RoleSettings, pods: Sequence[Endpoint], now: float) -> Observed:
-        ready = [pod for pod in pods if pod.state is EndpointState.READY]
+    def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> Observed:
+        ready = [serving for ranks in replicas if (serving := _ready(ranks))]
         taken = self._taken.setdefault(role.name, Taken()).look(now, ready)
         known = replace(self._senses.known(self.name, role.name, now), taken=taken)
         measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.answers)
         return Observed(
-            current=self.orders.current(role.name, len(pods)),
+            current=self.orders.current(role.name, len(replicas)),
             ready=len(ready),
-            draining=sum(pod.state is EndpointState.DRAINING for pod in pods),
+            draining=sum(map(_is_draining, replicas)),
             metrics=metrics_of(self.settings, role, measured),
             signals=signals_of(self.settings, role, measured),
         )
@@ -137,15 +137,15 @@ class ScaledPool:
     # What drains ask and do.
 
     def replicas(self, role: str) -> Sequence[Replica]:
-        return [self._replica(pod, role) for pod in self._pods(role)]
+        return [self._replica(name, ranks, role) for name, ranks in self._replicas(role).items()]
 
     def drain(self, name: str) -> None:
-        if self._fleet.get(name) is not None:
-            self._fleet.drain(name)
+        for pod in self._pods_named(name):
+            self._fleet.drain(pod)
 
     def undrain(self, name: str) -> None:
-        if self._fleet.get(name) is not None:
-            self._fleet.undrain(name)
+        for pod in self._pods_named(name):
+            self._fleet.undrain(pod)
 
     # What is shown.
 
@@ -162,30 +162,36 @@ class ScaledPool:
         for role, count in roles.items():
             self.orders.put(role, count)
 
-    def _pods(self, role: str) -> list[Endpoint]:
-        """Those that somebody wants, in any state."""
-        mine = [one for one in self._fleet.pods if one.pool == self.name and not self._fleet.is_leaving(one)]
-        return pods_of_role(self.settings, role, mine)
+    def _wanted(self) -> Iterator[Endpoint]:
+        """Yield the endpoints of the pool in any state, without pods that are removed."""
+        return (one for one in self._fleet.endpoints if one.pool == self.name and not self._fleet.is_leaving(one))
 
-    def _replica(self, pod: Endpoint, role: str) -> Replica:
-        ordinal = _ORDINAL.search(pod.pod_name)
+    def _replicas(self, role: str) -> dict[str, list[Endpoint]]:
+        return replicas_of_role(self.settings, role, self._wanted())
+
+    def _pods_named(self, replica: str) -> set[str]:
+        """Return the pods of the fleet that are this replica: several where each rank has a port."""
+        return {one.pod_name for one in self._wanted() if one.replica_name == replica}
+
+    def _replica(self, name: str, ranks: Sequence[Endpoint], role: str) -> Replica:
+        ordinal = _ORDINAL.search(name)
         return Replica(
-            pod.pod_name,
+            name,
             role,
-            ready=pod.state is EndpointState.READY,
-            draining=pod.state is EndpointState.DRAINING,
-            inflight=sum(rank.load.requests for rank in pod.ranks),
-            cached_blocks=sum(map(self._blocks, pod.ranks)),
+            ready=bool(_ready(ranks)),
+            draining=_is_draining(ranks),
+            inflight=sum(rank.load.requests for rank in ranks),
+            cached_blocks=sum(map(self._blocks, ranks)),
             ordinal=int(ordinal[1]) if ordinal else None,
-            started=pod.metrics.process_started,
-            url=pod.url,
-            group=pod.labels.get(self.settings.drain.group_label),
+            started=max(rank.metrics.process_started for rank in ranks),
+            url=ranks[0].url,
+            group=ranks[0].labels.get(self.settings.drain.group_label),
         )
 
     async def _let_back(self, decision: Decision, role: str) -> None:
         """Those that drain, unless they are still to go, or their end was ordered and is under way."""
         self.drains.forget_gone(role)
-        there = len(self._pods(role))
+        there = len(self._replicas(role))
         if not self.orders.is_open(role, there):
             self.drains.spare(role)
         acts = decision.mode == "active" and self._leads()
@@ -202,7 +208,7 @@ class ScaledPool:
             if role in decision.situations and role not in self._cleared:
                 self._cleared.add(role)
                 going = self.drains.names(role)
-                await self._guard.spare([pod.pod_name for pod in self._pods(role) if pod.pod_name not in going])
+                await self._guard.spare([name for name in self._replicas(role) if name not in going])
 
     def _let_go(self, role: str) -> None:
         self.drains.cancel(role)
@@ -227,6 +233,15 @@ class ScaledPool:
         actuator = self.settings.actuator.type if self.settings.actuator is not None else "none"
         for role, outcome in self.loop.outcomes.items():
             self.actuations[role, actuator, outcome.value] += 1
+
+
+def _ready(ranks: Sequence[Endpoint]) -> list[Endpoint]:
+    return [rank for rank in ranks if rank.state is EndpointState.READY]
+
+
+def _is_draining(ranks: Sequence[Endpoint]) -> bool:
+    """A replica serves while one of its ranks is ready."""
+    return not _ready(ranks) and any(rank.state is EndpointState.DRAINING for rank in ranks)
 
 
 def _patience(settings: PoolSettings) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from math import inf
 
 import orjson
 
-from proxy.autoscale.measures import Buckets, Known, ScaledPools, pods_of_role, role_of
+from proxy.autoscale.measures import Buckets, Known, ScaledPools, replicas_of_role, role_of
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
@@ -141,11 +142,11 @@ class OwnSenses(Senses, Listener):
 
     def _backlog(self, pool: str, role: str) -> float | None:
         scheduling = self._schedulings().get(pool)
-        pods = pods_of_role(self.pools[pool], role, self._fleet.within(pool).ready)
+        replicas = replicas_of_role(self.pools[pool], role, self._fleet.within(pool).ready)
+        pods = list(chain.from_iterable(replicas.values()))
         found = scheduling.plugins(PredictedLatencyProducer) if scheduling is not None and pods else ()
         known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]
-        replicas = sum(pod is pod.lead for pod in pods)
-        return max(known) * replicas / len(pods) if known else None
+        return max(known) * len(replicas) / len(pods) if known else None
 
 
 def buckets_of(histogram: Histogram) -> Buckets:

@@ -130,6 +130,16 @@ class Rig:
         self.report(pod, kv_usage=kv_usage)
         return pod
 
+    def add_ranks(self, role: str, number: int, ranks: int) -> list[Endpoint]:
+        """A pod with a port for each rank."""
+        name = f"{role}-{number}"
+        settings = PodSettings(url=f"http://{name}", name=name, role=role, ports=f"8000-{7999 + ranks}")
+        pods = [self.fleet.add(one) for one in settings.expanded()]
+        for pod in pods:
+            self.fleet.reached(pod)
+            self.report(pod, kv_usage=0.8)
+        return pods
+
     def report(self, pod: Endpoint, **metrics: Any) -> None:
         now = self.clock.now()
         known = dataclasses.replace(pod.metrics, scraped_at=now, freshness=Freshness.FRESH, **metrics)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.autoscale.measures import KNOWN, WINDOW, Known, Measured, Recent, Taken, pods_of_role
+from proxy.autoscale.measures import KNOWN, WINDOW, Known, Measured, Recent, Taken, replicas_of_role
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from tests.helpers.autoscale.pools import pool
 
@@ -21,7 +21,7 @@ def pod(name: str = "a", *, age: float = 0.0, requests: int = 0, tokens: int = 0
 
 
 def measured(*pods: Endpoint, known: Known = Known(), rate: float | None = None) -> Measured:  # noqa: B008
-    return Measured(pods, known, NOW, 45.0, rate)
+    return Measured([pod.ranks for pod in pods], known, NOW, 45.0, rate)
 
 
 def test_each_pod_has_its_part_of_those_that_wait_in_the_proxy() -> None:
@@ -71,20 +71,20 @@ def test_who_waits_for_a_kv_cache_asks_for_as_much_as_who_has_it() -> None:
 
 def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
     taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
-    assert taken.look(0.0, [one, other]) is None
+    assert taken.look(0.0, [[one], [other]]) is None
     one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
-    assert taken.look(10.0, [one, other]) == 200.0
+    assert taken.look(10.0, [[one], [other]]) == 200.0
     other.publish(replace(other.metrics, prefix_queries=9000.0), 0)
-    assert taken.look(20.0, [one, other]) == 100.0
+    assert taken.look(20.0, [[one], [other]]) == 100.0
     one.publish(replace(one.metrics, prefix_queries=100.0, prefix_hits=0.0), 0)
-    assert taken.look(WINDOW + 10.0, [one]) == 0.0
+    assert taken.look(WINDOW + 10.0, [[one]]) == 0.0
     one.publish(replace(one.metrics, prefix_queries=400.0), 0)
-    assert taken.look(WINDOW + 20.0, [one]) == 300.0 / WINDOW
+    assert taken.look(WINDOW + 20.0, [[one]]) == 300.0 / WINDOW
 
 
 def test_pods_that_count_nothing_are_no_reading() -> None:
     taken = Taken()
-    assert [taken.look(now, [pod()]) for now in (0.0, 10.0)] == [None, None]
+    assert [taken.look(now, [[pod()]]) for now in (0.0, 10.0)] == [None, None]
 
 
 def test_any_other_name_is_that_of_an_attribute() -> None:
@@ -102,12 +102,12 @@ def test_all_that_is_named_is_measured(source: str) -> None:
 def test_a_pod_has_the_role_of_its_labels() -> None:
     pods = [Endpoint("a", role="prefill"), Endpoint("b", role="decode"), Endpoint("c")]
     both = pool()
-    assert [one.name for one in pods_of_role(both, "prefill", pods)] == ["a"]
+    assert list(replicas_of_role(both, "prefill", pods)) == ["a"]
     metrics = [{"name": "queue_depth", "kind": "avg", "target": 1}]
     alone = pool(roles=[{"name": "vllm", "min": 1, "max": 2, "metrics": metrics}])
-    assert pods_of_role(alone, "vllm", pods) == pods
+    assert replicas_of_role(alone, "vllm", pods) == {pod.name: [pod] for pod in pods}
     labelled = {"name": "x", "min": 1, "max": 2, "metrics": metrics, "selector": {"llm-d.ai/role": "decode"}}
-    assert [one.name for one in pods_of_role(pool(roles=[labelled]), "x", pods)] == ["b"]
+    assert list(replicas_of_role(pool(roles=[labelled]), "x", pods)) == ["b"]
 
 
 def test_a_percentile_forgets_what_was_long_ago() -> None:
@@ -133,10 +133,14 @@ def test_a_pod_is_one_replica_and_its_ranks_are_the_unit_of_load() -> None:
     assert seen.value("requests_running") == [4.0, 0.0]
     assert seen.value("uncached_tokens") == 250.0
     taken = Taken()
-    taken.look(0.0, [ranks[0]])
+    taken.look(0.0, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=100.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
-    taken.look(1.0, [ranks[0]])
+    taken.look(1.0, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=300.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
-    assert taken.look(2.0, [ranks[0]]) == pytest.approx(200.0 / 2)
+    assert taken.look(2.0, [ranks]) == pytest.approx(200.0 / 2)
+    taken.look(2.5, [ranks])
+    for rank in ranks:
+        rank.publish(Metrics(prefix_queries=400.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
+    assert taken.look(3.0, [ranks[:1]]) == pytest.approx(300.0 / 3), "a rank that no longer serves does not count"

@@ -242,3 +242,59 @@ async def test_a_pod_with_ranks_is_one_replica() -> None:
     decision = await rig.step()
     assert (decision.situations["decode"].current, decision.situations["decode"].ready) == (2, 2)
     assert [(one.name, one.inflight) for one in rig.pool.replicas("decode")] == [("decode-0", 2), ("decode-1", 0)]
+
+
+async def test_a_pod_with_a_port_for_each_rank_is_one_replica_and_drains_as_one() -> None:
+    rig = Rig(decode=0)
+    for number in range(3):
+        rig.add_ranks("decode", number, ranks=4)
+    busy, *_ = [pod for pod in rig.fleet.endpoints if pod.replica_name == "decode-1"]
+    for pod in rig.fleet.endpoints:
+        if pod.role == "decode":
+            pod.charge(1 if pod.replica_name != "decode-1" or pod is busy else 0, 0)
+    rig.report_all("decode", kv_usage=0.5)
+    decision = await rig.step()
+    seen = decision.situations["decode"]
+    assert (seen.current, seen.ready) == (3, 3)
+    assert seen.metrics["kv_cache_utilization_sum"] == [0.5, 0.5, 0.5], "the mean of the ranks of each replica"
+    assert decision.desired["decode"] == 2
+    assert sorted(pod.name for pod in rig.fleet.draining) == [f"decode-1-rank-{rank}" for rank in range(4)]
+    replicas = {one.name: one for one in rig.pool.replicas("decode")}
+    assert sorted(replicas) == ["decode-0", "decode-1", "decode-2"]
+    assert [replicas[name].ordinal for name in sorted(replicas)] == [0, 1, 2]
+    assert [replicas[name].inflight for name in sorted(replicas)] == [4, 1, 4]
+    busy.charge(-1, 0)
+    rig.report_all("decode", kv_usage=0.75)
+    decision = await rig.step()
+    assert (decision.situations["decode"].ready, decision.situations["decode"].draining) == (2, 1)
+    assert rig.hand.said == [("decode", 2)]
+    assert rig.hand.orders[0].victims == ("decode-1",)
+
+
+async def test_a_replica_serves_while_one_of_its_ranks_does_and_its_load_is_the_mean_of_ready_ranks() -> None:
+    rig = Rig(decode=8)
+    ejected, *ranks = rig.add_ranks("decode", 8, ranks=3)
+    rig.fleet.eject(ejected, "makes no progress")
+    for pod, usage in zip((ejected, *ranks), (0.0, 0.6, 0.8), strict=True):
+        rig.report(pod, kv_usage=usage)
+    decision = await rig.step()
+    seen = decision.situations["decode"]
+    assert (seen.current, seen.ready, seen.draining) == (9, 9, 0)
+    assert seen.metrics["kv_cache_utilization_sum"] == [*[0.8] * 8, pytest.approx(0.7)]
+    for pod in ranks:
+        rig.fleet.eject(pod, "makes no progress")
+    decision = await rig.step()
+    assert (decision.situations["decode"].current, decision.situations["decode"].ready) == (9, 8)
+
+
+async def test_a_drain_of_ranks_with_a_port_each_ends_as_one() -> None:
+    rig = Rig(decode=0)
+    for number in range(2):
+        rig.add_ranks("decode", number, ranks=2)
+    rig.report_all("decode", kv_usage=0.3)
+    await rig.step(0.5)
+    assert len(rig.fleet.draining) == 2
+    rig.report_all("decode", kv_usage=0.9)
+    await rig.step(0.5)
+    assert list(rig.fleet.draining) == []
+    assert rig.hand.marks[-1] == (["decode-0"], False)

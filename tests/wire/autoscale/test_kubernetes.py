@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from proxy.autoscale.actuators import DELETION_COST, Kubernetes
 from proxy.autoscale.loop import Outcome
 from proxy.autoscale.settings import path_of
+from proxy.core.endpoint import RANK_LABEL, Endpoint
 from proxy.kubernetes.settings import ApiServer
 from tests.helpers.autoscale.orders import order
 
@@ -123,12 +124,13 @@ async def test_victims_get_a_deletion_cost_and_lose_it(
     assert not caplog.text
 
 
-async def test_a_rank_is_marked_by_the_pod_it_is_of(
+async def test_a_replica_with_a_port_for_each_rank_is_marked_by_the_name_of_its_pod(
     api: tuple[FakeApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, kubernetes, _ = api
     server.annotations |= {"e-rank-1": {}, "e": {}}
-    await kubernetes.mark(["ns/d-0-rank-3", "ns/e-rank-1"], doomed=True)
+    ranks = [Endpoint(f"ns/d-0-rank-{rank}", labels={RANK_LABEL: str(rank)}) for rank in range(2)]
+    await kubernetes.mark([ranks[1].replica_name, Endpoint("ns/e-rank-1").replica_name], doomed=True)
     assert server.annotations["d-0"] == server.annotations["e-rank-1"] == {DELETION_COST: "-1000"}
     assert server.annotations["e"] == {}
     assert not caplog.text
