@@ -93,7 +93,7 @@ class App:
         self.state = State()
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
-        self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored)
+        self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored, self.fleet.rank_refused)
         self._bindings = self._make_bindings()
         self._process = self._make_process(settings, registry)
         self._own_signals = self._process.signals

@@ -38,6 +38,7 @@
     │   │   ├── OutOfFiles                     this process has no file descriptor left; says nothing of the pod
     │   │   └── PassedOver                     whoever sends the request has gone on to another pod by himself
     │   ├── Declined                           it answered that it cannot
+    │   │   └── RankOutOfRange                     it has fewer data-parallel ranks
     │   └── UpstreamTimedOut
     └── ConfigError                        all faults of a configuration, each with its path
 
@@ -423,6 +424,15 @@ class Declined(UpstreamFailed):
         self.status = status
         self.retry_after = retry_after
         self.text = text
+
+
+class RankOutOfRange(Declined):
+    """The pod has `size` data-parallel ranks, and `rank`, which the request named, is none of them."""
+
+    def __init__(self, rank: int, size: int, text: str) -> None:
+        super().__init__(400, text=text)
+        self.rank = rank
+        self.size = size
 
 
 class UpstreamTimedOut(UpstreamFailed):

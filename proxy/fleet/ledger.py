@@ -69,7 +69,7 @@ class Ledger(Listener):
             self._left += 1
             attempt.endpoint.charge(-1, -prefill - output)
             if attempt.endpoint.rank is not None and self.rank_check is not None:
-                self.rank_check.answered(attempt)
+                self.rank_check.answered(attempt, error)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would
@@ -116,5 +116,5 @@ class SharedLedger(Ledger):
         self._eased(attempt.endpoint)
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
-        Ledger.attempt_ended(self, attempt)
+        Ledger.attempt_ended(self, attempt, error)
         self._eased(attempt.endpoint)

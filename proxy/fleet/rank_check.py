@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.errors import RankOutOfRange
 from proxy.core.ports import Clock
 
 ENOUGH = 16
@@ -45,15 +46,21 @@ class _Window:
 
 class RankCheck:
     """Compares the prompt tokens of responses with the counters of the ranks. `ignored` is called with the pod whose
-    tokens are on other ranks."""
+    tokens are on other ranks, and `refused` with a rank that its pod does not have, and the number of ranks it has."""
 
-    def __init__(self, clock: Clock, ignored: Callable[[Endpoint], None]) -> None:
+    def __init__(
+        self, clock: Clock, ignored: Callable[[Endpoint], None], refused: Callable[[Endpoint, int], None]
+    ) -> None:
         self._clock = clock
         self._ignored = ignored
+        self._refused = refused
         self._windows: dict[Endpoint, _Window] = {}
 
-    def answered(self, attempt: Attempt) -> None:
+    def answered(self, attempt: Attempt, error: BaseException | None = None) -> None:
         """An attempt on a rank has ended."""
+        if isinstance(error, RankOutOfRange):
+            self._refused(attempt.endpoint, error.size)
+            return
         pod, rank, usage = attempt.endpoint.lead, attempt.endpoint.rank, attempt.usage
         window = self._windows.get(pod)
         if window is None or window.ranks != pod.ranks:

@@ -371,6 +371,22 @@ class Fleet:
         )
         self.eject(endpoint, RANKS_IGNORED)
 
+    def rank_refused(self, endpoint: Endpoint, size: int) -> None:
+        """The pod has `size` ranks, fewer than it has endpoints: remove the others before the next scrape."""
+        record = self._record_of(endpoint)
+        if record is None or size >= len(record.endpoints):
+            return
+        log.warning(
+            "pod %s does not have data-parallel rank %s: it has %d; correct dataParallel.size",
+            record.name,
+            endpoint.rank,
+            size,
+        )
+        if size == 1:  # metrics without ranks would not say so
+            self.eject(endpoint, RANKS_IGNORED)
+        else:
+            self._resize(record, size)
+
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
         """The pod listed its models; None: it has no list."""
         if record := self._record_of(endpoint):

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from itertools import compress, starmap
 from operator import itemgetter
 
-from proxy.core.errors import Declined, Garbled
+from proxy.core.errors import Declined, Garbled, RankOutOfRange
 from proxy.core.request import frozen
 from proxy.openai import errors as api_errors
 from proxy.openai.errors import says_that_model_is_missing
@@ -47,7 +47,9 @@ LONGEST_TYPE = 256
 BODYLESS = (204, 304)
 """Statuses of answers that end with their head, whatever it says."""
 
-NO_CONTENT, TOO_MANY_REQUESTS, NOT_FOUND = 204, 429, 404
+NO_CONTENT, TOO_MANY_REQUESTS, BAD_REQUEST, NOT_FOUND = 204, 429, 400, 404
+UNSURE = (BAD_REQUEST, NOT_FOUND)
+"""Statuses whose reason, in the body, says whether another pod is asked."""
 
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
@@ -157,7 +159,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
     sized = has_length and code != 101
     keeps = b"close" not in listed and (version != b"HTTP/1.0" or b"keep-alive" in listed)
     declines = code == TOO_MANY_REQUESTS or code >= 500
-    simple = sized and not declines and code != NOT_FOUND
+    simple = sized and not declines and code not in UNSURE
     events = events and not compressed
     return AnswerHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
 
@@ -250,15 +252,20 @@ _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 def is_open(head: AnswerHead, beginning: bytes) -> bool:
     """Whether it takes more of the body to know; the reason for a status may be anywhere in it."""
-    waits_for_end = head.declines or head.status == NOT_FOUND
+    waits_for_end = head.declines or head.status in UNSURE
     return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
 
 
-def refusal(head: AnswerHead, beginning: bytes) -> Declined | None:
-    """None if it answers, or finds fault with the request. A 404 is one only for a model that the pod does not have."""
+def refusal(head: AnswerHead, beginning: bytes, rank: int | None = None) -> Declined | None:
+    """Return why the pod does not serve the request; None if it does, or finds fault with the request. A 404 is a
+    refusal only for a model that the pod does not have, and a 400 only for a `rank` that it does not have."""
     if head.declines or (head.status == NOT_FOUND and says_that_model_is_missing(beginning)):
         return declined_with(head, beginning)
-    return None if head.status == NOT_FOUND else api_errors.declined(beginning)
+    if head.status == NOT_FOUND:
+        return None
+    is_whole = head.status == BAD_REQUEST
+    error = api_errors.names_rank_out_of_range(beginning) if is_whole else api_errors.declined(beginning)
+    return None if isinstance(error, RankOutOfRange) and error.rank != rank else error
 
 
 def declined_with(head: AnswerHead, beginning: bytes) -> Declined:

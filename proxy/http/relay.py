@@ -25,14 +25,15 @@ from proxy.core.tasks import Tasks
 from proxy.http.body import Upload
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
+    BAD_REQUEST,
     AnswerHead,
     Pairs,
     RawHeaders,
-    declined_with,
     encode_pairs,
     first_lines,
     header_line,
     passing,
+    refusal,
 )
 from proxy.http.pipeline import continuation_of
 from proxy.http.rank import body_for, rank_line
@@ -462,10 +463,13 @@ class Collected:
         self._connection.meter.finish_at_once(attempt, self._body)
         self._connection.meter.take()
         attempt.first_byte_at = attempt.last_byte_at = self._context.clock.now()
-        if head is None or not head.declines:
-            attempt.ending = Ending.COMPLETE
         attempt.status = None if head is None else head.status
-        self._settle(declined_with(head, self._body) if head is not None and head.declines else None)
+        error = None
+        if head is not None and (head.declines or head.status == BAD_REQUEST):
+            error = refusal(head, self._body, attempt.endpoint.rank)
+        if error is None:
+            attempt.ending = Ending.COMPLETE
+        self._settle(error)
 
     def upgraded(self, rest: bytes) -> None:
         self.failed(Garbled("switched protocols unasked"))

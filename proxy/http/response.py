@@ -9,12 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
-from proxy.core.errors import Declined, Garbled, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import (
+    Declined,
+    Garbled,
+    KvlaneError,
+    RankOutOfRange,
+    ShuttingDown,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.ports import Clock
 from proxy.http.client import Tunnel
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
-from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line, is_open, refusal
+from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, AnswerHead, header_line, is_open, refusal
 from proxy.http.pipeline import (
     Continuation,
     Pipeline,
@@ -155,7 +163,7 @@ class Response:
                 call.closing = True
             if stages := self._stages(head):
                 self._framing = Pipeline(stages, call.speaks_11)
-        self._undecided = self._events or head.declines or head.status == NOT_FOUND
+        self._undecided = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
         """Any read but the last. From the second on, those of whole chunks go out without all this."""
@@ -363,7 +371,10 @@ class Response:
         """Raises UpstreamFailed for what is not the rest."""
         if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
-        if head.simple:
+        if head.status == BAD_REQUEST and self._attempt.endpoint.rank is not None:
+            self._events = False  # the body says whether it is the rank
+            return
+        if head.simple or head.status == BAD_REQUEST:
             raise RestRefused(head.status)
         if not head.events or head.status != 200:
             raise Garbled(f"the rest of an answer cannot be read: {head.status}")
@@ -445,10 +456,12 @@ class Response:
         meter.take()
         meter.tail = b""
 
-    def _declined(self, head: AnswerHead, beginning: bytes) -> Declined | None:
+    def _declined(self, head: AnswerHead, beginning: bytes) -> UpstreamFailed | None:
         """Only what another pod can be asked instead."""
-        error = refusal(head, beginning)
-        if error is None or self._resumes:
+        error = refusal(head, beginning, self._attempt.endpoint.rank)
+        if error is None:
+            return RestRefused(head.status) if self._resumes and head.status == BAD_REQUEST else None
+        if self._resumes or isinstance(error, RankOutOfRange):
             return error
         upload = self._call.upload
         if (upload is not None and upload.begun) or not self._context.takes(self._attempt, error.status):

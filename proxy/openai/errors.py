@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.errors import Declined, MethodNotAllowed, RateLimited, RequestError, Unauthorized
+from proxy.core.errors import Declined, MethodNotAllowed, RankOutOfRange, RateLimited, RequestError, Unauthorized
 from proxy.openai.events import EVENT_END, fields_of
 
 Rendered = tuple[int, list[tuple[str, str]], bytes]
@@ -127,10 +127,30 @@ def declined(beginning: bytes) -> Declined | None:
         error = fields
     if not isinstance(error, dict):
         return None
+    if (refused := _rank_out_of_range(error)) is not None:
+        return refused
     status = _status(error)
     if status < 500 and status != TOO_MANY_REQUESTS:
         return None
     return Declined(status, text=str(error.get("message") or ""))
+
+
+_OUT_OF_RANGE = re.compile(
+    r"data[_ ]parallel[_ ]rank (\d{1,6}) is out of range (?:\[0, |for )(\d{1,6})(?:\)\.(?: None)?| engine\(s\))"
+).fullmatch
+"""The message of vLLM's server in Python, which adds the cause of an error in some versions, and of that in Rust."""
+
+
+def _rank_out_of_range(error: dict[str, Any]) -> RankOutOfRange | None:
+    named = _OUT_OF_RANGE(text := str(error.get("message") or ""))
+    if named is None or not (rank := int(named[1])) >= (size := int(named[2])) > 0:
+        return None
+    return RankOutOfRange(rank, size, text)
+
+
+def names_rank_out_of_range(body: bytes) -> RankOutOfRange | None:
+    """Return what the body of a 400 says of the data-parallel rank; None if it finds fault with something else."""
+    return _rank_out_of_range(_error_of(body))
 
 
 def aborted() -> Declined:
@@ -152,15 +172,19 @@ _MESSAGE = re.compile(r"\bmodel\b.*\b(?:does not exist|not found)\b", re.IGNOREC
 
 def says_that_model_is_missing(body: bytes) -> bool:
     """Return whether the body of a 404 is about the model. That of an unknown path, or of anything else, is not."""
+    error = _error_of(body)
+    return error.get("code") == "model_not_found" or _MESSAGE(str(error.get("message") or "")) is not None
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """Return the fields of the error that is all of a body; empty if there is none."""
     if len(body) > LONGEST:
-        return False
+        return {}
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return False
+        return {}
     error = fields.get("error", fields) if isinstance(fields, dict) else None
     if isinstance(error, str):
-        return _MESSAGE(error) is not None
-    if not isinstance(error, dict):
-        return False
-    return error.get("code") == "model_not_found" or _MESSAGE(str(error.get("message") or "")) is not None
+        return {"message": error}
+    return error if isinstance(error, dict) else {}

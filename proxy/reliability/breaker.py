@@ -9,7 +9,15 @@ from typing import Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
-from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import (
+    BadGateway,
+    ConnectFailed,
+    Declined,
+    OutOfFiles,
+    RankOutOfRange,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import is_out_of_its_own_time
@@ -273,11 +281,11 @@ def _watch(pod: Endpoint, is_watched: bool) -> None:
 
 def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bool:
     """Of the pod. Faults of ours, clients that leave and time limits that clients set are none; nor is a pod that does
-    not have the model."""
+    not have the model or the rank."""
     is_late = attempt.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
     if is_late and is_out_of_its_own_time(attempt.request, now):
         return False
-    if isinstance(error, Declined) and error.status == NOT_FOUND:
+    if isinstance(error, RankOutOfRange) or (isinstance(error, Declined) and error.status == NOT_FOUND):
         return False
     if error is not None:
         return isinstance(error, UpstreamFailed | BadGateway)

@@ -22,6 +22,7 @@ from proxy.core.errors import (
     GatewayTimeout,
     OutOfFiles,
     PassedOver,
+    RankOutOfRange,
     RequestError,
     SuspectedPoison,
     UnknownModel,
@@ -311,7 +312,7 @@ class Failover:
 
     def _count(self, journey: Journey, attempt: Attempt, error: UpstreamFailed) -> float:
         """Seconds to wait; whoever has not been tried is not waited for if nobody has begun."""
-        unreached = isinstance(error, ConnectFailed)
+        unreached = isinstance(error, ConnectFailed | RankOutOfRange)
         if not isinstance(error, Declined) and _cause(error) not in self._settings.on:
             raise _gave_up(attempt, error)
         if unreached and journey.is_first_round and self._left(attempt, journey.tried):

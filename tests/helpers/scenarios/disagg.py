@@ -48,10 +48,11 @@ async def disaggregated(
     each: Sequence[Mapping[str, Any]] = (),
     scheduling: Mapping[str, Any] = SCHEDULING,
     continued: Sequence[str] = (),
+    pods: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
     """`patience` is how long answers may take to begin, or to go on; `each` has further keys for the pods, one by one;
-    `continued` are models whose streams go on elsewhere."""
-    given = sections(connector, patience, scheduling, continued)
+    `continued` are models whose streams go on elsewhere; `pods` is a section."""
+    given = {**sections(connector, patience, scheduling, continued), "pods": pods or {}}
     configs = [replace(sim, role=role, connector=connector) for role in roles]
     more = [{"role": role, **dict(extra or {})} for role, extra in zip_longest(roles, each)]
     async with stack(len(roles), configs, given, more) as running:

@@ -9,6 +9,7 @@ import pytest
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Metrics, join_ranks
+from proxy.core.errors import RankOutOfRange
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.rank_check import ENOUGH, SLACK, STRIKES, RankCheck
@@ -25,7 +26,12 @@ class World:
         join_ranks(self.ranks)
         self.counted = [0.0] * RANKS
         self.ignored: list[str] = []
-        self.check = RankCheck(self.clock, lambda pod: self.ignored.append(pod.name))
+        self.refused: list[tuple[str, int]] = []
+        self.check = RankCheck(
+            self.clock,
+            lambda pod: self.ignored.append(pod.name),
+            lambda rank, size: self.refused.append((rank.name, size)),
+        )
         self.scrape()
 
     def scrape(self) -> None:
@@ -68,6 +74,15 @@ def test_tokens_on_other_ranks_show_that_the_pod_ignores_the_header() -> None:
     world = World()
     world.ask_often(elsewhere=2)
     assert world.ignored == ["a/0"]
+
+
+def test_a_rank_that_the_pod_does_not_have_is_reported_at_once() -> None:
+    world = World()
+    attempt = Attempt(
+        InferenceRequest(id="1", path="/", model="m"), Decision(world.ranks[3]), world.ranks[3], 0, world.clock.now()
+    )
+    world.check.answered(attempt, RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2)."))
+    assert (world.refused, world.ignored) == ([("a/3", 2)], [])
 
 
 def test_one_comparison_does_not_suffice() -> None:

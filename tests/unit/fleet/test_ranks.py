@@ -147,6 +147,29 @@ def test_a_pod_that_ignores_ranks_is_one_endpoint_until_it_restarts() -> None:
     assert names(calls.fleet.ranks_seen(plain, 3)) == ["a/0", "a/1", "a/2"]
 
 
+def test_a_rank_that_the_pod_refuses_as_out_of_range_corrects_its_size() -> None:
+    calls = Calls()
+    lead = ranked(calls, 8)
+    wrong, other = lead.ranks[5], lead.ranks[6]
+    calls.fleet.rank_refused(wrong, 2)
+    assert names(calls.fleet.serving("m")) == ["a/0", "a/1"]
+    assert calls.fleet.serving("m")[0] is lead
+    calls.fleet.rank_refused(other, 2)
+    assert names(calls.fleet.serving("m")) == ["a/0", "a/1"], "the second refusal comes late and changes nothing"
+    assert names(calls.fleet.ranks_seen(lead, 4)) == ["a/0", "a/1", "a/2", "a/3"], "a scrape that shows more is right"
+
+
+def test_a_pod_that_refuses_all_ranks_but_one_is_one_endpoint_until_it_restarts() -> None:
+    calls = Calls()
+    lead = ranked(calls, 3)
+    calls.fleet.rank_refused(lead.ranks[2], 1)
+    (plain,) = calls.fleet.serving("m")
+    assert (plain.name, plain.rank) == ("a", None)
+    assert names(calls.fleet.ranks_seen(plain, 1)) == ["a"], "the declared size would bring the refused ranks back"
+    calls.fleet.restarted(plain)
+    assert names(calls.fleet.ranks_seen(plain, 1)) == ["a/0", "a/1", "a/2"]
+
+
 def test_a_peer_can_say_that_a_pod_ignores_ranks() -> None:
     calls = Calls()
     ranked(calls, 3)

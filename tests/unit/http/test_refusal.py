@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.errors import RankOutOfRange
 from proxy.http.head import declined_with, read_answer_head, refusal
 
 DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
@@ -50,3 +51,32 @@ def test_a_404_is_a_refusal_only_where_it_says_that_the_model_is_missing(body: b
     head = read_answer_head(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body))
     error = refusal(head, body)
     assert (error is not None and error.status == 404) is is_missing
+
+
+@pytest.mark.parametrize(
+    ("message", "rank", "size"),
+    [
+        ("data_parallel_rank 5 is out of range [0, 2).", 5, 2),
+        ("data_parallel_rank 5 is out of range [0, 2). None", 5, 2),
+        ("data parallel rank 5 is out of range for 2 engine(s)", 5, 2),
+        ("data_parallel_rank 5 is out of range [0, 2).", 4, None),
+        ("data_parallel_rank 5 is out of range [0, 2).", None, None),
+        ("data_parallel_rank 5 is out of range [0, 8).", 5, None),
+        ("data_parallel_rank 5 is out of range [0, 0).", 5, None),
+        ("temperature: 'data_parallel_rank 5 is out of range [0, 2).' is not a number", 5, None),
+        ("temperature must be non-negative", 5, None),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_400_is_a_refusal_only_for_the_rank_that_was_sent(
+    message: str, rank: int | None, size: int | None, is_stream: bool
+) -> None:
+    body = b'{"error":{"message":"%b","type":"BadRequestError","code":400}}' % message.encode()
+    head = read_answer_head(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1\r\n\r\n")
+    if is_stream:  # older versions find fault with a stream in its first event
+        body = b"data: %b\n\n" % body
+        head = read_answer_head(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+    error = refusal(head, body, rank)
+    assert (error.size if isinstance(error, RankOutOfRange) else error) == size

@@ -17,6 +17,7 @@ from proxy.core.errors import (
     ConnectRefused,
     CutShort,
     Declined,
+    RankOutOfRange,
     RequestError,
     SuspectedPoison,
     UpstreamFailed,
@@ -167,6 +168,14 @@ async def test_nobody_is_asked_when_the_client_would_not_wait_for_it() -> None:
     assert await world.journey(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
     assert world.slept == []
     assert await world.journey(REFUSED, attempt=world.first(deadline=1000.3)) == "ab"
+
+
+async def test_a_rank_out_of_range_is_followed_at_once_and_counts_for_no_attempt() -> None:
+    world = World("abcd", percent=0.0, attempts=1, on=())
+    refused = RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2).")
+    assert await world.journey(refused, refused, refused) == "abcd"
+    assert world.slept == []
+    assert await world.journey(refused, refused, refused, refused) == "abcd AllFailed"
 
 
 async def test_what_is_not_listed_is_not_tried_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,8 +19,9 @@ from proxy.fleet.records import RANKS_IGNORED
 from proxy.lab.sim import SimConfig
 from proxy.tools.presets import scored_by
 from tests.helpers.fleet.ranked import BLOCKS, RankedPod
+from tests.helpers.http.support import SSE_HEAD, Pod, Received, chunk, plain
 from tests.helpers.scenarios.disagg import SIM, disaggregated
-from tests.helpers.scenarios.stack import running, stack
+from tests.helpers.scenarios.stack import CHAT, running, stack
 from tests.helpers.waiting import until
 
 FAST = {"pods": {"refresh": {"interval": "20ms", "maxCore": 1}}}
@@ -135,6 +137,111 @@ async def test_a_pod_that_comes_back_with_more_ranks_keeps_its_first_ones() -> N
 async def test_a_declared_size_makes_ranks_before_the_first_scrape() -> None:
     async with RankedPod(2) as pod, ranks(pod, dataParallel={"size": 2}) as r:
         assert [each.name for each in r.app.fleet.endpoints] == ["pod-0/0", "pod-0/1"]
+
+
+UNSCRAPED = {"pods": {"refresh": {"interval": "20ms", "maxCore": 1, "path": "/nothing"}}}
+"""No scrape succeeds, so only refusals say how many ranks a pod has."""
+
+
+@pytest.mark.parametrize(("size", "left"), [(2, ["pod-0/0", "pod-0/1"]), (1, ["pod-0"])])
+async def test_a_declared_size_that_is_too_large_is_corrected_and_no_client_sees_it(size: int, left: list[str]) -> None:
+    settings = {
+        **UNSCRAPED,
+        "scheduling": scored_by({"active-request-scorer": 1}),
+        "reliability": {"breaker": {"failures": 1}, "retries": {"attempts": 1}},
+    }
+    async with RankedPod(size) as pod, ranks(pod, settings, dataParallel={"size": 8}) as r:
+        assert len(r.app.fleet.ready) == 8
+        names = [(await r.ask(f"{number}"))[0] for number in range(16)]
+        refused = [rank for rank in pod.ranks_asked if rank >= size]
+        assert len(refused) == 1
+        assert set(names) <= set(left)
+        assert [each.name for each in r.app.fleet.ready] == left
+
+
+async def test_requests_that_are_refused_at_the_same_time_all_find_a_rank() -> None:
+    settings = {**UNSCRAPED, "scheduling": scored_by({"active-request-scorer": 1})}
+    async with RankedPod(2) as pod, ranks(pod, settings, dataParallel={"size": 8}) as r:
+        names = await asyncio.gather(*(r.ask(f"{number}") for number in range(32)))
+        assert {name for name, _ in names} <= {"pod-0/0", "pod-0/1"}
+        assert len(pod.asked) > 32
+        assert not r.app.ledger.in_flight
+
+
+async def test_other_faults_that_a_rank_finds_reach_the_client() -> None:
+    async with RankedPod(2) as pod, ranks(pod) as r:
+        pod.status = 400
+        with pytest.raises(AssertionError, match="broken"):
+            await r.ask("x")
+        assert len(pod.asked) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_simulated_ranks_that_do_not_exist_are_corrected(streams: bool) -> None:
+    settings = {**UNSCRAPED, "scheduling": scored_by({"active-request-scorer": 1})}
+    config = SimConfig(time_scale=20, data_parallel_size=3)
+    async with stack(1, config, settings, [{"dataParallel": {"size": 8}}]) as s:
+        await until(lambda: len(s.app.fleet.ready) == 8)
+        for number in range(12):
+            body = {"model": "sim", "messages": [{"role": "user", "content": f"{number}"}], "stream": streams}
+            async with s.http.post(s.url + CHAT, json={**body, "max_tokens": 2}) as response:
+                assert response.status == 200, await response.text()
+                assert b"error" not in await response.read()
+        assert [each.name for each in s.app.fleet.endpoints] == ["pod-0/0", "pod-0/1", "pod-0/2"]
+        await s.idle()
+
+
+async def test_a_stream_goes_on_although_its_next_rank_does_not_exist() -> None:
+    settings = {
+        **UNSCRAPED,
+        "reliability": {"continuation": {"models": ["*"]}, "breaker": {"failures": 1000}},
+        "scheduling": scored_by({"active-request-scorer": 1}),
+    }
+    text = "data_parallel_rank %d is out of range [0, 1)."
+    begun, refused = list[int](), list[int]()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        rank = int((request.all(b"x-data-parallel-rank") or [b"0"])[0])
+        if request.line.startswith(b"GET /health"):
+            await request.send(plain())
+        elif request.line.startswith(b"GET"):
+            await request.send(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        elif not begun:
+            begun.append(rank)
+            await request.send(SSE_HEAD, chunk(b'data: {"choices":[{"index":0,"delta":{"content":"One"}}]}\n\n'))
+            request.break_off()
+        elif rank:
+            refused.append(rank)
+            body = json.dumps({"error": {"message": text % rank, "code": 400}}).encode()
+            await request.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+        else:
+            event = b'data: {"choices":[{"index":0,"delta":{"content":" two"},"finish_reason":"stop"}]}\n\n'
+            await request.send(SSE_HEAD, chunk(event), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n")
+
+    async with Pod(script) as pod, aiohttp.ClientSession() as http:
+        while not refused:  # one retry in 63 finds the rank that exists
+            begun.clear()
+            async with running([pod.endpoint.url], settings, [{"dataParallel": {"size": 64}}]) as app:
+                await until(lambda: len(app.fleet.ready) == 64)
+                body = {"model": "m", "messages": [{"role": "user", "content": "Count"}], "stream": True}
+                async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=body) as response:
+                    heard = await response.text()
+                assert "One" in heard
+                assert " two" in heard
+                assert heard.endswith("data: [DONE]\n\n")
+                assert "error" not in heard
+
+
+async def test_a_prefill_rank_that_does_not_exist_is_followed_by_another() -> None:
+    sim = replace(SIM, data_parallel_size=2)
+    async with disaggregated("sglang", sim=sim, each=[{"dataParallel": {"size": 4}}] * 4, pods=UNSCRAPED["pods"]) as s:
+        await until(lambda: len(s.app.fleet.ready) == 16)
+        for number in range(24):
+            response, _ = await s.chat(f"prompt {number} " * 40, max_tokens=4)
+            assert response.status == 200
+        assert len(s.app.fleet.endpoints) == 8
+        await s.idle()
 
 
 async def test_a_configuration_can_keep_a_pod_one_endpoint() -> None:
