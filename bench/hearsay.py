@@ -31,6 +31,7 @@ from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
 from proxy.cluster.transport import LATER
 from proxy.core.attempt import Stage
+from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import SharedLedger
 from proxy.lab.kvlane import Kvlane
@@ -114,6 +115,7 @@ class Sharing(Kvlane):
 
     said: Callable[[], None]
     said_later: Callable[[], None]
+    ledger: SharedLedger
 
     def __init__(self, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random) -> None:
         self._loads = OwnLoads(self._touch, self._touch_later)
@@ -121,9 +123,9 @@ class Sharing(Kvlane):
         roster = Roster()
         for endpoint in self._endpoints:
             roster.added(endpoint)
-        self._heard_loads = PeerLoads(roster.get, self._ledger.elsewhere)
+        self._heard_loads = PeerLoads(roster.get, self.ledger.elsewhere)
         self._indexes = []
-        for number, producer in enumerate(self._scheduling.plugins(ApproxPrefixCacheProducer)):
+        for number, producer in enumerate(self.schedulings[DEFAULT_POOL].plugins(ApproxPrefixCacheProducer)):
             producer.index = SharedIndex(
                 clock,
                 producer.max_bytes,

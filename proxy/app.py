@@ -24,11 +24,11 @@ from proxy.config.load import Reader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
-from proxy.core.ports import Clock, SystemClock
-from proxy.core.registry import Registry
+from proxy.core.ports import Clock, KvEvents, Random, SystemClock, Timer, Tokenizers
+from proxy.core.registry import Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.dry_run import DryRun, OwnDecisions
 from proxy.extproc.request import Addresses
@@ -37,7 +37,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads
 from proxy.fleet.rank_check import RankCheck
 from proxy.fleet.records import SlowStart
-from proxy.fleet.store import Fleet
+from proxy.fleet.store import Fleet, PoolPods
 from proxy.flowcontrol.controller import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
@@ -51,7 +51,9 @@ from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.polling import Polling
 from proxy.prefix.exact import ExactIndex
 from proxy.prefix.index import PrefixIndex
-from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later
+from proxy.prefix.kv_subscriptions import KvSubscriptions
+from proxy.prefix.tokens import TokenSource
+from proxy.reliability.breaker import NOBODY, Breakers, Company
 from proxy.reliability.health import Liveness, generates
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_log import Explaining
@@ -80,12 +82,21 @@ class App:
     _decision_prefix = ""
     """The prefix of the ids of decisions."""
 
+    _timer: Timer = SystemTimer()
+
     _server: DataServer
     """Created when the app is entered."""
 
-    def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry | None = None,
+        reader: Reader | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
         """`reader` parses configurations sent to the admin port."""
-        clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
+        clock, rng, catalogue = clock or SystemClock(), rng or random.Random(), Catalogue(__version__)
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
         self._levels = LogLevels(lambda: self._settings.telemetry.log_level)
@@ -197,13 +208,14 @@ class App:
         clock, rng, fleet = self._clock, self._random, self.fleet
         trust = Trust(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
         self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
-        breakers = Breakers(settings.reliability.breaker, clock, fleet, call_later, self._make_company())
+        breakers = Breakers(settings.reliability.breaker, clock, fleet, self._timer.call_later, self._make_company())
         observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
         explaining = Explaining(lambda: fleet.endpoints, clock, rng, self._may_know_why, self._decision_prefix)
         polling = self._make_polling(trust, observation)
         return Process(
             self.state,
             clock,
+            self._timer,
             rng,
             fleet,
             self.ledger,
@@ -214,7 +226,7 @@ class App:
             Liveness(settings.reliability.health, clock, fleet, self._works),
             observation,
             explaining,
-            Decisions(registry, clock, rng, fleet, observation, explaining),
+            Decisions(registry, clock, self._ports, observation, explaining),
             OwnSenses(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
             self._make_model_reads(polling),
             polling,
@@ -339,6 +351,16 @@ class App:
 
     def _share(self) -> None:
         """Share nothing: there is no other process."""
+
+    def _ports(self, pool: str, draft: Draft) -> Ports:
+        """Return what the plugins of a pool use."""
+        return {
+            Clock: self._clock,
+            Random: self._random,
+            KvEvents: KvSubscriptions(pool, PoolPods(self.fleet, pool).watch, draft),
+            Tokenizers: TokenSource(self._clock.wall, draft),
+            Timer: self._timer,
+        }
 
     def _make_polling(self, trust: Trust, observation: Observation) -> Polling | None:
         return Polling(self.fleet, trust, self._clock, self._random, observation.endpoints.check_failed)

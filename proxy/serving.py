@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy import outbound
@@ -17,7 +16,7 @@ from proxy.core.decision import Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
-from proxy.core.ports import Clock, Gate, KvEvents, Names, Random, Timer, Tokenizers
+from proxy.core.ports import Clock, Gate, Names, Random, Timer
 from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
@@ -46,8 +45,6 @@ from proxy.parsing import BodyParser
 from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.polling import Polling, fleet_settings
 from proxy.pool import Pool
-from proxy.prefix.kv_subscriptions import KvSubscriptions
-from proxy.prefix.tokens import TokenSource
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
@@ -61,33 +58,21 @@ from proxy.telemetry.observer import Observer
 from proxy.warming import WarmingSender
 
 
-class _Loop:
-    """The event loop as a `ports.Timer`."""
-
-    sleep = staticmethod(asyncio.sleep)
-
-
-_LOOP = _Loop()
-
-
 class Decisions:
-    """Builds the schedulings of all pools. `schedulings` are in use, by pool."""
+    """Builds the schedulings of all pools. `schedulings` are in use, by pool. `ports` returns what the plugins of a
+    pool use."""
 
     def __init__(
         self,
         registry: Registry | None,
         clock: Clock,
-        rng: Random,
-        fleet: Fleet,
+        ports: Callable[[str, Draft], Ports],
         observation: Observation,
         explaining: Explaining,
     ) -> None:
         self.explaining = explaining
         self._registry = registry or Registry.discover()
-        self._observation = observation
-        self._clock = clock
-        self._random = rng
-        self._fleet = fleet
+        self._ports = ports
         self._faults = PluginFaults(clock, lambda *fault: observation.observer.plugin_fault(*fault))
         self.schedulings: Mapping[str, Scheduling] = {}
 
@@ -102,15 +87,6 @@ class Decisions:
         """Build the scheduling of a document in place of the pool's own. Plugins with equal parameters are shared;
         other plugins start without state. Discard the draft afterwards. Raise ConfigError."""
         return build(document, self._registry, self._ports(pool, draft), draft=draft, pool=pool, keeps_state=False)
-
-    def _ports(self, pool: str, draft: Draft) -> Ports:
-        return {
-            Clock: self._clock,
-            Random: self._random,
-            KvEvents: KvSubscriptions(pool, PoolPods(self._fleet, pool).watch, draft),
-            Tokenizers: TokenSource(self._clock.wall, draft),
-            Timer: _LOOP,
-        }
 
 
 class Shadows(Listener):
@@ -164,6 +140,7 @@ class Process:
 
     state: State
     clock: Clock
+    timer: Timer
     random: Random
     fleet: Fleet
     ledger: Ledger
@@ -399,6 +376,7 @@ class _Build:
             process.random,
             budget,
             process.connections.takes_connections,
+            process.timer.sleep,
             narrow=narrowing(flow_controls),
             others=others,
             continued=process.observation.catalogue.continuations.cell().add,

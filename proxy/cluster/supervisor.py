@@ -30,7 +30,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import SystemClock
 from proxy.core.state import Draft, State
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_workers
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
@@ -38,7 +38,7 @@ from proxy.http.admin import AdminServer, admin_application
 from proxy.http.server import BACKLOG
 from proxy.http.settings import Trust, server_context
 from proxy.polling import Polling, fleet_settings
-from proxy.reliability.breaker import Breakers, call_later
+from proxy.reliability.breaker import Breakers
 from proxy.serving import build_authenticator
 from proxy.settings import Settings
 from proxy.telemetry.endpoints import EndpointSeries
@@ -70,7 +70,7 @@ class Supervisor:
         reader = reader or Reader(environ=os.environ)
         self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
         self.fleet = self._make_fleet()
-        self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, call_later)
+        self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
         dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
         self._broker = Broker(self._snapshot, self._take, self._vanished, dropped, garbled, shares=shares)
         self._shared = self._make_shared_state()

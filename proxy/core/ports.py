@@ -157,6 +157,9 @@ class Timer(Protocol):
     async def sleep(self, seconds: float) -> None:
         """So long, and at once where no time passes."""
 
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call after so long, and never where no time passes."""
+
 
 class Random(Protocol):
     """A seeded generator; `random.Random` is one."""
@@ -357,6 +360,9 @@ class Unconnected(KvEvents, Tokenizers, Timer):
         return _NoTokens()
 
     async def sleep(self, seconds: float) -> None:
+        pass
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         pass
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
+from proxy.core.ports import Timer
+
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -19,6 +21,16 @@ SAME_ERROR_LOGGED_EVERY = 60.0
 
 failures: Counter[str] = Counter()
 """Failures of all kept tasks of the process, by the kind of the task. Shown in kvlane_task_failures_total."""
+
+
+class SystemTimer(Timer):
+    """The timers of the running event loop."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Tasks:

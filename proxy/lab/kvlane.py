@@ -1,7 +1,7 @@
-"""kvlane itself as a policy: its gateway, scheduler, ledger, fleet and hooks, on the virtual clock and without sockets.
+"""The proxy as a policy: the graph that serves requests, on the virtual clock and without sockets.
 
-The gateway's coroutine is driven by hand: it runs up to the moment at which it relays to a pod, and goes on when the
-simulation says what came of that.
+The gateway's coroutine is driven by hand: it runs until it relays an attempt to a pod, and continues when the
+simulation reports the result of the attempt.
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from proxy.app import App
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.errors import RequestError, UpstreamFailed
-from proxy.core.listener import Listeners
-from proxy.core.ports import Clock, ManualClock
+from proxy.core.params import Duration
+from proxy.core.ports import Clock, ManualClock, Unconnected
 from proxy.core.ports import Random as RandomPort
-from proxy.core.registry import Registry
-from proxy.core.tasks import Tasks
-from proxy.disagg.transfer import SplitRequests
-from proxy.fleet.bindings import Bindings
-from proxy.fleet.ledger import Ledger
+from proxy.core.registry import Ports, Registry
+from proxy.core.state import Draft
 from proxy.fleet.settings import DataParallelSettings, PodSettings
-from proxy.fleet.store import Fleet
-from proxy.gateway import Gateway
+from proxy.http.upstream.pool import UpstreamPool
 from proxy.lab.simulation import Policy, Reading, VirtualPod
 from proxy.lab.workload import Job, request_body
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser
 from proxy.plugins.sessions import ID_HEADER
-from proxy.pool import Pool
-from proxy.reliability.breaker import Breakers
-from proxy.reliability.failover import Failover, RetryBudget
-from proxy.scheduling.build import build
+from proxy.reliability.settings import ReliabilitySettings
+from proxy.serving import Process
 from proxy.settings import Settings
+from proxy.telemetry.settings import Telemetry
 
 MODEL = "sim"
 PREFILLED = b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"virtual"}}'
-"""What a pod answers that has computed a prompt for another."""
+"""The response of a pod that computed a prompt for another pod."""
 
 BYTES_PER_EVENT = 220
-"""Of a streamed token, about."""
+"""Approximate size of the event of one streamed token."""
+
+COUNTED_EVERY = 256
+"""Requests between two counts of recorded events, which otherwise pile up."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualCall:
-    """What the transport would hand to the gateway; see `proxy.core.ports.Call`."""
+    """A client request without a connection; implements `proxy.core.ports.Call`."""
 
     id: str
     body: bytes
@@ -65,20 +64,20 @@ class VirtualRelay:
         await _Sent(attempt)
 
     def race(self, begins: Callable[[Attempt], None]) -> None:
-        """One leg at a time."""
+        """Allow one attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
-        """Pods are never too slow for it."""
+        """Never time out."""
         await _Sent(attempt)
         return PREFILLED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """Nobody reads it."""
+        """Drop the response: no client reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Suspends the gateway until the leg has ended."""
+    """Suspends the gateway until the attempt has ended."""
 
     attempt: Attempt
 
@@ -86,87 +85,62 @@ class _Sent:
         yield self.attempt
 
 
-class _ParsedHere(BodyParser):
-    """Large bodies too are read at once: nobody else waits meanwhile."""
+class _InlineParser(BodyParser):
+    """Parses large bodies in this process: no other request waits meanwhile."""
 
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
         return parse(path, body, content_type)
 
 
-class _Unobserved:
-    """Takes the place of telemetry: it is told everything and keeps nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return _ignore
+class _NoConnections(UpstreamPool):
+    async def takes_connections(self, endpoint: Endpoint) -> bool:
+        return True
 
 
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    pass
+class Kvlane(App, Policy):
+    """The proxy of these settings; it is never entered, so nothing listens and nothing is polled.
 
+    `says_cached`: pods report `cached_tokens` with the usage of a request. Pods have the labels, roles and weights of
+    the static pods of the settings, in their order and over again; they serve any model."""
 
-async def _alive(endpoint: Endpoint) -> bool:
-    return True
-
-
-async def _at_once(seconds: float) -> None:
-    """Retries wait for milliseconds, which nobody sees in a simulation of seconds."""
-
-
-class Kvlane(Policy):
-    """`says_cached`: pods report `cached_tokens` with the usage of a request. Pods have the labels, roles and
-    weights of the static ones of the settings, in their order and over again; they serve any model."""
+    _timer = Unconnected()  # retries wait for milliseconds, too short to matter
 
     def __init__(
         self, settings: Settings, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random, *, says_cached: bool
     ) -> None:
+        super().__init__(_simulated(settings), clock=clock, rng=rng)
         self.scrapes = settings.pods.refresh.interval
-        self._clock = clock
         self._says_cached = says_cached
-        self._scheduling = build(settings.scheduling, Registry.discover(), {Clock: clock, RandomPort: rng})
-        self._ledger = self._make_ledger()
-        self._fleet = Fleet(clock, on_ready=self._ready, on_restarted=self._forget, on_removed=self._forget)
-        self._endpoints = self._add_pods(pods, settings.pods.static)
+        sizes = Counter(pod.pod for pod in pods)
+        leads = {pod: self.fleet.add(_pod(pod, size, settings.pods.static)) for pod, size in sizes.items()}
+        self._endpoints = [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
         self._last: list[Reading | None] = [None] * len(pods)
         self._refused = [False] * len(pods)
-        for endpoint in self._fleet.pods:
-            self._fleet.reached(endpoint)
-        unobserved: Any = _Unobserved()
-        budget = RetryBudget(settings.reliability.retries.budget_percent, clock, lambda: self._ledger.entered)
-        failover = Failover(settings.reliability.retries, clock, rng, budget, _alive, sleep=_at_once)
-        self._breakers = Breakers(settings.reliability.breaker, clock, self._fleet, lambda seconds, call: None)
-        split_requests = SplitRequests(
-            settings.disaggregation, failover, self._ledger, clock, rng, Tasks(), lambda what: unobserved
-        )
-        listeners = Listeners([self._ledger, self._breakers, failover.poison])
-        self._gateway = Gateway(
-            self._fleet,
-            [Pool(self._fleet, self._scheduling, split_requests=split_requests, common=listeners)],
-            Bindings(clock),
-            clock,
-            failover,
-            parser=_ParsedHere(),
-        )
+        for endpoint in self.fleet.pods:
+            self.fleet.reached(endpoint)
         self._attempts: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
 
-    def _add_pods(self, pods: Sequence[VirtualPod], like: Sequence[PodSettings]) -> list[Endpoint]:
-        """Return the endpoint of each virtual pod, or of each of its ranks."""
-        sizes = Counter(pod.pod for pod in pods)
-        leads = {pod: self._fleet.add(_pod(pod, size, like)) for pod, size in sizes.items()}
-        return [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
+    def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
+        process = super()._make_process(settings, registry)
+        process.parser = _InlineParser()
+        process.connections = _NoConnections(0.0, self._clock, trust=process.trust)
+        return process
 
-    def _make_ledger(self) -> Ledger:
-        return Ledger(self._clock)
+    def _ports(self, pool: str, draft: Draft) -> Ports:
+        return {Clock: self._clock, RandomPort: self._random}
 
     @property
     def in_flight(self) -> int:
-        """Legs that were begun and have not ended."""
-        return self._ledger.in_flight
+        """Attempts that have started and not ended."""
+        return self.ledger.in_flight
 
     def place(self, index: int, job: Job, now: float) -> int | None:
+        if not index % COUNTED_EVERY:
+            self.observer.flush()
         content, headers = request_body(job, job.params.model or MODEL), _headers(job)
         call = VirtualCall(f"r{index}", content, now, headers=headers)
-        serving = self._gateway.serve(call, VirtualRelay())
+        serving = self.serving.gateway.serve(call, VirtualRelay())
         return self._proceed(index, job, serving, None)
 
     def first_byte(self, index: int, now: float) -> None:
@@ -175,26 +149,23 @@ class Kvlane(Policy):
             self._start_response(attempt, now)
 
     def ended(self, index: int, now: float, cached_tokens: int) -> None:
-        serving, attempt, job = self._attempts.pop(index)
+        _, attempt, job = self._attempts[index]
         if not job.params.stream:
             self._start_response(attempt, now)
-        attempt.last_byte_at = now
-        attempt.chunks = job.output_tokens
-        attempt.response_bytes = job.output_tokens * BYTES_PER_EVENT
-        attempt.usage = Usage(job.prompt_tokens, job.output_tokens, cached_tokens if self._says_cached else None)
-        attempt.ending = Ending.COMPLETE
-        self._proceed(index, job, serving, None)
+        self._complete(index, now, job.output_tokens, cached_tokens)
 
     def stage(self, index: int) -> Stage:
         return self._attempts[index][1].stage
 
     def prefilled(self, index: int, now: float, cached_tokens: int) -> int | None:
-        """Its answer of one token is for nobody, and comes whole."""
+        self._start_response(self._attempts[index][1], now)
+        return self._complete(index, now, 1, cached_tokens)
+
+    def _complete(self, index: int, now: float, tokens: int, cached_tokens: int) -> int | None:
         serving, attempt, job = self._attempts.pop(index)
-        self._start_response(attempt, now)
         attempt.last_byte_at = now
-        attempt.chunks, attempt.response_bytes = 1, BYTES_PER_EVENT
-        attempt.usage = Usage(job.prompt_tokens, 1, cached_tokens if self._says_cached else None)
+        attempt.chunks, attempt.response_bytes = tokens, tokens * BYTES_PER_EVENT
+        attempt.usage = Usage(job.prompt_tokens, tokens, cached_tokens if self._says_cached else None)
         attempt.ending = Ending.COMPLETE
         return self._proceed(index, job, serving, None)
 
@@ -211,25 +182,25 @@ class Kvlane(Policy):
         return self._endpoints[pod].load.requests
 
     def scraped(self, pod: int, reading: Reading | None, sent: int, sent_at: float) -> None:
-        """Do what the refresh loop of a pod does. The first rank of a pod speaks for its state."""
+        """Do what the refresh loop of a pod does. The first rank of a pod determines its state."""
         endpoint, last = self._endpoints[pod], self._last[pod]
         is_lead = endpoint is endpoint.lead
         if reading is None:
             if not self._refused[pod]:
                 self._refused[pod], self._last[pod] = True, None
                 if is_lead:
-                    self._fleet.refused(endpoint)
+                    self.fleet.refused(endpoint)
             return
         if is_lead and last and reading.started_at != last.started_at:
-            self._fleet.restarted(endpoint)
+            self.fleet.restarted(endpoint)
         self._last[pod] = reading
         endpoint.publish(_metrics(reading, sent_at), sent)
-        self._fleet.refreshed(endpoint)
+        self.fleet.refreshed(endpoint)
         if self._refused[pod]:
             self._refused[pod] = False
             if is_lead:
-                self._fleet.restarted(endpoint)
-                self._fleet.reached(endpoint)
+                self.fleet.restarted(endpoint)
+                self.fleet.reached(endpoint)
 
     def _start_response(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
@@ -238,7 +209,7 @@ class Kvlane(Policy):
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None
     ) -> int | None:
-        """Up to the next leg, whose pod it returns, or to the end."""
+        """Run up to the next attempt and return its pod; None at the end."""
         try:
             attempt = serving.throw(error) if error else serving.send(None)
         except (StopIteration, RequestError):
@@ -246,12 +217,18 @@ class Kvlane(Policy):
         self._attempts[index] = (serving, attempt, job)
         return self._pod_of[attempt.endpoint.name]
 
-    def _ready(self, endpoint: Endpoint) -> None:
-        self._ledger.level(endpoint, self._fleet.ready)
 
-    def _forget(self, endpoint: Endpoint) -> None:
-        self._breakers.forget(endpoint)
-        self._scheduling.forget(endpoint)
+def _simulated(settings: Settings) -> Settings:
+    """Return the sections that a simulation has: its clients have no keys, its queues are in the pods, and a pod that
+    comes back gets its full share at once."""
+    reliability = settings.reliability
+    breaker = replace(reliability.breaker, slow_start=Duration(0.0))
+    return Settings(
+        scheduling=settings.scheduling,
+        disaggregation=settings.disaggregation,
+        reliability=ReliabilitySettings(retries=reliability.retries, breaker=breaker),
+        telemetry=Telemetry(access_log=False, decisions=None),
+    )
 
 
 def _headers(job: Job) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -43,10 +42,6 @@ SHUTTING_DOWN = "after shutdown"
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function so many seconds from now, on the event loop."""
-
-
-def call_later(seconds: float, call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Company(Protocol):

@@ -104,7 +104,7 @@ def computed(config: str, seed: int, *, steers: bool) -> tuple[int, float]:
     clock = ManualClock()
     pods = [VirtualPod(index, SimConfig()) for index in range(4)]
     policy = Kvlane(load(CONFIG / config, {}), pods, clock, Random(seed), says_cached=True)
-    fleet = policy._gateway.fleet
+    fleet = policy.fleet
 
     class Drained(Simulation):
         def _arrive(self, index: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.ports import ManualClock, Timer
+from proxy.core.ports import ManualClock, Unconnected
 from proxy.core.request import CycleState, InferenceRequest, Prompt
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, fault, make, pod, request
@@ -16,7 +16,7 @@ from tests.helpers.plugins.situations import RUN, fault, make, pod, request
 KIND = "burst-prefix-cache-producer"
 
 
-class Pause(Timer):
+class Pause(Unconnected):
     """Everybody sleeps until they are woken."""
 
     def __init__(self) -> None:
