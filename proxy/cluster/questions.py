@@ -11,7 +11,6 @@ from struct import Struct
 from typing import Any, ClassVar, Protocol
 
 import orjson
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.autoscale.signals import Senses, Signals
 from proxy.cluster.messages import BROKER, Kind, record
@@ -22,9 +21,8 @@ from proxy.fleet.models import ModelReads
 from proxy.http.admin_config import Explained
 from proxy.scheduling.explained_log import DecisionQuery
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import SUPERVISOR, Merger
-from proxy.telemetry.metrics import Catalogue
-from proxy.telemetry.observation import Exposition
+from proxy.telemetry.metrics import SUPERVISOR, Catalogue, Dump, Merged
+from proxy.telemetry.observation import Exposition, expose
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +138,7 @@ class Asked(Protocol):
 
     number: int
     seat: int
-    exposition: bytes
+    metrics: Dump
 
     @property
     def takes_requests(self) -> bool: ...
@@ -167,42 +165,51 @@ class HostExposition(Exposition):
         self._questions = questions
         self._workers = workers
         self._serving = serving
-        self._ended = b""
+        self._ended: Dump = {}
         self._merging = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         async with self._merging:
             await self._ask_all()
             self._catalogue.workers.cell().value = self._serving()
-            own, _ = await super().render("")
-            shown = [(worker.exposition, str(worker.seat)) for worker in self._workers()]
-            ended, merged = self._ended, Merger()
-            await merged.add(own, SUPERVISOR)
-            for exposition, seat in shown:
-                await merged.add(exposition, seat)
-            await merged.add(ended, SUPERVISOR)
-            return await merged.render(), CONTENT_TYPE_PLAIN_0_0_4
+            return await expose(await self._merged({SUPERVISOR: await self.dump()}), accept)
 
-    async def of_workers(self) -> list[bytes]:
-        """Return the exposition of each worker."""
+    async def of_workers(self) -> list[Dump]:
+        """Return the metrics of each worker."""
         async with self._merging:
             await self._ask_all()
-            return [worker.exposition for worker in self._workers()]
+            return [worker.metrics for worker in self._workers()]
 
-    async def counted(self) -> list[bytes]:
-        """As `of_workers`, and what workers counted that have ended."""
-        return [*await self.of_workers(), self._ended]
+    async def counted(self) -> Merged:
+        """Return the sums over workers, including workers that have ended."""
+        async with self._merging:
+            await self._ask_all()
+            return await self._merged({})
 
     def retire(self, worker: Asked) -> None:
-        """Keep what a worker counted that has ended."""
-        self._ended = Merger.counts_of(self._ended, worker.exposition)
+        """Keep the counts of a worker that has ended."""
+        merged = Merged(self._catalogue)
+        merged.add_counts(self._ended)
+        self._ended = merged.add_counts(worker.metrics)
+
+    async def _merged(self, own: Mapping[str, Dump]) -> Merged:
+        """Merge `own`, by the label, with the metrics of all workers."""
+        dumps = [
+            *own.items(),
+            *((str(worker.seat), worker.metrics) for worker in self._workers()),
+            (SUPERVISOR, self._ended),
+        ]
+        merged = Merged(self._catalogue)
+        for label, dump in dumps:
+            await merged.add(dump, label)
+        return merged
 
     async def _ask_all(self) -> None:
         await asyncio.gather(*(self._ask(worker) for worker in self._workers() if worker.answers))
 
     async def _ask(self, worker: Asked) -> None:
         try:
-            worker.exposition = await self._questions.ask(worker.number, METRICS, timeout=METRICS_TIMEOUT)
+            worker.metrics = orjson.loads(await self._questions.ask(worker.number, METRICS, timeout=METRICS_TIMEOUT))
         except Unanswered as error:
             log.warning("failed to fetch metrics from worker %d: %s", worker.seat, error)
 

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
+import orjson
+
 from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Authenticator
@@ -334,7 +336,7 @@ class Supervisor:
         elif kind is Kind.LEAVING:
             child.leaving.set()
         elif kind is Kind.FAREWELL:
-            child.exposition = body
+            child.metrics = orjson.loads(body)
 
     def _vanished(self, worker: int) -> None:
         self._shared.vanished(worker)

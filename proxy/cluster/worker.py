@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+import orjson
 import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
@@ -134,8 +135,7 @@ class Worker(SharingApp):
         await self._replica.close([(Kind.FAREWELL, await self._metrics())])
 
     async def _metrics(self, _: Any = None) -> bytes:
-        body, _ = await self._observation.exposition.render("")
-        return body
+        return orjson.dumps(await self._observation.exposition.dump())
 
     async def _signals(self, _: Any) -> bytes:
         return self._own_signals.current().packed()

@@ -24,6 +24,7 @@ from proxy.cluster.transport import Broker
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock, Tally
 from proxy.core.tasks import Tasks
+from proxy.telemetry.metrics import Dump
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Child:
         """It accepts no new connections, or has ended."""
         self.unlinked = asyncio.Event()
         """Its link is closed: all that it published has been received."""
-        self.exposition = b""
+        self.metrics: Dump = {}
         """Its metrics as they were last."""
         self.alive_at = started
         """Monotonic seconds of its last sign of life."""

@@ -25,14 +25,14 @@ from proxy.dashboard.feed import (
 )
 from proxy.dashboard.heat import Heat
 from proxy.dashboard.routes import DashboardRoutes
-from proxy.dashboard.samples import NAMES, CatalogueSeries, Sampling, Series, TextSeries
+from proxy.dashboard.samples import Sampling, Series
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling
-from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.metrics import Catalogue, Merged
 
 HEAT_EVERY = 5
 """Pictures."""
@@ -41,7 +41,7 @@ Read = Callable[[], Awaitable[Series]]
 
 
 def of_process(catalogue: Catalogue) -> Read:
-    series = CatalogueSeries(catalogue)
+    series = Series(catalogue.families)
 
     async def read() -> Series:
         return series
@@ -49,9 +49,9 @@ def of_process(catalogue: Catalogue) -> Read:
     return read
 
 
-def of_workers(expositions: Callable[[], Awaitable[Sequence[bytes]]]) -> Read:
+def of_workers(counted: Callable[[], Awaitable[Merged]]) -> Read:
     async def read() -> Series:
-        return TextSeries(await expositions(), NAMES)
+        return Series((await counted()).all_families)
 
     return read
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from proxy.autoscale.measures import quantile_between
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import Clock
-from proxy.telemetry.exposition import Sample, SampleReader, sums_by
-from proxy.telemetry.metrics import PREFIX, Catalogue, Family, Histogram
+from proxy.telemetry.metrics import PREFIX, Family, Histogram
 
 Labels = tuple[str, ...]
 Buckets = Sequence[tuple[float, float]]
@@ -30,36 +28,21 @@ class Mass(NamedTuple):
     total: float
 
 
-class Series(Protocol):
-    """`name` is that of a family without `kvlane_`; what is not there counts 0."""
+class Series:
+    """Sums of the cells of one process or of several. `name` is the name of a family without `kvlane_`."""
+
+    def __init__(self, families: Iterable[Family[Any]]) -> None:
+        self._families = {family.name.removeprefix(PREFIX): family for family in families}
 
     def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
-        """A counter or gauge, added up by the values of these labels."""
-
-    def buckets(self, name: str) -> Buckets:
-        """A histogram, all of its cells as one."""
-
-    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
-        """A histogram by the values of these labels."""
-
-
-class CatalogueSeries:
-    """Reads the cells themselves."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._families: dict[str, Family[Any]] = {
-            family.name.removeprefix(PREFIX): family for family in catalogue.families
-        }
-
-    def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
-        family, sums = self._families[name], dict[Labels, float]()
-        places = [family.labels.index(label) for label in labels]
-        for values, cell in family.cells.items():
-            key = tuple(values[place] for place in places)
+        """Sum a counter or gauge by the values of these labels."""
+        sums: dict[Labels, float] = {}
+        for key, cell in self._cells(name, labels):
             sums[key] = sums.get(key, 0.0) + cell.value
         return sums
 
     def buckets(self, name: str) -> Buckets:
+        """Sum all cells of a histogram."""
         cells: list[Histogram] = list(self._families[name].cells.values())
         if not cells:
             return ()
@@ -67,44 +50,18 @@ class CatalogueSeries:
         return list(zip((*cells[0].bounds, inf), map(float, counts), strict=True))
 
     def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
-        family, masses = self._families[name], dict[Labels, Mass]()
-        places = [family.labels.index(label) for label in labels]
-        for values, cell in family.cells.items():
-            key = tuple(values[place] for place in places)
+        """Sum a histogram by the values of these labels."""
+        masses: dict[Labels, Mass] = {}
+        for key, cell in self._cells(name, labels):
             count, total = masses.get(key, (0.0, 0.0))
             masses[key] = Mass(count + sum(cell.counts), total + cell.sum)
         return masses
 
-
-class TextSeries:
-    """The sums over the expositions of several workers: of the families in `names` alone."""
-
-    def __init__(self, expositions: Iterable[bytes], names: tuple[str, ...]) -> None:
-        self._samples: dict[str, list[Sample]] = {}
-        reader = _reader(names)
-        for exposition in expositions:
-            for name, samples in reader.read(exposition).items():
-                self._samples.setdefault(name, []).extend(samples)
-
-    def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
-        return self._sums(name + "_total", labels) or self._sums(name, labels)
-
-    def buckets(self, name: str) -> Buckets:
-        counts = {float(bound): count for (bound,), count in self._sums(name + "_bucket", ("le",)).items()}
-        return sorted(counts.items())
-
-    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
-        sums = self._sums(name + "_sum", labels)
-        return {key: Mass(count, sums.get(key, 0.0)) for key, count in self._sums(name + "_count", labels).items()}
-
-    def _sums(self, name: str, labels: Sequence[str]) -> dict[Labels, float]:
-        return sums_by(self._samples.get(PREFIX + name, ()), labels)
-
-
-@cache
-def _reader(names: tuple[str, ...]) -> SampleReader:
-    suffixes = ("", "_total", "_bucket", "_sum", "_count")
-    return SampleReader([PREFIX + name + suffix for name in names for suffix in suffixes])
+    def _cells(self, name: str, labels: Sequence[str]) -> Iterator[tuple[Labels, Any]]:
+        family = self._families[name]
+        positions = [family.labels.index(label) for label in labels]
+        for values, cell in family.cells.items():
+            yield tuple(values[position] for position in positions), cell
 
 
 _WITHOUT_PROMPTS = ("decode", "encode")
@@ -195,13 +152,6 @@ COUNTERS = {
     "actualPrompt": "prefix_actual_prompt_tokens",
     "actualHits": "prefix_actual_hit_tokens",
 }
-NAMES = (
-    *("requests", "refused", "shadow_decisions", "shadow_regret_seconds", "attempts"),
-    *HISTOGRAMS.values(),
-    *COUNTERS.values(),
-)
-"""The families that anything here is made of."""
-
 PODS, RESPONSES = "pods", "responses"
 """Sources of a figure."""
 

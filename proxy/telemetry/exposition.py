@@ -1,4 +1,4 @@
-"""Reading, selecting and merging metrics in the Prometheus text format. No I/O."""
+"""Reading and selecting metrics in the Prometheus text format. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
@@ -16,22 +16,6 @@ from proxy.core.errors import KvlaneError
 
 STEP = 128 << 10
 """Bytes of an exposition that are read in one step of the event loop, 3 ms at worst. A typical exposition has 70 KB."""
-
-LINES_PER_STEP = 2000
-"""Lines that are merged in one step of the event loop: about a millisecond."""
-
-FLEET_GAUGES = (
-    b"kvlane_endpoint_",
-    b"kvlane_pool_",
-    b"kvlane_workers",
-    b"kvlane_build_info",
-    b"kvlane_config_",
-    b"kvlane_replicas_",
-    b"kvlane_autoscale_",
-)
-"""Beginnings of gauges that have the same value in every process of a host. The supervisor's are exposed."""
-
-SUPERVISOR = "supervisor"
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 _PAIR = re.compile(
@@ -210,81 +194,3 @@ def sums_by(samples: Iterable[Sample], labels: Sequence[str]) -> dict[tuple[str,
         key = tuple(sample.labels.get(label, "") for label in labels)
         sums[key] = sums.get(key, 0.0) + sample.value
     return sums
-
-
-# Merging the expositions of several processes.
-
-
-@dataclass(slots=True)
-class _Family:
-    head: list[bytes] = field(default_factory=list)
-    adds_up: bool = False
-    samples: dict[bytes, float] = field(default_factory=dict)
-    """Values by series, labels included."""
-
-
-class Merger:
-    """One exposition of several in the form that kvlane writes: counters and histograms are added up, gauges get the
-    label `worker`."""
-
-    def __init__(self) -> None:
-        self._families: dict[bytes, _Family] = {}
-
-    async def add(self, exposition: bytes, worker: str) -> None:
-        """Add the exposition of a process, and let the event loop run in between."""
-        for _ in self._steps(exposition, worker):
-            await asyncio.sleep(0)
-
-    async def render(self) -> bytes:
-        """Return the merged exposition, and let the event loop run in between."""
-        parts: list[bytes] = []
-        for family in self._families.values():
-            parts.append(_rendered(family))
-            await asyncio.sleep(0)
-        return b"".join(parts)
-
-    def _steps(self, exposition: bytes, worker: str | None) -> Iterator[None]:
-        """Merge the exposition of `worker`, or only its sums without a worker, and yield between two steps."""
-        family, is_merged = _Family(), True
-        for number, line in enumerate(exposition.split(b"\n"), 1):
-            if number % LINES_PER_STEP == 0:
-                yield
-            if line.startswith(b"#"):
-                family, name = self._head(line)
-                is_merged = family.adds_up or worker == SUPERVISOR or not name.startswith(FLEET_GAUGES)
-            elif line and is_merged:
-                series, _, value = line.rpartition(b" ")
-                if family.adds_up:
-                    family.samples[series] = family.samples.get(series, 0.0) + float(value)
-                elif worker is not None:
-                    own = series if series.startswith(FLEET_GAUGES) else _labelled(series, worker)
-                    family.samples[own] = float(value)
-
-    def _head(self, line: bytes) -> tuple[_Family, bytes]:
-        """Return the family that a line with help or type begins, and its name."""
-        _, keyword, name, text = line.split(b" ", 3)
-        family = self._families.setdefault(name, _Family())
-        if keyword == b"TYPE":
-            family.adds_up = text in (b"counter", b"histogram")
-        if line not in family.head:
-            family.head.append(line)
-        return family, name
-
-    @classmethod
-    def counts_of(cls, *expositions: bytes) -> bytes:
-        """Return an exposition with the sums of the counters and histograms alone, at once."""
-        merger = cls()
-        for exposition in expositions:
-            for _ in merger._steps(exposition, None):
-                pass
-        return b"".join(map(_rendered, merger._families.values()))
-
-
-def _labelled(series: bytes, worker: str) -> bytes:
-    name, brace, labels = series.partition(b"{")
-    return b'%b{worker="%b"%b' % (name, worker.encode(), b"," + labels if brace else b"}")
-
-
-def _rendered(family: _Family) -> bytes:
-    samples = (b"%b %b" % (series, repr(value).encode()) for series, value in family.samples.items())
-    return b"".join(line + b"\n" for line in (*family.head, *samples))

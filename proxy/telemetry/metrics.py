@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
 from proxy.core import tasks
 from proxy.core.files import out_of_files
-from proxy.telemetry.process import ProcSeries
+from proxy.telemetry.process import FIGURES, figures, has_figures
 
 OTHER = "other"
+
+
+Dump = Mapping[str, Sequence[tuple[Sequence[str], Any]]]
+"""The cells of a process: label values and the dump of each cell, by the name of the family."""
 
 
 class Cell(Protocol):
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
         """Yield the samples of this cell; `name` is the name of its family."""
+
+    def dump(self) -> Any:
+        """Return the state of this cell, ready for JSON."""
+
+    def merge(self, dumped: Any) -> None:
+        """Add the dump of another cell."""
 
 
 C = TypeVar("C", bound=Cell)
@@ -39,6 +52,12 @@ class Counter:
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
         yield Sample(name + "_total", labels, self.value)
 
+    def dump(self) -> float:
+        return self.value
+
+    def merge(self, dumped: float) -> None:
+        self.value += dumped
+
 
 class Gauge:
     """A value that goes up and down."""
@@ -50,6 +69,12 @@ class Gauge:
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
         yield Sample(name, labels, self.value)
+
+    def dump(self) -> float:
+        return self.value
+
+    def merge(self, dumped: float) -> None:
+        self.value += dumped
 
 
 class Histogram:
@@ -84,6 +109,13 @@ class Histogram:
             yield Sample(name + "_bucket", {**labels, "le": edge}, total)
         yield Sample(name + "_count", labels, total)
         yield Sample(name + "_sum", labels, self.sum)
+
+    def dump(self) -> tuple[float, list[int]]:
+        return self.sum, self.counts
+
+    def merge(self, dumped: tuple[float, list[int]]) -> None:
+        self.sum += dumped[0]
+        self.counts = [own + other for own, other in zip(self.counts, dumped[1], strict=True)]
 
 
 class Family(Generic[C]):
@@ -120,6 +152,15 @@ class Family(Generic[C]):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(self.kind, ("",))
         return tuple(self.name + suffix for suffix in suffixes)
 
+    @property
+    def is_of_host(self) -> bool:
+        """Whether this is a gauge that has the same value in every process of a host."""
+        return self.kind == "gauge" and self.name.startswith(HOST_GAUGES)
+
+    def empty(self, *labels: str) -> Family[C]:
+        """Return the family without cells and with these further labels."""
+        return Family(self.name, self.kind, self.help, (*self.labels, *labels), self._make)
+
     def slices(self, cells_at_once: int) -> Iterator[Metric]:
         """Yield the family in pieces; at least one, so that help and type are always exposed."""
         cells = list(self._cells.items())
@@ -144,16 +185,87 @@ LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6
 
 PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1)
 
+HOST_GAUGES = tuple(
+    PREFIX + name for name in ("endpoint_", "pool_", "workers", "build_info", "config_", "replicas_", "autoscale_")
+)
+"""Beginnings of the names of gauges that have the same value in every process of a host."""
+
+SUPERVISOR = "supervisor"
+"""The value of the label `worker` for the supervisor's own gauges."""
+
+CELLS_AT_ONCE = 2000
+"""Cells that are merged in one step of the event loop: about a millisecond."""
+
 OVERHEAD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 0.5)
 """Bucket bounds, in seconds, of time spent in kvlane."""
+
+
+AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
+
+
+def dump_of(families: Iterable[AnyFamily]) -> Dump:
+    return {
+        family.name: [(values, cell.dump()) for values, cell in family.cells.items()]
+        for family in families
+        if family.cells
+    }
+
+
+def slices_of(families: Iterable[AnyFamily]) -> Iterator[Metric]:
+    """Yield all families in pieces of about 200 samples; pieces of one family follow each other."""
+    for family in families:
+        yield from family.slices(8 if family.kind == "histogram" else 200)
+
+
+class Merged:
+    """The families of several processes as one: counters and histograms are added up. Gauges get the label `worker`,
+    but gauges of the host are the supervisor's."""
+
+    def __init__(self, declared: Catalogue) -> None:
+        self._by_name: dict[str, AnyFamily] = {
+            family.name: family.empty(*(("worker",) if family.kind == "gauge" and not family.is_of_host else ()))
+            for family in declared.all_families
+        }
+
+    @property
+    def all_families(self) -> Iterable[AnyFamily]:
+        return self._by_name.values()
+
+    async def add(self, dump: Dump, worker: str) -> None:
+        """Add the dump of a process. Let the event loop run in between."""
+        for _ in self.steps(dump, worker):
+            await asyncio.sleep(0)
+
+    def steps(self, dump: Dump, worker: str) -> Iterator[None]:
+        """Add the dump of a process, and yield after every CELLS_AT_ONCE cells."""
+        number = 0
+        for name, cells in dump.items():
+            family = self._by_name[name]
+            if family.is_of_host and worker != SUPERVISOR:
+                continue
+            more = (worker,) if family.labels[-1:] == ("worker",) else ()
+            for values, dumped in cells:
+                family.cell(*values, *more).merge(dumped)
+                number += 1
+                if number % CELLS_AT_ONCE == 0:
+                    yield
+
+    def add_counts(self, dump: Dump) -> Dump:
+        """Add a dump at once, and return a dump of the counters and histograms alone."""
+        deque(self.steps(dump, ""), maxlen=0)
+        return dump_of(family for family in self.all_families if family.kind != "gauge")
 
 
 class Catalogue:
     """All series of /metrics. To add one, declare it here and count where the event happens."""
 
     def __init__(self, version: str) -> None:
-        self.families: list[Family[Counter] | Family[Gauge] | Family[Histogram]] = []
-        self._process = ProcSeries()
+        self.families: list[AnyFamily] = []
+        """The series of kvlane."""
+        self._of_process: dict[str, Family[Counter] | Family[Gauge]] = {
+            name: Family(name, kind, text, (), Counter) if kind == "counter" else Family(name, kind, text, (), Gauge)
+            for name, kind, text in (FIGURES if has_figures() else ())
+        }
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
 
         # requests, as clients see them
@@ -474,15 +586,22 @@ class Catalogue:
         self.build = gauge("build_info", "1, labelled with the versions of kvlane and Python.", ("version", "python"))
         self.build.cell(version, platform.python_version()).value = 1
 
-    def slices(self) -> Iterator[Metric]:
-        """Yield all families in pieces of about 200 samples; pieces of one family follow each other."""
+    @property
+    def all_families(self) -> Iterable[AnyFamily]:
+        """The series of kvlane and of the process."""
+        return chain(self.families, self._of_process.values())
+
+    async def read(self) -> None:
+        """Update what is counted elsewhere. Let the event loop run in between."""
         for task, number in tasks.failures.items():
             self.task_failures.cell(task).value = number
         for operation, number in out_of_files.items():
             self.files_limit.cell(operation).value = number
-        for family in self.families:
-            yield from family.slices(8 if family.kind == "histogram" else 200)
-        yield from self._process.slices()
+        for figure in figures() if self._of_process else ():
+            if figure is None:
+                await asyncio.sleep(0)
+            else:
+                self._of_process[figure[0]].cell().value = figure[1]
 
     @property
     def sample_names(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries, IndexView, Predictor
 from proxy.telemetry.lines import lost_lines
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue, Counter, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
 from proxy.telemetry.recorder import Recorder
 from proxy.telemetry.settings import RecordSettings, Telemetry, TracingSettings
@@ -156,21 +156,30 @@ class Exposition:
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Return body and content type: OpenMetrics for clients that accept it, else the text format."""
         async with self._one_at_a_time:
-            if self._observer is not None:
-                await self._observer.settle()
-            await self._endpoints.read()
-            self._catalogue.stderr_lines_lost.cell().value = lost_lines()
-            for read in self._readers:
-                read()
+            await self._read()
             return await expose(self._catalogue, accept)
 
+    async def dump(self) -> Dump:
+        async with self._one_at_a_time:
+            await self._read()
+            return dump_of(self._catalogue.all_families)
 
-async def expose(catalogue: Catalogue, accept: str) -> tuple[bytes, str]:
-    """As `Exposition.render`, of what was read last."""
+    async def _read(self) -> None:
+        if self._observer is not None:
+            await self._observer.settle()
+        await self._endpoints.read()
+        self._catalogue.stderr_lines_lost.cell().value = lost_lines()
+        for read in self._readers:
+            read()
+        await self._catalogue.read()
+
+
+async def expose(families: Catalogue | Merged, accept: str) -> tuple[bytes, str]:
+    """Render the families as they are."""
     encode, content_type = _encoder(accept)
     parts: list[bytes] = []
     previous = ""
-    for metric in catalogue.slices():
+    for metric in slices_of(families.all_families):
         text = encode(_Slice(metric)).removesuffix(_END)
         parts.append(_without_head(text) if metric.name == previous else text)
         previous = metric.name

@@ -16,6 +16,8 @@ from proxy.cluster.supervisor import Supervisor
 from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet, SimPod
 from proxy.settings import Settings, from_mapping
+from proxy.telemetry.metrics import SUPERVISOR, Catalogue, Dump, Merged
+from proxy.telemetry.observation import expose
 from tests.helpers.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
@@ -114,10 +116,17 @@ async def held(pods: Iterable[SimPod]) -> AsyncIterator[None]:
 
 
 async def until_workers_show(supervisor: Supervisor, condition: Callable[[set[str]], object]) -> None:
-    """Until it holds for what each worker exposes, line by line: what the supervisor knows they hear a little later."""
+    """Wait until the condition holds for the lines of each worker's metrics."""
     async with asyncio.timeout(PATIENCE):
-        while not all(condition(set(one.decode().splitlines())) for one in await supervisor._exposition.of_workers()):
+        while not all([condition(await _lines(dump)) for dump in await supervisor._exposition.of_workers()]):
             await asyncio.sleep(0.02)
+
+
+async def _lines(dump: Dump) -> set[str]:
+    merged = Merged(Catalogue("test"))
+    await merged.add(dump, SUPERVISOR)
+    body, _ = await expose(merged, "")
+    return set(body.decode().splitlines())
 
 
 def state(pod: str, state: str) -> str:

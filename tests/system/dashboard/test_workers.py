@@ -11,8 +11,9 @@ import aiohttp
 
 from proxy.core.endpoint import Endpoint
 from proxy.dashboard.feed import SummedCounts
-from proxy.dashboard.samples import NAMES, Series, TextSeries
+from proxy.dashboard.samples import Series
 from proxy.lab.sim.faults import Fault, Kind
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.host import CHAT, Host, host, question
 from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium
 from tests.helpers.dashboard.scene import events
@@ -75,11 +76,14 @@ def test_sums_are_those_of_the_series_that_were_read_last() -> None:
     counts = SummedCounts(lambda: read[-1] if read else None)
     pod, other = Endpoint("a", "http://a:8000"), Endpoint("b", "http://b:8000")
     assert counts.of(pod).attempts == {}
-    line = b'kvlane_attempts_total{ending="%s",endpoint="a"} %d.0\n'
-    read.append(TextSeries([line % (b"complete", 2) + line % (b"timed-out", 1), line % (b"complete", 5)], NAMES))
+    catalogue, later = Catalogue("test"), Catalogue("test")
+    catalogue.attempts.cell("a", "complete").add(7)
+    catalogue.attempts.cell("a", "timed-out").add(1)
+    read.append(Series(catalogue.families))
     assert counts.of(pod).attempts == {"complete": 7, "timed-out": 1}
     assert counts.of(other).attempts == {}
-    read.append(TextSeries([line % (b"complete", 9)], NAMES))
+    later.attempts.cell("a", "complete").add(9)
+    read.append(Series(later.families))
     assert counts.of(pod).attempts == {"complete": 9}
 
 

@@ -11,7 +11,7 @@ import pytest
 from proxy.autoscale.signals import Signals
 from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkersSenses
 from proxy.settings import from_mapping
-from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.metrics import Catalogue, Dump
 
 ROLE = ("default", "prefill")
 
@@ -39,7 +39,7 @@ class Workers(Questions):
 
 class Worker:
     takes_requests = answers = True
-    exposition = b""
+    metrics: Dump
 
     def __init__(self, number: int) -> None:
         self.number = self.seat = number

@@ -4,7 +4,7 @@ from typing import Any
 
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import ManualClock
-from proxy.dashboard.samples import INTERVAL, KEPT, CatalogueSeries, Samples, Sampling, Series, Totals
+from proxy.dashboard.samples import INTERVAL, KEPT, Samples, Sampling, Series, Totals
 from proxy.telemetry.metrics import Catalogue
 
 
@@ -20,7 +20,7 @@ class Sampled:
 
     def look(self, later: float = INTERVAL) -> dict[str, Any] | None:
         self.at += later
-        return self.samples.add(Totals.of(CatalogueSeries(self.catalogue), self.at, self.pods), 1000 + self.at)
+        return self.samples.add(Totals.of(Series(self.catalogue.families), self.at, self.pods), 1000 + self.at)
 
     def report(self, name: str, *, role: str = "", freshness: Freshness = Freshness.FRESH, **metrics: Any) -> None:
         """A pod reports its counters."""
@@ -94,7 +94,7 @@ async def test_the_series_are_read_when_that_is_due_and_not_before() -> None:
 
     async def read() -> Series:
         reads.append(clock.now())
-        return CatalogueSeries(Catalogue("test"))
+        return Series(Catalogue("test").families)
 
     sampling = Sampling(read, clock)
     for _ in range(11):

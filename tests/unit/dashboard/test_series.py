@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from proxy.dashboard.samples import NAMES, CatalogueSeries, TextSeries, Totals
-from proxy.telemetry.metrics import Catalogue
-from proxy.telemetry.observation import expose
+import orjson
+
+from proxy.dashboard.samples import Series, Totals
+from proxy.telemetry.metrics import Catalogue, Merged, dump_of
 
 
 def counted() -> Catalogue:
@@ -21,22 +22,29 @@ def counted() -> Catalogue:
     return catalogue
 
 
-async def test_what_workers_have_written_down_is_read_as_the_cells_are() -> None:
-    catalogue = counted()
-    text, _ = await expose(catalogue, "")
-    of_cells, of_text = CatalogueSeries(catalogue), TextSeries([text], NAMES)
-    assert Totals.of(of_cells, 1.0).counts == Totals.of(of_text, 1.0).counts
-    assert list(of_cells.buckets("time_to_first_token_seconds")) == of_text.buckets("time_to_first_token_seconds")
-    assert of_cells.by("shadow_decisions", "profile", "agrees") == of_text.by("shadow_decisions", "profile", "agrees")
-    assert of_cells.masses("shadow_regret_seconds", "sooner") == of_text.masses("shadow_regret_seconds", "sooner")
+async def merged(*catalogues: Catalogue) -> Merged:
+    found = Merged(Catalogue("test"))
+    for number, catalogue in enumerate(catalogues):
+        dump = orjson.loads(orjson.dumps(dump_of(catalogue.all_families)))
+        await found.add(dump, str(number))
+    return found
+
+
+async def test_metrics_that_a_worker_sends_are_read_like_its_own() -> None:
+    of_process, of_worker = Series(counted().families), Series((await merged(counted())).all_families)
+    assert Totals.of(of_process, 1.0) == Totals.of(of_worker, 1.0)
+    assert of_process.by("shadow_decisions", "profile", "agrees") == {("p", "true"): 4.0}
+    for name, labels in (("shadow_decisions", ("profile", "agrees")), ("refused", ("reason",))):
+        assert of_process.by(name, *labels) == of_worker.by(name, *labels)
+    assert of_process.masses("shadow_regret_seconds", "sooner") == of_worker.masses("shadow_regret_seconds", "sooner")
 
 
 async def test_workers_are_added_up() -> None:
-    text, _ = await expose(counted(), "")
-    assert TextSeries([text, text], NAMES).by("refused", "reason") == {("rate-limited",): 10.0}
-    assert TextSeries([text, text], NAMES).buckets("time_to_first_token_seconds")[-1][1] == 20.0
+    series = Series((await merged(counted(), counted())).all_families)
+    assert series.by("refused", "reason") == {("rate-limited",): 10.0}
+    assert series.buckets("time_to_first_token_seconds")[-1][1] == 20.0
 
 
 def test_errors_of_pods_are_failures_whoever_rendered_them() -> None:
-    counts = Totals.of(CatalogueSeries(counted()), 1.0).counts
+    counts = Totals.of(Series(counted().families), 1.0).counts
     assert (counts["good"], counts["failed"], counts["gone"], counts["refused"]) == (7, 5, 1, 5)

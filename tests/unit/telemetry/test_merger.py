@@ -1,18 +1,20 @@
-"""Several expositions as one."""
+"""Metrics of several processes as one."""
 
 from __future__ import annotations
 
+import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.telemetry.exposition import SUPERVISOR, Merger, SampleReader
-from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry import metrics
+from proxy.telemetry.exposition import SampleReader
+from proxy.telemetry.metrics import SUPERVISOR, Catalogue, Dump, Merged, dump_of
 from proxy.telemetry.observation import expose
 
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-async def exposition(requests: int = 0, ttft: tuple[float, ...] = (), lag: float = 0.0, running: int = 0) -> bytes:
+def dump(requests: int = 0, ttft: tuple[float, ...] = (), lag: float = 0.0, running: int = 0) -> Dump:
     catalogue = Catalogue("1")
     if requests:
         catalogue.requests.cell("m", "chat", "complete", "2xx").add(requests)
@@ -20,17 +22,26 @@ async def exposition(requests: int = 0, ttft: tuple[float, ...] = (), lag: float
         catalogue.ttft.cell("m", "true").observe(seconds)
     catalogue.loop_lag.cell().value = lag
     catalogue.running.cell("a").value = running
-    body, _ = await expose(catalogue, "")
+    return sent(catalogue)
+
+
+def sent(catalogue: Catalogue) -> Dump:
+    """The dump as it arrives at another process."""
+    found: Dump = orjson.loads(orjson.dumps(dump_of(catalogue.all_families)))
+    return found
+
+
+async def text_of(*dumps: tuple[Dump, str], ended: Dump | None = None) -> bytes:
+    found = Merged(Catalogue("1"))
+    for one, worker in dumps:
+        await found.add(one, worker)
+    await found.add(ended or {}, SUPERVISOR)
+    body, _ = await expose(found, "")
     return body
 
 
-async def merged(*expositions: tuple[bytes, str], gone: bytes = b"") -> Values:
-    found = Merger()
-    for body, worker in expositions:
-        await found.add(body, worker)
-    await found.add(gone, SUPERVISOR)
-    text = (await found.render()).decode()
-    families = list(text_string_to_metric_families(text))
+async def merged(*dumps: tuple[Dump, str], ended: Dump | None = None) -> Values:
+    families = list(text_string_to_metric_families((await text_of(*dumps, ended=ended)).decode()))
     assert len({family.name for family in families}) == len(families)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
@@ -42,9 +53,7 @@ REQUESTS = (
 
 
 async def test_counters_and_histograms_are_added_up() -> None:
-    values = await merged(
-        (await exposition(3, (0.1, 0.3)), "0"), (await exposition(4, (0.1,)), "1"), (await exposition(), SUPERVISOR)
-    )
+    values = await merged((dump(3, (0.1, 0.3)), "0"), (dump(4, (0.1,)), "1"), (dump(), SUPERVISOR))
     assert values[REQUESTS] == 7
     labels = (("model", "m"), ("stream", "true"))
     assert values["kvlane_time_to_first_token_seconds_count", labels] == 3
@@ -54,38 +63,53 @@ async def test_counters_and_histograms_are_added_up() -> None:
 
 
 async def test_gauges_of_processes_are_told_apart() -> None:
-    values = await merged((await exposition(lag=0.5), "0"), (await exposition(lag=0.25), "1"))
+    values = await merged((dump(lag=0.5), "0"), (dump(lag=0.25), "1"))
     assert values["kvlane_event_loop_lag_seconds", (("worker", "0"),)] == 0.5
     assert values["kvlane_event_loop_lag_seconds", (("worker", "1"),)] == 0.25
 
 
 async def test_gauges_of_the_fleet_are_those_of_the_supervisor() -> None:
     values = await merged(
-        (await exposition(running=9), "0"),
-        (await exposition(running=8), "1"),
-        (await exposition(running=7), SUPERVISOR),
+        (dump(running=9), "0"),
+        (dump(running=8), "1"),
+        (dump(running=7), SUPERVISOR),
     )
     running = {key: value for key, value in values.items() if key[0] == "kvlane_endpoint_running_requests"}
     assert running == {("kvlane_endpoint_running_requests", (("endpoint", "a"),)): 7}
 
 
 async def test_counts_of_workers_that_ended_stay_in_the_sums() -> None:
-    first = Merger.counts_of(b"", await exposition(3, (0.1,), lag=1.0))
-    gone = Merger.counts_of(first, await exposition(2))
-    values = await merged((await exposition(4), "0"), gone=gone)
+    kept = Merged(Catalogue("1"))
+    kept.add_counts(dump(3, (0.1,), lag=1.0))
+    ended = kept.add_counts(dump(2))
+    values = await merged((dump(4), "0"), ended=ended)
     assert values[REQUESTS] == 9
     assert values["kvlane_time_to_first_token_seconds_count", (("model", "m"), ("stream", "true"))] == 1
-    assert b"\nkvlane_event_loop_lag_seconds " not in gone
+    assert "kvlane_event_loop_lag_seconds" not in ended
+
+
+async def test_figures_of_processes_are_told_apart_and_cpu_time_is_added_up() -> None:
+    catalogue = Catalogue("1")
+    await catalogue.read()
+    values = await merged((sent(catalogue), "0"), (sent(catalogue), "1"))
+    assert values["process_cpu_seconds_total", ()] == 2 * catalogue._of_process["process_cpu_seconds"].cell().value
+    workers = {labels for name, labels in values if name == "process_open_fds"}
+    assert workers == {(("worker", "0"),), (("worker", "1"),)}
+
+
+def test_the_event_loop_runs_while_many_cells_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 10)
+    catalogue = Catalogue("1")
+    for number in range(95):
+        catalogue.attempts.cell(f"pod-{number}", "complete").add()
+    assert len(list(Merged(Catalogue("1")).steps(sent(catalogue), "0"))) == 9
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x1c", "\r", "\x0c", "\n", '"', "\\", " ", "{", "}"])
 async def test_label_values_may_contain_any_separator_of_lines(character: str) -> None:
     catalogue = Catalogue("1")
     catalogue.requests.cell(f"a{character}b", "chat", "complete", "2xx").add(1)
-    body, _ = await expose(catalogue, "")
-    merger = Merger()
-    await merger.add(body, "0")
-    await merger.add(body, "1")
     name = "kvlane_requests_total"
-    (sample,) = SampleReader([name]).read(await merger.render())[name]
+    text = await text_of((sent(catalogue), "0"), (sent(catalogue), "1"))
+    (sample,) = SampleReader([name]).read(text)[name]
     assert (sample.value, sample.labels["model"]) == (2.0, f"a{character}b")

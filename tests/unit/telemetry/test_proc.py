@@ -4,21 +4,22 @@ import os
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from proxy.telemetry import process
-from proxy.telemetry.process import ProcSeries, counted
+from proxy.telemetry.metrics import Catalogue, slices_of
+from proxy.telemetry.process import counted, figures
 
 
-def values_of(metrics: list[Metric]) -> dict[str, float]:
-    return {sample.name: sample.value for metric in metrics for sample in metric.samples}
-
-
-def test_the_series_are_those_of_every_client_of_prometheus() -> None:
+async def test_the_series_are_those_of_every_client_of_prometheus() -> None:
     standard = list(ProcessCollector(registry=CollectorRegistry()).collect())
-    ours = list(ProcSeries().slices())
+    catalogue = Catalogue("test")
+    await catalogue.read()
+    ours = [metric for metric in slices_of(catalogue.all_families) if metric.name.startswith("process_")]
     assert {(metric.name, metric.type) for metric in ours} == {(metric.name, metric.type) for metric in standard}
-    expected, seen = values_of(standard), values_of(ours)
+    expected, seen = (
+        {sample.name: sample.value for metric in metrics for sample in metric.samples} for metrics in (standard, ours)
+    )
     assert seen.keys() == expected.keys()
     for name in ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds_total"):
         assert seen[name] == pytest.approx(expected[name], rel=0.2, abs=0.2)
@@ -36,11 +37,13 @@ def test_where_files_must_be_counted_they_are_counted_in_pieces(
     assert list(counted(str(tmp_path))) == [10, 20, 25]
     monkeypatch.setattr(process, "_FDS", str(tmp_path))
     monkeypatch.setattr(os, "stat", lambda path: os.stat_result([0] * 10))
-    pieces = [metric for metric in ProcSeries().slices() if metric.name == "process_open_fds"]
-    assert [len(piece.samples) for piece in pieces] == [0, 0, 0, 1]
-    assert values_of(pieces) == {"process_open_fds": 25}
+    pieces = list(figures())
+    assert pieces.count(None) == 3
+    assert ("process_open_fds", 25) in pieces
 
 
-def test_where_there_is_no_proc_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_where_there_is_no_proc_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "_FDS", str(tmp_path / "missing"))
-    assert list(ProcSeries().slices()) == []
+    catalogue = Catalogue("test")
+    await catalogue.read()
+    assert not any(family.name.startswith("process_") for family in catalogue.all_families)

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.core.tasks import Tasks
 from proxy.dashboard.feed import shadows
-from proxy.dashboard.samples import CatalogueSeries
+from proxy.dashboard.samples import Series
 from proxy.lab.sim import SimConfig
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.dashboard.scene import events
@@ -68,6 +68,6 @@ def test_a_shadow_profile_is_told_by_how_it_agreed_and_what_it_would_have_saved(
     catalogue.shadow.cell("new", "false").add(2)
     catalogue.shadow_regret.cell("new", "shadow").observe(0.5)
     catalogue.shadow_regret.cell("new", "shadow").observe(1.5)
-    assert shadows(CatalogueSeries(catalogue)) == [
+    assert shadows(Series(catalogue.families)) == [
         {"profile": "new", "agreed": 3, "differed": 2, "sooner": [2, 2.0], "later": [0.0, 0.0]}
     ]
