@@ -53,7 +53,7 @@ from proxy.prefix.exact import ExactIndex
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.kv_subscriptions import KvSubscriptions
 from proxy.prefix.tokens import TokenSource
-from proxy.reliability.breaker import NOBODY, Breakers, Company
+from proxy.reliability.breaker import NO_PEERS, BreakerPeers, Breakers
 from proxy.reliability.health import Liveness, generates
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_log import Explaining
@@ -208,7 +208,9 @@ class App:
         clock, rng, fleet = self._clock, self._random, self.fleet
         trust = Trust(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
         self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
-        breakers = Breakers(settings.reliability.breaker, clock, fleet, self._timer.call_later, self._make_company())
+        breakers = Breakers(
+            settings.reliability.breaker, clock, fleet, self._timer.call_later, self._make_breaker_peers()
+        )
         observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
         explaining = Explaining(lambda: fleet.endpoints, clock, rng, self._may_know_why, self._decision_prefix)
         polling = self._make_polling(trust, observation)
@@ -437,9 +439,9 @@ class App:
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(os.write, sys.stdout.fileno())
 
-    def _make_company(self) -> Company:
+    def _make_breaker_peers(self) -> BreakerPeers:
         """Share nothing: there is no other process."""
-        return NOBODY
+        return NO_PEERS
 
     def _doubting(self, endpoint: Endpoint) -> None:
         pass

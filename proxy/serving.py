@@ -48,7 +48,7 @@ from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
-from proxy.reliability.hedging import SAVED_UP, Hedging, Lateness
+from proxy.reliability.hedging import SAVED_UP, HedgeDelays, Hedging
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
 from proxy.scheduling.explained_log import DecisionLog, Explained, Explaining
@@ -389,14 +389,14 @@ class _Build:
         if wanted is None:
             return None
         clock, percent = process.clock, wanted.budget_percent
-        lateness = draft.get("lateness", lambda: Lateness(wanted))
-        draft.assign(lateness, settings=wanted)
+        delays = draft.get("hedge-delays", lambda: HedgeDelays(wanted))
+        draft.assign(delays, settings=wanted)
         budget = draft.get(
             "hedging-budget",
             lambda: RetryBudget(percent, clock, lambda: process.ledger.entered, per_second=0.0, most=SAVED_UP),
         )
         draft.assign(budget, percent=percent)
-        return Hedging(wanted, failover, clock, lateness, budget, process.observation.catalogue.hedges.cell)
+        return Hedging(wanted, failover, clock, delays, budget, process.observation.catalogue.hedges.cell)
 
     def _gateway(
         self,

@@ -26,7 +26,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.flowcontrol.capacity import Lent, Siblings
 from proxy.plugins.sessions import SessionTable
-from proxy.reliability.breaker import Breakers, Company
+from proxy.reliability.breaker import BreakerPeers, Breakers
 
 T = TypeVar("T")
 
@@ -458,7 +458,7 @@ TURN = 0.2
 """Seconds that each host has to be the one that tests a pod's recovery: ten times as long as news take."""
 
 
-class SharedBreakers(_Entries[tuple[str, str]], Company):
+class SharedBreakers(_Entries[tuple[str, str]], BreakerPeers):
     """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing."""
 
     kinds = (Kind.BREAKER,)

@@ -90,7 +90,7 @@ class SharingApp(App):
     def _make_bindings(self) -> SharedBindings:
         return SharedBindings(self._clock, self._peer_bindings.bound)
 
-    def _make_company(self) -> SharedBreakers:
+    def _make_breaker_peers(self) -> SharedBreakers:
         return self._shared_breakers
 
     @cached_property

@@ -94,7 +94,7 @@ class Attempt:
         self.ending: Ending | None = None
         self.charge: tuple[int, int] | None = None
         """Tokens of prefill and of answer that `fleet.ledger`, its only writer, has on the pod for this leg."""
-        self.journey: Any = None
+        self.retries: Any = None
         """Of a request that failed before; `reliability.failover`, its only reader, keeps it here."""
         self.continued: bool = False
         """Whether it goes on with an answer that another leg has begun."""

@@ -294,7 +294,7 @@ class Relay(Protocol):
         """Send the client the response that `collect` returned for `attempt`, and nothing after it."""
 
 
-Legs = Callable[[Attempt], AbstractContextManager[None]]
+Reserve = Callable[[Attempt], AbstractContextManager[None]]
 """A leg between PreRequest and PostResponse."""
 
 

@@ -15,7 +15,7 @@ from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, BadRequest, GatewayTimeout, SuspectedPoison, UpstreamFailed
-from proxy.core.ports import Clock, Legs, Random, Relay, Tally
+from proxy.core.ports import Clock, Random, Relay, Reserve, Tally
 from proxy.core.request import changed
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector
@@ -223,7 +223,7 @@ class Stages:
     fields: dict[str, Any]
     """Of the client's body."""
     relay: Relay
-    legs: Legs
+    legs: Reserve
 
     def leg(self, attempt: Attempt, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Attempt:
         """The leg of the same client that asks the first of `pods`, or the others after it."""

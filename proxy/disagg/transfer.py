@@ -13,7 +13,7 @@ from proxy.core.attempt import CASUALTIES, NOT_YET, Attempt, Ending, Stage, casu
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
-from proxy.core.ports import Legs, Relay
+from proxy.core.ports import Relay, Reserve
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.connector import Split
 from proxy.disagg.requests import (
@@ -44,7 +44,7 @@ class SplitRequests(Shared):
     """Begins them."""
 
     def of(
-        self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Legs
+        self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Reserve
     ) -> tuple[Decision, SplitRequest | None]:
         """None, and the decision as that makes it, if one pod is to do all of it. Raises RequestError if no pod can."""
         if decision.why != SPLIT:
@@ -159,7 +159,7 @@ class SplitRequest:
         leg = Attempt(
             attempt.request, attempt.decision, attempt.endpoint, attempt.number, self.stages.shared.clock.now()
         )
-        leg.journey = attempt.journey
+        leg.retries = attempt.retries
         return leg
 
     async def _one_by_one(self, attempt: Attempt, prefill: Attempt | None, held: ExitStack) -> bool:

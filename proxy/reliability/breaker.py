@@ -1,4 +1,4 @@
-"""A circuit breaker for every pod: judges by the requests that were sent, and casts doubt on pods that fail them."""
+"""Circuit breakers, which eject pods that fail requests."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is 
 NOT_FOUND = 404
 
 PROBES = 1
-"""Requests at a time that try a pod whose breaker is half-open."""
+"""Concurrent requests to a pod whose breaker is half-open."""
 
 UNREACHABLE_SECONDS = 1.0
-"""A pod that takes no connection is left alone for so long; whether it is back, its scrapes find out too."""
+"""Seconds of the ejection of a pod that accepts no connection. Its scrapes show its return too."""
 
 MOST_REST = 30.0
-"""Seconds of a Retry-After that are honoured."""
+"""Longest honoured Retry-After, in seconds."""
 
 LEAVING_SECONDS = 60.0
 SHUTTING_DOWN = "after shutdown"
-"""In vLLM's answer (500) to what it is sent while it drains; its /health is 200 then."""
+"""A part of the 500 that vLLM sends while it drains; its /health is still 200 then."""
 
 Later = Callable[[float, Callable[[], None]], object]
-"""Calls a function so many seconds from now, on the event loop."""
+"""Call a function after a number of seconds, on the event loop."""
 
 
-class Company(Protocol):
-    """Others who have breakers for the same pods; `replicas.replica.Replica` speaks to them."""
+class BreakerPeers(Protocol):
+    """Other processes with breakers for the same pods; implemented by `cluster.shared.SharedBreakers`."""
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        """One opened here, or closed again: siblings `hear` it."""
+        """Publish that a breaker opened or closed; peers call `hear`."""
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
-        """It gets as many probes as it may, from here: siblings `hold_off`."""
+        """Publish that this process probes the pod; peers call `hold_off`."""
 
     def pause(self, endpoint: Endpoint) -> float:
-        """Seconds in which it is for others to try it."""
+        """Return the seconds for which other processes probe the pod first."""
 
 
-class Nobody(Company):
+class NoPeers(BreakerPeers):
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         pass
 
@@ -68,36 +68,37 @@ class Nobody(Company):
         return 0.0
 
 
-NOBODY = Nobody()
+NO_PEERS = NoPeers()
 
 
 class Ejections(Protocol):
-    """Who keeps pods from being chosen; `fleet.store.Fleet` is one."""
+    """The owner of ejections; implemented by `fleet.store.Fleet`."""
 
     def eject(self, endpoint: Endpoint, why: str) -> None: ...
     def uneject(self, endpoint: Endpoint, why: str) -> None: ...
 
 
 class Circuit:
-    """One pod's: closed -> open -> half-open -> closed, or open again. Exists while there is something to remember."""
+    """The breaker of one pod: closed -> open -> half-open -> closed or open. It exists while it has failures or is
+    open."""
 
-    __slots__ = ("failures", "is_open", "probes", "successes", "times", "tries")
+    __slots__ = ("failures", "is_half_open", "is_open", "probes", "successes", "times")
 
     def __init__(self) -> None:
         self.failures: deque[float] = deque()
-        """When, in monotonic seconds, within the window."""
+        """Times of the failures within the window, in monotonic seconds."""
         self.successes = 0
-        """Since the first of them."""
+        """Successes since the first of these failures."""
         self.is_open = False
-        self.tries = False
-        """Half-open: it gets probes."""
+        self.is_half_open = False
+        """Whether the breaker is half-open."""
         self.probes: set[Attempt] = set()
         self.times = 0
-        """That it opened; the timer of the last one counts."""
+        """Number of times it opened. Only the timer of the last one counts."""
 
 
 class Breakers(Listener):
-    """A circuit breaker for each pod on which requests failed; the ranks of a pod share one, under its lead."""
+    """A circuit breaker for each pod with failed requests. The ranks of a pod share one."""
 
     def __init__(
         self,
@@ -105,38 +106,38 @@ class Breakers(Listener):
         clock: Clock,
         fleet: Ejections,
         later: Later,
-        company: Company = NOBODY,
+        peers: BreakerPeers = NO_PEERS,
         probes: int = PROBES,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
-        self._company = company
+        self._peers = peers
         self._probes = probes
         self._circuits: dict[Endpoint, Circuit] = {}
-        self._out: dict[tuple[Endpoint, str], float] = {}
-        """Until when a pod is to be left alone, by the reason."""
+        self._ejected_until: dict[tuple[Endpoint, str], float] = {}
+        """End of each other ejection, by pod and reason."""
 
     def state(self, endpoint: Endpoint) -> str:
-        """closed, open or half-open."""
+        """Return closed, open or half-open."""
         circuit = self._circuits.get(endpoint.lead)
         if circuit is None or not circuit.is_open:
             return "closed"
-        return "half-open" if circuit.tries else "open"
+        return "half-open" if circuit.is_half_open else "open"
 
     def probe_started(self, attempt: Attempt) -> None:
         """Count a probe of a half-open pod."""
         circuit = self._circuits.get(attempt.endpoint.lead)
-        if circuit is not None and circuit.tries:
+        if circuit is not None and circuit.is_half_open:
             circuit.probes.add(attempt)
-            attempt.listeners = attempt.listeners.at_first_byte(self._probe_answered)
+            attempt.listeners = attempt.listeners.at_first_byte(self._probe_responded)
             if len(circuit.probes) >= self._probes:
                 self._fleet.eject(attempt.endpoint, PROBED)
-                self._company.breaker_tried(attempt.endpoint.lead)
+                self._peers.breaker_tried(attempt.endpoint.lead)
 
-    def _probe_answered(self, attempt: Attempt) -> None:
-        """Close the breaker whose probe gets a good response, which need not end for that."""
+    def _probe_responded(self, attempt: Attempt) -> None:
+        """Close the breaker at the first byte of a good response to a probe."""
         circuit = self._circuits.get(attempt.endpoint.lead)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
             self._recover(attempt.endpoint.lead)
@@ -152,7 +153,7 @@ class Breakers(Listener):
         if isinstance(error, OutOfFiles):
             return
         if isinstance(error, ConnectFailed):
-            self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
+            self._eject_for(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
         elif _is_failure(attempt, error, self._clock.now()):
             if isinstance(error, Declined):
                 self._heed(endpoint, error)
@@ -162,41 +163,42 @@ class Breakers(Listener):
             self._succeeded(endpoint, circuit)
 
     def hear(self, endpoint: Endpoint, is_open: bool) -> None:
-        """The breaker of a sibling opened, or closed again: so does this one, with a timer of its own."""
+        """Open or close the breaker as a peer did, with a timer of its own."""
         endpoint = endpoint.lead
         if not is_open:
             self._close(endpoint)
             return
         circuit = self._circuit_of(endpoint)
-        if circuit.tries or not circuit.is_open:
+        if circuit.is_half_open or not circuit.is_open:
             self._open(endpoint, circuit)
 
     def hold_off(self, endpoint: Endpoint) -> None:
-        """A sibling tries it, and says what comes of it; if nothing does, it is to be tried here, some time later."""
+        """Wait while a peer probes the pod. If it reports no result, the pod is probed here later."""
         endpoint = endpoint.lead
         circuit = self._circuits.get(endpoint)
         if circuit is not None and circuit.is_open and not circuit.probes:
             self._open(endpoint, circuit)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """It is gone, or another process answers: what is known was of the one before. A rank may go alone."""
+        """Drop the state of a pod that was removed or whose process was replaced. A single rank may leave before its
+        pod."""
         if endpoint is not endpoint.lead:
             return
         self._close(endpoint)
         for why in (UNREACHABLE, RESTING, LEAVING):
-            self._take_back(endpoint, why)
+            self._end_ejection(endpoint, why)
 
     def _heed(self, endpoint: Endpoint, error: Declined) -> None:
-        """What it says of itself."""
+        """Eject the pod as its response requests: for its Retry-After, or because it shuts down."""
         if error.retry_after:
-            self._leave_alone(endpoint, RESTING, min(MOST_REST, error.retry_after))
+            self._eject_for(endpoint, RESTING, min(MOST_REST, error.retry_after))
         if SHUTTING_DOWN in error.text:
-            self._leave_alone(endpoint, LEAVING, LEAVING_SECONDS)
+            self._eject_for(endpoint, LEAVING, LEAVING_SECONDS)
 
     def _failed(self, endpoint: Endpoint) -> None:
         circuit = self._circuit_of(endpoint)
         if circuit.is_open:
-            if circuit.tries:
+            if circuit.is_half_open:
                 self._trip(endpoint, circuit)
             return
         self._forget_old(circuit)
@@ -206,7 +208,7 @@ class Breakers(Listener):
 
     def _succeeded(self, endpoint: Endpoint, circuit: Circuit) -> None:
         if circuit.is_open:
-            if circuit.tries:
+            if circuit.is_half_open:
                 self._recover(endpoint)
             return
         self._forget_old(circuit)
@@ -230,22 +232,22 @@ class Breakers(Listener):
 
     def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
         self._open(endpoint, circuit)
-        self._company.breaker_turned(endpoint, True)
+        self._peers.breaker_turned(endpoint, True)
 
     def _recover(self, endpoint: Endpoint) -> None:
         self._close(endpoint)
-        self._company.breaker_turned(endpoint, False)
+        self._peers.breaker_turned(endpoint, False)
 
     def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
-        circuit.is_open, circuit.tries = True, False
+        circuit.is_open, circuit.is_half_open = True, False
         self._fleet.eject(endpoint, OPEN)
         circuit.times = times = circuit.times + 1
-        seconds = self.settings.open + self._company.pause(endpoint)
-        self._later(seconds, lambda: self._try(endpoint, circuit, times))
+        seconds = self.settings.open + self._peers.pause(endpoint)
+        self._later(seconds, lambda: self._half_open(endpoint, circuit, times))
 
-    def _try(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:
+    def _half_open(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:
         if self._circuits.get(endpoint) is circuit and circuit.times == times:
-            circuit.tries = True
+            circuit.is_half_open = True
             self._fleet.uneject(endpoint, OPEN)
 
     def _close(self, endpoint: Endpoint) -> None:
@@ -254,18 +256,18 @@ class Breakers(Listener):
             for why in (OPEN, PROBED):
                 self._fleet.uneject(endpoint, why)
 
-    def _leave_alone(self, endpoint: Endpoint, why: str, seconds: float) -> None:
+    def _eject_for(self, endpoint: Endpoint, why: str, seconds: float) -> None:
         until = self._clock.now() + seconds
-        if until > self._out.get((endpoint, why), 0.0):
-            self._out[endpoint, why] = until
+        if until > self._ejected_until.get((endpoint, why), 0.0):
+            self._ejected_until[endpoint, why] = until
             self._fleet.eject(endpoint, why)
-            self._later(seconds, lambda: self._take_back(endpoint, why, until))
+            self._later(seconds, lambda: self._end_ejection(endpoint, why, until))
 
-    def _take_back(self, endpoint: Endpoint, why: str, until: float | None = None) -> None:
-        """Unless it was prolonged."""
-        known = self._out.get((endpoint, why))
+    def _end_ejection(self, endpoint: Endpoint, why: str, until: float | None = None) -> None:
+        """End the ejection unless it was extended."""
+        known = self._ejected_until.get((endpoint, why))
         if known is not None and until in (None, known):
-            del self._out[endpoint, why]
+            del self._ejected_until[endpoint, why]
             self._fleet.uneject(endpoint, why)
 
 
@@ -275,8 +277,8 @@ def _watch(pod: Endpoint, is_watched: bool) -> None:
 
 
 def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bool:
-    """Of the pod. Faults of ours, clients that leave and time limits that clients set are none; nor is a pod that does
-    not have the model or the rank."""
+    """Return whether the pod failed. Errors of kvlane, clients that disconnect, deadlines of clients and models that
+    the pod does not serve are no failures of the pod; nor are ranks that it does not have."""
     is_late = attempt.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
     if is_late and is_out_of_its_own_time(attempt.request, now):
         return False

@@ -1,4 +1,4 @@
-"""Pods that fail without a request to show it: health checks, and signs of life while a response is silent."""
+"""Active health checks, and the detection of hung engines while a response sends nothing."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from proxy.reliability.settings import HealthSettings
 UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"
 
 NO_SUCH_PATH = (404, 405, 501)
-"""Statuses of a pod that has no such check: it is not judged by it."""
+"""Statuses of a pod without the check; they neither eject nor return a pod."""
 
 Hook = Callable[[Endpoint], None]
 Watch = Callable[[Hook, Hook], Callable[[], None]]
 """See `Fleet.watch`."""
 
 
-class Asker(Poster, Protocol):
+class HealthClient(Poster, Protocol):
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body. Raises ConnectRefused if nobody listens there, another UpstreamFailed if no whole answer
-        came."""
+        """Return status and body. Raise ConnectRefused if no process listens there, another UpstreamFailed if no
+        complete response arrives."""
 
 
 class Streak:
-    """So many failures after each other cast doubt, so many successes take it back."""
+    """Counts consecutive results: `failures` in a row turn it to failing, `successes` in a row turn it back."""
 
     def __init__(self, failures: int, successes: int) -> None:
         self._failures = failures
@@ -46,7 +46,7 @@ class Streak:
         self.is_failing = False
 
     def add(self, good: bool) -> bool:
-        """Whether that turned it."""
+        """Add a result. Return whether `is_failing` has changed."""
         if good is not self.is_failing:
             self._run = 0
             return False
@@ -58,25 +58,25 @@ class Streak:
 
 
 class HealthChecks:
-    """`async with HealthChecks(…)`: inside of it there is a loop for each pod. A pod that refuses connections is not
-    judged: its scrapes see that at once, and when it is back too."""
+    """A loop of health checks per pod, which runs inside `async with HealthChecks(…)`. Refused connections are left to
+    the scrapes, which notice them and the return of the pod at once."""
 
     def __init__(
         self,
         settings: HealthSettings,
         watch: Watch,
-        doubts: Ejections,
-        asker: Asker,
+        ejections: Ejections,
+        client: HealthClient,
         rng: Random,
         failed: Callable[[Endpoint, str], None],
         shortest: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
-        """`failed` is called for every check that failed, with the kind of it, `health` or `inference`; `shortest`
-        returns the seconds that must lie between two checks of a pod."""
+        """`failed` is called with each failed check and its kind, `health` or `inference`; `shortest` returns the
+        minimum seconds between two checks of a pod."""
         self._settings = settings
         self._watch = watch
-        self._doubts = doubts
-        self._asker = asker
+        self._ejections = ejections
+        self._client = client
         self._rng = rng
         self._failed = failed
         self._shortest = shortest
@@ -90,19 +90,19 @@ class HealthChecks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What it had against pods is taken back: nobody would any more."""
+        """Stop the loops and end the ejections by these checks."""
         self._unwatch()
         await self._tasks.stop()
         for endpoint in self._loops:
             for why in (UNHEALTHY, MUTE):
-                self._doubts.uneject(endpoint, why)
+                self._ejections.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
         if endpoint is not endpoint.lead:
             return
         settings, loops = self._settings, []
         if settings.path is not None:
-            check = partial(self._is_well, endpoint, settings.path)
+            check = partial(self._is_healthy, endpoint, settings.path)
             loops.append(partial(self._loop, endpoint, "health", UNHEALTHY, check, settings.interval))
         if settings.inference is not None:
             check = partial(self._generates, endpoint, settings.inference.timeout)
@@ -117,7 +117,7 @@ class HealthChecks:
         self, endpoint: Endpoint, kind: str, why: str, check: Callable[[], object], interval: float
     ) -> None:
         streak = Streak(self._settings.failures, self._settings.successes)
-        self._doubts.uneject(endpoint, why)  # a loop that failed and is started again knows nothing of the pod
+        self._ejections.uneject(endpoint, why)  # a restarted loop begins without results
         while True:
             pause = max(interval, self._shortest(endpoint))
             await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))
@@ -128,19 +128,19 @@ class HealthChecks:
             if good is None:
                 streak, was = Streak(self._settings.failures, self._settings.successes), streak
                 if was.is_failing:
-                    self._doubts.uneject(endpoint, why)
+                    self._ejections.uneject(endpoint, why)
                 continue
             if not good:
                 self._failed(endpoint, kind)
             if streak.add(good):
-                (self._doubts.eject if streak.is_failing else self._doubts.uneject)(endpoint, why)
+                (self._ejections.eject if streak.is_failing else self._ejections.uneject)(endpoint, why)
 
-    async def _is_well(self, endpoint: Endpoint, path: str) -> bool | None:
+    async def _is_healthy(self, endpoint: Endpoint, path: str) -> bool | None:
         if endpoint.state is EndpointState.STARTING:
             return None
         try:
             async with asyncio.timeout(self._settings.timeout):
-                status, _ = await self._asker.get(endpoint.url + path, endpoint.api_key)
+                status, _ = await self._client.get(endpoint.url + path, endpoint.api_key)
         except ConnectRefused:
             return None
         except OutOfFiles:
@@ -150,18 +150,18 @@ class HealthChecks:
         return None if status in NO_SUCH_PATH else 200 <= status < 300
 
     async def _generates(self, endpoint: Endpoint, timeout: float) -> bool | None:
-        """A pod that has requests shows with them that it works, and lets this one wait behind them."""
+        """Check an idle pod. The requests of a busy pod show that it works, and would delay the check."""
         if endpoint.load.requests or endpoint.metrics.waiting or endpoint.state is EndpointState.STARTING:
             return None
-        return await generates(endpoint, self._asker, timeout)
+        return await generates(endpoint, self._client, timeout)
 
 
 PATH = "/v1/completions"
 
 
 async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:
-    """Whether the engine generates a token within so many seconds; None if it says that it does not take such
-    requests, or names no model to ask for. Raises OutOfFiles, which says nothing of the engine."""
+    """Return whether the engine generates a token within `timeout` seconds; None if it does not serve completions or
+    lists no model. Raise OutOfFiles, which is no failure of the engine."""
     models = (endpoint.models or frozenset()) - endpoint.adapters
     if not models:
         return None
@@ -181,24 +181,24 @@ log = logging.getLogger(__name__)
 STALLED = "makes no progress"
 
 SILENT = 5.0
-"""Seconds without a byte after which an answer is not waited for, if there is reason to think that it will not come:
-what a server finishes properly before it exits has bytes flowing."""
+"""Seconds without a byte after which a response of a removed or hung pod is given up. A server that finishes its
+responses before it exits keeps sending bytes."""
 
 GAP = 5.0
-"""Seconds after which nobody waits for the pod any more, if nobody has asked: what was seen before counts no more."""
+"""Seconds without a check of a silent response after which earlier observations of its pod are discarded."""
 
-LOOK_INTERVAL = 1.0
-ASK_EVERY = 5
-"""Looks; a pod that has nothing to do moves no counters, so it is given something."""
+CHECK_INTERVAL = 1.0
+CHECKS_PER_PROBE = 5
+"""An idle pod changes no counters, so every fifth check sends it a request."""
 
 LONGEST = 300.0
-"""Seconds of a doubt; then requests find out."""
+"""Longest ejection of a hung engine in seconds; then requests show whether it works."""
 
-Sight = tuple[float, float, int, int, float]
+Counters = tuple[float, float, int, int, float]
 
 
 class Pods(Protocol):
-    """`fleet.store.Fleet` is one."""
+    """Ejections and removals of pods; implemented by `fleet.store.Fleet`."""
 
     def eject(self, endpoint: Endpoint, why: str) -> None: ...
     def uneject(self, endpoint: Endpoint, why: str) -> None: ...
@@ -206,21 +206,21 @@ class Pods(Protocol):
 
 
 @dataclass(slots=True)
-class Stand:
-    """What an engine's counters said when they were last seen to move, and the times, in monotonic seconds, of that
-    scrape and of the last question about the pod."""
+class Progress:
+    """The counters of an engine when they last changed. Times are monotonic seconds: of that scrape, and of the last
+    check of a response of the pod."""
 
-    sight: Sight
+    counters: Counters
     scraped_at: float
-    asked_at: float
+    checked_at: float
 
 
 class Liveness:
-    """`async with Liveness(…)`. Asked by the sweep about every answer that has been silent for a while; costs nothing
-    where none is.
+    """Detects hung engines. `given_up` is called for each response that has sent nothing for a while, so other
+    responses cost nothing. Tasks run inside `async with Liveness(…)`.
 
-    An engine stands still if for `stall` seconds somebody waits for it and none of its counters moves: neither tokens
-    nor KV blocks nor its queue. A long prefill takes blocks as it goes on, so it is none.
+    An engine is hung if none of its counters (tokens, KV blocks, queue) changes for `stall` seconds while a request
+    waits for it. A long prefill allocates blocks as it proceeds, so it does not count as hung.
     """
 
     def __init__(
@@ -231,13 +231,13 @@ class Liveness:
         works: Callable[[Endpoint], Awaitable[bool | None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`works`: whether the engine answers a question that it must work for."""
+        """`works` returns whether the engine serves a request."""
         self.settings = settings
         self._clock = clock
         self._pods = pods
         self._works = works
         self._sleep = sleep
-        self._stands: dict[Endpoint, Stand] = {}
+        self._progress: dict[Endpoint, Progress] = {}
         self._stalled: dict[Endpoint, asyncio.Task[None]] = {}
         self._tasks = Tasks()
 
@@ -249,51 +249,53 @@ class Liveness:
     ) -> None:
         await self._tasks.stop()
 
-    def given_up(self, attempt: Attempt, heard_at: float) -> str:
-        """Why an answer of which nothing has come since then is not to be waited for; empty if it is."""
+    def given_up(self, attempt: Attempt, received_at: float) -> str:
+        """Return why to give up a response that has sent nothing since `received_at`; empty to keep waiting."""
         endpoint, now = attempt.endpoint, self._clock.now()
         lost_at = self._pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
-            return "the pod is gone, and sends nothing" if now - max(lost_at, heard_at) >= SILENT else ""
+            return "the pod was removed and sends nothing" if now - max(lost_at, received_at) >= SILENT else ""
         if endpoint not in self._stalled:
-            self._look(endpoint, now)
-        if endpoint in self._stalled and attempt.first_byte_at is None and now - heard_at >= SILENT:
+            self._check(endpoint, now)
+        if endpoint in self._stalled and attempt.first_byte_at is None and now - received_at >= SILENT:
             return "the pod's engine " + STALLED
         return ""
 
     def forget(self, endpoint: Endpoint) -> None:
-        """It is gone, or another process answers."""
-        self._stands.pop(endpoint, None)
+        """Drop the state of a pod that was removed or whose process was replaced."""
+        self._progress.pop(endpoint, None)
         task = self._stalled.pop(endpoint, None)
         if task is not None:
             task.cancel()
             self._pods.uneject(endpoint, STALLED)
 
-    def _look(self, endpoint: Endpoint, now: float) -> None:
+    def _check(self, endpoint: Endpoint, now: float) -> None:
         metrics = endpoint.metrics
         if metrics.progress < 0 or metrics.freshness is Freshness.STALE:
-            self._stands.pop(endpoint, None)
+            self._progress.pop(endpoint, None)
             return
-        stand, sight = self._stands.get(endpoint), _sight(metrics)
-        if stand is None or stand.sight != sight or now - stand.asked_at > GAP:
-            self._stands[endpoint] = Stand(sight, metrics.scraped_at, now)
+        progress, counters = self._progress.get(endpoint), _counters(metrics)
+        if progress is None or progress.counters != counters or now - progress.checked_at > GAP:
+            self._progress[endpoint] = Progress(counters, metrics.scraped_at, now)
             return
-        stand.asked_at = now
-        if metrics.scraped_at - stand.scraped_at >= self.settings.stall:
-            del self._stands[endpoint]
+        progress.checked_at = now
+        if metrics.scraped_at - progress.scraped_at >= self.settings.stall:
+            del self._progress[endpoint]
             self._pods.eject(endpoint, STALLED)
-            self._stalled[endpoint] = self._tasks.start(self._until_it_moves(endpoint, sight), f"{endpoint.name} moves")
+            self._stalled[endpoint] = self._tasks.start(
+                self._until_progress(endpoint, counters), f"{endpoint.name} moves"
+            )
 
-    async def _until_it_moves(self, endpoint: Endpoint, sight: Sight) -> None:
-        until, looks = self._clock.now() + LONGEST, 0
-        while _sight(endpoint.metrics) == sight and self._clock.now() < until:
-            await self._sleep(LOOK_INTERVAL)
-            looks += 1
-            if looks % ASK_EVERY == 0 and await self._works(endpoint):
+    async def _until_progress(self, endpoint: Endpoint, counters: Counters) -> None:
+        until, checks = self._clock.now() + LONGEST, 0
+        while _counters(endpoint.metrics) == counters and self._clock.now() < until:
+            await self._sleep(CHECK_INTERVAL)
+            checks += 1
+            if checks % CHECKS_PER_PROBE == 0 and await self._works(endpoint):
                 break
         self._stalled.pop(endpoint, None)
         self._pods.uneject(endpoint, STALLED)
 
 
-def _sight(metrics: Metrics) -> Sight:
+def _counters(metrics: Metrics) -> Counters:
     return (metrics.progress, metrics.prefix_queries, metrics.waiting, metrics.running, metrics.kv_usage)

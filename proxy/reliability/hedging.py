@@ -1,4 +1,4 @@
-"""A second pod for requests whose first one is late: the client gets the response that begins first, the other ends."""
+"""Hedged attempts: a late request is also sent to a second pod, and the client gets the response that starts first."""
 
 from __future__ import annotations
 
@@ -11,83 +11,83 @@ from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.ports import Clock, Gate, Legs, Race, Relay, Tally
+from proxy.core.ports import Clock, Gate, Race, Relay, Reserve, Tally
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import HedgingSettings
 
 REMEMBERED = 500
-"""First bytes by which the next are judged."""
+"""Number of recent times to first byte that the percentile is computed of."""
 
 ENOUGH = 50
-"""Of them, before anything is late."""
+"""Smallest number of times for a percentile."""
 
 EVERY = 25
-"""So many make a new judgement."""
+"""Number of new times after which the percentile is computed again."""
 
 KINDS = 200
-"""Of requests that are told apart; clients may make up models."""
+"""Largest number of kinds of requests. Clients may invent models."""
 
 
-class Times:
-    """Seconds to the first byte of requests of one kind."""
+class FirstByteTimes:
+    """FirstByteTimes to first byte, in seconds, of one kind of requests."""
 
-    __slots__ = ("_news", "_seen", "late")
+    __slots__ = ("_added", "_seen", "late")
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=REMEMBERED)
-        self._news = 0
+        self._added = 0
         self.late: float | None = None
-        """None while too few are known."""
+        """The percentile; None while too few times are known."""
 
     def add(self, seconds: float, share: float) -> None:
         self._seen.append(seconds)
-        self._news += 1
-        if len(self._seen) >= ENOUGH and self._news >= EVERY:
-            self._news = 0
+        self._added += 1
+        if len(self._seen) >= ENOUGH and self._added >= EVERY:
+            self._added = 0
             ordered = sorted(self._seen)
             self.late = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-class Lateness:
-    """Streams and whole answers are judged apart, and so are models: a whole one begins when all of it is there."""
+class HedgeDelays:
+    """The delay before a hedged attempt, per model, and separately for streams and responses in one piece."""
 
     def __init__(self, settings: HedgingSettings) -> None:
-        self._kinds: dict[Hashable, Times] = {}
+        self._kinds: dict[Hashable, FirstByteTimes] = {}
         self.settings = settings
 
     def of(self, request: InferenceRequest) -> float | None:
-        """Seconds from when it is sent; None if nobody knows."""
+        """Return the seconds after sending; None if unknown."""
         if self.settings.after is not None:
             return self.settings.after
         times = self._kinds.get((request.model, request.stream))
         return None if times is None else times.late
 
-    def saw(self, request: InferenceRequest, seconds: float) -> None:
-        """The first byte came, or was not waited for any longer."""
+    def record(self, request: InferenceRequest, seconds: float) -> None:
+        """Record the time to the first byte, or to the end of the wait for it."""
         if self.settings.after is not None:
             return
         kind = (request.model, request.stream)
         times = self._kinds.get(kind)
         if times is None and len(self._kinds) < KINDS:
-            times = self._kinds[kind] = Times()
+            times = self._kinds[kind] = FirstByteTimes()
         if times is not None:
             times.add(seconds, self.settings.percentile / 100)
 
 
 WON, LOST, FAILED, NO_POD, NO_BUDGET = "won", "lost", "failed", "no-pod", "no-budget"
-"""What came of a request that was late; the first three had a second leg."""
+"""Outcomes of late requests. The first three had a hedged attempt."""
 
 SAVED_UP = 10.0
-"""Second legs that there may be at once after a time without any."""
+"""Largest number of unused hedged attempts that the budget keeps."""
 
 TWICE_STORED = "/v1/responses"
-"""Pods keep these answers, and each would keep one."""
+"""Pods store these responses, so a hedged attempt would store a second one."""
 
 
-class Placed(Protocol):
-    """A pool; `proxy.pool.Pool` is one."""
+class HedgedPool(Protocol):
+    """A pool of pods; implemented by `proxy.pool.Pool`."""
 
     @property
     def gates(self) -> Sequence[Gate]: ...
@@ -97,63 +97,63 @@ Place = Callable[..., Awaitable[None]]
 
 
 class Hedging:
-    """What all hedges share. Nobody gets a second leg while its pods have no room to spare, nor beyond the budget: so
-    hedges never make an overload of what is only a load."""
+    """Creates a `Hedge` per request. There is no hedged attempt without spare capacity or beyond the budget, so hedging
+    never overloads the pods."""
 
     def __init__(
         self,
         settings: HedgingSettings,
         failover: Failover,
         clock: Clock,
-        lateness: Lateness,
+        delays: HedgeDelays,
         budget: RetryBudget,
         counted: Callable[[str], Tally],
     ) -> None:
-        """`counted` returns the counter of an outcome of late requests."""
+        """`counted` returns the counter of an outcome."""
         self.failover = failover
         self.clock = clock
         self.counted = counted
-        self.lateness = lateness
+        self.delays = delays
         self.budget = budget
         self._settings = settings
 
-    def around(self, place: Place, legs: Legs) -> Place:
-        """Places requests so that some may have two legs."""
+    def around(self, place: Place, reserve: Reserve) -> Place:
+        """Return `place` with a hedge for each request that may have one."""
 
-        def placed(pool: Placed, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
-            return place(pool, request, parsed, relay, by=self._of(pool, request, relay, legs))
+        def placed(pool: HedgedPool, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
+            return place(pool, request, parsed, relay, by=self._of(pool, request, relay, reserve))
 
         return placed
 
-    def _of(self, pool: Placed, request: InferenceRequest, relay: Relay, legs: Legs) -> Hedge | None:
+    def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, reserve: Reserve) -> Hedge | None:
         wanted = request.priority >= self._settings.priority_at_least and bool(request.body)
-        return Hedge(self, pool.gates, relay, legs) if wanted and not request.path.startswith(TWICE_STORED) else None
+        return Hedge(self, pool.gates, relay, reserve) if wanted and not request.path.startswith(TWICE_STORED) else None
 
 
 @dataclass(slots=True)
 class Hedge:
-    """Of one request: its first leg may have another one beside it; those after a failure have not."""
+    """The hedge of one request. Its first attempt may have a hedged attempt; retries have none."""
 
     shared: Hedging
     gates: Sequence[Gate]
     relay: Relay
-    legs: Legs
+    reserve: Reserve
 
     async def run(self, attempt: Attempt) -> None:
-        """Raises what `Relay.relay` raises."""
+        """Relay the attempt, hedged if it is late. Raise as `Relay.relay` does."""
         shared, request = self.shared, attempt.request
-        delay = None if attempt.number else shared.lateness.of(request)
-        race = None if delay is None else self.relay.race(self._begins)
+        delay = None if attempt.number else shared.delays.of(request)
+        race = None if delay is None else self.relay.race(self._response_started)
         try:
             if race is None:
-                with self.legs(attempt):
+                with self.reserve(attempt):
                     await self.relay.relay(attempt)
             else:
                 await self._run(race, attempt, delay)
         finally:
             if not attempt.number and (attempt.succeeded or attempt.ending is Ending.EVICTED):
                 until = attempt.first_byte_at or shared.clock.now()
-                shared.lateness.saw(request, until - attempt.started_at)
+                shared.delays.record(request, until - attempt.started_at)
 
     async def _run(self, race: Race, first: Attempt, delay: float | None) -> None:
         second = None
@@ -171,11 +171,11 @@ class Hedge:
         self._raise(race, first, second, errors)
 
     def _started(self, tasks: Tasks, entered: ExitStack, race: Race, attempt: Attempt) -> asyncio.Task[Any]:
-        """The leg is entered at once, in the tick in which its pod was chosen, and left when its relay has ended."""
-        leg = ExitStack()
-        leg.enter_context(self.legs(attempt))
-        entered.callback(_left, leg, attempt)
-        return tasks.start(_relayed(leg, race, attempt), f"leg to {attempt.endpoint.name}")
+        """Reserve the pod at once, in the event-loop tick of the decision, and release it when the relay has ended."""
+        reservation = ExitStack()
+        reservation.enter_context(self.reserve(attempt))
+        entered.callback(_left, reservation, attempt)
+        return tasks.start(_relayed(reservation, race, attempt), f"hedged attempt to {attempt.endpoint.name}")
 
     def _second(self, first: Attempt) -> Attempt | None:
         shared, request = self.shared, first.request
@@ -190,8 +190,8 @@ class Hedge:
         second.answers = False
         return second
 
-    def _begins(self, attempt: Attempt) -> None:
-        """The client's answer does: if it is the second leg's, gates think so too from here on."""
+    def _response_started(self, attempt: Attempt) -> None:
+        """Make the hedged attempt the one that gates count if its response starts first."""
         if not attempt.answers:
             attempt.answers = True
             for gate in self.gates:
@@ -200,7 +200,7 @@ class Hedge:
     def _raise(
         self, race: Race, first: Attempt, second: Attempt | None, errors: dict[Attempt, Exception | None]
     ) -> None:
-        """What the leg that answered raised. If none has answered, what the first did; failover is told the rest."""
+        """Raise the error of the attempt that responded; if none did, that of the first one, and count the other."""
         if race.winner is not None:
             if (error := errors[race.winner]) is not None:
                 raise error
@@ -209,13 +209,13 @@ class Hedge:
             if error is not None and not isinstance(error, UpstreamFailed):
                 raise error
         if second is not None and isinstance(failed := errors[second], UpstreamFailed):
-            self.shared.failover.failed_beside(first, second, failed)
+            self.shared.failover.hedge_failed(first, second, failed)
         if (error := errors[first]) is not None:
             raise error
 
 
 async def _outcome(race: Race, run: dict[asyncio.Task[Any], Attempt]) -> dict[Attempt, Exception | None]:
-    """How each ended, when all have, or one has for a reason that is no fault of its pod."""
+    """Return the error of each attempt, when all have ended or one has failed for a reason other than its pod."""
     pending = set(run)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -234,20 +234,20 @@ def _is_final(task: asyncio.Task[Any]) -> bool:
     return error is not None and not isinstance(error, UpstreamFailed)
 
 
-async def _relayed(leg: ExitStack, race: Race, attempt: Attempt) -> Exception | None:
-    """What it raised; told, not raised, for it may be of no interest."""
+async def _relayed(reservation: ExitStack, race: Race, attempt: Attempt) -> Exception | None:
+    """Relay the attempt and return its error, which the caller raises if it matters."""
     try:
-        with leg:
+        with reservation:
             try:
                 await race.relay(attempt)
             finally:
                 attempt.answers = True
-    except Exception as error:  # noqa: BLE001  # raised by whoever waits for it, if it matters
+    except Exception as error:  # noqa: BLE001  # the caller raises it if it matters
         return error
     return None
 
 
-def _left(leg: ExitStack, attempt: Attempt) -> None:
-    """Of a leg whose task was cancelled before it had begun."""
+def _left(reservation: ExitStack, attempt: Attempt) -> None:
+    """Release an attempt whose task was cancelled before it started."""
     attempt.ending = attempt.ending or Ending.CLIENT_GONE
-    leg.close()
+    reservation.close()

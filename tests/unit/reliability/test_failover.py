@@ -281,18 +281,18 @@ async def test_suspects_take_a_bounded_memory() -> None:
     world.failover.poison.check(world.first(b"0").request)
 
 
-async def test_what_failed_beside_a_leg_is_not_asked_after_it_and_may_have_died_of_the_same() -> None:
+async def test_what_hedge_failed_a_leg_is_not_asked_after_it_and_may_have_died_of_the_same() -> None:
     world = World("abc", attempts=2)
     first = world.first()
     other = world.failover.next_after(first)
     assert other is world.pods[1]
-    world.failover.failed_beside(first, Attempt(first.request, first.decision, other, 0, 0.0), REFUSED)
+    world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), REFUSED)
     assert world.failover.next_after(first) is world.pods[2]
     assert (await world.failover.following(first, REFUSED)).endpoint is world.pods[2]
 
     world.dead = "ab"
     second = world.first()
-    world.failover.failed_beside(second, Attempt(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
+    world.failover.hedge_failed(second, Attempt(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
     with pytest.raises(SuspectedPoison):
         await world.failover.following(second, BROKE_OFF)
 
@@ -301,7 +301,7 @@ async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
     world = World("abcd", attempts=3)
     first = world.first()
     other = world.pods[1]
-    world.failover.failed_beside(first, Attempt(first.request, first.decision, other, 0, 0.0), GARBLED)
+    world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), GARBLED)
     assert await world.journey(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
 
 

@@ -21,7 +21,7 @@ from proxy.core.ports import Gate, ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.openai.parse import Parsed
 from proxy.reliability.failover import Failover, RetryBudget
-from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON, Hedging, Lateness
+from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON, HedgeDelays, Hedging
 from proxy.reliability.settings import HedgingSettings, Retries
 
 AT_ONCE = Duration(1e-6)
@@ -98,7 +98,7 @@ class World:
         )
         budget = RetryBudget(percent, self.clock, lambda: 0, per_second=0.0, most=1.0 if percent else 0.0)
         self.hedging = Hedging(
-            settings, failover, self.clock, Lateness(settings), budget, lambda outcome: Counted(self.counts, outcome)
+            settings, failover, self.clock, HedgeDelays(settings), budget, lambda outcome: Counted(self.counts, outcome)
         )
 
     def request(self, **fields: Any) -> InferenceRequest:
@@ -242,4 +242,4 @@ async def test_nothing_is_late_while_too_few_times_are_known_and_times_are_learn
     for _ in range(60):
         attempt = await world.send()
         assert attempt.succeeded
-    assert world.hedging.lateness.of(world.request()) == 0.0
+    assert world.hedging.delays.of(world.request()) == 0.0

@@ -13,7 +13,7 @@ from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
-from proxy.reliability.health import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
+from proxy.reliability.health import CHECKS_PER_PROBE, GAP, LONGEST, SILENT, STALLED, Liveness
 from proxy.reliability.settings import HealthSettings
 
 STALL = 30.0
@@ -58,7 +58,7 @@ class World:
             why = self.look()
         return why
 
-    async def pass_looks(self, number: int) -> None:
+    async def pass_checks(self, number: int) -> None:
         await asyncio.sleep(0)
         for _ in range(number):
             self.clock.advance(1.0)
@@ -144,29 +144,29 @@ async def test_a_stream_that_has_begun_is_left_to_its_own_timeout(world: World) 
 
 async def test_it_is_trusted_again_when_its_counters_move(world: World) -> None:
     world.stand_still(31)
-    await world.pass_looks(1)
+    await world.pass_checks(1)
     assert world.doubts == {STALLED}
     world.scrape(8.0)
-    await world.pass_looks(1)
+    await world.pass_checks(1)
     assert world.doubts == set()
     assert world.look() == ""
 
 
 async def test_it_is_given_something_to_do_and_trusted_when_it_does_it(world: World) -> None:
     world.stand_still(31)
-    await world.pass_looks(2 * ASK_EVERY)
+    await world.pass_checks(2 * CHECKS_PER_PROBE)
     assert (world.doubts, world.questions) == ({STALLED}, 2)
     world.works = True
-    await world.pass_looks(ASK_EVERY)
+    await world.pass_checks(CHECKS_PER_PROBE)
     assert world.doubts == set()
 
 
 async def test_after_a_while_requests_find_out(world: World) -> None:
     world.works = None
     world.stand_still(31)
-    await world.pass_looks(int(LONGEST) - 1)
+    await world.pass_checks(int(LONGEST) - 1)
     assert world.doubts == {STALLED}
-    await world.pass_looks(1)
+    await world.pass_checks(1)
     assert world.doubts == set()
 
 
@@ -184,5 +184,5 @@ async def test_an_answer_of_a_pod_that_is_gone_is_given_up_when_it_was_silent_fo
     world.clock.advance(SILENT - 0.1)
     assert world.look() == ""
     world.clock.advance(0.1)
-    assert "gone" in world.look()
+    assert "removed" in world.look()
     assert world.liveness.given_up(world.attempt, world.clock.now() - 1.0) == ""

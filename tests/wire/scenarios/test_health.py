@@ -129,7 +129,7 @@ async def world(settings: Mapping[str, Any] = FAST) -> AsyncIterator[World]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "SILENT", 0.3)
-    monkeypatch.setattr(health, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(health, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr("proxy.http.response.ASK_AFTER", 0.05)
 
 
