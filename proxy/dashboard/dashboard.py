@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy import __version__
 from proxy.core.endpoint import Endpoint
@@ -17,7 +17,6 @@ from proxy.dashboard.feed import (
     Paces,
     Panel,
     PodRows,
-    Scaled,
     SummedCounts,
     queues,
     scaling,
@@ -33,6 +32,9 @@ from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue, Merged
+
+if TYPE_CHECKING:
+    from proxy.autoscale.scaled_pool import ScaledPool
 
 HEAT_EVERY = 5
 """Pictures."""
@@ -67,7 +69,7 @@ class Dashboard:
         counts: Callable[[Endpoint], Counts] | None,
         breaker: Callable[[Endpoint], str],
         series: Read,
-        scaled: Callable[[], Mapping[str, Scaled]],
+        scaled: Callable[[], Mapping[str, ScaledPool]],
         about: Callable[[], Mapping[str, Any]],
         schedulings: Callable[[], Mapping[str, Scheduling]] = dict,
         flow_controls: Callable[[], Mapping[str, FlowControl]] | None = None,

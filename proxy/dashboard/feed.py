@@ -8,12 +8,10 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.loop import Loop
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import Saturated
@@ -22,6 +20,9 @@ from proxy.core.tasks import Tasks
 from proxy.dashboard.samples import Samples, Series
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
+
+if TYPE_CHECKING:
+    from proxy.autoscale.scaled_pool import ScaledPool
 
 PODS_AT_ONCE = 50
 """Read without a pause: half a millisecond."""
@@ -140,14 +141,6 @@ MOST_TENANTS = 12
 """Of a band; those with most waiting."""
 
 
-class Scaled(Protocol):
-    """`composition.scaled_pool.ScaledPool` is one."""
-
-    @property
-    def loop(self) -> Loop: ...
-    def described(self, decision: Decision) -> dict[str, Any]: ...
-
-
 def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[str, Any]]:
     """By pool and band; `oldest` is in seconds."""
     return [
@@ -189,7 +182,7 @@ def shadows(series: Series) -> list[dict[str, Any]]:
     ]
 
 
-def scaling(pools: Mapping[str, Scaled]) -> list[dict[str, Any]]:
+def scaling(pools: Mapping[str, ScaledPool]) -> list[dict[str, Any]]:
     """The latest recommendation for each pool with a policy; only its name before there is one."""
     found: list[dict[str, Any]] = []
     for name, pool in pools.items():

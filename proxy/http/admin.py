@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -24,7 +24,6 @@ from proxy.http.admin_config import (
     DecisionRoutes,
     Explained,
     LoggingRoutes,
-    Scaled,
 )
 from proxy.http.admin_keys import (
     DOORSTEPS,
@@ -45,6 +44,9 @@ from proxy.http.settings import HANDSHAKE_TIMEOUT, SEND_TIMEOUT, Admin, Trust, s
 from proxy.openai.errors import render
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.observation import Exposition
+
+if TYPE_CHECKING:
+    from proxy.autoscale.scaled_pool import ScaledPool
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +186,7 @@ def admin_application(
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     replicas: Callable[[], Mapping[str, Any]] = dict,
     workers: Callable[[], Mapping[str, int]] = dict,
-    scaled: Callable[[], Mapping[str, Scaled]] = dict,
+    scaled: Callable[[], Mapping[str, ScaledPool]] = dict,
     dashboard: Routes | None = None,
     explained: Explained | None = None,
     levels: LogLevels | None = None,

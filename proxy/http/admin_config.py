@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 from aiohttp import web
 
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.loop import Loop
 from proxy.core.errors import BadRequest, ConfigError, Forbidden, NotFound
 from proxy.core.params import parse_duration, suggestion
 from proxy.fleet.store import Fleet
@@ -19,6 +17,10 @@ from proxy.http.admin_keys import UNKNOWN, WHO, Keys, audit, json_answer, json_b
 from proxy.http.admin_pods import LOOK_INTERVAL, describe, named, seconds_of
 from proxy.telemetry.logs import LogLevels
 from proxy.yaml_source import WITHHELD
+
+if TYPE_CHECKING:
+    from proxy.autoscale.loop import Loop
+    from proxy.autoscale.scaled_pool import ScaledPool
 
 _SECRET = re.compile(
     r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token|collectorHeaders)(?:\[\d+\])?(?:\.|$)", re.IGNORECASE
@@ -171,20 +173,10 @@ LATEST = 100
 """Decisions of the history that are shown unless more are asked for."""
 
 
-class Scaled(Protocol):
-    """`composition.scaled_pool.ScaledPool` is one."""
-
-    @property
-    def loop(self) -> Loop: ...
-    def described(self, decision: Decision) -> dict[str, Any]: ...
-    def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
-        """Raises BadRequest."""
-
-
 class AutoscaleRoutes:
     """`pools` are those with a policy."""
 
-    def __init__(self, pools: Callable[[], Mapping[str, Scaled]], fleet: Fleet) -> None:
+    def __init__(self, pools: Callable[[], Mapping[str, ScaledPool]], fleet: Fleet) -> None:
         self._pools = pools
         self._fleet = fleet
 
@@ -266,7 +258,7 @@ class AutoscaleRoutes:
             await asyncio.sleep(LOOK_INTERVAL)
         return _uncached(json_answer(describe(endpoint), 202 if endpoint.load.requests > 0 else 200))
 
-    def _named(self, request: web.Request) -> Scaled:
+    def _named(self, request: web.Request) -> ScaledPool:
         """Raises NotFound."""
         name, pools = request.match_info["pool"], self._pools()
         if name not in pools:

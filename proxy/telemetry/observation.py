@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
 from prometheus_client.exposition import choose_encoder
@@ -27,18 +24,13 @@ from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries, IndexView, Predictor
 from proxy.telemetry.lines import lost_lines
-from proxy.telemetry.metrics import Catalogue, Counter, Dump, Merged, dump_of, slices_of
+from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
 from proxy.telemetry.recorder import Recorder
 from proxy.telemetry.settings import RecordSettings, Telemetry, TracingSettings
 
 if TYPE_CHECKING:
-    from proxy.telemetry.traces import SpanQueue, Tracing
-
-TRACES_PATH = "/v1/traces"
-
-TRACES_TIMEOUT = 5.0
-"""Seconds for the collector to accept one batch of spans; then the batch is dropped and counted."""
+    from proxy.telemetry.traces import Tracing
 
 
 class Observation:
@@ -61,11 +53,10 @@ class Observation:
             catalogue, fleet, (), clock, ejection_reasons=fleet.ejection_reasons, breaker=breaker
         )
         self.readers: list[Callable[[], None]] = []
-        self.traces = traces_of(settings.tracing, clock, catalogue.spans_lost.cell)
+        self._tracing = _tracing(settings.tracing, clock)
         self.observer = Observer(catalogue, self.endpoints, clock)
         self._recorder = None if settings.record is None else self._make_recorder(settings.record)
-        tracing = None if self.traces is None else self.traces.tracing
-        self.listeners = [each for each in (self.observer, tracing, self._recorder) if each is not None]
+        self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
 
@@ -77,8 +68,8 @@ class Observation:
 
     async def start(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
         """`write` makes what writes the access log, where one is wanted."""
-        if self.traces is not None:
-            await self.traces.start(stack)
+        if self._tracing is not None:
+            self._tracing.start(stack, self.catalogue.spans_lost.cell())
         if self._settings.access_log:
             access_log = AccessLog(write(), self._clock, self.catalogue.log_lines_lost.cell())
             self.observer.access_log = await stack.enter_async_context(access_log)
@@ -99,38 +90,15 @@ def _session(request: InferenceRequest) -> str:
     return request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip()
 
 
-def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[], Counter]) -> Traces | None:
-    """None where nothing is traced. Raises ConfigError if the extra is missing."""
+def _tracing(settings: TracingSettings | None, clock: Clock) -> Tracing | None:
+    """Raise ConfigError if the extra is missing."""
     if settings is None:
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-        from proxy.telemetry.traces import SpanQueue, Tracing
+        from proxy.telemetry.traces import Tracing
     except ImportError:
         raise ConfigError([Problem("telemetry.tracing", "needs the extra: pip install 'kvlane[otel]'")]) from None
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue logs the first failure
-    exporter = OTLPSpanExporter(
-        target(settings.endpoint), headers=dict(settings.collector_headers), timeout=TRACES_TIMEOUT
-    )
-    queue = SpanQueue(exporter, lost())
-    return Traces(Tracing(settings, __version__, clock, queue), queue)
-
-
-def target(endpoint: str) -> str:
-    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
-
-
-@dataclass(frozen=True, slots=True)
-class Traces:
-    """The listener that makes spans, and the queue that sends them."""
-
-    tracing: Tracing
-    queue: SpanQueue
-
-    async def start(self, stack: AsyncExitStack) -> None:
-        """What has ended is sent from here on, and the last of it when the stack ends."""
-        await stack.enter_async_context(self.queue)
+    return Tracing(settings, __version__, clock)
 
 
 _END = b"# EOF\n"

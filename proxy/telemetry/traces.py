@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
@@ -27,7 +27,6 @@ from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.core.tasks import Tasks
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import path_label
 from proxy.telemetry.settings import TracingSettings
@@ -37,79 +36,85 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0
 BATCH = 512
 MOST = 4096
-"""That wait, at about 2 KiB each; what comes on top while the collector is slow is lost, and counted."""
+"""Spans that wait, at about 2 KiB each."""
+
+EXPORT_TIMEOUT = 5.0
+"""Seconds for the collector to accept one batch."""
 
 LAST_SECONDS = 5.0
-"""That a stopping process gives the collector to take what is left."""
+"""Seconds for the collector to accept the remaining spans when the process stops."""
+
+TRACES_PATH = "/v1/traces"
 
 
-class SpanQueue(SpanProcessor):
-    """`async with`: inside of it spans are sent. Spans end on the event loop only."""
+class SpanQueue(BatchSpanProcessor):
+    """Sends ended spans in batches. `lost` counts spans that find the queue full and spans that the collector does not
+    accept. Spans end on the event loop only."""
 
     def __init__(self, exporter: SpanExporter, lost: Counter, most: int = MOST) -> None:
-        self._exporter = exporter
-        self._lost = lost
+        self._counting = _Counting(exporter, lost)
         self._most = most
-        self._spans: deque[ReadableSpan] = deque()
-        self._many = asyncio.Event()
-        self._sending = asyncio.Lock()
-        self._is_broken = False
+        self._ended = 0
+        super().__init__(self._counting, most + BATCH, INTERVAL * 1000, BATCH)
 
     def on_end(self, span: ReadableSpan) -> None:
-        if len(self._spans) >= self._most:
-            self._lost.add(1)
+        """Drop the span if the queue is full: the base class would drop an earlier span without counting it."""
+        if self._ended - self._counting.exported >= self._most:
+            self._counting.lose(1)
             return
-        self._spans.append(span)
-        if len(self._spans) >= BATCH:
-            self._many.set()
+        self._ended += 1
+        super().on_end(span)
 
-    async def __aenter__(self) -> SpanQueue:
-        self._thread = ThreadPoolExecutor(1, "traces")
-        self._tasks = Tasks()
-        self._tasks.keep(self._run, "traces")
-        return self
+    async def stop(self) -> None:
+        """Export the remaining spans for LAST_SECONDS at most."""
+        stopping = threading.Thread(target=self.shutdown, name="traces-stop", daemon=True)
+        stopping.start()
+        await asyncio.to_thread(stopping.join, LAST_SECONDS)
+        if stopping.is_alive():
+            self._counting.give_up(self._ended)
+            await asyncio.to_thread(self._counting.shutdown)
 
-    async def __aexit__(self, *_: object) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
-                await self._send_all()
-        await self._tasks.stop()
-        self._lost.add(len(self._spans))
-        self._spans.clear()
-        await asyncio.to_thread(self._exporter.shutdown)
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self) -> None:
-        while True:
-            with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can swallow a cancellation
-                async with asyncio.timeout(INTERVAL):
-                    await self._many.wait()
-            self._many.clear()
-            await self._send_all()
+class _Counting(SpanExporter):
+    """An exporter that counts the spans that it could not export. `exported` counts all others too. `export` runs in
+    the thread of the processor."""
 
-    async def _send_all(self) -> None:
-        """Export the queue, and wait for exports in progress."""
-        async with self._sending:
-            while self._spans:
-                await self._send_batch([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
+    def __init__(self, exporter: SpanExporter, lost: Counter) -> None:
+        self._exporter = exporter
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._is_broken = self._is_closed = False
+        self.exported = 0
 
-    async def _send_batch(self, batch: list[ReadableSpan]) -> None:
-        went = False
-        try:
-            went = await asyncio.get_running_loop().run_in_executor(self._thread, self._send, batch)
-        except Exception:
-            log.exception("spans cannot be sent")
-        finally:
-            if not went:
-                self._lost.add(len(batch))
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        if not self._is_closed:
+            try:
+                result = self._exporter.export(spans)
+            except Exception:
+                log.exception("failed to export spans")
+        is_broken = result is not SpanExportResult.SUCCESS
+        if is_broken and not self._is_broken:
+            log.warning("the collector rejected spans: spans are dropped until it accepts them again")
+        self._is_broken = is_broken
+        with self._lock:
+            if not self._is_closed:
+                self.exported += len(spans)
+                self._lost.add(len(spans) * is_broken)
+        return result
 
-    def _send(self, batch: list[ReadableSpan]) -> bool:
-        """In the thread. The first failure in a row is logged."""
-        went = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        if not went and not self._is_broken:
-            log.warning("the collector takes no spans: they are lost, and counted, until it does again")
-        self._is_broken = not went
-        return went
+    def lose(self, number: int) -> None:
+        with self._lock:
+            self._lost.add(number)
+
+    def give_up(self, ended: int) -> None:
+        """Count the spans that are not exported yet as lost."""
+        with self._lock:
+            self._is_closed = True
+            self._lost.add(ended - self.exported)
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 Attributes = dict[str, str | int | float | bool]
@@ -268,16 +273,27 @@ SPAN: DataKey[Span] = DataKey("Span")
 
 
 class Tracing(Listener):
-    """The listener that creates spans of sampled requests. The flag of a traceparent header decides about its request.
-    `ended` receives ended spans."""
+    """The listener that creates spans of sampled requests. The flag of a traceparent header decides whether its request
+    is sampled."""
 
-    def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
+    def __init__(self, settings: TracingSettings, version: str, clock: Clock) -> None:
+        self._settings = settings
         self._limit = TraceIdRatioBased(settings.sample).bound
         resource = Resource.create({"service.name": settings.service_name, "service.version": version})
-        provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(ended)
-        self._tracer = provider.get_tracer("kvlane", version)
+        self._provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=False)
+        self._tracer = self._provider.get_tracer("kvlane", version)
         self._clock = clock
+
+    def start(self, stack: AsyncExitStack, lost: Counter) -> None:
+        """Export ended spans from now on; export the remaining spans when the stack ends."""
+        settings = self._settings
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue logs the first failure
+        has_path = urlsplit(settings.endpoint).path.strip("/")
+        url = settings.endpoint if has_path else settings.endpoint.rstrip("/") + TRACES_PATH
+        headers = dict(settings.collector_headers)
+        queue = SpanQueue(OTLPSpanExporter(url, headers=headers, timeout=EXPORT_TIMEOUT), lost)
+        self._provider.add_span_processor(queue)
+        stack.push_async_callback(queue.stop)
 
     def decided(
         self,

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
 
 from proxy.telemetry import traces
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.traces import SpanQueue
+from tests.helpers.waiting import until
 
 
 class Taken(SpanExporter):
@@ -21,24 +24,37 @@ class Taken(SpanExporter):
         self.gate = threading.Event()
         self.gate.set()
         self.asked = threading.Event()
+        self.results: list[SpanExportResult | Exception] = []
+        """Results of the next exports."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
         if not self.gate.wait(20):
             return SpanExportResult.FAILURE
         self.names.extend(span.name for span in spans)
-        return SpanExportResult.SUCCESS
+        result = self.results.pop(0) if self.results else SpanExportResult.SUCCESS
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-def end(queue: SpanQueue, *names: object) -> None:
+@asynccontextmanager
+async def sending(taken: Taken, lost: Counter, most: int = traces.MOST) -> AsyncIterator[Tracer]:
+    provider, queue = TracerProvider(shutdown_on_exit=False), SpanQueue(taken, lost, most)
+    provider.add_span_processor(queue)
+    yield provider.get_tracer("test")
+    await queue.stop()
+
+
+def end(tracer: Tracer, *names: object) -> None:
     for name in names:
-        queue.on_end(ReadableSpan(name=str(name)))
+        tracer.start_span(str(name)).end()
 
 
 async def test_all_that_ended_is_sent_in_its_order() -> None:
     taken, lost = Taken(), Counter()
-    async with SpanQueue(taken, lost) as queue:
-        end(queue, *range(2000))
+    async with sending(taken, lost) as tracer:
+        end(tracer, *range(2000))
     assert taken.names == [str(number) for number in range(2000)]
     assert lost.value == 0
 
@@ -46,20 +62,37 @@ async def test_all_that_ended_is_sent_in_its_order() -> None:
 async def test_what_finds_no_room_is_lost_and_counted_and_nobody_waits() -> None:
     taken, lost = Taken(), Counter()
     taken.gate.clear()
-    async with SpanQueue(taken, lost, most=600) as queue:
-        end(queue, *range(600))
+    async with sending(taken, lost, most=600) as tracer:
+        end(tracer, *range(600))
         await asyncio.to_thread(taken.asked.wait, 10)
-        end(queue, *range(600, 2000))
-        assert lost.value > 0
+        end(tracer, *range(600, 2000))
+        assert lost.value == 1400
         taken.gate.set()
-    assert len(taken.names) + lost.value == 2000
+    assert taken.names == [str(number) for number in range(600)]
+
+
+async def test_spans_that_the_collector_rejects_are_counted_and_the_first_failure_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken, lost = Taken(), Counter()
+    taken.results = [SpanExportResult.FAILURE, OSError("no route"), SpanExportResult.SUCCESS]
+    async with sending(taken, lost) as tracer:
+        for number in range(3):
+            end(tracer, number)
+            taken.asked.clear()
+            await asyncio.to_thread(taken.asked.wait, 10)
+    assert lost.value == 2
+    assert caplog.text.count("the collector rejected spans") == 1
+    assert "no route" in caplog.text
 
 
 async def test_a_collector_that_hangs_does_not_keep_a_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "LAST_SECONDS", 0.1)
     taken, lost = Taken(), Counter()
     taken.gate.clear()
-    async with SpanQueue(taken, lost) as queue:
-        end(queue, *range(700))
+    async with sending(taken, lost) as tracer:
+        end(tracer, *range(700))
     assert lost.value == 700
     taken.gate.set()
+    await until(lambda: not any(thread.name == "OtelBatchSpanRecordProcessor" for thread in threading.enumerate()))
+    assert lost.value == 700

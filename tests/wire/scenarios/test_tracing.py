@@ -16,7 +16,7 @@ from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
 from proxy.lab.sim import Fault, Kind
-from proxy.telemetry import observation
+from proxy.telemetry import traces
 from tests.helpers.http.support import plain
 from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
@@ -228,7 +228,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
 async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observation, "TRACES_TIMEOUT", PATIENCE)  # of a thread, whose time a busy machine takes
+    monkeypatch.setattr(traces, "EXPORT_TIMEOUT", PATIENCE)  # of a thread, whose time a busy machine takes
     async with traced() as (s, collector):
         collector.hangs = True
         await s.chat()
@@ -252,6 +252,7 @@ async def test_keys_of_the_collector_are_sent_to_it_and_shown_to_nobody() -> Non
 
 
 async def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "proxy.telemetry.traces")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'kvlane\[otel\]'"):
         async with stack(1, settings={"telemetry": {"tracing": {}}}):

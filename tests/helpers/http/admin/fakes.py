@@ -11,13 +11,13 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import BODY_TIMEOUT, admin_application
-from proxy.http.admin_config import Scaled
 from proxy.http.admin_keys import Admins
 from proxy.http.settings import Admin
 from proxy.telemetry.endpoints import EndpointSeries
@@ -76,7 +76,7 @@ class Fixed:
 async def admin_port(
     api_key: str | None = None,
     admins: Admins | None = None,
-    scaled: Mapping[str, Scaled] | None = None,
+    scaled: Mapping[str, ScaledPool] | None = None,
     hosts: Sequence[str] = (),
     body_timeout: float = BODY_TIMEOUT,
 ) -> AsyncIterator[Port]:
