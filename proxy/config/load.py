@@ -21,6 +21,7 @@ ANOTHER_FILE = (
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
+OLDER = "if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it"
 
 BODY = Path("request body")
 
@@ -44,10 +45,16 @@ def from_text(
     data = yaml_source.read(text, str(path), environ)
     if not isinstance(data, Mapping):
         raise ConfigError([Problem(str(path), "must hold a mapping")])
-    if data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS):
+    is_document = data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS)
+    if is_document:
         data = {"scheduling": data}
     read = partial(_read, environ=environ) if reads_files else _refused
-    return from_mapping(_with_scheduling_files(data, path, read), overrides)
+    try:
+        return from_mapping(_with_scheduling_files(data, path, read), overrides)
+    except ConfigError as error:
+        if is_document:
+            raise ConfigError([*error.problems, Problem(str(path), OLDER)]) from None
+        raise
 
 
 @dataclass(frozen=True, slots=True)

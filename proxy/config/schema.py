@@ -18,8 +18,7 @@ from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.scheduling.build import PORTS
 from proxy.scheduling.document import API_VERSIONS, FEATURE_GATES, KIND, PluginRef
 from proxy.scheduling.sections import (
-    FLOW_TYPES,
-    SETTINGS_TYPES,
+    SECTION_TYPES,
     DataLayerSection,
     FlowControlSection,
     Ref,
@@ -107,8 +106,7 @@ class _Writer:
             name = f"plugin-{cls.plugin_type}"
             self._defs[name] = self._object(cls, fields)
             kinds[cls.plugin_type] = _or_null({"$ref": f"#/$defs/{name}"})
-        for table in (SETTINGS_TYPES, FLOW_TYPES):
-            kinds.update({name: self._of(kind.parameters) for name, kind in table.items()})
+        kinds.update({name: self._of(kind.parameters) for name, kind in SECTION_TYPES.items()})
         entry = _closed({"type": {"enum": sorted(kinds)}, "name": {"type": "string"}, "parameters": {}})
         chosen = [
             {

@@ -9,39 +9,32 @@ from typing import Any, TypeVar
 from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion
-from proxy.scheduling.accepted import FLOW_CONTROL, accepted
 from proxy.scheduling.sections import (
     FLOW_TYPES,
     NOTIFIED,
-    PROGRAM_AWARE,
+    SECTION_TYPES,
     SETTINGS_TYPES,
+    SOLE_TYPES,
     DataLayer,
     DataLayerSection,
     FlowControlSection,
+    Named,
     Ref,
     RequestHandlerSection,
     settings,
 )
 
-__all__ = ["DataLayer", "Document", "PluginEntry", "PluginRef", "ProfileEntry", "read"]
-
 T = TypeVar("T")
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 KIND = "EndpointPickerConfig"
+FLOW_CONTROL = "flowControl"
 FEATURE_GATES = (FLOW_CONTROL, "haPopulateNonLeaderDatastore")
 TOP_LEVEL = (
-    "apiVersion",
-    "kind",
-    "featureGates",
-    "plugins",
-    "schedulingProfiles",
-    "dataLayer",
-    "flowControl",
-    "requestHandler",
-    "parser",
-    "saturationDetector",
+    *("apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl"),
+    *("requestHandler", "parser", "saturationDetector"),
 )
+REFS = ("pluginRef", "fairnessPolicyRef", "orderingPolicyRef", "usageLimitPolicyPluginRef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +77,24 @@ class ProfileShell:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`plugins` are those for the registry; `names` are all names that may be referred to, faulty ones included.
-    `profiles` is None where the document has none; `problems` are all faults that can be seen without the registry."""
+    """`plugins` are the plugins for the registry; `names` has the type of every name that may be referred to, faulty
+    ones included. `profiles` is None without the section. `flow_control` are values of kvlane's own section of that
+    name. `problems` are all faults that can be seen without the registry, `remarks` name what has no effect."""
 
     plugins: tuple[PluginEntry, ...] = ()
     profiles: tuple[ProfileEntry, ...] | None = None
     data_layer: DataLayer = field(default_factory=DataLayer)
     flow_control: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the section `flowControl` of kvlane's own configuration."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     remarks: tuple[Problem, ...] = ()
-    """What is said in older words, or to no effect; it does not hinder."""
     path: str = ""
     given: bool = True
 
 
 def read(data: Any, path: str = "") -> Document:
-    """Never raises: what is wrong is in `problems`, their paths below `path`. None is no section at all."""
+    """Read the section at this path. Never raise: faults are in `problems`. None is a missing section."""
     return _Reader(path).read(data)
 
 
@@ -112,6 +104,7 @@ class _Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._problems: list[Problem] = []
+        self._remarks: list[Problem] = []
         self._names: dict[str, str] = {}
         self._profile_names: set[str] = set()
 
@@ -120,20 +113,22 @@ class _Reader:
             if data is not None:
                 self._complain("", f"must be a mapping, not {type(data).__name__}")
             return Document(problems=tuple(self._problems), path=self._path, given=False)
-        data, remarks = accepted(data)
         self._check_top_level(data)
         gates = self._gates(data.get("featureGates"))
         entries = [entry for index, item in self._items(data, "plugins") if (entry := self._plugin(index, item))]
-        shells = [self._profile(index, item) for index, item in self._items(data, "schedulingProfiles")]
+        profiles = [self._profile(index, item) for index, item in self._items(data, "schedulingProfiles")]
+        entries += self._undeclared(data)
+        named = self._parameters(entries)
+        self._check_request_handler(data)
         return Document(
-            plugins=tuple(entry for entry in entries if entry.type not in (*SETTINGS_TYPES, *FLOW_TYPES)),
-            profiles=tuple(shell for shell in shells if shell) if shells else None,
-            data_layer=self._data_layer(data, [entry for entry in entries if entry.type in SETTINGS_TYPES]),
-            flow_control=self._flow_control(data, [entry for entry in entries if entry.type in FLOW_TYPES], gates),
+            plugins=tuple(entry for entry in entries if entry.type not in SECTION_TYPES),
+            profiles=tuple(profile for profile in profiles if profile) if profiles else None,
+            data_layer=self._data_layer(data, named),
+            flow_control=self._flow_control(data, named, gates),
             gates=gates,
             names=self._names,
             problems=tuple(self._problems),
-            remarks=tuple(Problem(join(self._path, remark.path), remark.message) for remark in remarks),
+            remarks=tuple(self._remarks),
             path=self._path,
         )
 
@@ -148,7 +143,7 @@ class _Reader:
 
     def _gates(self, data: Any) -> dict[str, bool]:
         gates = {}
-        for index, gate in enumerate(self._load_list(data, "featureGates")):
+        for index, gate in enumerate(self._list(data, "featureGates")):
             name, equals, value = str(gate).partition("=")
             if name not in FEATURE_GATES:
                 known = suggestion(name, FEATURE_GATES)
@@ -158,8 +153,10 @@ class _Reader:
             gates[name] = value != "false"
         return gates
 
+    # Plugins and profiles.
+
     def _plugin(self, index: int, item: Any) -> PluginEntry | None:
-        """None if it is faulty or of another issue; its name is known all the same."""
+        """Return None for a faulty plugin and for an unsupported type; its name may still be referred to."""
         label = _text(item, "name") or _text(item, "type")
         path = f"plugins.{label}" if label else f"plugins[{index}]"
         if label in self._names:
@@ -167,10 +164,35 @@ class _Reader:
         elif label:
             self._names[label] = _text(item, "type")
         entry = self._load(PluginEntry, item, path)
-        if entry is None or entry.type not in (LATER_TYPES | REMOVED_TYPES.keys()):
+        if entry is None or entry.type not in UNSUPPORTED_TYPES:
             return entry
-        self._complain(path, f"'{entry.type}' {REMOVED_TYPES.get(entry.type, NOT_YET)}")
-        return None
+        if (equivalent := _equivalent(entry)) is None:
+            self._complain(path, f"'{entry.type}' {UNSUPPORTED_TYPES[entry.type]}")
+        return equivalent
+
+    def _undeclared(self, data: Mapping[Any, Any]) -> Iterator[PluginEntry]:
+        """Yield plugins that sections refer to by their type, without a declaration."""
+        for section in (FLOW_CONTROL, "dataLayer", "requestHandler", "parser", "saturationDetector"):
+            for name in _refs(data.get(section)):
+                if name in SECTION_TYPES and name not in self._names:
+                    self._names[name] = name
+                    yield PluginEntry(name)
+
+    def _parameters(self, entries: Sequence[PluginEntry]) -> Named:
+        """Return type and parameters of the plugins that configure other packages, by name; None if faulty."""
+        named: dict[str, tuple[str, Any]] = {}
+        types = set[str]()
+        for entry in entries:
+            if (kind := SECTION_TYPES.get(entry.type)) is None:
+                continue
+            path = f"plugins.{entry.label}"
+            if entry.type in types & SOLE_TYPES:
+                self._complain(path, f"there is another '{entry.type}'; one is enough")
+            types.add(entry.type)
+            named[entry.label] = (entry.type, self._load(kind.parameters, entry.parameters, path))
+            if kind.remark:
+                self._remark(path, kind.remark)
+        return named
 
     def _profile(self, index: int, item: Any) -> ProfileEntry | None:
         name = _text(item, "name")
@@ -179,13 +201,14 @@ class _Reader:
             self._complain(path, "two profiles have this name")
         self._profile_names.add(name)
         shell = self._load(ProfileShell, item, path)
-        refs = self._refs(item, path)
+        refs = self._plugin_refs(item, path)
         return ProfileEntry(shell.name, refs, shell.shadow, join(self._path, path)) if shell else None
 
-    def _refs(self, profile: Any, path: str) -> tuple[PluginRef, ...]:
-        """Those to plugins; parsers and sources of metrics have no part in a profile, and do no harm there."""
+    def _plugin_refs(self, profile: Any, path: str) -> tuple[PluginRef, ...]:
+        """Return the references to plugins. References to parsers and sources of metrics have no effect."""
         refs = []
-        for at, item in enumerate(_sequence(profile, "plugins")):
+        items = profile.get("plugins") if isinstance(profile, Mapping) else None
+        for at, item in enumerate(items if isinstance(items, list | tuple) else ()):
             ref = self._load(PluginRef, item, f"{path}.plugins[{at}]")
             where = f"{path}.plugins[{at}].pluginRef"
             if ref is None or not self._check_ref(ref.plugin_ref, where):
@@ -196,20 +219,10 @@ class _Reader:
                 refs.append(ref)
         return tuple(refs)
 
-    def _data_layer(self, data: Mapping[Any, Any], entries: Sequence[PluginEntry]) -> DataLayer:
-        section = self._load(DataLayerSection, data.get("dataLayer"), "dataLayer") or DataLayerSection()
-        self._check_data_layer(section)
-        fields: dict[str, Any] = {}
-        for entry in entries:
-            kind = SETTINGS_TYPES[entry.type]
-            loaded = self._load(kind.parameters, entry.parameters, f"plugins.{entry.label}")
-            if kind.field in fields:
-                self._complain(f"plugins.{entry.label}", f"there is another '{entry.type}'; one is enough")
-            elif kind.field:
-                fields[kind.field] = loaded
-        return DataLayer(parsers=self._parsers(data), inject_defaults=section.inject_defaults, **fields)
+    # Sections of other packages.
 
-    def _check_data_layer(self, section: DataLayerSection) -> None:
+    def _data_layer(self, data: Mapping[Any, Any], named: Named) -> DataLayer:
+        section = self._load(DataLayerSection, data.get("dataLayer"), "dataLayer") or DataLayerSection()
         for key in ("peer_discovery", "cross_replica_syncer_plugin_ref", "cross_replica_sync_interval"):
             if getattr(section, key) is not None:
                 self._complain(f"dataLayer.{params.camel(key)}", NOT_YET)
@@ -220,59 +233,49 @@ class _Reader:
                 self._check_role(extractor.plugin_ref, f"{path}.extractors[{at}].pluginRef", "extractor")
         if section.discovery is not None:
             self._check_role(section.discovery.plugin_ref, "dataLayer.discovery.pluginRef", "discovery")
+        fields = {SECTION_TYPES[kind].field: parameters for kind, parameters in named.values()}
+        return DataLayer(**{name: parameters for name, parameters in fields.items() if name})
 
-    def _flow_control(
-        self, data: Mapping[Any, Any], entries: Sequence[PluginEntry], gates: Mapping[str, bool]
-    ) -> Mapping[str, Any]:
-        given, old, is_on = (
-            data.get("flowControl") or {},
-            data.get("saturationDetector"),
-            gates.get(FLOW_CONTROL, False),
-        )
-        if old and isinstance(given, Mapping):
-            given = {"saturationDetector": old, **given}
-        section = self._load(FlowControlSection, given, "flowControl")
-        for entry in [entry for entry in entries if entry.type == PROGRAM_AWARE][1:]:
-            self._complain(f"plugins.{entry.label}", f"there is another '{PROGRAM_AWARE}'; one is enough")
-        named = {}
-        for entry in entries:
-            parameters = self._load(FLOW_TYPES[entry.type].parameters, entry.parameters, f"plugins.{entry.label}")
-            if parameters is not None:
-                named[entry.label] = (entry.type, parameters)
-        refs = section.refs() if section is not None else ()
-        wrong = [ref for at, ref, role in refs if not self._is_flow(ref, f"flowControl.{at}", role)]
-        if section is None or wrong or len(named) < len(entries):
+    def _flow_control(self, data: Mapping[Any, Any], named: Named, gates: Mapping[str, bool]) -> Mapping[str, Any]:
+        """Return values of kvlane's section `flowControl`. Without the feature gate only the detector has an effect."""
+        given, older = data.get(FLOW_CONTROL) or {}, data.get("saturationDetector")
+        is_on = gates.get(FLOW_CONTROL, False)
+        if isinstance(given, Mapping):
+            ignored = [] if is_on else [str(key) for key in given if key != "saturationDetector"]
+            if ignored:
+                needs = f"has no effect without 'featureGates: [{FLOW_CONTROL}]': {', '.join(ignored)}"
+                self._remark(FLOW_CONTROL, needs)
+            given = {key: value for key, value in given.items() if str(key) not in ignored}
+            given = {"saturationDetector": older, **given} if older else given
+        section = self._load(FlowControlSection, given, FLOW_CONTROL)
+        flow = {name: each for name, each in named.items() if each[0] in FLOW_TYPES}
+        if section is None or any(parameters is None for _, parameters in flow.values()):
             return {}
-        return settings(section, named, is_on)
+        refs = [(path, name, role) for path, name, role in section.refs() if name is not None]
+        are_right = [self._check_role(name, f"{FLOW_CONTROL}.{path}", role) for path, name, role in refs]
+        return settings(section, flow, is_on) if all(are_right) else {}
 
-    def _is_flow(self, name: str | None, path: str, role: str) -> bool:
-        if name is None:
-            return True
-        kind = FLOW_TYPES.get(self._names.get(name, ""))
+    def _check_request_handler(self, data: Mapping[Any, Any]) -> None:
+        section = self._load(RequestHandlerSection, data.get("requestHandler"), "requestHandler")
+        parsers = [(f"requestHandler.parsers[{at}]", ref) for at, ref in enumerate(section.parsers if section else ())]
+        if data.get("parser") is not None and (older := self._load(Ref, data["parser"], "parser")):
+            parsers.append(("parser", older))
+        for path, ref in parsers:
+            self._check_role(ref.plugin_ref, f"{path}.pluginRef", "parser")
+
+    # References and pieces.
+
+    def _check_role(self, name: str, path: str, role: str) -> bool:
+        """Return whether the name refers to a plugin of this role."""
         if not self._check_ref(name, path):
             return False
-        if kind is None or kind.role != role:
+        type_name = self._names[name]
+        kind = SECTION_TYPES.get(type_name)
+        if (kind is not None and kind.role == role) or (role == "extractor" and type_name in NOTIFIED):
+            return True
+        if type_name not in UNSUPPORTED_TYPES:  # which has a problem already
             self._complain(path, f"'{name}' is no {role}")
-            return False
-        return True
-
-    def _parsers(self, data: Mapping[Any, Any]) -> tuple[str, ...]:
-        section = self._load(RequestHandlerSection, data.get("requestHandler"), "requestHandler")
-        named = [(f"requestHandler.parsers[{at}]", ref) for at, ref in enumerate(section.parsers if section else ())]
-        if data.get("parser") is not None and (old := self._load(Ref, data["parser"], "parser")):
-            named.append(("parser", old))
-        for path, ref in named:
-            self._check_role(ref.plugin_ref, f"{path}.pluginRef", "parser")
-        return tuple(self._names.get(ref.plugin_ref, "") for _, ref in named)
-
-    def _check_role(self, name: str, path: str, role: str) -> None:
-        type_name = self._names.get(name, "")
-        if self._check_ref(name, path) and type_name not in (LATER_TYPES | REMOVED_TYPES.keys()):
-            kind = SETTINGS_TYPES.get(type_name)
-            if role == "extractor" and type_name in NOTIFIED:
-                return
-            if kind is None or kind.role != role:
-                self._complain(path, f"'{name}' is no {role}")
+        return False
 
     def _check_ref(self, name: str, path: str) -> bool:
         if name in self._names:
@@ -281,9 +284,9 @@ class _Reader:
         return False
 
     def _items(self, data: Mapping[Any, Any], key: str) -> Iterator[tuple[int, Any]]:
-        return enumerate(self._load_list(data.get(key), key))
+        return enumerate(self._list(data.get(key), key))
 
-    def _load_list(self, data: Any, path: str) -> Sequence[Any]:
+    def _list(self, data: Any, path: str) -> Sequence[Any]:
         if data is None or (isinstance(data, Sequence) and not isinstance(data, str)):
             return data or ()
         self._complain(path, f"must be a list, not {type(data).__name__}")
@@ -297,8 +300,10 @@ class _Reader:
             return None
 
     def _complain(self, path: str, message: str) -> None:
-        where = join(self._path, path) if path else self._path
-        self._problems.append(Problem(where, message))
+        self._problems.append(Problem(join(self._path, path) if path else self._path, message))
+
+    def _remark(self, path: str, message: str) -> None:
+        self._remarks.append(Problem(join(self._path, path), message))
 
 
 def _text(item: Any, key: str) -> str:
@@ -306,35 +311,64 @@ def _text(item: Any, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _sequence(item: Any, key: str) -> Sequence[Any]:
-    value = item.get(key) if isinstance(item, Mapping) else None
-    return value if isinstance(value, list | tuple) else ()
+def _refs(value: Any) -> Iterator[str]:
+    """Yield all names of plugins in a section."""
+    for item in value if isinstance(value, list) else ():
+        yield from _refs(item)
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if key in REFS and isinstance(item, str):
+            yield item
+        yield from _refs(item)
+
+
+def _equivalent(entry: PluginEntry) -> PluginEntry | None:
+    """Return the plugin of kvlane for two types of llm-d, if it can do the same."""
+    given = entry.parameters or {}
+    if entry.type == "data-parallel-profile-handler":  # each rank is an endpoint
+        rest = {key: value for key, value in given.items() if key != "primaryPort"}
+        return PluginEntry("single-profile-handler", entry.label, rest)
+    label, values = given.get("label"), given.get("validValues")
+    if entry.type == "by-label" and label and values and not given.get("allowsNoLabel"):
+        wanted = {"key": label, "operator": "In", "values": values}
+        return PluginEntry("label-selector-filter", entry.label, {"matchExpressions": [wanted]})
+    return None
 
 
 NOT_YET = "is not yet supported"
 
-LATER_TYPES = frozenset(
-    {
-        "by-label",
-        "cross-replica-publisher",
-        "disaggregatedset-rollout-pod-extractor",
-        "disaggregatedset-rollout-screener",
-        "local-syncer",
-        "multicluster-approx-prefix-cache-producer",
-        "multicluster-file-discovery",
-        "multicluster-kv-cache-utilization-scorer",
-        "multicluster-metrics-data-source",
-        "multicluster-metrics-extractor",
-        "multicluster-prefix-cache-scorer",
-        "multicluster-queue-scorer",
-        "multicluster-session-affinity-filter",
-        "p2p-source-producer",
-        "vertexai-parser",
-        "vllmgrpc-parser",
-    }
-)
+RENAMED_TYPES = {
+    "by-label-selector": "label-selector-filter",
+    "kv-cache-scorer": "kv-cache-utilization-scorer",
+    "max-score": "max-score-picker",
+    "prefix-cache": "prefix-cache-scorer",
+    "single-profile": "single-profile-handler",
+}
+"""Plugin types of earlier releases, which `kvlane import` renames."""
 
-REMOVED_TYPES = {
+UNSUPPORTED_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "by-label",
+            "cross-replica-publisher",
+            "data-parallel-profile-handler",
+            "disaggregatedset-rollout-pod-extractor",
+            "disaggregatedset-rollout-screener",
+            "local-syncer",
+            "multicluster-approx-prefix-cache-producer",
+            "multicluster-file-discovery",
+            "multicluster-kv-cache-utilization-scorer",
+            "multicluster-metrics-data-source",
+            "multicluster-metrics-extractor",
+            "multicluster-prefix-cache-scorer",
+            "multicluster-queue-scorer",
+            "multicluster-session-affinity-filter",
+            "p2p-source-producer",
+            "vertexai-parser",
+            "vllmgrpc-parser",
+        ),
+        NOT_YET,
+    ),
+    **{old: f"was renamed to {new}" for old, new in RENAMED_TYPES.items()},
     "decision-tree-filter": "no longer exists; list the filters one after the other in a profile",
     "least-kv-cache-filter": "no longer exists; use kv-cache-utilization-scorer",
     "least-queue-filter": "no longer exists; use queue-scorer",
@@ -342,4 +376,4 @@ REMOVED_TYPES = {
     "low-queue-filter": "no longer exists; use queue-scorer, or utilization-filter with "
     "'conditions: [{metric: waiting-queue, maxValue: 128}]'",
 }
-"""Plugin types of earlier releases of the Gateway API inference scheduler, and what replaces each."""
+"""Types that llm-d has, or earlier releases of the Gateway API inference scheduler had, and what to do instead."""

@@ -15,7 +15,7 @@ from proxy.core.plugin import DataProducer, Filter, Picker, Plugin, ProfileHandl
 from proxy.core.registry import Registry
 from proxy.core.request import DataKey
 from proxy.scheduling.document import Document, ProfileEntry
-from proxy.scheduling.sections import FLOW_TYPES, SETTINGS_TYPES
+from proxy.scheduling.sections import SECTION_TYPES, SETTINGS_TYPES
 
 DEFAULT_PROFILE = "default"
 DEFAULT_PICKER = "max-score-picker"
@@ -110,7 +110,7 @@ def lay_out(document: Document, registry: Registry) -> Layout:
 
 
 def _declare(layout: Layout, document: Document) -> None:
-    types = [*(cls.plugin_type for cls in layout.registry), *SETTINGS_TYPES, *FLOW_TYPES]
+    types = [*(cls.plugin_type for cls in layout.registry), *SECTION_TYPES]
     for plugin in document.plugins:
         cls = layout.registry.get(plugin.type)
         if cls is None:

@@ -116,47 +116,56 @@ class TopologyLabels:
 
 
 @dataclass(frozen=True, slots=True)
-class DataLayer:
-    """What the document does not mention is None; `parsers` are the types of the parsers it lists, empty for all there
-    are."""
-
-    metrics: HttpSource | None = None
-    core: CoreMetrics | None = None
-    models: HttpSource | None = None
-    gpus: DcgmSource | None = None
-    discovery: FileDiscovery | None = None
-    parsers: tuple[str, ...] = ()
-    inject_defaults: bool = True
+class Reporter:
+    attributes: Any = param(None, "accepted and without effect")
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsType:
-    """`role` is what references call it, `field` the field of DataLayer that its parameters become."""
+class DataLayer:
+    """Settings of scraping and discovery; None if the document does not mention them."""
+
+    metrics: HttpSource | None = None
+    core: CoreMetrics | None = None
+    gpus: DcgmSource | None = None
+    discovery: FileDiscovery | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionType:
+    """A plugin type that configures another package. `role` is the name of the type in messages about references,
+    `field` the field of DataLayer with its parameters, `value` its name in the section `flowControl`."""
 
     parameters: type[Any]
     role: str
     field: str = ""
+    value: str = ""
+    remark: str = ""
 
 
-SETTINGS_TYPES: Mapping[str, SettingsType] = MappingProxyType(
+SETTINGS_TYPES: Mapping[str, SectionType] = MappingProxyType(
     {
-        "metrics-data-source": SettingsType(HttpSource, "data source", "metrics"),
-        "models-data-source": SettingsType(HttpSource, "data source", "models"),
-        "dcgm-data-source": SettingsType(DcgmSource, "data source", "gpus"),
-        "dcgm-extractor": SettingsType(NoParameters, "extractor"),
-        "core-metrics-extractor": SettingsType(CoreMetrics, "extractor", "core"),
-        "models-data-extractor": SettingsType(NoParameters, "extractor"),
-        "topology-extractor": SettingsType(TopologyLabels, "extractor"),
-        "disagg-headers-handler": SettingsType(DisaggHeaders, "request hook"),
-        "prefill-header-handler": SettingsType(DisaggHeaders, "request hook"),
-        "endpoint-notification-source": SettingsType(NoParameters, "data source"),
-        "k8s-notification-source": SettingsType(NoParameters, "data source"),
-        "file-discovery": SettingsType(FileDiscovery, "discovery", "discovery"),
-        "openai-parser": SettingsType(NoParameters, "parser"),
-        "anthropic-parser": SettingsType(NoParameters, "parser"),
-        "vllmhttp-parser": SettingsType(NoParameters, "parser"),
-        "sglanghttp-parser": SettingsType(NoParameters, "parser"),
-        "passthrough-parser": SettingsType(NoParameters, "parser"),
+        "metrics-data-source": SectionType(HttpSource, "data source", "metrics"),
+        "models-data-source": SectionType(HttpSource, "data source"),
+        "dcgm-data-source": SectionType(DcgmSource, "data source", "gpus"),
+        "dcgm-extractor": SectionType(NoParameters, "extractor"),
+        "core-metrics-extractor": SectionType(CoreMetrics, "extractor", "core"),
+        "models-data-extractor": SectionType(NoParameters, "extractor"),
+        "topology-extractor": SectionType(TopologyLabels, "extractor"),
+        "disagg-headers-handler": SectionType(DisaggHeaders, "request hook"),
+        "prefill-header-handler": SectionType(DisaggHeaders, "request hook"),
+        "request-attribute-reporter": SectionType(
+            Reporter,
+            "request hook",
+            remark="has no effect: see the token counts of /metrics and of the access log",
+        ),
+        "endpoint-notification-source": SectionType(NoParameters, "data source"),
+        "k8s-notification-source": SectionType(NoParameters, "data source"),
+        "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
+        "openai-parser": SectionType(NoParameters, "parser"),
+        "anthropic-parser": SectionType(NoParameters, "parser"),
+        "vllmhttp-parser": SectionType(NoParameters, "parser"),
+        "sglanghttp-parser": SectionType(NoParameters, "parser"),
+        "passthrough-parser": SectionType(NoParameters, "parser"),
     }
 )
 
@@ -329,34 +338,35 @@ class ProgramAware:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class FlowType:
-    """`role` is what references call it, `value` what the section calls it."""
-
-    parameters: type[Any]
-    role: str
-    value: str = ""
-
-
-FLOW_TYPES: Mapping[str, FlowType] = MappingProxyType(
+FLOW_TYPES: Mapping[str, SectionType] = MappingProxyType(
     {
-        "global-strict-fairness-policy": FlowType(NoParameters, "fairness policy", "strict"),
-        PROGRAM_AWARE: FlowType(ProgramAware, "fairness policy", "least-service"),
-        "round-robin-fairness-policy": FlowType(NoParameters, "fairness policy", "round-robin"),
-        "fcfs-ordering-policy": FlowType(NoParameters, "ordering policy", "fcfs"),
-        "edf-ordering-policy": FlowType(NoParameters, "ordering policy", "edf"),
-        "slo-deadline-ordering-policy": FlowType(NoParameters, "ordering policy", "slo-deadline"),
-        "static-usage-limit-policy": FlowType(StaticCeiling, "usage limit policy"),
-        "soft-reflective-ceiling-policy": FlowType(ReflectiveCeiling, "usage limit policy", "reflective"),
-        "priority-holdback-policy": FlowType(Holdback, "usage limit policy"),
-        "utilization-detector": FlowType(UtilizationDetector, "saturation detector"),
-        "concurrency-detector": FlowType(ConcurrencyDetector, "saturation detector"),
-        "probabilistic-admitter": FlowType(Probability, ADMITTER),
-        "latency-slo-admitter": FlowType(LatencyObjectives, ADMITTER),
-        "sheddable-eviction-filter": FlowType(NoParameters, "eviction filter"),
-        "priority-then-time-eviction-order-policy": FlowType(NoParameters, "eviction order"),
+        "global-strict-fairness-policy": SectionType(NoParameters, "fairness policy", value="strict"),
+        PROGRAM_AWARE: SectionType(ProgramAware, "fairness policy", value="least-service"),
+        "round-robin-fairness-policy": SectionType(NoParameters, "fairness policy", value="round-robin"),
+        "fcfs-ordering-policy": SectionType(NoParameters, "ordering policy", value="fcfs"),
+        "edf-ordering-policy": SectionType(NoParameters, "ordering policy", value="edf"),
+        "slo-deadline-ordering-policy": SectionType(NoParameters, "ordering policy", value="slo-deadline"),
+        "static-usage-limit-policy": SectionType(StaticCeiling, "usage limit policy"),
+        "soft-reflective-ceiling-policy": SectionType(ReflectiveCeiling, "usage limit policy", value="reflective"),
+        "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
+        "utilization-detector": SectionType(UtilizationDetector, "saturation detector"),
+        "concurrency-detector": SectionType(ConcurrencyDetector, "saturation detector"),
+        "probabilistic-admitter": SectionType(Probability, ADMITTER),
+        "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
+        "sheddable-eviction-filter": SectionType(NoParameters, "eviction filter"),
+        "priority-then-time-eviction-order-policy": SectionType(NoParameters, "eviction order"),
     }
 )
+
+SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType({**SETTINGS_TYPES, **FLOW_TYPES})
+
+SOLE_TYPES = frozenset(
+    (
+        *("metrics-data-source", "models-data-source", "dcgm-data-source", "core-metrics-extractor"),
+        *("file-discovery", PROGRAM_AWARE),
+    )
+)
+"""Types of which a document has one plugin at most."""
 
 
 @dataclass(frozen=True, slots=True)

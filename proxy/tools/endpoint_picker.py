@@ -11,6 +11,7 @@ from typing import Any
 from proxy.core.errors import ConfigError, Problem
 from proxy.scheduling.document import KIND
 from proxy.tools.imported import Imported, Unreadable, parse, read_all
+from proxy.tools.older_picker_config import current
 
 MOST = 200
 """Pieces that are left out before the whole is given up."""
@@ -26,8 +27,10 @@ def endpoint_picker(path: Path) -> Imported:
     """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe,
     manifests with one of these among them. Raises ConfigError and Unreadable."""
     first, *others = _documents(path)
-    document = dict(first)
+    document, changes = current(first)
     made = Imported("an EndpointPickerConfig")
+    for change in changes:
+        made.note(f"check {change}")
     if others:
         made.note(f"it holds {len(others) + 1} such documents; this is the first, the others are left out")
     for _ in range(MOST):
@@ -39,7 +42,7 @@ def endpoint_picker(path: Path) -> Imported:
             document = _without(document, error.problems[0], made)
     if "dataLayer" not in document or "discovery" not in (document["dataLayer"] or {}):
         made.note("it names no pods: name its InferencePool under pods.kubernetes.inferencePool, or list them")
-    if not made.missing:
+    if not made.missing and not changes:
         made.note("optional: the document also works as it is, as kvlane serve -c FILE")
     return made
 

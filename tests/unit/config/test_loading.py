@@ -110,3 +110,12 @@ def test_anchors_are_bounded_for_pods_too() -> None:
 def test_json_that_cannot_be_read_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^state\.json: is no JSON"):
         yaml_source.read_json(text, "state.json")
+
+
+def test_the_error_about_a_document_of_an_earlier_release_names_the_import() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text("kind: EndpointPickerConfig\nplugins: [{type: kv-cache-scorer}]", Path("picker.yaml"), {})
+    assert list(map(str, caught.value.problems)) == [
+        "scheduling.plugins.kv-cache-scorer: 'kv-cache-scorer' was renamed to kv-cache-utilization-scorer",
+        "picker.yaml: if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it",
+    ]

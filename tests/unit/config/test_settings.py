@@ -298,7 +298,6 @@ requestHandler: {{parsers: [{{pluginRef: sglanghttp-parser}}]}}
 """
     settings = files.load(document)
     assert settings.pods.refresh.dcgm == DcgmSettings(9401, on_node=True, interval=Duration(1.0))
-    assert settings.scheduling.data_layer.parsers == ("sglanghttp-parser",)
     assert files.load(PICKER).pods.refresh.dcgm is None
     files.write(document, "picker.yaml")
     (fault,) = files.faults("pods: {refresh: {dcgm: {}}}\nscheduling: {file: picker.yaml}")

@@ -39,8 +39,6 @@ def test_what_it_says_about_scraping_discovery_and_parsing_is_there_for_others()
     assert layer.discovery is not None
     assert (layer.discovery.path, layer.discovery.watch_file) == ("/etc/epp/endpoints.yaml", True)
     assert layer.core is not None
-    assert layer.models is None
-    assert layer.parsers == ("openai-parser", "anthropic-parser", "passthrough-parser")
 
 
 def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
@@ -113,7 +111,6 @@ def test_the_deprecated_api_version_and_parser_key_are_accepted() -> None:
         }
     )
     assert not document.problems
-    assert document.data_layer.parsers == ("openai-parser",)
 
 
 def test_gates_are_known_by_name_and_value() -> None:
@@ -147,6 +144,9 @@ def test_a_removed_type_is_refused_with_what_replaces_it() -> None:
     assert faults(document) == [
         "plugins.low-queue-filter: 'low-queue-filter' no longer exists; use queue-scorer, or utilization-filter with "
         "'conditions: [{metric: waiting-queue, maxValue: 128}]'"
+    ]
+    assert faults(read({"plugins": [{"type": "kv-cache-scorer"}]})) == [
+        "plugins.kv-cache-scorer: 'kv-cache-scorer' was renamed to kv-cache-utilization-scorer"
     ]
 
 

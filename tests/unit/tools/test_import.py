@@ -253,6 +253,14 @@ class TestTheEndpointPicker:
         assert made.missing == []
         assert made.settings["scheduling"] == yaml.safe_load(file.read_text())
 
+    def test_older_words_are_rewritten_and_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "picker.yaml"
+        file.write_text("kind: EndpointPickerConfig\nplugins: [{type: kv-cache-scorer}]\n")
+        made = endpoint_picker(file)
+        assert types(made) == {"kv-cache-utilization-scorer"}
+        assert any("'kv-cache-scorer' is kv-cache-utilization-scorer now" in note for note in made.notes)
+        assert not any("works as it is" in note for note in made.notes)
+
     def test_what_does_not_load_is_left_out_piece_by_piece(self, tmp_path: Path) -> None:
         file = tmp_path / "picker.yaml"
         file.write_text("""

@@ -78,13 +78,23 @@ def test_check_warns_of_an_open_admin_port_and_of_a_file_of_pods_that_is_not_the
     assert run("check", "-c", str(file)).stderr == "The configuration is good.\n"
 
 
-def test_check_says_what_is_called_otherwise_today(tmp_path: Path) -> None:
-    file = tmp_path / "epp.yaml"
+def test_check_refuses_a_document_of_an_earlier_release_which_the_import_rewrites(tmp_path: Path) -> None:
+    file, rewritten = tmp_path / "epp.yaml", tmp_path / "kvlane.yaml"
     file.write_text("kind: EndpointPickerConfig\nplugins: [{type: kv-cache-scorer}]\n")
     result = run("check", "-c", str(file))
+    assert result.exit_code == 2
+    assert "'kv-cache-scorer' was renamed to kv-cache-utilization-scorer" in result.stderr
+    assert "`kvlane import endpoint-picker` rewrites it" in result.stderr
+    assert run("import", "endpoint-picker", "-o", str(rewritten), str(file)).exit_code == 0
+    assert run("check", "-c", str(rewritten)).exit_code == 0
+
+
+def test_check_warns_of_a_section_without_its_feature_gate(tmp_path: Path) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text("kind: EndpointPickerConfig\nplugins: []\nflowControl: {maxRequests: 3}\n")
+    result = run("check", "-c", str(file))
     assert result.exit_code == 0
-    said = "'kv-cache-scorer' is kv-cache-utilization-scorer today"
-    assert f"Warning: scheduling.plugins.kv-cache-scorer: {said}" in result.stderr
+    assert "Warning: scheduling.flowControl: has no effect without" in result.stderr
 
 
 def test_a_command_that_is_mistyped_gets_a_suggestion() -> None:

@@ -1,0 +1,140 @@
+"""Documents of the current llm-d load unchanged; parts without an effect are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.errors import ConfigError
+from proxy.core.request import InferenceRequest
+from proxy.plugins.producers.agent_identity import AGENT_IDENTITY
+from proxy.scheduling.document import Document, read
+from proxy.settings import from_mapping
+from tests.helpers.plugins.situations import make
+
+PODS = {"static": [{"url": "http://127.0.0.1:1"}]}
+
+
+def document(*plugins: Any, **sections: Any) -> Document:
+    """The document, which is also built, as `kvlane serve` does."""
+    from_mapping({"pods": PODS, "scheduling": {"plugins": list(plugins), **sections}})
+    return read({"plugins": list(plugins), **sections})
+
+
+def refs(*names: str) -> list[dict[str, str]]:
+    return [{"pluginRef": name} for name in names]
+
+
+def parameters(document: Document, label: str) -> Any:
+    (entry,) = (entry for entry in document.plugins if entry.label == label)
+    return entry.parameters
+
+
+def remarks(document: Document) -> list[str]:
+    return [remark.path for remark in document.remarks]
+
+
+def test_ranks_are_pods_here_so_their_handler_is_that_of_one_profile() -> None:
+    handler = {"type": "data-parallel-profile-handler", "parameters": {"primaryPort": 8000}}
+    made = document(handler, {"type": "queue-scorer"})
+    assert [entry.type for entry in made.plugins] == ["single-profile-handler", "queue-scorer"]
+
+
+def test_a_filter_by_one_label() -> None:
+    made = document({"type": "by-label", "parameters": {"label": "gpu", "validValues": ["a100", "h100"]}})
+    wanted = {"key": "gpu", "operator": "In", "values": ["a100", "h100"]}
+    assert parameters(made, "by-label") == {"matchExpressions": [wanted]}
+
+
+def test_a_reporter_of_costs_to_an_envoy_has_no_effect() -> None:
+    reporter = {"name": "cost", "type": "request-attribute-reporter", "parameters": {"attributes": []}}
+    profile = {"name": "default", "plugins": refs("queue-scorer", "cost")}
+    made = document(reporter, {"type": "queue-scorer"}, schedulingProfiles=[profile])
+    assert [entry.label for entry in made.plugins] == ["queue-scorer"]
+    assert remarks(made) == ["plugins.cost"]
+
+
+def test_plugins_may_name_the_producers_that_llm_d_lets_them_name() -> None:
+    load, prefix = {"inFlightLoadProducerName": "load"}, {"prefixMatchInfoProducerName": "prefix"}
+    document(
+        {"type": "inflight-load-producer", "name": "load"},
+        {"type": "approx-prefix-cache-producer", "name": "prefix"},
+        {"type": "predicted-latency-producer", "parameters": {**load, **prefix}},
+        {"type": "active-request-scorer", "parameters": load},
+        {"type": "latency-scorer", "parameters": prefix},
+        {
+            "type": "no-hit-lru-scorer",
+            "parameters": {"prefixPluginType": "prefix-cache-scorer", "prefixPluginName": "p"},
+        },
+        {
+            "type": "utilization-filter",
+            "parameters": {**load, "conditions": [{"metric": "active-requests", "maxValue": 9}]},
+        },
+        {"type": "concurrency-detector", "parameters": load},
+        flowControl={"saturationDetector": {"pluginRef": "concurrency-detector"}},
+        featureGates=["flowControl"],
+    )
+
+
+def test_a_producer_of_the_load_that_a_scorer_names_must_be_there() -> None:
+    with pytest.raises(ConfigError, match="active-request-scorer: no producer of OutputEstimate is named 'load'"):
+        document({"type": "active-request-scorer", "parameters": {"inFlightLoadProducerName": "load"}})
+
+
+def test_a_shut_gate_leaves_what_a_full_pod_is() -> None:
+    detector = {"type": "concurrency-detector", "parameters": {"maxConcurrency": 7}}
+    section = {"maxRequests": 3, "saturationDetector": {"pluginRef": "concurrency-detector"}}
+    made = document(detector, flowControl=section)
+    assert made.flow_control["saturation"]["requests"] == 7
+
+
+def test_two_indexes_and_a_reader_of_neither() -> None:
+    """As guides of llm-d for tiered caches have it."""
+    names = ("gpu-prefix-cache-producer", "cpu-prefix-cache-producer")
+    made = document(
+        *({"type": "approx-prefix-cache-producer", "name": name} for name in names),
+        *({"type": "prefix-cache-scorer", "name": name[:3], "parameters": {"prefixMatchInfoProducerName": name}}
+          for name in names),
+        {"type": "no-hit-lru-scorer"},
+        schedulingProfiles=[{"name": "default", "plugins": refs("gpu", "cpu", "no-hit-lru-scorer")}],
+    )  # fmt: skip
+    assert not made.problems
+
+
+def test_a_section_without_its_gate_has_no_effect() -> None:
+    made = document(flowControl={"maxRequests": 3})
+    assert (made.flow_control, made.gates) == ({}, {})
+    assert remarks(made) == ["flowControl"]
+
+
+def test_types_without_parameters_may_be_referred_to_without_a_plugin() -> None:
+    unlisted = document(flowControl={"saturationDetector": {"pluginRef": "utilization-detector"}})
+    assert unlisted.flow_control["saturation"]["detector"] == "utilization"
+    assert not document(requestHandler={"parsers": refs("openai-parser")}).problems
+
+
+def test_estimates_of_media_and_a_model_without_a_mode_have_no_effect() -> None:
+    image = {"image": {"mode": "dynamic", "dynamic": {"factor": 1024}}}
+    assert not document({"type": "token-producer", "parameters": {"modelName": "m", "estimate": image}}).problems
+
+
+class TestAgents:
+    @pytest.mark.parametrize(
+        ("headers", "session"),
+        [
+            ({"session_id": "old", "session-id": "codex"}, "codex"),
+            ({"session-id": "codex", "x-claude-code-session-id": "claude"}, "claude"),
+            ({"x-claude-code-session-id": "claude", "x-mine": " own "}, "own"),
+            ({"x-claude-code-session-id": " "}, None),
+        ],
+    )
+    async def test_the_first_header_that_is_not_empty(self, headers: dict[str, str], session: str | None) -> None:
+        asked = InferenceRequest("r", "/v1/chat/completions", "m", headers=headers)
+        await make("agent-identity", name="agent-identity", additionalSessionHeaders=["X-Mine"]).produce(asked, [])
+        assert asked.state.read(AGENT_IDENTITY) == session
+
+    def test_a_session_stays_with_the_pod_of_its_agent(self) -> None:
+        sources = {"sources": [{"header": "x-session-id"}, {"attribute": "agent-identity"}]}
+        affinity = {"strategy": "session_id", "sessionIdConfig": sources}
+        document({"type": "agent-identity"}, {"type": "session-affinity-filter", "parameters": affinity})
