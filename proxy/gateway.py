@@ -21,12 +21,14 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way, allows
+from proxy.core.ports import Call, Clock, Relay, Resolver, allows
 from proxy.core.request import InferenceRequest
+from proxy.disagg.transfer import SplitRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.drain_affinity import steer
 from proxy.fleet.models import LONGEST_WAIT, ModelReads
 from proxy.fleet.store import Fleet
+from proxy.models import resolver as models
 from proxy.models.resolver import with_fresh_state
 from proxy.openai.bodies import SMALL
 from proxy.openai.events import asking
@@ -42,7 +44,7 @@ from proxy.parsing import (
 )
 from proxy.pool import Pool, Pools
 from proxy.reliability.failover import Failover
-from proxy.reliability.hedging import Hedging
+from proxy.reliability.hedging import Hedge, Hedging
 
 WEBSOCKET = (
     "This key may not use every model of the pods that serve this one, and a WebSocket reaches all of them. "
@@ -63,7 +65,7 @@ class Gateway:
     """Seconds that a request has, unless its client gives it less."""
     hedging: Hedging | None = None
     resolver: Resolver | None = None
-    names: Names | None = None
+    names: models.Resolver | None = None
     model_reads: ModelReads | None = None
     """None where the models of pods are not read for a request."""
     expose_endpoint: bool = True
@@ -158,7 +160,13 @@ class Gateway:
         return bool(fleet.serving(model))
 
     async def _place(
-        self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay, produces: bool = True, by: Way = None
+        self,
+        pool: Pool,
+        request: InferenceRequest,
+        parsed: Parsed,
+        relay: Relay,
+        produces: bool = True,
+        by: Hedge | SplitRequest | None = None,
     ) -> None:
         """On the pod that is chosen; while nothing has reached the client, on others after it."""
         endpoints, production, recorder = pool.pods.serving(request.model), pool.production, self.recorder
@@ -305,5 +313,5 @@ def ended(attempt: Attempt, error: BaseException | None) -> None:
                 hook(attempt, endpoint)
         except Exception as raised:  # noqa: BLE001  # the other hooks are still called
             listeners.hook_failed(hook, attempt, raised)
-    if endpoint.state is GONE and listeners.hooks is not None:
-        listeners.hooks.forget(endpoint)  # the hooks of the attempt have stored state of it again
+    if endpoint.state is GONE:
+        listeners.forget(endpoint)  # the hooks of the attempt have stored state of it again

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Protocol
 
 from proxy.core.decision import DecisionRecord
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
@@ -20,6 +19,7 @@ from proxy.core.ports import Gate, Relay
 from proxy.core.request import InferenceRequest
 from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
+from proxy.fleet.store import Pods
 from proxy.models.resolver import with_fresh_state
 from proxy.openai.parse import Parsed
 from proxy.scheduling.build import Scheduling
@@ -117,12 +117,6 @@ class Production:
 
     def _failed(self, producer: DataProducer, request: InferenceRequest, error: Exception) -> None:
         self._raised(producer, f"failed to produce for request {request.id}, which goes on without", error)
-
-
-class Pods(Protocol):
-    """The fleet where there is one pool, else the part of it that is in the pool."""
-
-    def serving(self, model: str) -> Sequence[Endpoint]: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from proxy.core.decision import Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
-from proxy.core.ports import Clock, Gate, Names, Random, Timer
+from proxy.core.ports import Clock, Gate, Random, Timer
 from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
@@ -408,7 +408,7 @@ class _Build:
         explained: Explained | None,
     ) -> Gateway:
         process, settings = self.process, self.settings
-        admission: Admission | Names | None = resolver
+        admission: Admission | Resolver | None = resolver
         if authenticator is not None:
             admission = Admission(resolver, None if limits is None else limits.counts_tokens)
         wants = None if explained is None else explained.wants

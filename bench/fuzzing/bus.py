@@ -20,6 +20,7 @@ from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import Workers
 from proxy.core.endpoint import Endpoint
 from proxy.settings import from_mapping
+from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import until
 
 POD = "p"
@@ -71,7 +72,7 @@ async def messages() -> AsyncIterator[Check]:
             _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
         hub = supervisor._broker
-        supervisor._workers = Workers([], hub, supervisor._clock, lambda child: None, _Tally(), [])
+        supervisor._workers = Workers([], hub, supervisor._clock, lambda child: None, Counter(), [])
         await stack.enter_async_context(others.deployment)
         stack.push_async_callback(hub.close)
         for each in settings.pods.static:
@@ -160,8 +161,3 @@ async def _serves(app: Replicated) -> str:
     request = CHAT % (len(STREAMED), STREAMED)
     answer = await said(app.port, [request.replace(b"host: a", b"host: a\r\nauthorization: Bearer k", 1)])
     return "" if answer is not None and answer.startswith(b"HTTP/1.1 ") else f"the next request was answered {answer!r}"
-
-
-class _Tally:
-    def add(self, amount: float = 1.0) -> None:
-        return

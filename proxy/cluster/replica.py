@@ -14,8 +14,8 @@ from proxy.cluster.questions import Questions
 from proxy.cluster.shared import OwnLoads, PeerLoads, Records, Roster, Shared, SharedLimits, SharedQueue
 from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Tally
 from proxy.core.tasks import Tasks
+from proxy.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class Replica:
         apply: Callable[[Endpoint, int, int, int], None],
         take: Callable[[Kind, bytes], None],
         lost: Callable[[], None],
-        dropped: Tally,
-        garbled: Tally,
+        dropped: Counter,
+        garbled: Counter,
     ) -> None:
         """`apply` is called for what peers have in flight on a pod: see `shared.Apply`."""
         self._owner_takes = take

@@ -26,7 +26,7 @@ from proxy.cluster.messages import (
     records,
 )
 from proxy.cluster.questions import Questions
-from proxy.core.ports import Tally
+from proxy.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Link(asyncio.Protocol):
         received: Callable[[int, bytes], None],
         lost: Callable[[], None],
         missed: Callable[[], None],
-        dropped: Tally,
+        dropped: Counter,
         backlog: int = BACKLOG,
     ) -> None:
         self._received = received
@@ -195,8 +195,8 @@ class Broker:
         snapshot: Callable[[], Iterable[tuple[Kind, bytes]]],
         take: Callable[[int, Kind, bytes], None],
         vanished: Callable[[int], None],
-        dropped: Tally,
-        garbled: Tally,
+        dropped: Counter,
+        garbled: Counter,
         *,
         shares: bool = True,
     ) -> None:

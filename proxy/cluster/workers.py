@@ -22,9 +22,9 @@ from proxy.cluster.messages import receive_frame
 from proxy.cluster.questions import RELOAD, Unanswered
 from proxy.cluster.transport import Broker
 from proxy.core.params import FromEnvironment
-from proxy.core.ports import Clock, Tally
+from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.telemetry.metrics import Dump
+from proxy.telemetry.metrics import Counter, Dump
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Workers:
         broker: Broker,
         clock: Clock,
         left: Callable[[Child], None],
-        restarts: Tally,
+        restarts: Counter,
         for_gateways: Sequence[Sequence[socket.socket]],
     ) -> None:
         """`sockets` and `for_gateways` are those of each seat; they stay open here. `left` is called with each worker

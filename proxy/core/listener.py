@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.core.attempt import Attempt, Ending
@@ -81,16 +81,20 @@ class Listener:
         `attempt`: the last one, if there was any. `sent`: bytes of a response of kvlane's own."""
 
 
-class Hooks(Protocol):
-    """The hooks of a pool's plugins, which are called after all listeners."""
+class Hooks:
+    """The hooks of a pool's plugins, which are called after all listeners; none, unless a subclass has some."""
+
+    __slots__ = ()
 
     @property
     def on_attempt_started(self) -> Sequence[Hook]:
-        """PreRequest."""
+        """Return the PreRequest hooks."""
+        return ()
 
     @property
     def on_attempt_ended(self) -> Sequence[Hook]:
-        """PostResponse."""
+        """Return the PostResponse hooks."""
+        return ()
 
     def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
         """Count and log the error of a hook. The request and the other hooks go on."""
@@ -102,6 +106,9 @@ class Hooks(Protocol):
         """Drop the state of a pod that is gone."""
 
 
+NO_HOOKS = Hooks()
+
+
 class Listeners:
     """For each event the methods that implement it, in the order of the listeners."""
 
@@ -111,9 +118,11 @@ class Listeners:
         "attempt_ended",
         "attempt_failed",
         "attempt_started",
+        "call_recorded",
         "decided",
         "first_byte",
-        "hooks",
+        "forget",
+        "hook_failed",
         "post_response",
         "pre_request",
         "probe_started",
@@ -122,7 +131,7 @@ class Listeners:
         "response_stored",
     )
 
-    def __init__(self, listeners: Sequence[Listener] = (), hooks: Hooks | None = None) -> None:
+    def __init__(self, listeners: Sequence[Listener] = (), hooks: Hooks = NO_HOOKS) -> None:
         self._failed: set[str] = set()
         self.all = tuple(listeners)
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
@@ -136,23 +145,12 @@ class Listeners:
         self.response_stored = tuple(each.response_stored for each in _overriding(self.all, "response_stored"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
-        self.hooks = hooks
-        self.pre_request: Sequence[Hook] = () if hooks is None else hooks.on_attempt_started
-        self.post_response: Sequence[Hook] = () if hooks is None else hooks.on_attempt_ended
+        self.pre_request, self.post_response = hooks.on_attempt_started, hooks.on_attempt_ended
+        self.call_recorded, self.hook_failed, self.forget = hooks.call_recorded, hooks.hook_failed, hooks.forget
 
-    def plus(self, *more: Listener, hooks: Hooks | None = None) -> Listeners:
+    def plus(self, *more: Listener, hooks: Hooks = NO_HOOKS) -> Listeners:
         """Return these with others behind them, and the hooks of a pool's plugins."""
         return Listeners((*self.all, *more), hooks)
-
-    def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
-        """Call a hook for an attempt that has a record, and note how long it took."""
-        if self.hooks is not None:
-            self.hooks.call_recorded(hook, attempt)
-
-    def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
-        """Count and log the error of a hook. The request and the other hooks go on."""
-        if self.hooks is not None:
-            self.hooks.hook_failed(hook, attempt, error)
 
     def at_first_byte(self, call: Callable[[Attempt], object]) -> Listeners:
         """Return these, for one attempt, with a function that is called at its first byte too."""

@@ -6,11 +6,12 @@ A plugin field that is annotated with one of these types is filled in by `core.r
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from random import Random as Random
 from types import TracebackType
 from typing import Any, Literal, NewType, Protocol
 
@@ -161,19 +162,6 @@ class Timer(Protocol):
         """Call after so long, and never where no time passes."""
 
 
-class Random(Protocol):
-    """A seeded generator; `random.Random` is one."""
-
-    def random(self) -> float:
-        """Uniform in [0, 1)."""
-
-
-class Tally(Protocol):
-    """Counts up; a counter of the catalogue is one."""
-
-    def add(self, amount: float = 1.0) -> None: ...
-
-
 class Call(Protocol):
     """One HTTP request of a client, as the transport hands it to the gateway. Header keys are found in any case."""
 
@@ -218,17 +206,6 @@ class Resolver(Protocol):
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
         """The request with the model that pods know, its body rewritten if need be, its priority and its tenant. Raises
         RequestError."""
-
-
-class Names(Resolver, Protocol):
-    """What stands behind the names of models, once a request has been resolved."""
-
-    async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
-        """Sends it; and while nobody has room for that, and nothing of it is lost, one for a model in its place. Raises
-        RequestError."""
-
-    def listed(self, cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The cards of /v1/models, with those of further names."""
 
 
 class Gate(Listener):
@@ -296,16 +273,6 @@ class Relay(Protocol):
 
 Reserve = Callable[[Attempt], AbstractContextManager[None]]
 """A leg between PreRequest and PostResponse."""
-
-
-class Conductor(Protocol):
-    """Sends one request to pods where that is not done by one leg after the other."""
-
-    async def run(self, attempt: Attempt) -> None:
-        """Raises what `Relay.relay` raises."""
-
-
-Way = Conductor | None
 
 
 class KvListener(Protocol):

@@ -15,7 +15,7 @@ from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, BadRequest, GatewayTimeout, SuspectedPoison, UpstreamFailed
-from proxy.core.ports import Clock, Random, Relay, Reserve, Tally
+from proxy.core.ports import Clock, Random, Relay, Reserve
 from proxy.core.request import changed
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector
@@ -24,6 +24,7 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.openai.parse import TOO_DEEP
 from proxy.reliability.failover import Failover
+from proxy.telemetry.metrics import Counter
 
 KV_TRANSFER = b'"kv_transfer_params"'
 CHAT = "/v1/chat/completions"
@@ -183,7 +184,7 @@ def _media(messages: Any) -> Iterator[dict[str, Any]]:
                 yield part
 
 
-Counted = Callable[[str], Tally]
+Counted = Callable[[str], Counter]
 """What counts requests, by what came of them."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import floor
-from typing import Protocol
 from zlib import crc32
 
 from proxy.core.endpoint import Endpoint, Freshness
+from proxy.fleet.store import Pods
 from proxy.flowcontrol.queue import Band, Waiting
 from proxy.flowcontrol.settings import FlowControlSettings, Saturation
 
@@ -19,13 +19,6 @@ Part = Callable[[str, int], int]
 """This worker's share of a cap."""
 
 
-class Fleet(Protocol):
-    def serving(self, model: str) -> Sequence[Endpoint]: ...
-
-    @property
-    def ready(self) -> Sequence[Endpoint]: ...
-
-
 class Capacity:
     """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of
     this worker, `unsent` the admitted requests that are not sent yet.
@@ -34,7 +27,7 @@ class Capacity:
     """
 
     def __init__(
-        self, settings: FlowControlSettings, fleet: Fleet, inside: Collection[object], unsent: Collection[Waiting]
+        self, settings: FlowControlSettings, fleet: Pods, inside: Collection[object], unsent: Collection[Waiting]
     ) -> None:
         self.settings = settings
         self._fleet = fleet

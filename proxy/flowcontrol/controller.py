@@ -7,14 +7,15 @@ import math
 from collections.abc import Sequence
 from math import exp
 from types import TracebackType
-from typing import Protocol, final
+from typing import final
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import Evicted, MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.flowcontrol.capacity import Capacity, Fleet, Siblings
+from proxy.fleet.store import Pods
+from proxy.flowcontrol.capacity import Capacity, Siblings
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY, objectives
@@ -22,18 +23,6 @@ from proxy.telemetry.metrics import Catalogue
 
 LONGEST_RETRY_AFTER = 60.0
 """Seconds."""
-
-
-class Watcher(Protocol):
-    """Metrics of the queue, by name of the band; times in seconds."""
-
-    def went_on(self, band: str, waited: float) -> None: ...
-
-    def refused(self, band: str, reason: Reason) -> None:
-        """Count a request that was refused, or evicted, by reason."""
-
-    def end(self) -> None:
-        """Remove the gauges of this queue."""
 
 
 class FlowControl(Gate):
@@ -44,11 +33,11 @@ class FlowControl(Gate):
     pods together are full, no request is admitted.
     """
 
-    def __init__(self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, watcher: Watcher) -> None:
+    def __init__(self, settings: FlowControlSettings, fleet: Pods, clock: Clock, series: FlowSeries) -> None:
         self._settings = settings
         self._fleet = fleet
         self._clock = clock
-        self._watcher = watcher
+        self._series = series
         self.queue = Queue(settings)
         self._rate = DrainRate(clock)
         self._inside: dict[QueueTicket, None] = {}
@@ -79,7 +68,7 @@ class FlowControl(Gate):
     ) -> None:
         """Let all waiting requests go on: their pool is gone, or the process ends."""
         self.settings = FlowControlSettings()
-        self._watcher.end()
+        self._series.end()
 
     def admit(self, request: InferenceRequest) -> QueueTicket:
         """Return a context manager for the whole request. Entering it raises QueueFull."""
@@ -152,7 +141,7 @@ class FlowControl(Gate):
         waiting = ticket.waiting = Waiting(request, band, self._clock.now(), ticket.end_waiting)
         if self._passes(waiting):
             self.let_go_on(ticket)
-            self._watcher.went_on(band.name, 0.0)
+            self._series.went_on(band.name, 0.0)
             return
         self._find_place(waiting)
         band.push(waiting)
@@ -165,7 +154,7 @@ class FlowControl(Gate):
             waiting.band.drop(waiting)
             self.leave(ticket)
             raise
-        self._watcher.went_on(band.name, self._clock.now() - waiting.since)
+        self._series.went_on(band.name, self._clock.now() - waiting.since)
 
     def let_go_on(self, ticket: QueueTicket) -> None:
         self._inside[ticket] = None
@@ -196,7 +185,7 @@ class FlowControl(Gate):
 
     def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:
         """Count the refusal and set its Retry-After."""
-        self._watcher.refused(waiting.band.name, refusal.reason)
+        self._series.refused(waiting.band.name, refusal.reason)
         wait = self._rate.wait(self.queue.ahead(waiting))
         refusal.retry_after = 1.0 if wait is None else min(LONGEST_RETRY_AFTER, max(1.0, wait))
         return refusal
@@ -341,7 +330,7 @@ class Eviction:
     """Evicts requests. `inside` are the admitted requests in the order of admission."""
 
     def __init__(
-        self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, inside: dict[QueueTicket, None]
+        self, settings: FlowControlSettings, fleet: Pods, clock: Clock, inside: dict[QueueTicket, None]
     ) -> None:
         self.settings = settings
         self._fleet = fleet
@@ -409,10 +398,10 @@ COLD = 0.02
 class SheddingGate(Gate):
     """Refuses requests of negative priority, after the predictions for the request have been made."""
 
-    def __init__(self, settings: Shedding, random: Random, watcher: Watcher) -> None:
+    def __init__(self, settings: Shedding, random: Random, series: FlowSeries) -> None:
         self._settings = settings
         self._random = random
-        self._watcher = watcher
+        self._series = series
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """Return all endpoints. Raise QueueFull."""
@@ -429,7 +418,7 @@ class SheddingGate(Gate):
         return request.priority >= 0
 
     def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
-        self._watcher.refused(str(request.priority), Reason.SATURATED)
+        self._series.refused(str(request.priority), Reason.SATURATED)
         return QueueFull(message, reason=Reason.SATURATED)
 
 

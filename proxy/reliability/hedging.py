@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.ports import Clock, Gate, Race, Relay, Reserve, Tally
+from proxy.core.ports import Clock, Gate, Race, Relay, Reserve
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import HedgingSettings
+from proxy.telemetry.metrics import Counter
 
 REMEMBERED = 500
 """Number of recent times to first byte that the percentile is computed of."""
@@ -107,7 +108,7 @@ class Hedging:
         clock: Clock,
         delays: HedgeDelays,
         budget: RetryBudget,
-        counted: Callable[[str], Tally],
+        counted: Callable[[str], Counter],
     ) -> None:
         """`counted` returns the counter of an outcome."""
         self.failover = failover

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.listener import Hook
+from proxy.core.listener import Hook, Hooks
 from proxy.core.params import Invalid, join, plain, yaml_key
 from proxy.core.plugin import (
     DataProducer,
@@ -62,7 +62,7 @@ PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceNa
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduling:
+class Scheduling(Hooks):
     """What decides about the requests of a pool, and the PreRequest and PostResponse hooks of its plugins.
 
     `producers` stand in the order in which they run; `instances` are all plugins by name."""

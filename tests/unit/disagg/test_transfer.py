@@ -38,6 +38,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import Retries
+from proxy.telemetry import metrics
 from tests.helpers.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
@@ -222,7 +223,7 @@ PODS = ("p0", "p1", "d0", "d1")
 
 
 @dataclass
-class Counted:
+class Counted(metrics.Counter):
     counts: Counter[str]
     name: str
 

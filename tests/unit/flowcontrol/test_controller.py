@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +17,12 @@ from proxy.core.errors import QueueFull, Reason
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.flowcontrol.controller import FlowControl
+from proxy.fleet.store import Pods
+from proxy.flowcontrol.controller import FlowControl, FlowSeries
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Saturation
 
 
-class Watcher:
+class Watcher(FlowSeries):
     def __init__(self) -> None:
         self.gone_on: list[str] = []
         self.not_served: list[tuple[str, str]] = []
@@ -51,7 +52,7 @@ class World:
         self.refused: dict[str, QueueFull] = {}
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.control = FlowControl(FlowControlSettings(**settings), self, self.clock, self.watcher)
+        self.control = FlowControl(FlowControlSettings(**settings), cast(Pods, self), self.clock, self.watcher)
 
     @property
     def ready(self) -> Sequence[Endpoint]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
+from random import Random
+from typing import Any, Self
 
 import pytest
 
@@ -18,7 +19,10 @@ from proxy.latency.forecast import LATENCY
 from tests.unit.flowcontrol.test_controller import Watcher
 
 
-class Chance:
+class Chance(Random):
+    def __new__(cls, *numbers: float) -> Self:
+        return super().__new__(cls)
+
     def __init__(self, *numbers: float) -> None:
         self._numbers: Iterator[float] = iter(numbers) if len(numbers) > 1 else repeat(numbers[0])
 

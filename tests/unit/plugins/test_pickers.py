@@ -1,5 +1,6 @@
 """Who is first, and who comes after."""
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -63,7 +64,7 @@ class TestMaxScore:
         assert all(800 < drawn[name] < 1200 for name in "abcd")
 
     def test_equal_draws_of_equal_pods_are_no_error(self) -> None:
-        class Unmoved:
+        class Unmoved(random.Random):
             def random(self) -> float:
                 return 0.5
 

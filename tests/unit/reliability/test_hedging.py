@@ -23,6 +23,7 @@ from proxy.openai.parse import Parsed
 from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON, HedgeDelays, Hedging
 from proxy.reliability.settings import HedgingSettings, Retries
+from proxy.telemetry import metrics
 
 AT_ONCE = Duration(1e-6)
 BEGINS = "begins"
@@ -71,7 +72,7 @@ class Full(Gate):
         self.started.append(attempt.endpoint.name)
 
 
-class Counted:
+class Counted(metrics.Counter):
     def __init__(self, counts: Counter[str], outcome: str) -> None:
         self._counts = counts
         self._outcome = outcome
