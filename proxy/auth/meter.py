@@ -130,7 +130,7 @@ class Meter:
         """Raise the usage to what a peer reports."""
         now = self._clock.now()
         for index, bucket in self._buckets:
-            bucket.charge(max(0.0, used[index] - bucket.used(now)), now)
+            bucket.at_least(used[index], now)
 
     @property
     def is_idle(self) -> bool:
@@ -152,11 +152,14 @@ class Meter:
         """The two limits in OpenAI's headers."""
         buckets: list[tuple[int, Bucket | Day]] = [(at, each) for at, each in enumerate(minutely) if each is not None]
         if limits.tokens_per_day is not None:
-            buckets.append((len(minutely), Day(limits.tokens_per_day, self._clock.wall)))
+            buckets.append((len(minutely), Day(limits.tokens_per_day, self._clock.wall, now)))
         self._buckets = tuple(buckets)
 
 
 SECONDS_PER_DAY = 86_400.0
+
+LATE = 60.0
+"""Seconds after midnight in which reports of peers may still be about the day before, because their clocks are behind."""
 
 
 class Bucket:
@@ -191,31 +194,52 @@ class Bucket:
         self.charge(0.0, now)
         return self.most - self.left
 
+    def at_least(self, used: float, now: float) -> None:
+        """Raise the usage to what a peer reports."""
+        self.charge(max(0.0, used - self.used(now)), now)
+
     def full_in(self, now: float) -> float:
         """Return the seconds until the bucket is full."""
         return self.used(now) / self._per_second
 
 
 class Day:
-    """A budget per day, from midnight UTC, with the methods of `Bucket`. `wall` returns Unix time in seconds."""
+    """A budget per day, from midnight UTC, with the methods of `Bucket`. `wall` returns Unix time in seconds.
 
-    __slots__ = ("_day", "_used", "_wall", "most")
+    While the system clock is set back, the day goes on, but no longer than 24 hours by the monotonic clock: the budget
+    is neither granted twice nor blocked until the wall clock has caught up.
+    """
 
-    def __init__(self, most: float, wall: Callable[[], float]) -> None:
+    __slots__ = ("_day", "_ignores_peers_until", "_since", "_used", "_wall", "most")
+
+    def __init__(self, most: float, wall: Callable[[], float], now: float) -> None:
         self.most = most
         self._used = 0.0
-        self._day = -1.0
         self._wall = wall
+        self._day = wall() // SECONDS_PER_DAY
+        self._since = now
+        """Monotonic time at which the day was first seen."""
+        self._ignores_peers_until = now
 
     def wait(self, amount: float, now: float) -> float:
         """Return the seconds until midnight if nothing is left; a request larger than the rest is admitted."""
-        return 0.0 if self.used(now) < self.most else SECONDS_PER_DAY * (self._day + 1.0) - self._wall()
+        if self.used(now) < self.most:
+            return 0.0
+        midnight = SECONDS_PER_DAY * (self._day + 1.0) - self._wall()
+        return min(midnight, self._since + SECONDS_PER_DAY - now)
 
     def charge(self, amount: float, now: float) -> None:
         self._used = max(0.0, self.used(now) + amount)
 
+    def at_least(self, used: float, now: float) -> None:
+        """Raise the usage to what a peer reports, unless that may be the usage of the day before."""
+        own = self.used(now)
+        if now >= self._ignores_peers_until:
+            self._used = max(own, used)
+
     def used(self, now: float) -> float:
         day = self._wall() // SECONDS_PER_DAY
-        if day != self._day:
-            self._day, self._used = day, 0.0
+        if day > self._day or now - self._since >= SECONDS_PER_DAY:
+            self._day, self._since, self._used = day, now, 0.0
+            self._ignores_peers_until = now + LATE
         return self._used

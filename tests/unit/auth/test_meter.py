@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,10 +42,74 @@ def test_what_is_given_back_can_be_taken_and_what_is_overdrawn_is_missing() -> N
 
 def test_a_day_begins_at_midnight() -> None:
     clock = ManualClock(wall=20_000 * SECONDS_PER_DAY + SECONDS_PER_DAY / 2)
-    day = Day(100, clock.wall)
+    day = Day(100, clock.wall, clock.now())
     day.charge(99, clock.now())
     assert day.wait(50, clock.now()) == 0.0
     day.charge(50, clock.now())
     assert day.wait(1, clock.now()) == SECONDS_PER_DAY / 2
     clock.advance(SECONDS_PER_DAY / 2)
     assert day.wait(1, clock.now()) == 0.0
+
+
+class SetClock(ManualClock):
+    """Its wall clock can be set, as an operator or NTP does."""
+
+    def set_wall(self, seconds: float) -> None:
+        self._wall_offset += seconds
+
+
+def used_up(hour: float = 12.0) -> tuple[SetClock, Day]:
+    """A budget of which nothing is left, at this hour."""
+    clock = SetClock(now=1e6, wall=20_000 * SECONDS_PER_DAY + 3600 * hour)
+    day = Day(100, clock.wall, clock.now())
+    day.charge(100, clock.now())
+    return clock, day
+
+
+@pytest.mark.parametrize("back", [3600 * 13, 5 * SECONDS_PER_DAY, 20_000 * SECONDS_PER_DAY])
+def test_a_budget_is_not_granted_again_when_the_clock_is_set_back_and_corrected(back: float) -> None:
+    clock, day = used_up()
+    clock.set_wall(-back)
+    assert day.wait(1, clock.now()) > 0.0
+    clock.set_wall(back)
+    assert day.wait(1, clock.now()) == SECONDS_PER_DAY / 2
+    clock.advance(SECONDS_PER_DAY / 2)
+    assert day.wait(1, clock.now()) == 0.0
+
+
+@pytest.mark.parametrize("back", [3600, 5 * SECONDS_PER_DAY, 20_000 * SECONDS_PER_DAY])
+def test_a_budget_is_granted_again_within_a_day_though_the_clock_was_set_back_for_good(back: float) -> None:
+    clock, day = used_up()
+    clock.set_wall(-back)
+    wait = day.wait(1, clock.now())
+    assert 0.0 < wait <= SECONDS_PER_DAY
+    clock.advance(wait)
+    assert day.wait(1, clock.now()) == 0.0
+
+
+def test_a_budget_of_a_clock_that_was_wrong_by_years_ends_within_a_day_of_its_correction() -> None:
+    clock, day = used_up()
+    clock.set_wall(3650 * SECONDS_PER_DAY)
+    assert day.wait(1, clock.now()) == 0.0
+    day.charge(100, clock.now())
+    clock.set_wall(-3650 * SECONDS_PER_DAY)
+    assert 0.0 < day.wait(1, clock.now()) <= SECONDS_PER_DAY
+    clock.advance(SECONDS_PER_DAY)
+    assert day.wait(1, clock.now()) == 0.0
+
+
+def test_two_processes_do_not_carry_the_usage_of_a_day_into_the_next_one() -> None:
+    """Each reports its usage to the other every second; the wall clock of one is half a minute behind."""
+    clock, day = used_up(hour=23.9)
+    behind = SetClock(now=1e6, wall=clock.wall() - 30)
+    late = Day(100, behind.wall, behind.now())
+    late.at_least(day.used(clock.now()), behind.now())
+    for _ in range(1000):
+        clock.advance(1.0)
+        behind.advance(1.0)
+        day.at_least(late.used(behind.now()), clock.now())
+        late.at_least(day.used(clock.now()), behind.now())
+    assert (day.used(clock.now()), late.used(behind.now())) == (0.0, 0.0)
+    day.charge(7, clock.now())
+    late.at_least(day.used(clock.now()), behind.now())
+    assert late.used(behind.now()) == 7
