@@ -23,6 +23,9 @@ NOTHING = Usage(0, 0)
 MOST_METERS = 10_000
 """Meters; beyond that idle ones are forgotten, because an issuer of tokens can name any number of subjects."""
 
+MOST_OF_PEERS = 100_000
+"""Meters beyond which none is made for the usage that another process reports."""
+
 Who = tuple[str, str, str]
 """Kind and name of a meter, and the name of its limits."""
 
@@ -120,7 +123,7 @@ class RateLimiter(Gate):
 
     def peer_spent(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
         """Charge usage of a peer, which has `running` requests now."""
-        if who[2] in self.limits:
+        if self._counts(who):
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
             meter.admitted_at = now = self.clock.now()
@@ -128,10 +131,13 @@ class RateLimiter(Gate):
 
     def peer_used(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
         """Raise usage to at least what a peer knows: reports may have been lost."""
-        if who[2] in self.limits:
+        if self._counts(who):
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
             meter.at_least(used)
+
+    def _counts(self, who: Who) -> bool:
+        return who[2] in self.limits and (len(self._meters) < MOST_OF_PEERS or who[:2] in self._meters)
 
     def vanished(self, peer: int) -> None:
         for meter in self._meters.values():

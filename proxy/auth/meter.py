@@ -159,7 +159,7 @@ class Meter:
 SECONDS_PER_DAY = 86_400.0
 
 LATE = 60.0
-"""Seconds after midnight in which reports of peers may still be about the day before, because their clocks are behind."""
+"""Seconds after midnight in which peers may still report the usage of the day before: their clocks may be behind."""
 
 
 class Bucket:

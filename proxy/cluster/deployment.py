@@ -31,10 +31,12 @@ from proxy.cluster.messages import (
     packed,
     record,
     shared,
+    summary,
     version_of,
 )
 from proxy.cluster.redis_transport import RedisConnection, StoreLost
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.telemetry.metrics import Catalogue
@@ -182,6 +184,7 @@ class Deployment:
         """Of heartbeats that have not come back yet, by number."""
         self._echoed_at = self._looked_at = clock.now()
         self._wants_memory = False
+        self._logs = LogLimit(clock.now)
         self._foreign: set[int] = set()
         """Versions of packets that were dropped."""
 
@@ -411,7 +414,8 @@ class Deployment:
                 self._take(host, packet)
         except UNREADABLE as error:
             self.series.garbled.add()
-            log.error("dropped a packet of another host: %s: %s", type(error).__name__, error)
+            if self._logs.allows(type(error)):
+                log.error("dropped a packet of another host (logged once a minute): %s", summary(error))
 
     def _drop_foreign(self, version: int) -> None:
         """Logged once: it lasts as long as a rollout."""

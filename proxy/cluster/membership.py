@@ -9,12 +9,15 @@ from typing import Literal
 
 import orjson
 
-from proxy.cluster.messages import FIRST_NUMBER, Kind, Packet, Say, record, records
+from proxy.cluster.messages import FIRST_NUMBER, MOST_MEMBERS, Garbled, Kind, Packet, Say, record, records
 from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
 ASK_PAUSE = 1.0
 """Seconds between two requests for what was missed, to one host."""
+
+MOST_HOSTS = 1024
+"""Other hosts. Packets of further ones are dropped: whoever can publish on the channel can make up any number."""
 
 _TO_ONE = (Say.ASK, Say.ANSWER)
 
@@ -54,12 +57,15 @@ class Peers:
         return self._hosts.values()
 
     def hear(self, packet: Packet) -> Host | None:
-        """Return the host of a packet, or None if a later packet has overtaken this one."""
+        """Return the host of a packet, or None if a later packet has overtaken this one. Raise Garbled for a host
+        beyond MOST_HOSTS."""
         now = self._clock.now()
         host = self._hosts.get(packet.host)
         if host is None:
             if packet.say is Say.BYE:
                 return None
+            if len(self._hosts) >= MOST_HOSTS:
+                raise Garbled(f"there are {MOST_HOSTS} other hosts already")
             host = self._hosts[packet.host] = Host(packet.host, now)
         elif host.last is not None and _is_old(packet, host.last):
             return None
@@ -73,8 +79,11 @@ class Peers:
         return host
 
     def number(self, host: Host, member: int) -> int:
+        """Raise Garbled for a member beyond MOST_MEMBERS."""
         number = host.numbers.get(member)
         if number is None:
+            if len(host.numbers) > MOST_MEMBERS:
+                raise Garbled(f"the host has {MOST_MEMBERS} members already")
             number = host.numbers[member] = next(self._numbers)
             self._by_number[number] = host
         return number

@@ -27,6 +27,12 @@ FIRST_NUMBER = 1 << 24
 
 LARGEST_FRAME = 64 * 1024 * 1024
 
+LONGEST_NAME = 1024
+"""Characters of a name of another host, of a key, of a pod or of a cap that is remembered."""
+
+MOST_MEMBERS = 1024
+"""Members of another host."""
+
 _FRAME = Struct("<II")
 """Length of the records, and an address: the receiver on the way to the broker, the sender on the way back."""
 
@@ -102,6 +108,11 @@ class Garbled(Exception):
 UNREADABLE = (Garbled, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What applying the bytes of another process can raise. It is counted and logged, and costs that message only: closing
 the link would cost a worker, or all that is known of a host."""
+
+
+def summary(error: Exception) -> str:
+    """Return an error for the log: its text may have been chosen by the sender, and be long."""
+    return f"{type(error).__name__}: {error!s:.200}"
 
 
 def frame(address: int, records: bytes) -> bytes:
@@ -335,7 +346,8 @@ def facts(body: bytes) -> tuple[str, str, Sequence[int]]:
     """Return a host's name, its configuration and its members."""
     match _json(body):
         case {"name": str(name), "config": str(config), "members": list(members)} if all(map(_is_address, members)):
-            return name, config, members
+            if len(name) <= LONGEST_NAME and len(config) <= LONGEST_NAME and len(members) <= MOST_MEMBERS:
+                return name, config, members
     raise Garbled("a host needs a name, a configuration and its members")
 
 

@@ -188,6 +188,9 @@ ANEW = 60.0
 
 PER_RECORD = 100
 
+MOST_RESERVED = 50_000
+"""Reservations of one peer: it has one for each chain of its requests in flight."""
+
 Find = Callable[[int], Endpoint | None]
 
 Told = tuple[int, Key, bytes]
@@ -404,6 +407,8 @@ class SharedIndex(PrefixIndex, Shared):
         moves = Moves.read(body)
         of_peer = self._of_peers.setdefault(peer, {})
         self._settle_of(of_peer, moves.settled)
+        if len(of_peer) + len(moves.reserved) // 3 > MOST_RESERVED:
+            raise Garbled(f"a peer has more than {MOST_RESERVED} reservations")
         self._reserve_of(of_peer, moves)
         self._settle_of(of_peer, moves.settled_last)
 

@@ -16,6 +16,7 @@ from proxy.autoscale.signals import Senses, Signals
 from proxy.cluster.messages import BROKER, Kind, record
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
+from proxy.core.log_limit import LogLimit
 from proxy.core.tasks import Tasks
 from proxy.fleet.models import ModelReads
 from proxy.http.admin_config import Explained
@@ -70,6 +71,7 @@ class Questions:
         self._pending: dict[tuple[int, int], asyncio.Future[bytes]] = {}
         """By address and number."""
         self._tasks = Tasks()
+        self._logs = LogLimit()
         self._open: Counter[int] = Counter()
         """Questions that are being answered, by address."""
         self.handlers: dict[str, Handler] = {}
@@ -121,7 +123,8 @@ class Questions:
         try:
             reply, has_failed = await answering, False
         except Exception as error:
-            log.exception("could not answer a question of another process of this host")
+            if self._logs.allows(type(error)):
+                log.exception("failed to answer a process of this host (logged once a minute)")
             reply, has_failed = repr(error).encode(), True
         finally:
             self._open[address] -= 1

@@ -8,12 +8,13 @@ import socket
 from collections.abc import Callable, Sequence
 
 from proxy.cluster import messages
-from proxy.cluster.messages import BROKER, EVERYBODY, UNREADABLE, Kind, record, records
+from proxy.cluster.messages import BROKER, EVERYBODY, UNREADABLE, Kind, record, records, summary
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.questions import Questions
 from proxy.cluster.shared import OwnLoads, PeerLoads, Records, Roster, Shared, SharedLimits, SharedQueue
 from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
+from proxy.core.log_limit import LogLimit
 from proxy.core.tasks import Tasks
 from proxy.telemetry.metrics import Counter
 
@@ -99,6 +100,9 @@ class Replica:
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
+        self._logs = LogLimit()
+        self._snapshots: dict[int, float | None] = {}
+        """By receiver of a snapshot that is being sent: what it wants remembered in another one, None for no other."""
         self._batch = Batch(rest=self._moves)
         self._tasks = Tasks()
         self._transport: Transport
@@ -166,7 +170,8 @@ class Replica:
                 self._take(peer, kind, body)
         except UNREADABLE as error:
             self._garbled.add()
-            log.error("dropped a message of peer %d: %s: %s", peer, type(error).__name__, error)
+            if self._logs.allows(type(error)):
+                log.error("dropped a message of peer %d (logged once a minute): %s", peer, summary(error))
 
     def gone(self, peer: int) -> None:
         """A peer is gone, with all that it had in flight."""
@@ -174,7 +179,20 @@ class Replica:
 
     def send_state(self, to: int, memory: float) -> None:
         """Send what is in flight here, and this part of what is remembered."""
-        self._tasks.start(self._send_all(to, memory), "snapshot")
+        if to in self._snapshots:
+            self._snapshots[to] = max(memory, self._snapshots[to] or 0.0)
+        else:
+            self._snapshots[to] = None
+            self._tasks.start(self._send_snapshots(to, memory), "snapshot")
+
+    async def _send_snapshots(self, to: int, memory: float | None) -> None:
+        """However often a receiver asks meanwhile, it is sent one snapshot after this one."""
+        try:
+            while memory is not None:
+                await self._send_all(to, memory)
+                memory, self._snapshots[to] = self._snapshots[to], None
+        finally:
+            del self._snapshots[to]
 
     def _take(self, peer: int, kind: Kind, body: bytes) -> None:
         if self.state.take(peer, kind, body):
@@ -206,7 +224,7 @@ class Replica:
 
     def _resync(self) -> None:
         """Some of what this process published was lost on the way to all."""
-        self._tasks.start(self._send_all(EVERYBODY, ALL), "snapshot")
+        self.send_state(EVERYBODY, ALL)
 
     async def _send_all(self, to: int, memory: float) -> None:
         """What is in flight is sent at once, what is remembered in slices. What waits in the batch goes first: the

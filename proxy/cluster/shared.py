@@ -21,10 +21,19 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from proxy.auth.limits import RateLimiter
-from proxy.cluster.messages import FIRST_NUMBER, HEAD_BYTES, Garbled, Kind, clamped, read_longs, read_words
+from proxy.cluster.messages import (
+    FIRST_NUMBER,
+    HEAD_BYTES,
+    LONGEST_NAME,
+    Garbled,
+    Kind,
+    clamped,
+    read_longs,
+    read_words,
+)
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.flowcontrol.capacity import Lent, Siblings
+from proxy.flowcontrol.capacity import MOST_CAPS, Lent, Siblings
 from proxy.plugins.sessions import SessionTable
 from proxy.reliability.breaker import BreakerPeers, Breakers
 
@@ -32,6 +41,9 @@ T = TypeVar("T")
 
 PER_RECORD = 100
 """Entries of one record, at most."""
+
+MOST_UNKNOWN = 20_000
+"""Pods about which peers published, and that are not known here."""
 
 MOST_SESSIONS = MOST_BINDINGS = 20_000
 """What a process that joins is sent, at most: what was used last."""
@@ -85,8 +97,8 @@ def _packed(kind: Kind, entries: Sequence[Any]) -> Records:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+    if not isinstance(value, str) or len(value) > LONGEST_NAME:
+        raise TypeError(f"{value!r:.80} is not a text, or too long")
     return value
 
 
@@ -176,7 +188,7 @@ class SharedQueue(_Entries[Waiting]):
 
     def _read(self, *entry: Any) -> Waiting:
         pool, name, highest, given, wants = entry
-        if not isinstance(wants, list) or not isinstance(highest, int | None):
+        if not isinstance(wants, list) or len(wants) > MOST_CAPS or not isinstance(highest, int | None):
             raise TypeError("a queue needs a priority and a list")
         lent = {
             to: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
@@ -312,6 +324,8 @@ class PeerLoads(Shared):
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
             pod = self._of.get(number)
             if pod is None:
+                if len(self._of) >= MOST_UNKNOWN and self._find(number) is None:
+                    continue
                 pod = self._of[number] = _Pod()
             pod.put(peer, requests, tokens)
             self._tell(number, pod, work)
@@ -532,6 +546,8 @@ class SharedDrains(_Entries[tuple[str, int, bool]]):
 
     def take(self, peer: int, kind: Kind, body: bytes) -> None:
         for name, changes, drains in self._entries(kind, body):
+            if name not in self._known and len(self._known) >= MOST_UNKNOWN:
+                continue
             if (changes, drains) > self._known.get(name, (0, False)):
                 self._known[name] = changes, drains
                 self._apply(name, drains)
@@ -557,7 +573,7 @@ class SharedDrains(_Entries[tuple[str, int, bool]]):
 
     def _read(self, *entry: Any) -> tuple[str, int, bool]:
         name, changes, drains = entry
-        return str(name), int(changes), bool(drains)
+        return _text(name), int(changes), bool(drains)
 
 
 # Additive: the sum of what all peers spend.
@@ -609,4 +625,4 @@ def read_spent(*entry: Any) -> Spent:
     first, second, third, fourth, fifth = map(float, amounts)
     if not isfinite(first + second + third + fourth + fifth) or running < 0:
         raise ValueError("amounts are not finite, or fewer than no requests run")
-    return (str(kind), str(name), str(of)), int(running), (first, second, third, fourth, fifth)
+    return (_text(kind), _text(name), _text(of)), int(running), (first, second, third, fourth, fifth)

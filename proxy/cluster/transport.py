@@ -24,8 +24,10 @@ from proxy.cluster.messages import (
     frame,
     record,
     records,
+    summary,
 )
 from proxy.cluster.questions import Questions
+from proxy.core.log_limit import LogLimit
 from proxy.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
@@ -207,6 +209,7 @@ class Broker:
         self._dropped = dropped
         self._garbled = garbled
         self._shares = shares
+        self._logs = LogLimit()
         self._links: dict[int, Link] = {}
         self._batch = Batch(self._to_all)
         self.publish = self._batch.add
@@ -285,7 +288,8 @@ class Broker:
                     self._take(worker, kind, body)
         except UNREADABLE as error:
             self._garbled.add()
-            log.error("dropped a message of worker %d: %s: %s", worker, type(error).__name__, error)
+            if self._logs.allows(type(error)):
+                log.error("dropped a message of worker %d (logged once a minute): %s", worker, summary(error))
 
     def _catch_up(self, worker: int) -> None:
         """What waits in the batch is older than the snapshot, so it is sent first."""

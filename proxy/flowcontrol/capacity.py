@@ -206,6 +206,9 @@ class Reflection:
         return depth == 0.0 or saturation < 1.0 - depth * saturation or self._is_open
 
 
+MOST_CAPS = 20_000
+"""Caps that one peer may lend: there are two for each pod."""
+
 Lent = Mapping[str, Mapping[str, int] | None]
 """By borrower and cap: the total ever lent; None: all loans are cancelled."""
 
@@ -332,6 +335,8 @@ class Siblings:
             self._beyond.subtract(self._got.pop(peer, {}))
             return
         got = self._got.setdefault(peer, Counter())
+        if len(got.keys() | lent.keys()) > MOST_CAPS:
+            return
         for cap, amount in lent.items():
             self._beyond[cap] += amount - got[cap]
             got[cap] = amount
