@@ -106,6 +106,8 @@ class Guard:
         return outcome
 
     async def _act(self, known: _Role, order: Order) -> Outcome:
+        if not self.leads():  # it was lost while pods were marked
+            return Outcome.BUSY
         try:
             outcome = await self.hand.scale(order)
         except Exception:
@@ -150,9 +152,10 @@ class Guard:
         return min(max(wanted, current - most), current + most)
 
     async def _mark(self, pods: list[str], doomed: bool) -> None:
-        """It only says who should go: without it another one goes, and is drained no less."""
+        """Mark the pods that should be deleted first; without it another one goes, and is drained no less. A process
+        that does not lead marks none: the one that leads clears the marks of the one before."""
         try:
-            if pods:
+            if pods and self.leads():
                 await self.hand.mark(pods, doomed)
         except Exception:
             log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)

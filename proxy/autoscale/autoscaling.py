@@ -11,6 +11,7 @@ from math import inf
 from typing import Protocol
 
 from proxy.autoscale.decision import Decision
+from proxy.autoscale.loop import PATIENCE
 from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
 from proxy.autoscale.recommender import Recommendation
@@ -209,36 +210,42 @@ class Leasing(Protocol):
 
 
 class Lead:
-    """Always ours, where nobody else could have it."""
+    """Leader election: whether this process scales. Always true where no other process could."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until = inf
+        self._until = self._wall_until = inf
         self._lease: Leasing | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Not for longer than the lease holds: a process that got no CPU meanwhile has lost it before it can say so."""
-        return self._clock.now() < self._until
+        """Whether the lease holds. A process that was suspended meanwhile has lost it before it can renew it. The
+        monotonic clock stands still while the machine is suspended, and the wall clock may be set back, so both count.
+        """
+        return self._clock.now() < self._until and self._clock.wall() < self._wall_until
 
     async def begin(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
         if settings.is_shared:
-            await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS))
+            await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS), margin=PATIENCE)
 
-    async def share(self, stack: AsyncExitStack, lease: Leasing, every: float = LEASE_SECONDS / 3) -> None:
+    async def share(
+        self, stack: AsyncExitStack, lease: Leasing, every: float = LEASE_SECONDS / 3, margin: float = 0.0
+    ) -> None:
+        """`margin`: seconds before the end of the lease in which nothing is started, so that it ends in time."""
         self._lease, self._until = lease, -inf
         stack.push_async_callback(self._end)
         tasks = await stack.enter_async_context(Tasks())
-        tasks.keep(lambda: self._keep(lease, every), "lease-of-the-autoscaler")
+        tasks.keep(lambda: self._keep(lease, every, margin), "lease-of-the-autoscaler")
 
-    async def _keep(self, lease: Leasing, every: float) -> None:
+    async def _keep(self, lease: Leasing, every: float, margin: float) -> None:
         was_ours = False
         while True:
-            asked_at = self._clock.now()
+            asked_at, wall = self._clock.now(), self._clock.wall()
             taken = await lease.take()
             if taken is not was_ours:
                 log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
-            was_ours, self._until = taken, asked_at + lease.seconds if taken else -inf
+            was_ours, held = taken, lease.seconds - margin
+            self._until, self._wall_until = (asked_at + held, wall + held) if taken else (-inf, -inf)
             await asyncio.sleep(every)
 
     async def _end(self) -> None:

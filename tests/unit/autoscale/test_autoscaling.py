@@ -176,6 +176,46 @@ async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
     assert lease.told == ["close"]
 
 
+class SuspendedMachine(ManualClock):
+    """Its monotonic clock stands still while the machine is suspended."""
+
+    def suspend(self, seconds: float) -> None:
+        self._wall_offset += seconds
+
+
+async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_does_not_lead() -> None:
+    clock, lease = SuspendedMachine(), OneLease()
+    lead = Lead(clock)
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=3600.0)
+        await until_it_is(lead, True)
+        clock.suspend(59.0)
+        assert lead.is_ours
+        clock.suspend(2.0)
+        assert not lead.is_ours
+
+
+async def test_a_leader_whose_clock_is_set_back_leads_no_longer_than_the_lease() -> None:
+    clock, lease = SuspendedMachine(), OneLease()
+    lead = Lead(clock)
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=3600.0)
+        await until_it_is(lead, True)
+        clock.suspend(-3600.0)
+        clock.advance(61.0)
+        assert not lead.is_ours
+
+
+async def test_a_leader_starts_nothing_that_could_end_after_its_lease() -> None:
+    clock, lease = ManualClock(), OneLease()
+    lead = Lead(clock)
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=3600.0, margin=10.0)
+        await until_it_is(lead, True)
+        clock.advance(51.0)
+        assert not lead.is_ours
+
+
 async def test_who_slept_through_his_lease_does_not_lead_before_he_has_it_again() -> None:
     clock, lease = ManualClock(), OneLease()
     lead = Lead(clock)

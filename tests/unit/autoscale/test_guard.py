@@ -35,6 +35,16 @@ class Recording(Hand):
         self.marks.append((list(pods), doomed))
 
 
+class Suspended(Recording):
+    """The process is suspended while it marks pods, and another one leads when it goes on."""
+
+    leads = True
+
+    async def mark(self, pods: Sequence[str], doomed: bool) -> None:
+        await super().mark(pods, doomed)
+        self.leads = False
+
+
 class Pods:
     """Three of one role, that take requests."""
 
@@ -78,6 +88,20 @@ class Rig:
     @property
     def counts(self) -> list[int]:
         return [order.count for order in self.hand.orders]
+
+
+async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_nothing_more() -> None:
+    rig, hand = Rig(), Suspended()
+    rig.guard.hand, rig.guard.leads = hand, lambda: hand.leads
+    for name in rig.pods.all:
+        rig.pods.end_requests(name)
+    assert await rig.to(2) is Outcome.BUSY
+    assert (hand.orders, len(hand.marks)) == ([], 1)
+    await rig.guard.cancel("decode")
+    await rig.guard.spare(["d-1"])
+    assert len(hand.marks) == 1, "the process that leads clears the marks of the one before"
+    hand.leads = True
+    assert await rig.to(4) is Outcome.OK
 
 
 async def test_steps_up_have_an_interval() -> None:
