@@ -168,12 +168,21 @@ def encode_bodies(path: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the next request is given; nothing where engines find embeddings by the digests of the media."""
+    """Return the fields for the next request: none where engines find embeddings by the digests of the media."""
     found: dict[str, Any] = {}
     for answer in answers:
-        if isinstance(params := answer.get(TRANSFER), dict):
+        if isinstance(params := answer.get(TRANSFER), dict) and is_flat(params):
             found |= params
     return {TRANSFER: found} if found else {}
+
+
+def is_flat(fields: dict[str, Any]) -> bool:
+    """Return whether orjson can write this, inside of another object too."""
+    try:
+        orjson.dumps([[[fields]]])
+    except TypeError:
+        return False
+    return True
 
 
 def _media(messages: Any) -> Iterator[dict[str, Any]]:

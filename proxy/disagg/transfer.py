@@ -23,6 +23,7 @@ from proxy.disagg.requests import (
     fields_of,
     fields_of_pod,
     for_prefill,
+    is_flat,
     why_whole,
     with_fields,
 )
@@ -187,17 +188,27 @@ class SplitRequest:
         if leg.status in ABOUT_THE_REQUEST:
             raise PromptRefused(leg, body)
         answer = fields_of_pod(body) if leg.status == 200 else None
-        fields = None if answer is None else self.stages.shared.connector.hand_over(answer)
+        fields = None if answer is None else self._parameters(leg, answer)
         if fields is None:
             held.close()
             level = logging.WARNING if leg.status == 200 else logging.INFO
-            said = "request %s: pod %s answered its prompt with %s, and keeps nothing of it"
-            log.log(level, said, attempt.request.id, leg.endpoint.name, leg.status)
+            text = "request %s: no usable KV transfer from pod %s (status %s); the decode pod computes the prompt"
+            log.log(level, text, attempt.request.id, leg.endpoint.name, leg.status)
             return None
         if (other_id := splits[-1].request_id) is not None:
             attempt.upstream_headers.append(("x-request-id", other_id))
         self._name(attempt, leg.endpoint)
         return Handed(fields, leg.usage.cached_tokens if leg.usage else None)
+
+    def _parameters(self, prefill: Attempt, response: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what the response has for the decode pod. A connector of another package may raise."""
+        connector = self.stages.shared.connector
+        try:
+            fields = connector.hand_over(response)
+            return fields if fields is None or is_flat(fields) else None
+        except Exception:
+            log.exception("connector %s: failed to read the response of pod %s", connector.name, prefill.endpoint.name)
+            return None
 
     async def _decode(self, attempt: Attempt, handed: Handed) -> None:
         attempt.told_cached = handed.cached

@@ -28,8 +28,35 @@ class Nixl(Connector):
         return Split({"kv_transfer_params": ASKED}, None)
 
     def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Without an engine id the decode pod's engine would stop."""
+        """Return None for parameters that would stop the decode pod's engine: without an engine id, or with fields of
+        other types than vLLM's."""
         params = answer.get("kv_transfer_params")
         if not isinstance(params, dict) or not params.get("remote_engine_id"):
             return None
-        return {"kv_transfer_params": params}
+        is_usable = all(is_valid(params.get(name)) for name, is_valid in _FIELDS.items())
+        return {"kv_transfer_params": params} if is_usable else None
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 2**31)
+
+
+def _are_blocks(value: Any, depth: int = 2) -> bool:
+    """Return whether these are block ids, or lists of them, one for each group of layers."""
+    if isinstance(value, list):
+        return depth > 0 and all(_are_blocks(each, depth - 1) for each in value)
+    return _is_number(value)
+
+
+_FIELDS = {
+    "remote_engine_id": _is_text,
+    "remote_request_id": _is_text,
+    "remote_host": _is_text,
+    "remote_port": _is_number,
+    "tp_size": _is_number,
+    "remote_block_ids": _are_blocks,
+}

@@ -32,6 +32,7 @@ from proxy.core.ports import InstanceName, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.core.tasks import Tasks
+from proxy.disagg.connectors.nixl import Nixl
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
 from proxy.fleet.ledger import Ledger
@@ -399,7 +400,72 @@ async def test_a_prefill_pod_that_keeps_nothing_of_what_it_computes_is_named_in_
     world.scripts["p0"] = keeps_nothing
     await world.serve()
     [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.getMessage() == "request id-1: pod p0 answered its prompt with 200, and keeps nothing of it"
+    assert said.getMessage() == (
+        "request id-1: no usable KV transfer from pod p0 (status 200); the decode pod computes the prompt"
+    )
+
+
+class RaisingConnector(Nixl):
+    name = "raising"
+
+    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        raise KeyError("block")
+
+
+async def test_a_connector_that_raises_leaves_the_prompt_to_the_decode_pod(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.split_requests.connector = RaisingConnector()
+    await world.serve()
+    assert world.way == ["p0", "d0"]
+    assert world.legs[-1].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+    assert "connector raising: failed to read the response of pod p0" in caplog.text
+
+
+HUGE = b"9" * 400
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        b'"e"',
+        b"5",
+        b"[]",
+        b'[{"remote_engine_id":"e"}]',
+        b"true",
+        b'{"remote_engine_id":5}',
+        b'{"remote_engine_id":["e"]}',
+        b'{"remote_engine_id":{"e":1}}',
+        b'{"remote_engine_id":"e","remote_block_ids":"1,2"}',
+        b'{"remote_engine_id":"e","remote_block_ids":{"0":1}}',
+        b'{"remote_engine_id":"e","remote_block_ids":[[[1]]]}',
+        b'{"remote_engine_id":"e","remote_block_ids":["1"]}',
+        b'{"remote_engine_id":"e","remote_block_ids":[%b]}' % HUGE,
+        b'{"remote_engine_id":"e","remote_block_ids":[true]}',
+        b'{"remote_engine_id":"e","remote_block_ids":%b%b}' % (b"[" * 500, b"]" * 500),
+        b'{"remote_engine_id":"e","remote_port":"5600"}',
+        b'{"remote_engine_id":"e","remote_port":%b}' % HUGE,
+        b'{"remote_engine_id":"e","remote_port":1e400}',
+        b'{"remote_engine_id":"e","remote_port":-1}',
+        b'{"remote_engine_id":"e","remote_host":["10.0.0.1"]}',
+        b'{"remote_engine_id":"e","remote_request_id":5}',
+        b'{"remote_engine_id":"e","tp_size":"1"}',
+        b'{"remote_engine_id":"e","x":%b%b}' % (b"[" * 253, b"]" * 253),
+        b'{"remote_engine_id":"\\ud800","remote_port":"x"}',
+    ],
+)
+async def test_transfer_parameters_of_another_type_leave_the_prompt_to_the_decode_pod(params: bytes) -> None:
+    async def keeps_what_no_engine_takes(attempt: Attempt) -> bytes:
+        await keeps(attempt)
+        return b'{"kv_transfer_params":%b}' % params
+
+    world = World()
+    world.scripts["p0"] = keeps_what_no_engine_takes
+    await world.serve()
+    assert world.way == ["p0", "d0"]
+    assert world.legs[-1].stage is Stage.WHOLE
+    assert "kv_transfer_params" not in world.bodies[-1]
+    world.assert_that_nothing_is_left()
 
 
 async def test_a_cache_that_the_decode_pod_never_asked_for_goes_to_the_next() -> None:
