@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from bench.fuzzing.inputs import Check, cut
+from bench.fuzzing.inputs import LATE, Check, cut
 from bench.fuzzing.talk import GOOD, proxy_before, read_request, said
 
 try:
@@ -65,7 +65,7 @@ async def multipart() -> AsyncIterator[Check]:
                 body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
             answer = await said(app.port, cut(head + body, rng))
             if answer is None:
-                return "the client was left waiting"
+                return f"{LATE}the client was left waiting"
             if answer[9:12] == b"500":
                 return f"answered {answer!r}"
             if app.ledger.in_flight:

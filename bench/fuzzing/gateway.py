@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf import json_format
 
-from bench.fuzzing.inputs import Check
+from bench.fuzzing.inputs import LATE, Check
 from bench.fuzzing.talk import PATIENCE, answer_well, proxy_before
 from proxy.extproc import messages
 from tests.helpers.waiting import until
@@ -51,7 +51,7 @@ async def gateway() -> AsyncIterator[Check]:
                     code = await call.code()
             except TimeoutError:
                 call.cancel()
-                return "the gateway was left waiting"
+                return f"{LATE}the gateway was left waiting"
             if code is DEFECT:
                 return f"the stream ended with {code}: {await call.details()}"
             await until(lambda: app.ledger.in_flight == 0, PATIENCE)

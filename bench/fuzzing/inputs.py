@@ -16,6 +16,9 @@ Check = Callable[[bytes, random.Random], Awaitable[str]]
 """Send one input and return what is wrong with the reaction; empty: nothing. The choices of a check come from the
 generator, which is seeded with the input, so that a stored input repeats them."""
 
+LATE = "time-out: "
+"""The beginning of a failure that may be that of a busy machine. It counts if it repeats."""
+
 WORDS: tuple[bytes, ...] = (
     *(b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"\xff", b"\xc3\x28", b"%00", b"%2e"),
     *(b"transfer-encoding: chunked\r\n", b"content-length: 2\r\n", b"content-length: 99999999999999999999\r\n"),

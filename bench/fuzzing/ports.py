@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import orjson
 
-from bench.fuzzing.inputs import Check, cut
+from bench.fuzzing.inputs import LATE, Check, cut
 from bench.fuzzing.talk import CHAT, GOOD, STREAMED, answer_well, proxy_before, read_request, said
 from proxy.app import App
 
@@ -23,7 +23,7 @@ async def requests() -> AsyncIterator[Check]:
         async def check(data: bytes, rng: random.Random) -> str:
             answer = await said(app.port, cut(data, rng), QUIET)
             if answer is None:
-                return "the connection was not closed"
+                return f"{LATE}the connection was not closed"
             if answer and not answer.startswith(b"HTTP/1.1 "):
                 return f"answered {answer[:80]!r}"
             healthy = await said(app.port, [CHAT % (len(STREAMED), STREAMED)])
@@ -80,7 +80,7 @@ async def responses() -> AsyncIterator[Check]:
             app = rng.choice(apps)
             passed = await said(app.port, [_request(app is apps[1], rng)])
             if passed is None:
-                return "the client was left waiting"
+                return f"{LATE}the client was left waiting"
             if passed and not passed.startswith(b"HTTP/1.1 "):
                 return f"passed on {passed[:80]!r}"
             return "requests are in flight that have ended" if app.ledger.in_flight else ""
@@ -121,7 +121,7 @@ async def admin() -> AsyncIterator[Check]:
             answer = await said(app.admin_port, [ADMIN % (operation, len(data), data)])
             _remove_pods(app)
             if answer is None:
-                return f"{operation!r} was not answered"
+                return f"{LATE}{operation!r} got no response"
             return "" if b" 500 " not in answer[:20] else f"{operation!r} was answered {answer!r}"
 
         yield check

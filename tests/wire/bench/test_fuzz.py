@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 import pytest
 
+from bench import fuzz as fuzzer
 from bench.fuzz import TARGETS, Faults, fuzz
+from bench.fuzzing.inputs import LATE
 from tests.helpers.patience import PatientLoop
 
 
@@ -17,6 +20,35 @@ def test_nothing_that_comes_in_breaks_anything(name: str) -> None:
         found = runner.run(fuzz(name, seconds=3600, seed=1, most=250))
     assert found.tried == 250
     assert found.failed == []
+
+
+@pytest.mark.parametrize("late", ["raises", "returns"])
+@pytest.mark.parametrize("times", [1, 2, 3, 10])
+async def test_a_time_out_is_reported_if_it_repeats_when_the_input_is_run_alone(
+    late: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzzer, "PAUSE", 0.0)
+    inputs = list[bytes]()
+
+    async def check(data: bytes, rng: random.Random) -> str:
+        inputs.append(data)
+        if len(inputs) > times:
+            return ""
+        if late == "raises":
+            raise TimeoutError
+        return f"{LATE}the gateway was left waiting"
+
+    assert bool(await fuzzer.tried(check, b"x")) is (times > fuzzer.ALONE)
+    assert len(inputs) == min(times, fuzzer.ALONE) + 1
+
+
+async def test_what_is_no_time_out_is_reported_at_once() -> None:
+    found = ["a stream ended", ""]
+
+    async def check(data: bytes, rng: random.Random) -> str:
+        return found.pop(0)
+
+    assert await fuzzer.tried(check, b"x") == "a stream ended"
 
 
 def test_exceptions_in_the_log_are_found() -> None:
