@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UpstreamTimedOut
+from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UnknownModel, UpstreamTimedOut
 from proxy.core.ports import Race, Relay
 from proxy.extproc.messages import (
     DESTINATION,
@@ -16,6 +17,8 @@ from proxy.extproc.messages import (
     NAMESPACE,
     NONE,
     SERVED,
+    STREAMED,
+    WHOLE,
     go_on,
     pieces_of,
     streamed,
@@ -32,6 +35,8 @@ from proxy.http.request import HttpCall
 from proxy.http.response import RelayContext
 from proxy.http.upstream.connection import Meter
 from proxy.http.upstream.pool import Address
+from proxy.openai.errors import LONGEST, says_that_model_is_missing
+from proxy.reliability.failover import NOT_FOUND, sees_some_models
 
 
 class EnvoyRelay(Relay):
@@ -45,6 +50,8 @@ class EnvoyRelay(Relay):
         self._context = context
         self._addresses = addresses
         self._fallbacks = fallbacks
+        self._held: deque[tuple[str, Any]] = deque()
+        """Messages of the response that were read before the reply to its head."""
         self._head: Any = None
         """The head of the pod's response."""
 
@@ -60,7 +67,7 @@ class EnvoyRelay(Relay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._cut(attempt)
             raise
-        except (PassedOver, BadGateway):
+        except (PassedOver, BadGateway, UnknownModel):
             attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
@@ -149,25 +156,52 @@ class EnvoyRelay(Relay):
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         call, stream = self._call, self._stream
         fields = fields_of(head.response_headers.headers)
-        attempt.status = call.answered = _status(fields.get(":status", "200"))
+        attempt.status = _status(fields.get(":status", "200"))
+        hides_models = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
         coded = fields.get("content-encoding", "identity") != "identity"
         body_out = ResponseBody(attempt, fields.get("content-type", ""), coded)
         try:
             kind, message = "response_body", head
-            if head.HasField("response_headers"):
+            if not head.HasField("response_headers"):
+                call.answered = attempt.status
+            else:
+                is_over, is_late = head.response_headers.end_of_stream, stream.response_mode in WHOLE
+                hides_models &= not is_over
+                if hides_models and not is_late:
+                    await self._hide_models(attempt)
                 add = [("x-request-id", call.id), *attempt.response_headers]
                 remove = ["content-length"] if body_out.changes and "content-length" in fields else []
                 stream.is_complete = stream.response_mode == NONE  # the gateway may end the stream with this reply
                 await stream.write(with_fields("response_headers", add, remove))
-                if head.response_headers.end_of_stream:
+                if hides_models and is_late:
+                    await self._hide_models(attempt)
+                call.answered = attempt.status
+                if is_over:
                     self._finish(attempt, body_out)
                     return
-                kind, message = await stream.next()
+                kind, message = await self._next()
             while not await self._pass_message(kind, message, attempt, body_out):
-                kind, message = await stream.next()
+                kind, message = await self._next()
         finally:
             if attempt.ending is None:
                 body_out.settle()
+
+    async def _hide_models(self, attempt: Attempt) -> None:
+        """Raise UnknownModel for a 404 that says that the pod does not have the model: it may list the models that it
+        has, and the key may not use all of them. Where the gateway sends the head before the body, any 404 counts."""
+        stream, body, is_whole = self._stream, b"", False
+        if stream.response_mode in (NONE, STREAMED):
+            raise UnknownModel(attempt.request.model)
+        while not is_whole and len(body) <= LONGEST:
+            kind, message = await stream.next()
+            self._held.append((kind, message))
+            body += message.response_body.body
+            is_whole = kind == "response_trailers" or message.response_body.end_of_stream
+        if says_that_model_is_missing(body):
+            raise UnknownModel(attempt.request.model)
+
+    async def _next(self) -> tuple[str, Any]:
+        return self._held.popleft() if self._held else await self._stream.next()
 
     async def _pass_message(self, kind: str, message: Any, attempt: Attempt, body_out: ResponseBody) -> bool:
         """Pass a message on. Return whether it ended the response."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -150,7 +152,7 @@ def _rank_out_of_range(error: dict[str, Any]) -> RankOutOfRange | None:
 
 def names_rank_out_of_range(body: bytes) -> RankOutOfRange | None:
     """Return what the body of a 400 says of the data-parallel rank; None if it finds fault with something else."""
-    return _rank_out_of_range(_error_of(body))
+    return _rank_out_of_range(_error_of(body) or {})
 
 
 def aborted() -> Declined:
@@ -167,23 +169,42 @@ def _status(error: dict[str, Any]) -> int:
     return _STATUSES.get(str(code).lower(), 0) or _STATUSES.get(str(error.get("type")).lower(), 0)
 
 
-_MESSAGE = re.compile(r"\bmodel\b.*\b(?:does not exist|not found)\b", re.IGNORECASE | re.DOTALL).search
+_GZIP = b"\x1f\x8b"
+_ANY_FORMAT = zlib.MAX_WBITS | 32
+"""Window bits of zlib for gzip and zlib."""
+
+_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
+_MISSING = re.compile(r"\b(?:does not exist|not found)\b", re.IGNORECASE)
 
 
 def says_that_model_is_missing(body: bytes) -> bool:
-    """Return whether the body of a 404 is about the model. That of an unknown path, or of anything else, is not."""
-    error = _error_of(body)
-    return error.get("code") == "model_not_found" or _MESSAGE(str(error.get("message") or "")) is not None
+    """Return whether the body of a 404 is about the model, not about an unknown path or anything else. A body that
+    cannot be read, because it is compressed, counts as one: it may list models."""
+    if body.startswith(_GZIP):
+        with suppress(zlib.error):
+            body = zlib.decompressobj(_ANY_FORMAT).decompress(body, LONGEST)
+    text = body[:LONGEST].decode("utf-8", "replace")
+    if "\ufffd" in text[:-1]:  # the last character may be cut off
+        return True
+    if (error := _error_of(body)) is None:
+        return _says_so(text)
+    return error.get("code") == "model_not_found" or _says_so(str(error.get("message") or error.get("detail") or ""))
 
 
-def _error_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of the error that is all of a body; empty if there is none."""
+def _says_so(text: str) -> bool:
+    model = _MODEL.search(text)
+    return model is not None and _MISSING.search(text, model.end()) is not None
+
+
+def _error_of(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of the error that is all of a body; empty if there is none. None for a body that is too long,
+    or no JSON."""
     if len(body) > LONGEST:
-        return {}
+        return None
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return {}
+        return None
     error = fields.get("error", fields) if isinstance(fields, dict) else None
     if isinstance(error, str):
         return {"message": error}

@@ -234,7 +234,7 @@ class Failover:
         state = attempt.retries or RetryState()
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(attempt.request):
             return True
-        if status == NOT_FOUND and _sees_some_models(attempt.request):
+        if status == NOT_FOUND and sees_some_models(attempt.request):
             return True  # pods list models in it
         wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
         if not wanted or state.counted + 1 >= self._settings.attempts or not self._budget.has_one:
@@ -373,7 +373,7 @@ def _has_fallbacks(request: InferenceRequest) -> bool:
     return request.naming is not None and bool(request.naming.fallbacks)
 
 
-def _sees_some_models(request: InferenceRequest) -> bool:
+def sees_some_models(request: InferenceRequest) -> bool:
     """Return whether the key of the request is restricted to some models."""
     identity = request.state.read(IDENTITY)
     return identity is not None and identity.models is not None

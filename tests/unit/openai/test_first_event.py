@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+
 import pytest
 
-from proxy.openai.errors import LONGEST, declined, is_whole
+from proxy.openai.errors import LONGEST, declined, is_whole, says_that_model_is_missing
 
 BUSY = "The engine is currently busy and cannot accept new requests."
 
@@ -30,6 +33,33 @@ def test_an_error_of_the_pod_is_a_refusal(event: bytes, status: int) -> None:
         found = declined(event + end + b"data: [DONE]\n\n" * bool(end))
         assert found is not None
         assert found.status == status
+
+
+MISSING = b'{"error":{"message":"The model `m` does not exist. There are: secret","code":404}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_about_a_model"),
+    [
+        (MISSING, True),
+        (gzip.compress(MISSING), True),
+        (zlib.compress(MISSING), True),
+        (b"\x28\xb5\x2f\xfd" + MISSING, True),
+        (MISSING[:-3] + b", secret" * 5000 + b'"}}', True),
+        (b"model 'm' not found, try: secret", True),
+        (b'{"detail":"The model m does not exist, but secret"}', True),
+        (b'{"error":"model m not found"}', True),
+        (b'{"error":{"code":"model_not_found"}}', True),
+        (b'{"detail":"Not Found"}', False),
+        (gzip.compress(b'{"detail":"Not Found"}'), False),
+        (b"<html>404 Not Found</html>", False),
+        (b"", False),
+        (b"[]", False),
+        ("\N{EURO SIGN}".encode() * 5000, False),
+    ],
+)
+def test_a_404_is_about_a_model_if_it_says_so_or_cannot_be_read(body: bytes, is_about_a_model: bool) -> None:
+    assert says_that_model_is_missing(body) is is_about_a_model
 
 
 def test_what_the_pod_says_of_it_is_kept_for_whoever_decides() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from tests.helpers.waiting import PATIENCE, until
 BODY = orjson.dumps({"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
 CONFIG = Path(__file__).parents[3] / "config"
 NO_FIELDS: Mapping[str, str] = {}
+HEAD = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 
 
 class Talk:
@@ -45,9 +47,8 @@ class Talk:
             return await self._call.read()
 
     async def head(self, mode: int = FULL_DUPLEX_STREAMED, more: Mapping[str, str] = NO_FIELDS) -> None:
-        fields = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json", **more}
         await self.say(
-            request_headers={"headers": headers(fields)},
+            request_headers={"headers": headers({**HEAD, **more})},
             protocol_config={"request_body_mode": mode, "response_body_mode": FULL_DUPLEX_STREAMED},
         )
 
@@ -110,6 +111,64 @@ async def test_the_destination_is_named_in_a_header_and_in_the_metadata() -> Non
         assert (piece.body, piece.end_of_stream) == (BODY, True)
         await one.end()
         await until(lambda: s.app.ledger.in_flight == 0)
+
+
+MISSING = b'{"error":{"message":"The model `sim` does not exist. Models: secret-model","code":"model_not_found"}}'
+KEYS = [{"name": "some", "key": "some", "models": ["sim"]}, {"name": "all", "key": "all"}]
+
+
+async def responses_to(key: str, mode: int, body: bytes, **fields: str) -> tuple[int, bytes]:
+    """Return the status and the body that a client of the gateway gets when a pod responds with this body and 404."""
+    async with gateway({"security": {"apiKeys": KEYS}}) as (s, channel):
+        one = talk(channel)
+        await one.say(
+            request_headers={"headers": headers({**HEAD, "authorization": f"Bearer {key}"})},
+            protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": mode},
+        )
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        await one.hear()
+        await one.hear()
+        head = {":status": "404", "content-type": "application/json", "content-length": str(len(body)), **fields}
+        status, passed = 404, b""
+        await one.say(response_headers={"headers": headers(head)})
+        if mode == FULL_DUPLEX_STREAMED:  # it does not wait for the reply to the head
+            for at in range(0, len(body), 20):
+                await one.say(response_body={"body": body[at : at + 20], "end_of_stream": at + 20 >= len(body)})
+        while (reply := await one.hear()) is not grpc.aio.EOF:
+            match reply.WhichOneof("kind"):
+                case "immediate_response":
+                    status, passed = reply.immediate_response.status.code, reply.immediate_response.body
+                    break
+                case "response_headers" if mode in (BUFFERED, STREAMED):
+                    await one.say(response_body={"body": body, "end_of_stream": True})
+                    continue
+                case "response_headers" if mode == NONE:
+                    passed = body
+                    break
+                case "response_body":
+                    change = reply.response_body.response.body_mutation
+                    passed += change.streamed_response.body if mode == FULL_DUPLEX_STREAMED else change.body or body
+                    if mode != FULL_DUPLEX_STREAMED or change.streamed_response.end_of_stream:
+                        break
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
+        return status, passed
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED, STREAMED, NONE])
+@pytest.mark.parametrize("coded", [False, True])
+async def test_the_404_of_a_pod_does_not_list_models_for_a_key_that_may_use_some(mode: int, coded: bool) -> None:
+    body, fields = (gzip.compress(MISSING), {"content-encoding": "gzip"}) if coded else (MISSING, {})
+    status, passed = await responses_to("some", mode, body, **fields)
+    assert (status, orjson.loads(passed)["error"]["code"]) == (404, "model_not_found")
+    assert b"secret" not in passed
+    assert await responses_to("all", mode, body, **fields) == (404, body)
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
+async def test_a_404_of_a_pod_that_is_not_about_a_model_passes(mode: int) -> None:
+    body = b'{"detail":"Not Found"}' + b" " * 20_000
+    assert await responses_to("some", mode, body) == (404, body)
 
 
 async def test_trailers_are_replied_to_behind_the_body() -> None:
