@@ -17,7 +17,7 @@ from jwt.algorithms import ECAlgorithm
 from bench.fuzzing.inputs import Check
 from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import AuthSettings
-from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
+from proxy.core.errors import Forbidden, IssuerUnreachable, Unauthorized
 from proxy.core.params import load
 from proxy.core.ports import ManualClock
 from proxy.core.state import State
@@ -86,7 +86,7 @@ _GOOD = orjson.dumps({"iss": NAME, "aud": AUDIENCE, "sub": "alice", "exp": NOW +
 async def _name(door: Authenticator, token: str) -> str | None:
     try:
         identity = await door.authenticate({"authorization": f"Bearer {token}"})
-    except (Unauthorized, Forbidden, IssuerAway):
+    except (Unauthorized, Forbidden, IssuerUnreachable):
         return None
     return identity.name
 

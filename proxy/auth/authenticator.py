@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from proxy import yaml_source
 from proxy.auth.settings import ApiKey, AuthSettings, Jwt, Limits, Scope, check_keys
 from proxy.core import params
-from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Problem, Unauthorized, UnknownModel
+from proxy.core.errors import ConfigError, Forbidden, IssuerUnreachable, Problem, Unauthorized, UnknownModel
 from proxy.core.files import WatchedFiles
 from proxy.core.ports import IDENTITY, Clock, Identity, Resolver, allows
 from proxy.core.request import InferenceRequest, changed
@@ -31,7 +31,7 @@ class Tokens(Protocol):
     """Tokens of an issuer. `jwt_tokens.JwtVerifier` implements it; it needs an extra, so it is imported late."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
-        """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerAway."""
+        """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerUnreachable."""
 
     async def refresh_keys(self) -> None:
         """Fetch the keys again, for at most the time that a request may wait."""
@@ -87,13 +87,13 @@ class Authenticator:
         return self.tokens.find(secret, scope)
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
-        """Return the identity, after fetching the issuer's keys if necessary. Raise also IssuerAway."""
+        """Return the identity, after fetching the issuer's keys if necessary. Raise also IssuerUnreachable."""
         identity = self.find(headers, scope)
         if identity is None and self.tokens is not None:
             await self.tokens.refresh_keys()
             identity = self.find(headers, scope)
         if identity is None:
-            raise IssuerAway
+            raise IssuerUnreachable
         return identity
 
     def _replace(self, keys: Sequence[ApiKey]) -> None:

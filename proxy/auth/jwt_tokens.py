@@ -18,7 +18,7 @@ import orjson
 from proxy import outbound
 from proxy.auth.authenticator import Fetch
 from proxy.auth.settings import Jwt, Scope
-from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
+from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerUnreachable, Unauthorized
 from proxy.core.ports import Clock, Identity
 from proxy.core.request import frozen
 from proxy.core.tasks import Tasks
@@ -93,7 +93,7 @@ class JwtVerifier:
             if self._keys.may_refresh:
                 return None
             if not self._keys.are_current:
-                raise IssuerAway
+                raise IssuerUnreachable
             raise Unauthorized(NOT_SIGNED)
         if key.algorithm not in (None, algorithm):
             raise Unauthorized("The token is not signed as its key is meant for.")

@@ -1,1 +1,1 @@
-"""The words of the domain: standard library only, no I/O."""
+"""The domain vocabulary and the extension points. Imports the standard library only and does no I/O."""

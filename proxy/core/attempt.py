@@ -1,4 +1,4 @@
-"""One try of a request on one endpoint: what is sent, and what came of it. Over all tries: pods that died of it."""
+"""One try of a request on one endpoint: what is sent and how it ends; and the pods that crashed during the tries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Ending(Enum):
-    """How a leg ended; every leg has exactly one."""
+    """How an attempt ended; every attempt has exactly one ending."""
 
     COMPLETE = "complete"
     CLIENT_GONE = "client-gone"
@@ -25,25 +25,26 @@ class Ending(Enum):
 
 
 class Stage(Enum):
-    """What of a request a leg is for."""
+    """The stage of a request that an attempt serves."""
 
     WHOLE = "whole"
     ENCODE = "encode"
     PREFILL = "prefill"
     DECODE = "decode"
-    """The prompt is computed elsewhere."""
+    """Another pod computes the prompt."""
 
 
 WHOLE, COMPLETE, UPSTREAM_FAILED = Stage.WHOLE, Ending.COMPLETE, Ending.UPSTREAM_FAILED
-"""Taken from the class once: before Python 3.12 looking at an enum goes through a `__getattr__`: 450 instructions."""
+"""Read from the class once. Before Python 3.12 reading an enum member calls `__getattr__`, which takes 450
+instructions."""
 
 
 NOT_YET = -1
-"""What will be told of cached tokens is not known."""
+"""The number of cached tokens that the client will see is not known yet."""
 
 
 class Usage(NamedTuple):
-    """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
+    """Token counts of the engine; `cached_tokens` is None if the engine does not report it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,12 +52,9 @@ class Usage(NamedTuple):
 
 
 class Attempt:
-    """Lives from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
-
-    The relay fills in `sent_at`, `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`,
-    `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
-    `response_headers`.
-    """
+    """Exists from PreRequest to PostResponse. Times are monotonic seconds, None before the event. The relay sets
+    `sent_at`, `status` (of the pod's response), `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`, `usage`,
+    `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`."""
 
     def __init__(
         self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float
@@ -69,20 +67,20 @@ class Attempt:
         # All of it on the object: what is found on the class only takes 200 instructions to read, not 60.
         self.stage: Stage = WHOLE
         self.answers: bool = True
-        """Whether what the pod answers is for the client, and not for the next stage."""
+        """Whether the response goes to the client, not to the next stage."""
         self.upstream_headers: list[tuple[str, str]] = []
         self.response_headers: list[tuple[str, str]] = []
         self.listeners: Listeners = NO_LISTENERS
-        """Those of its pool, from its start on; one that is in flight during a reload keeps them."""
+        """The listeners of the pool when the attempt starts. A reload does not change them."""
         self.state: dict[DataKey[Any], Any] = {}
-        """What listeners and hooks keep of the attempt until it ends, each by a key of its own."""
+        """State that listeners and hooks keep until the attempt ends, each under its own key."""
         self.record: DecisionRecord | None = None
-        """That of its decision, where it has one."""
+        """The record of its decision, if there is one."""
         self.told_cached: int | None = None
-        """What the client is told of cached tokens, where the pod that answers cannot know: another computed the
-        prompt. NOT_YET while that one is at it."""
+        """The number of cached tokens to report to the client if the prompt was computed by another pod, which alone
+        knows it. NOT_YET while that pod is computing."""
         self.sent_at: float | None = None
-        """When the request was last written to a connection to the pod; None: nothing of it was sent."""
+        """When the request was last written to a connection of the pod; None: nothing was sent."""
         self.status: int | None = None
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
@@ -90,46 +88,49 @@ class Attempt:
         self.response_bytes: int = 0
         self.usage: Usage | None = None
         self.response_id: str | None = None
-        """The id that `/v1/responses` gave its answer: later requests about it must reach the same pod."""
+        """The id of a `/v1/responses` response. Later requests about it must reach the same pod."""
         self.ending: Ending | None = None
         self.charge: tuple[int, int] | None = None
-        """Tokens of prefill and of answer that `fleet.ledger`, its only writer, has on the pod for this leg."""
+        """Prompt and completion tokens that `fleet.ledger`, its only writer, counts on the pod for this attempt."""
         self.retries: Any = None
-        """Of a request that failed before; `reliability.failover`, its only reader, keeps it here."""
+        """Earlier failures of the request; read and written by `reliability.failover` only."""
         self.continued: bool = False
-        """Whether it goes on with an answer that another leg has begun."""
+        """Whether it continues a response that another attempt started."""
         self.predicted_cached_tokens: int | None = None
-        """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no
+        """Prompt tokens that the prefix index expects in the pod's KV cache when the attempt starts; None: no
         prediction."""
 
     def begin_response(self, now: float) -> None:
-        """The first byte of the response arrived. `now` is monotonic seconds."""
+        """Record the first byte of the response. `now` is monotonic seconds."""
         self.first_byte_at = now
         for listener in self.listeners.first_byte:
             listener(self)
 
     @property
     def succeeded(self) -> bool:
-        """The pod gave the whole of a good answer."""
+        """Return whether the pod sent a complete successful response."""
         return self.ending is COMPLETE and self.status is not None and self.status < 300
 
 
 class Casualties:
-    """Of one client request: retries, hedged attempts, prefill, decode and fallback models share it."""
+    """Pods that crashed during one client request; shared by its retries, hedged attempts, stages and fallback
+    models."""
 
     __slots__ = ("_noted", "deaths", "had_close_race", "suspected")
 
     def __init__(self) -> None:
         self.deaths: list[Endpoint] = []
-        """Pods that accepted no connection afterwards, in order; a pod that restarted and died again is in it twice."""
+        """Pods that accepted no connection afterwards, in order. A pod that restarted and crashed again is in it
+        twice."""
         self.suspected: list[Endpoint] = []
         """Pods that closed the connection and may still be alive."""
         self.had_close_race = False
-        """Whether the request met a pod that was just closing an idle connection. The second time is no accident."""
+        """Whether the request already met a pod that was closing an idle connection. A second time is no
+        coincidence."""
         self._noted: set[tuple[Endpoint, float, int]] = set()
 
     def suspect(self, attempt: Attempt) -> None:
-        """Note that its pod closed the connection, or had the request together with one that did."""
+        """Record that its pod closed the connection, or shared the request with a pod that did."""
         pod = attempt.endpoint.lead
         one = (pod, attempt.started_at, attempt.number)
         if one not in self._noted and pod not in self.suspected:
@@ -137,7 +138,7 @@ class Casualties:
         self._noted.add(one)
 
     def confirm(self, endpoint: Endpoint) -> bool:
-        """Note that the pod accepts no connection. Return whether that was unknown."""
+        """Record that the pod accepts no connection. Return whether that is new."""
         if endpoint not in self.suspected:
             return False
         self.suspected.remove(endpoint)
@@ -149,7 +150,7 @@ CASUALTIES: DataKey[Casualties] = DataKey("Casualties")
 
 
 def casualties_of(request: InferenceRequest) -> Casualties:
-    """Return those of the request; all copies of a request have the same."""
+    """Return the casualties of the request, which all copies of the request share."""
     known = request.state.read(CASUALTIES)
     if known is None:
         known = Casualties()

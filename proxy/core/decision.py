@@ -1,4 +1,4 @@
-"""What scheduling returns: ranked endpoints per profile, the decision made of them, and the record of how."""
+"""The result of scheduling: the ranked endpoints of each profile, the decision, and the record of how it was made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @frozen
 class ProfileRun:
-    """Which run of a profile this is; handed to every filter, scorer and picker."""
+    """The identity of one run of a profile; passed to every filter, scorer and picker."""
 
     profile: str
     attempt: int = 0
@@ -34,7 +34,7 @@ class ScoredEndpoint(NamedTuple):
 
 
 class ProfileResult(NamedTuple):
-    """Every scored survivor of one profile run, best first, never empty."""
+    """The scored endpoints that passed the filters of one profile run, best first; at least one."""
 
     profile: str
     ranked: tuple[ScoredEndpoint, ...]
@@ -45,7 +45,7 @@ class ProfileResult(NamedTuple):
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Best first."""
+        """The endpoints, best first."""
         return tuple(map(_endpoint, self.ranked))
 
 
@@ -53,12 +53,10 @@ SPLIT = "split"
 
 
 class Decision(NamedTuple):
-    """Where a request goes. `fallbacks` are the other survivors of the target's profile, in rank order.
-
-    `prefill` are pods, best first, one of which computes the prompt before the target answers, `encode` those that
-    compute the embeddings of its media before that; empty: the target does it itself. `why` is SPLIT, or says why a
-    stage that is configured was left out; empty where there are no stages.
-    """
+    """Where a request goes. `fallbacks` are the other endpoints of the target's profile, best first. `prefill` are
+    pods, best first, of which one computes the prompt before the target responds, `encode` pods that compute the
+    embeddings of its media before that; empty: the target does it. `why` is SPLIT or the reason why a configured stage
+    was left out; empty without stages."""
 
     target: Endpoint
     fallbacks: tuple[Endpoint, ...] = ()
@@ -67,14 +65,14 @@ class Decision(NamedTuple):
     encode: tuple[Endpoint, ...] = ()
     why: str = ""
     shadows: tuple[ProfileResult, ...] = ()
-    """What the shadow profiles that ran beside it would have ranked."""
+    """The rankings of the shadow profiles of the run."""
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
         return decided(result.profile, result.endpoints)
 
     def candidates(self) -> Sequence[Endpoint]:
-        """Target first, then the fallbacks."""
+        """Return the target and its fallbacks."""
         return (self.target, *self.fallbacks)
 
 
@@ -87,17 +85,17 @@ _endpoint = itemgetter(0)
 
 
 def decided(profile: str, ranked: Sequence[Endpoint]) -> Decision:
-    """Of what a profile ranked, for the first of it."""
+    """Return the decision for the best endpoint of a profile's ranking."""
     return _decision((ranked[0], tuple(ranked[1:]), profile, (), (), "", ()))
 
 
 T = TypeVar("T")
 
 Took = Callable[[str, str, str, float], None]
-"""Called with the extension point, the type of the plugin, its name and the seconds that one call of it took."""
+"""Called with the extension point, the type and the name of a plugin, and the seconds of one of its calls."""
 
 EVERY = 64
-"""Of so many decisions one is recorded to time the plugins: a recorded one takes 60,000 instructions more."""
+"""Of this many decisions one is recorded to time the plugins, which takes 60,000 instructions more."""
 
 _ENDPOINT, _SCORE = itemgetter(0), itemgetter(1)
 
@@ -105,7 +103,7 @@ _ENDPOINT, _SCORE = itemgetter(0), itemgetter(1)
 @dataclass(slots=True)
 class ProfileRecord:
     """The last run of one profile. `filters` has the names of the pods that each filter removed; `scores`, by scorer,
-    and `totals` are in the order of `scored`, which is empty where no pod was left."""
+    and `totals` are in the order of `scored`, which is empty if no pod was left."""
 
     profile: str
     shadow: bool
@@ -126,16 +124,16 @@ class ProfileRecord:
 
 
 def untimed(point: str, plugin_type: str, name: str, seconds: float) -> None:
-    """Keep no times."""
+    """Discard the times."""
 
 
 class DecisionRecord:
-    """Filled in while a decision is made. `is_wanted`: it was asked for, and is not only there to time plugins."""
+    """Filled while a decision is made. `is_wanted`: it was requested, and does not only time plugins."""
 
     __slots__ = ("_now", "_took", "is_wanted", "profiles")
 
     def __init__(self, took: Took = untimed, now: Callable[[], float] = perf_counter, is_wanted: bool = False) -> None:
-        """`now` gives seconds of a clock that is fine enough for microseconds."""
+        """`now` returns seconds with a resolution of microseconds."""
         self._took = took
         self._now = now
         self.is_wanted = is_wanted
@@ -143,14 +141,14 @@ class DecisionRecord:
 
     @property
     def runs(self) -> tuple[ProfileRecord, ...]:
-        """In the order in which the profiles ran first."""
+        """The profile runs, ordered by their first run."""
         return tuple(self.profiles.values())
 
     def profile(self, run: ProfileRun) -> ProfileRecord:
         return self.profiles.setdefault(run.profile, ProfileRecord(run.profile, run.shadow))
 
     def call(self, point: str, plugin: Plugin, name: str, method: Callable[..., T], *args: object) -> T:
-        """Return what the method of a plugin returns, or raise what it raises, and time it."""
+        """Call the method of a plugin and time it. Return its result or raise its error."""
         started = self._now()
         try:
             return method(*args)
@@ -158,7 +156,7 @@ class DecisionRecord:
             self._took(point, plugin.plugin_type, name, self._now() - started)
 
     async def wait(self, point: str, plugin: Plugin, name: str, method: Awaitable[T]) -> T:
-        """The same for a method that waits."""
+        """As `call`, for a coroutine."""
         started = self._now()
         try:
             return await method
@@ -167,10 +165,9 @@ class DecisionRecord:
 
 
 class Recorder:
-    """Chooses the decisions that are recorded: the first of every `every`, to time plugins, and those that are wanted.
-
-    `passes` says of each decision in turn whether it needs not be recorded to time plugins: while `wants` is None,
-    `record` is called only for the others."""
+    """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones. `passes`
+    returns for each decision in turn whether it can be skipped for timing; while `wants` is None, `record` is called
+    only for the others."""
 
     __slots__ = ("_took", "passes", "wants")
 

@@ -1,4 +1,4 @@
-"""A pod as the scheduler sees it: identity, last scrape, and the load this proxy has put on it since."""
+"""A pod as the scheduler sees it: identity, last scrape, and the load that this proxy has put on it since."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PodTls:
     )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what contradicts itself."""
+        """Raise ValueError for a contradiction."""
         if self.key and not self.cert:
             raise ValueError("key is of no use without cert")
         if self.insecure_skip_verify and self.ca:
@@ -39,21 +39,21 @@ class PodTls:
 ROLE_LABEL = "llm-d.ai/role"
 
 SIZE_LABEL = "kvlane/data-parallel-size"
-"""How many data-parallel ranks a pod has behind its port."""
+"""Label with the number of data-parallel ranks behind the port of the pod."""
 
 RANK_LABEL = "kvlane/data-parallel-rank"
-"""The rank that a pod is, where each rank has a port of its own."""
+"""Label with the rank of a pod, if each rank has a port of its own."""
 
 DEFAULT_POOL = "default"
-"""The pool whose pods stand in no other one."""
+"""The pool of the top level of the configuration."""
 
 LIGHT_SLEEP = 1
-"""The level that ends when a pod is told so: its weights are still in memory."""
+"""The sleep level from which a pod can be woken; its weights are still in memory."""
 
 
 class EndpointState(Enum):
-    """starting -> ready <-> ejected; draining from any of them, for good unless it is undone. Gone is the end: the
-    endpoint has left the fleet; attempts may still be in flight on it."""
+    """starting -> ready <-> ejected; draining from any of these until undone. Gone is final: the endpoint has left the
+    fleet, though attempts may still be in flight on it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -63,7 +63,7 @@ class EndpointState(Enum):
 
 
 GONE = EndpointState.GONE
-"""Read after each attempt: a member of an enumeration takes three times as long to be found."""
+"""Read after each attempt. Reading the enum member takes three times as long."""
 
 
 class Freshness(Enum):
@@ -73,10 +73,10 @@ class Freshness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One scrape of a pod, swapped whole. `kv_usage` is a share in [0, 1], `blocks` the pod's KV capacity in engine
-    blocks of `block_size` tokens (0: unknown), `prompt_tokens` and `generation_tokens` the tokens of all prompts and
-    answers since the engine started (-1: unknown), `sleep_level` 0 while it is awake, 1 asleep, 2 asleep without its
-    weights, `scraped_at` monotonic seconds of the moment the scrape was sent."""
+    """One scrape of a pod; replaced as a whole. `kv_usage` is a share in [0, 1], `blocks` the KV capacity in blocks of
+    `block_size` tokens (0: unknown), `prompt_tokens` and `generation_tokens` the tokens of all prompts and responses
+    since the engine started (-1: unknown), `sleep_level` 0 while awake, 1 asleep, 2 asleep without weights,
+    `scraped_at` the monotonic seconds at which the scrape was sent."""
 
     waiting: int = 0
     running: int = 0
@@ -101,7 +101,7 @@ class Metrics:
 
     @property
     def progress(self) -> float:
-        """Tokens of prompts and answers together: as long as the engine works, they grow. -1 if neither is known."""
+        """Tokens of prompts and responses together, which grow while the engine works; -1 if unknown."""
         if self.prompt_tokens < 0 and self.generation_tokens < 0:
             return -1.0
         return max(self.prompt_tokens, 0.0) + max(self.generation_tokens, 0.0)
@@ -112,14 +112,14 @@ NEVER_SCRAPED = Metrics()
 
 @dataclass(frozen=True)
 class Load:
-    """What is in flight on one pod, by this process and its siblings. Plugins cannot assign to it: `Endpoint.charge`
-    and `fleet.ledger` write to its dictionary. With slots, which only their setters can write then, a request of 1 KB
-    takes 0.9 % more instructions (`python bench/instructions.py --still`).
+    """The load on one pod by this process and its peers. Plugins cannot assign to it: `Endpoint.charge` and
+    `fleet.ledger` write to its dictionary. (With slots a request of 1 KB takes 0.9 % more instructions, by `python
+    bench/instructions.py --still`.)
 
-    `requests` changes by `Endpoint.charge` alone, so that the view follows; `crowding` are they per unit of the pod's
-    weight. `tokens` are uncached prompt tokens whose prefill has not answered yet. `recent` is the log of the pod's
-    work per unit of weight, decayed exponentially: only comparisons mean something, the least loaded pod has the
-    least. `remote_requests` and `remote_tokens` are the siblings' part of `requests` and `tokens`.
+    `requests` changes by `Endpoint.charge` alone, which updates the view; `crowding` is requests per unit of the pod's
+    weight. `tokens` are uncached prompt tokens whose prefill has not finished. `recent` is the logarithm of the pod's
+    recent work per unit of weight, decayed exponentially; use it only to compare pods. `remote_requests` and
+    `remote_tokens` are the parts of the peers.
     """
 
     requests: int = 0
@@ -131,7 +131,7 @@ class Load:
 
 
 class LoadView(NamedTuple):
-    """The scrape, shifted by what this proxy dispatched and finished since: what scorers read."""
+    """The last scrape, corrected by the requests that this proxy sent and finished since. Scorers read it."""
 
     waiting: int
     running: int
@@ -140,54 +140,53 @@ class LoadView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """A pod, or one data-parallel rank of a pod, from discovery to removal. Identity is the object; a pod that comes
-    back is a new one.
+    """A pod, or one data-parallel rank of a pod, from discovery to removal. Identity is the object; a pod that returns
+    is a new one.
 
-    Ranks of a pod share its URL, state and settings. Metrics, load and all that is learned belong to the rank. What
-    belongs to the pod as a whole, such as its breaker, is kept under `lead`.
-
-    Plugins cannot assign to it: it changes by `update`, `publish` and `charge`, which belong to the fleet.
+    Ranks of a pod share its URL, state and settings. Metrics, load and learnt values belong to the rank. What belongs
+    to the whole pod, such as its breaker, is kept under `lead`. Plugins cannot assign to it: it changes by `update`,
+    `publish` and `charge`, which belong to the fleet.
     """
 
     name: str
     url: str = ""
     pool: str = DEFAULT_POOL
-    """Never another one: a pod that is put into another pool is a new endpoint."""
+    """Constant: a pod that moves to another pool is a new endpoint."""
     role: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float = 1.0
     engine: str = "vllm"
     api_key: str | None = None
-    """Sent to the pod as its bearer token, in place of the client's."""
+    """Bearer token for the pod, sent instead of the client's."""
     tls: PodTls | None = None
-    """How its `https` URL is spoken to; None: as all pods are."""
+    """TLS settings for its `https` URL; None: those of all pods."""
     models: frozenset[str] | None = None
-    """The models it serves; None while the pod has not said, and for pods that cannot say: they serve any."""
+    """The models it serves; None while unknown, and for pods that cannot list them: they serve any model."""
     adapters: frozenset[str] = frozenset()
-    """Those of them that are LoRA adapters of another."""
+    """The LoRA adapters among `models`."""
     state: EndpointState = EndpointState.STARTING
     metrics: Metrics = NEVER_SCRAPED
     load: Load = field(default_factory=Load)
     rank: int | None = None
-    """The data-parallel rank that requests name to the pod; None where the pod is one endpoint."""
+    """The data-parallel rank, which requests to the pod name; None if the pod is one endpoint."""
     lead: Endpoint = field(init=False, repr=False)
-    """The first rank of the pod; the endpoint itself where the pod is one endpoint."""
+    """The first rank of the pod; the endpoint itself if the pod is one endpoint."""
     ranks: tuple[Endpoint, ...] = field(init=False, repr=False)
-    """All ranks of the pod, in their order."""
+    """All ranks of the pod, in order."""
     in_flight_at_scrape: int = field(init=False, repr=False)
-    """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
+    """Requests in flight when the last scrape was sent, as far as this process knows."""
     ledger: dict[str, Any] = field(init=False, repr=False)
     """The dictionary of `load`, which `charge` and `fleet.ledger` write to."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
     _views: dict[int, LoadView] = field(init=False, repr=False)
-    """By requests in flight, since this scrape: so a view that comes again is the same object, and costs a look-up."""
+    """Views since this scrape by requests in flight, so that a repeated view costs one look-up."""
     view: LoadView = field(init=False, repr=False)
-    """Read by scorers for every pod of every request, so it is made where `metrics` and `load.requests` change."""
+    """Read by scorers for every pod of every request, so it is computed where `metrics` and `load.requests` change."""
     is_watched: bool = field(init=False, repr=False, default=False)
-    """Requests failed there of late: `reliability.breaker`, which sets it, wants to know of every one."""
+    """Whether requests failed on it recently. Set by `reliability.breaker`, which then observes every request."""
 
     def __post_init__(self) -> None:
-        """A pod that is made with metrics and load counts as scraped under this load."""
+        """A pod that is created with metrics and load counts as scraped under this load."""
         role = self.role or self.labels.get(ROLE_LABEL, "")
         labels = {ROLE_LABEL: role, **self.labels} if role else self.labels
         update(self, role=role, labels=labels, lead=self, ranks=(self,), ledger=vars(self.load))
@@ -195,17 +194,17 @@ class Endpoint:
 
     @property
     def pod_name(self) -> str:
-        """The name of the pod; the endpoint's own unless it is a rank."""
+        """The name of the pod; the endpoint's own name unless it is a rank."""
         return self.name if self.rank is None else self.name.rpartition("/")[0]
 
     @property
     def replica_name(self) -> str:
-        """The name of the pod that the platform runs: without the suffix of a rank that has a port of its own."""
+        """The name of the pod on the platform: without the suffix of a rank that has a port of its own."""
         return self.pod_name.removesuffix(f"-rank-{self.labels.get(RANK_LABEL)}")
 
     def publish(self, metrics: Metrics, in_flight: int) -> None:
-        """Swap in a scrape; `in_flight` are the load's requests, read when the scrape was sent. Of a stale one nothing
-        counts but the KV usage: what is in flight is all that is known to run."""
+        """Replace the metrics; `in_flight` are the requests of the load when the scrape was sent. Of stale metrics only
+        the KV usage counts: the requests in flight are all that is known to run."""
         if metrics.freshness is Freshness.STALE:
             in_flight, scraped = 0, (0, 0, metrics.kv_usage)
         else:
@@ -214,8 +213,7 @@ class Endpoint:
         self.charge(0, 0)
 
     def charge(self, requests: int, tokens: int) -> None:
-        """So many more, or less, are in flight; since the scrape they count as running while nothing waits, else as
-        waiting."""
+        """Change the number of requests in flight. New ones count as running while none waits, else as waiting."""
         load = self.ledger
         load["requests"] = in_flight = load["requests"] + requests
         load["crowding"] = in_flight / self.weight if in_flight else 0.0
@@ -244,10 +242,10 @@ def join_ranks(ranks: Sequence[Endpoint]) -> None:
 
 
 def update(target: Endpoint | Load, **changes: Any) -> None:
-    """Assign to fields. For the fleet and what belongs to it: plugins change nothing."""
+    """Assign to fields. For the fleet and its parts; plugins cannot change endpoints."""
     for name, value in changes.items():
         object.__setattr__(target, name, MappingProxyType(dict(value)) if name == "labels" else value)
 
 
 _set_view: Callable[[Endpoint, LoadView], None] = vars(Endpoint)["view"].__set__
-"""Half as many instructions as `object.__setattr__`."""
+"""Takes half as many instructions as `object.__setattr__`."""

@@ -1,10 +1,10 @@
-"""Everything that is said to a client or to an operator when something is refused or fails.
+"""All errors of kvlane, for clients and operators.
 
     KvlaneError
-    ├── RequestError                       a client is answered; class = status = type and code
+    ├── RequestError                       sent to the client; the class has the status, type and code
     │   ├── BadRequest                400  invalid_request_error
     │   │   ├── InvalidJson
-    │   │   └── NoHttp                     it cannot be read, or not in one way only
+    │   │   └── NoHttp                     invalid or ambiguous HTTP
     │   ├── Unauthorized              401  authentication_error
     │   ├── Forbidden                 403  permission_error
     │   ├── NotFound                  404  invalid_request_error
@@ -14,36 +14,36 @@
     │   ├── MethodNotAllowed          405
     │   ├── BodyTimeout               408
     │   │   └── HeadTimeout
-    │   ├── Conflict                  409  it cannot be done as things are
+    │   ├── Conflict                  409  not possible in the current state
     │   ├── BodyTooLarge              413
-    │   ├── HeadTooLarge              431  a line, a field or their number is beyond what is read
-    │   ├── Saturated                 429  rate_limit_error: a filter that knows says that all are exhausted
-    │   │   ├── QueueFull                  flow control has no room, now or in time
+    │   ├── HeadTooLarge              431  a line, a field or the number of fields exceeds the limit
+    │   ├── Saturated                 429  rate_limit_error: a filter found all pods busy
+    │   │   ├── QueueFull                  flow control rejected the request
     │   │   │   ├── WaitedTooLong
     │   │   │   ├── TooLate
     │   │   │   ├── MadeRoom
     │   │   │   └── Evicted
-    │   │   └── RateLimited                a key or a tenant has had its share
-    │   ├── BadGateway                502  the pods did not answer
-    │   │   └── AllFailed                  each that could be asked: none has begun
-    │   ├── NoEndpoints               503  nobody can serve this
-    │   │   └── ShuttingDown               kvlane is being stopped
-    │   ├── SuspectedPoison           503  pods have died under this request
-    │   ├── IssuerAway                503  whether a token is good only its issuer's keys could say
-    │   ├── FileLimitReached          503  this process has no file descriptor left for a connection to a pod
+    │   │   └── RateLimited                a key or a tenant has reached a limit
+    │   ├── BadGateway                502  no valid response from a pod
+    │   │   └── AllFailed                  all attempts failed before the first byte
+    │   ├── NoEndpoints               503  no pod can serve the request
+    │   │   └── ShuttingDown               kvlane is stopping
+    │   ├── SuspectedPoison           503  the request is quarantined: pods crashed while serving it
+    │   ├── IssuerUnreachable         503  the keys that verify a token are unavailable
+    │   ├── FileLimitReached          503  this process has no free file descriptor
     │   └── GatewayTimeout            504
-    ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
+    ├── UpstreamFailed                     a pod failed before its first byte; another may be tried
     │   ├── ConnectFailed
     │   │   ├── ConnectRefused
-    │   │   ├── OutOfFiles                     this process has no file descriptor left; says nothing of the pod
-    │   │   └── PassedOver                     whoever sends the request has gone on to another pod by himself
-    │   ├── Declined                           it answered that it cannot
+    │   │   ├── OutOfFiles                     this process has no free file descriptor
+    │   │   └── PassedOver                     the gateway in front has tried another pod itself
+    │   ├── Declined                           it sent an error response
     │   │   └── RankOutOfRange                     it has fewer data-parallel ranks
     │   └── UpstreamTimedOut
-    └── ConfigError                        all faults of a configuration, each with its path
+    └── ConfigError                        all faults of a configuration, with their paths
 
 A RequestError is raised where it is known and rendered once, in `openai.errors`, in the shape of the API called.
-Messages name what to do and never name a pod's URL.
+Messages say what to do and never contain the URL of a pod.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from proxy.core.request import InferenceRequest
 
 LONGEST_NAME = 200
-"""Characters of what a client made up that its error repeats."""
+"""Largest number of characters of a client's input that an error repeats."""
 
 
 class Reason(Enum):
-    """Why a request was refused: the value of x-kvlane-reason and, where llm-d has it, of its dropped-reason."""
+    """Why a request was refused: the value of x-kvlane-reason, and of llm-d's dropped-reason where llm-d defines it."""
 
     INVALID_REQUEST = "invalid-request"
     UNAUTHORIZED = "unauthorized"
@@ -95,25 +95,25 @@ class Reason(Enum):
 
     @property
     def dropped_reason(self) -> str | None:
-        """llm-d's x-llm-d-request-dropped-reason, for refusals that it names too."""
+        """The value of llm-d's x-llm-d-request-dropped-reason, for the refusals that llm-d defines."""
         return self.value if self.value.startswith(("rejected-", "evicted-")) else None
 
 
 class KvlaneError(Exception):
-    """Root of everything kvlane raises on purpose."""
+    """The base of all errors that kvlane raises deliberately."""
 
 
 class RequestError(KvlaneError):
-    """Answered to the client. `param` names the field of the body that is at fault."""
+    """An error for the client. `param` names the invalid field of the body."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_server_error"
     code: ClassVar[str | None] = None
     should_retry: ClassVar[bool | None] = None
-    """What x-should-retry tells clients that would decide by the status; None: that is right."""
+    """The value of x-should-retry, for clients that would decide by the status; None: the status is sufficient."""
     reason: Reason = Reason.INTERNAL
     retry_after: float | None = None
-    """Seconds until it is worth trying again, where that is known."""
+    """Seconds after which a retry may succeed, if known."""
 
     def __init__(self, message: str, *, param: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message)
@@ -134,7 +134,7 @@ class InvalidJson(BadRequest):
 
 
 class NoHttp(BadRequest):
-    """Where the next request begins nobody knows, so its connection ends."""
+    """Invalid HTTP. The start of the next request is unknown, so the connection is closed."""
 
 
 class Unauthorized(RequestError):
@@ -210,7 +210,7 @@ class BodyTimeout(RequestError):
 
 
 class HeadTimeout(BodyTimeout):
-    """Of a request that has hardly begun."""
+    """A request whose head did not arrive in time."""
 
 
 class Conflict(RequestError):
@@ -228,7 +228,7 @@ class BodyTooLarge(RequestError):
 
 
 class HeadTooLarge(RequestError):
-    """As with NoHttp, its connection ends."""
+    """A request head over the limit. The connection is closed."""
 
     status = 431
     type = "invalid_request_error"
@@ -245,7 +245,8 @@ class Saturated(RequestError):
 
 
 class QueueFull(Saturated):
-    """Flow control lets it neither go on nor wait. `retry_after` is when there should be room."""
+    """Flow control can neither admit nor queue the request. `retry_after` is the expected time until there is
+    capacity."""
 
     code = "queue_full"
 
@@ -256,28 +257,29 @@ class WaitedTooLong(QueueFull):
 
 
 class TooLate(QueueFull):
-    """It will not be served, or was not, by its deadline."""
+    """The deadline of the request has passed or cannot be met."""
 
     code = "deadline"
     reason = Reason.DEADLINE
 
 
 class MadeRoom(QueueFull):
-    """It waited, and another one has its place now."""
+    """A request of higher priority took its place in the queue."""
 
     code = "queue_full"
     reason = Reason.DISPLACED
 
 
 class Evicted(QueueFull):
-    """It was with a pod, which another one needed."""
+    """The request was aborted on a pod in favour of another one."""
 
     code = "evicted"
     reason = Reason.EVICTED
 
 
 class RateLimited(Saturated):
-    """A key or tenant has had what it may have. `retry_after` is when it may have more; `headers` say what is left."""
+    """A key or tenant has reached a limit. `retry_after` is the time until the next request; `headers` report the
+    rest."""
 
     code = "rate_limit_exceeded"
     reason = Reason.RATE_LIMITED
@@ -304,10 +306,10 @@ class NoEndpoints(RequestError):
 
 
 class AllFailed(BadGateway):
-    """The request can be sent again: none of it has been lost, nothing of an answer has come."""
+    """All attempts failed before the first byte of a response, so the client can send the request again."""
 
 
-NO_POD = "No pod is ready; try again shortly."
+NO_POD = "No pod is ready. Retry shortly."
 
 
 class ShuttingDown(NoEndpoints):
@@ -315,11 +317,11 @@ class ShuttingDown(NoEndpoints):
     reason = Reason.SHUTTING_DOWN
 
     def __init__(self) -> None:
-        super().__init__("The proxy is being stopped; try again shortly.")
+        super().__init__("The proxy is shutting down. Retry shortly.")
 
 
-class IssuerAway(RequestError):
-    """No fault of the client, whose token may be good."""
+class IssuerUnreachable(RequestError):
+    """The keys of the token's issuer are unavailable; the token may be valid."""
 
     status = 503
     type = "server_error"
@@ -328,11 +330,11 @@ class IssuerAway(RequestError):
     retry_after: float = 10.0
 
     def __init__(self) -> None:
-        super().__init__("The keys of the token's issuer cannot be had; try again shortly.")
+        super().__init__("Could not fetch the issuer's JWKS; retry shortly.")
 
 
 class FileLimitReached(RequestError):
-    """This process has no file descriptor left. Its pods are well."""
+    """This process has no free file descriptor; its pods may be healthy."""
 
     status = 503
     type = "server_error"
@@ -345,7 +347,7 @@ class FileLimitReached(RequestError):
 
 
 class SuspectedPoison(RequestError):
-    """Clients try a 503 again by themselves; this one says that they should not."""
+    """The request is quarantined. Clients retry a 503 by themselves, so this one tells them not to."""
 
     status = 503
     type = "server_error"
@@ -354,7 +356,7 @@ class SuspectedPoison(RequestError):
     should_retry = False
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"Pods have died under this request; it is not tried again for {seconds:.0f} s.")
+        super().__init__(f"Pods crashed while serving this request. It is refused for {seconds:.0f} s.")
 
 
 class GatewayTimeout(RequestError):
@@ -365,18 +367,18 @@ class GatewayTimeout(RequestError):
 
 
 class UpstreamFailed(KvlaneError):
-    """A pod failed before the first byte of its answer. The message is for the log, not for the client."""
+    """A pod failed before the first byte of its response. The message is for the log, not for the client."""
 
     broke_off: ClassVar[bool] = False
-    """The pod had the request, and closed its connection without an answer."""
+    """Whether the pod closed its connection without a response after it had received the request."""
 
 
 class Garbled(UpstreamFailed):
-    """What the pod sent is not HTTP."""
+    """The response of the pod is not valid HTTP."""
 
 
 class Disconnected(UpstreamFailed):
-    """The pod closed the connection before its answer was whole. `silent`: before a byte of it."""
+    """The pod closed the connection before its response was complete. `silent`: before its first byte."""
 
     broke_off = True
 
@@ -386,19 +388,19 @@ class Disconnected(UpstreamFailed):
 
 
 class ConnectFailed(UpstreamFailed):
-    """No connection to the pod came about: nothing of the request was sent."""
+    """No connection to the pod was established, so nothing of the request was sent."""
 
 
 class ConnectRefused(ConnectFailed):
-    """Nobody listens there."""
+    """No process listens on the port."""
 
 
 class OutOfFiles(ConnectFailed):
-    """This process, or its machine, has no file descriptor left: says nothing of the pod."""
+    """This process or its machine has no free file descriptor. The pod is not at fault."""
 
 
 class PassedOver(ConnectFailed):
-    """Whoever sends the request has tried others by himself: `then` has taken it, or nobody has."""
+    """The gateway in front has tried other pods itself: `then` serves the request, or no pod does."""
 
     def __init__(self, message: str, then: Endpoint | None) -> None:
         super().__init__(message)
@@ -406,7 +408,8 @@ class PassedOver(ConnectFailed):
 
 
 class CutShort(UpstreamFailed):
-    """A part of its answer has reached the client; whoever is asked for the `rest` can go on with it."""
+    """The stream was interrupted after a part had reached the client. Another pod can continue it with the request
+    `rest`."""
 
     broke_off = True
 
@@ -416,18 +419,17 @@ class CutShort(UpstreamFailed):
 
 
 class Declined(UpstreamFailed):
-    """It answered, that it cannot or does not want to. `retry_after` are seconds, where it says so, `text` what it says
-    of why."""
+    """The pod sent an error response. `retry_after` are its seconds, if given; `text` is its explanation."""
 
     def __init__(self, status: int, retry_after: float | None = None, text: str = "") -> None:
-        super().__init__(f"it answered {status} {text[:200]}".rstrip())
+        super().__init__(f"it responded with {status} {text[:200]}".rstrip())
         self.status = status
         self.retry_after = retry_after
         self.text = text
 
 
 class RankOutOfRange(Declined):
-    """The pod has `size` data-parallel ranks, and `rank`, which the request named, is none of them."""
+    """The request named the data-parallel `rank` of a pod that has `size` ranks."""
 
     def __init__(self, rank: int, size: int, text: str) -> None:
         super().__init__(400, text=text)
@@ -441,7 +443,7 @@ class UpstreamTimedOut(UpstreamFailed):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a configuration: `path` as `scheduling.plugins[2].parameters.threshold`."""
+    """One fault of a configuration; `path` is written as `scheduling.plugins[2].parameters.threshold`."""
 
     path: str
     message: str
@@ -451,7 +453,7 @@ class Problem:
 
 
 class ConfigError(KvlaneError):
-    """All faults found, in the order of the file."""
+    """All faults of a configuration, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -459,11 +461,12 @@ class ConfigError(KvlaneError):
 
 
 class Unreadable(ConfigError):
-    """A file that is missing, or cannot be read now; a later attempt may succeed without a change of the file."""
+    """A file that is missing or cannot be read now. A later attempt may succeed without a change of the file."""
 
 
 def cause(error: Exception) -> str:
-    """What went wrong, in the words of the system where it has some: those of libraries repeat the address."""
+    """Return the reason of an error in the words of the operating system, if it has any: libraries repeat the
+    address."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     by_asyncio = error.strerror.startswith("Connect call failed")

@@ -19,15 +19,13 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class WatchedFiles:
-    """Report when files have to be read again.
-
-    A change counts once two looks in a row have seen the same files, so that nothing is read while it is still being
-    written. Without `settles` it counts at once, except that a file is missing. Files that could not be read are read
-    at each look until they can: free file descriptors change nothing of a file."""
+    """Reports when files must be read again. A change counts once two checks in a row have seen the same files, so that
+    no file is read while it is being written. Without `settles` it counts at once, except that a file is missing. Files
+    that could not be read are read at each check until they can be: free file descriptors change no file."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], settles: bool = True) -> None:
         self.paths = paths
-        """May be changed by a loader, if the content of a file names others."""
+        """A loader may change it if the content of a file names others."""
         self._settles = settles
         self._seen: Stamp | None = None
         self._read: Stamp | None = None

@@ -1,4 +1,4 @@
-"""Dataclasses from YAML, strictly: every fault is collected with its path, every unknown key gets a suggestion."""
+"""Typed dataclasses from YAML. Every fault is collected with its path, and an unknown key gets a suggestion."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, 
 from proxy.core.errors import ConfigError, Problem
 
 Duration = NewType("Duration", float)
-"""Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), or a number of seconds."""
+"""Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), or as a number of seconds."""
 
 Size = NewType("Size", int)
-"""Bytes or a count. Written `64MiB`, `10Gi`, `1k` (Kubernetes' notation), or a whole number."""
+"""Bytes or a count. Written `64MiB`, `10Gi`, `1k` (Kubernetes' notation), or as a whole number."""
 
 Moment = NewType("Moment", float)
-"""Seconds since the Unix epoch. Written `2027-01-31`, which begins that day, or `2027-01-31T18:00:00Z`; UTC unless it
-says otherwise."""
+"""Seconds since the Unix epoch. Written `2027-01-31`, which is the start of that day, or `2027-01-31T18:00:00Z`; UTC by
+default."""
 
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
@@ -36,7 +36,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kKMGTP]|[KMGTP]i)B?")
 
 
 def parse_duration(text: str) -> Duration:
-    """Raises ValueError, saying what a duration looks like."""
+    """Return seconds. Raise ValueError with an example."""
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration; write 250ms, 15s, 5m or 1h30m")
@@ -44,7 +44,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_size(text: str) -> Size:
-    """Raises ValueError, saying what a size looks like."""
+    """Return bytes. Raise ValueError with an example."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size; write 64MiB, 10Gi, 1k or a whole number")
@@ -53,7 +53,7 @@ def parse_size(text: str) -> Size:
 
 
 def moment(value: str | date) -> Moment:
-    """Raises ValueError, saying what a point in time looks like."""
+    """Return seconds since the Unix epoch. Raise ValueError with an example."""
     try:
         read = datetime.fromisoformat(value if isinstance(value, str) else value.isoformat())
         return Moment((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp())
@@ -96,16 +96,17 @@ REMOVED: Mapping[str, str] = {
     "tokenizer.local.cacheBytes": "it is always 64 MiB",
     "tokenizer.pod.timeout": "it is always 300 ms",
 }
-"""By the path of the key: `*` stands for a name that the configuration chooses. A path that begins with the type of a
-plugin is below the plugin's parameters. Add a key here, and to docs/changelog.md, when a setting is removed."""
+"""Removed settings by path, with what replaced each: `*` stands for a name that the configuration chooses. A path that
+starts with the type of a plugin is below the plugin's parameters. Add a key here and to docs/changelog.md when a
+setting is removed."""
 
 _POOL = re.compile(r"^pools\.[^.]+\.")
 _NAMES = tuple((re.compile(re.escape(key).replace(r"\*", "[^.]+")), why) for key, why in REMOVED.items())
 
 
 def replacement(path: str) -> str | None:
-    """What holds in place of the setting at this path, or None if there was none. The path of a plugin's parameter
-    begins with the type of the plugin."""
+    """Return what replaced the removed setting at this path; None if there was none. The path of a plugin's parameter
+    starts with the type of the plugin."""
     path = _POOL.sub("", path)
     return next((why for key, why in _NAMES if key.fullmatch(path)), None)
 
@@ -114,11 +115,11 @@ T = TypeVar("T")
 
 
 SOME = 4
-"""Keys that are named to somebody who wrote none."""
+"""Number of known keys that an error lists if the key resembles none."""
 
 
 class Invalid(Exception):
-    """Faults found below one path."""
+    """The faults below one path."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*problems)
@@ -126,7 +127,7 @@ class Invalid(Exception):
 
 
 class FromEnvironment(str):
-    """Text that an environment variable was expanded into: it may stand where a number or a boolean is wanted."""
+    """Text of an expanded environment variable, which may also be a number or a boolean."""
 
     __slots__ = ()
 
@@ -141,8 +142,8 @@ def param(
     key: str | None = None,
     aliases: Sequence[str] = (),
 ) -> Any:
-    """A field with its documentation and bounds. `key` is its YAML name (camelCase of the field's unless given),
-    `aliases` are older spellings; without a default it is required."""
+    """Declare a field with documentation and bounds. `key` is its YAML name (default: the field in camelCase),
+    `aliases` are older names; without a default the key is required."""
     metadata = {
         "doc": doc,
         "key": key,
@@ -164,7 +165,7 @@ def yaml_key(field: dataclasses.Field[Any]) -> str:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The resolved annotations of a class."""
+    """Return the resolved annotations of a class."""
     return _hints(cls)
 
 
@@ -183,7 +184,7 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
 
 def load(cls: type[T], data: Any, path: str = "") -> T:
-    """Raises ConfigError with all faults."""
+    """Return an instance of the class. Raise ConfigError with all faults."""
     try:
         return build(cls, data, path)
     except Invalid as invalid:
@@ -191,7 +192,7 @@ def load(cls: type[T], data: Any, path: str = "") -> T:
 
 
 def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = types.MappingProxyType({})) -> T:
-    """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set."""
+    """As `load`, but raise Invalid; `injected` are values of fields that YAML does not set."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise Invalid(Problem(path, f"must be a mapping, not {_named(cls, data)}{_as_mapping(cls, data)}"))
@@ -218,7 +219,7 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
 
 
 def plain(value: Any) -> Any:
-    """What was loaded, as YAML and JSON have it: the other way round."""
+    """Return a loaded value as YAML and JSON represent it: the inverse of `coerce`."""
     if dataclasses.is_dataclass(value):
         return {yaml_key(field): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -231,7 +232,7 @@ def plain(value: Any) -> Any:
 
 
 def coerce(kind: Any, value: Any, path: str) -> Any:
-    """The value as an instance of the annotated type. Raises Invalid."""
+    """Return the value as an instance of the annotated type. Raise Invalid."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _coerce_union(get_args(kind), value, path)
@@ -319,7 +320,7 @@ def _unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 
 
 def _as_mapping(cls: type[Any], data: Any) -> str:
-    """How it is to be written."""
+    """Return how the class is written in YAML."""
     fields = [field for field in dataclasses.fields(cls) if field.init]
     first = yaml_key(fields[0]) if fields else ""
     if isinstance(data, str) and data.startswith(f"{first}:"):
@@ -331,7 +332,7 @@ def _as_mapping(cls: type[Any], data: Any) -> str:
 
 
 def _named(cls: type[Any], data: Any) -> str:
-    """What stands in the place of one. Of classes that are never printed it may be the secret."""
+    """Return the name to print for a value in an error. Values of secret classes are never printed."""
     hidden = not cls.__dataclass_params__.repr and isinstance(data, str)
     return "a text" if hidden else _spell(data)
 
@@ -407,7 +408,7 @@ def _size(value: Any) -> Size:
 
 
 def _moment(value: Any) -> Moment:
-    """YAML reads what looks like a date as one."""
+    """Return a date that YAML has already parsed."""
     if not isinstance(value, str | date):
         raise ValueError(f"must be a date or time, not {_spell(value)}")
     return moment(value)

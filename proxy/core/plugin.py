@@ -22,7 +22,7 @@ P = TypeVar("P", bound="type[Plugin]")
 
 
 def plugin(type_name: str) -> Callable[[P], P]:
-    """Names the type under which a class is configured; the registry finds it by looking through its module."""
+    """Name the type under which a class is configured. The registry finds the class in its module."""
 
     def mark(cls: P) -> P:
         cls.plugin_type = type_name
@@ -32,12 +32,12 @@ def plugin(type_name: str) -> Callable[[P], P]:
 
 
 class Plugin(Protocol):
-    """What all plugins have in common. Keys are checked and producers ordered at start-up."""
+    """The base of all plugins. Data keys are checked and producers ordered at start-up."""
 
     __slots__ = ()
     plugin_type: ClassVar[str] = ""
     uses: ClassVar[tuple[DataKey[Any], ...]] = ()
-    """Data that the plugin reads where there is a producer of them, and can do without."""
+    """Data that the plugin reads if a producer exists."""
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
@@ -45,20 +45,20 @@ class Plugin(Protocol):
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
-        """Data whose absence makes the plugin useless: a configuration without a provider of it is refused, or gets
-        the default provider injected where there is one."""
+        """Data that the plugin needs. A configuration without a producer is refused, or gets the default producer if
+        there is one."""
         return ()
 
 
 class DataProducer(Plugin, Protocol):
-    """Writes what it `provides` into `request.state`; the only plugin that may wait."""
+    """Writes the data that it `provides` into `request.state`. No other plugin may wait."""
 
     __slots__ = ()
     waits: ClassVar[bool] = True
-    """False promises that `produce` never suspends, which spares the deadline's timer. Such a producer may override
-    `derive` in place of `produce`."""
+    """False declares that `produce` never suspends, which saves the timer of the deadline. Such a producer may override
+    `derive` instead of `produce`."""
     takes: ClassVar[float] = 0.0
-    """Seconds that `produce` means to take, beyond those that all producers have together."""
+    """Seconds that `produce` may take in addition to the common deadline of all producers."""
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         self.derive(request, endpoints)
@@ -75,11 +75,11 @@ class Filter(Plugin, Protocol):
 
     __slots__ = ()
     exhausts: ClassVar[bool] = False
-    """True if what this filter removes is busy rather than unfit: then an emptied list is a 429, not a 503."""
+    """True if the removed endpoints are busy rather than unsuitable: an empty result is then a 429 instead of a 503."""
 
     @property
     def spares(self) -> int:
-        """Of so many endpoints, or fewer, it keeps all: it need not be asked."""
+        """Number of endpoints up to which the filter keeps all and need not run."""
         return 0
 
     def filter(
@@ -88,7 +88,7 @@ class Filter(Plugin, Protocol):
 
 
 class Scorer(Plugin, Protocol):
-    """One score in [0, 1] per endpoint, in their order; 1 is best."""
+    """Returns one score in [0, 1] per endpoint, in their order; 1 is best."""
 
     __slots__ = ()
 
@@ -96,7 +96,8 @@ class Scorer(Plugin, Protocol):
 
 
 class Picker(Plugin, Protocol):
-    """Scored endpoints, best first; handed at least one. A picker that raises or picks none: the best score wins."""
+    """Orders scored endpoints, best first; there is at least one. If a picker raises or returns none, the best score
+    wins."""
 
     __slots__ = ()
 
@@ -107,7 +108,7 @@ class Picker(Plugin, Protocol):
     def order(
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
     ) -> Sequence[Endpoint]:
-        """What `pick` says, where nobody wants the scores: a picker that needs no objects for them says it for less."""
+        """As `pick`, for callers that need no scores: faster for pickers that create no objects for them."""
         picked = self.pick(run, request, tuple(scored_endpoints(zip(endpoints, scores, strict=True))))
         return [endpoint for endpoint, _ in picked]
 
@@ -120,41 +121,42 @@ class ProfileHandler(Plugin, Protocol):
     __slots__ = ()
 
     def only_profile(self) -> str | None:
-        """Asked at start-up: the profile whose result is always the decision, so that nothing is left to discuss."""
+        """The profile whose result is always the decision, or None. Read at start-up."""
         return None
 
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]: ...
 
 
 class Decider(Plugin, Protocol):
-    """Whether a stage of a request runs on a pod of its own. A profile handler asks; changes nothing observable."""
+    """Decides for a profile handler whether a stage of a request runs on a pod of its own. Changes nothing
+    observable."""
 
     __slots__ = ()
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
-        """Before anybody looks for such a pod; `decode` is the one that would do without it."""
+        """Return whether to look for a pod for the stage; `decode` is the pod that would otherwise run it."""
 
     def confirms(self, request: InferenceRequest, decode: Endpoint, prefill: Sequence[Endpoint]) -> bool:
-        """Once it is known who would do it, best first."""
+        """Return whether to use the pods that were found, best first."""
         return True
 
 
 @runtime_checkable
 class PairDecider(Decider, Protocol):
-    """Compares the best pod that would do all of it with the best two that would share it: pods that are good at one
-    stage need not be good at all of it. So the profile of who answers runs twice."""
+    """Compares the best single pod with the best pair of pods. Pods that are good at one stage may be bad at the whole
+    request, so the profile of the responding pod runs twice."""
 
     def pricing(self, request: InferenceRequest, stage: Stage) -> AbstractContextManager[None]:
-        """Around the run of the profile of a stage, PREFILL or DECODE: scorers are told what only that costs where."""
+        """Surround the run of the profile of a stage, PREFILL or DECODE, in which scorers price this stage alone."""
 
     def prefers(
         self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
     ) -> bool:
-        """In place of `confirms`: whether `decode` and the first of `prefill` are better than `whole` alone."""
+        """Replaces `confirms`: return whether `decode` with the first of `prefill` is better than `whole` alone."""
 
 
 class PreRequest(Plugin, Protocol):
-    """Runs in the tick of the decision, before the leg is sent."""
+    """Runs in the event-loop tick of the decision, before the attempt is sent."""
 
     __slots__ = ()
 
@@ -162,7 +164,7 @@ class PreRequest(Plugin, Protocol):
 
 
 class PostResponse(Plugin, Protocol):
-    """Runs exactly once per leg that had a PreRequest, however it ended."""
+    """Runs exactly once per attempt that had a PreRequest, however it ended."""
 
     __slots__ = ()
 
@@ -170,7 +172,7 @@ class PostResponse(Plugin, Protocol):
 
 
 class EndpointRemoved(Plugin, Protocol):
-    """Told when a pod is gone, or came back without its memory: forget it."""
+    """Called when a pod was removed, or restarted without its cache, so that the plugin drops its state."""
 
     __slots__ = ()
 
@@ -191,5 +193,5 @@ EXTENSION_POINTS: tuple[type[Plugin], ...] = (
 
 
 def points_of(cls: type) -> tuple[type[Plugin], ...]:
-    """The extension points a class declares as its bases."""
+    """Return the extension points that a class has as bases."""
     return tuple(point for point in EXTENSION_POINTS if point in cls.__mro__)

@@ -1,7 +1,5 @@
-"""The outside world as the middle of the program sees it.
-
-A plugin field that is annotated with one of these types is filled in by `core.registry` and is no YAML parameter.
-"""
+"""Interfaces to the outside world. A field of a plugin that is annotated with one of these types is injected by
+`core.registry` and is no YAML parameter."""
 
 from __future__ import annotations
 
@@ -25,31 +23,31 @@ from proxy.core.request import DataKey, InferenceRequest, Prompt, frozen
 
 @frozen
 class Identity:
-    """Of a key or a token. `name` is what logs and metrics say, never the secret; `models` and `objectives` are what it
-    may ask for, None: any."""
+    """The authenticated key or token. `name` appears in logs and metrics, never the secret; `models` and `objectives`
+    are the permitted ones, None: all."""
 
     name: str
     tenant: str = ""
     models: frozenset[str] | None = None
     objectives: frozenset[str] | None = None
     limits: str = ""
-    """The name of those that it has."""
+    """Name of its limits."""
 
 
 IDENTITY: DataKey[Identity] = DataKey("Identity")
-"""Who sends the request; absent where no keys are asked for."""
+"""The authenticated sender; absent without authentication."""
 
 
 BlockHash = int | bytes
-"""How an engine names a block; it means something to that process alone."""
+"""The name of a block in an engine; meaningful to that engine process only."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks that a tier (`medium`, lower case) holds from here on. `tokens` are the token ids of all of
-    them, packed as little-endian 32-bit integers; empty for blocks that another tier has already. `parent` is the block
-    before the first one, None at the start of a prompt. `keys` has what else tells each block from others with the same
-    tokens: media, cache_salt; or nothing at all."""
+    """Consecutive blocks that a tier (`medium`, lower case) has stored. `tokens` are the token ids of all blocks,
+    packed as little-endian 32-bit integers; empty for blocks that another tier already has. `parent` is the block
+    before the first one, None at the start of a prompt. `keys` has what else identifies each block (media, cache_salt),
+    or is empty."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
@@ -70,7 +68,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """No tier holds anything."""
+    """All tiers are empty."""
 
 
 KvEvent = BlocksStored | BlocksRemoved | AllCleared
@@ -78,10 +76,9 @@ KvEvent = BlocksStored | BlocksRemoved | AllCleared
 
 @dataclass(frozen=True, slots=True)
 class KvSources:
-    """Where pods publish. `{host}` is the pod's host and `{port}` the port; of several data-parallel ranks each has its
-    own, one after the other. `port` and `replay_port` stand for pods without a label that says otherwise; `replay_port`
-    0: nobody can be asked for what was missed. With `bind`, pods connect to that address instead, and their topics say
-    who they are."""
+    """Where pods publish KV events. `{host}` and `{port}` stand for the host and the port of the pod; the ranks of a
+    pod have consecutive ports. `port` and `replay_port` apply to pods without a label; `replay_port` 0: no replay of
+    lost events. With `bind`, pods connect to that address, and their topics identify them."""
 
     endpoint: str = "tcp://{host}:{port}"
     port: int = 5557
@@ -92,13 +89,13 @@ class KvSources:
 
 
 ContentFormat = Literal["auto", "string", "openai"]
-"""How a template wants the content of messages: as one text, or in parts."""
+"""How a template expects the content of messages: as one text or in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """`model` is a folder with tokenizer.json, or an id that the local cache of Hugging Face has; `chat_template` a
-    file that stands in for the model's own."""
+    """`model` is a directory with tokenizer.json or an id in the local cache of Hugging Face; `chat_template` is a file
+    that replaces the model's own template."""
 
     model: str
     chat_template: str = ""
@@ -110,8 +107,8 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTokenizer:
-    """`url` is a server that renders prompts, empty: any of the pods, at their /tokenize; `model` what it calls the
-    model, empty: as the request does. `timeout` is in seconds."""
+    """`url` is a server that renders prompts; empty: any pod, at /tokenize. `model` is the model's name there; empty:
+    that of the request. `timeout` is in seconds."""
 
     url: str = ""
     model: str = ""
@@ -119,7 +116,7 @@ class RemoteTokenizer:
 
 
 def allows(patterns: frozenset[str] | None, name: str) -> bool:
-    """Whether one of the patterns is the name; None allows any."""
+    """Return whether one of the patterns matches the name; None matches every name."""
     if patterns is None:
         return True
     matches = _matches if len(name) <= LONGEST_NAME else _matches.__wrapped__  # no client fills the memory
@@ -134,36 +131,35 @@ _matches = lru_cache(maxsize=4096)(any_matches)
 
 
 InstanceName = NewType("InstanceName", str)
-"""The name under which a plugin was configured; it defaults to the plugin's type."""
+"""The name of the configured plugin; its type by default."""
 
 ProfileNames = NewType("ProfileNames", tuple[str, ...])
-"""The profiles of the scheduler that may decide, in the order of the file (shadow profiles are not among them)."""
+"""The profiles that may decide, in the order of the file; without shadow profiles."""
 
 Deciders = NewType("Deciders", Mapping[str, Decider])
-"""The deciders there are, by the names under which they were configured; asked for by profile handlers, which are made
-after them."""
+"""The configured deciders by name. Injected into profile handlers, which are built after them."""
 
 
 class Clock(Protocol):
     """Two clocks, both in seconds."""
 
     def now(self) -> float:
-        """Monotonic time; only differences mean something."""
+        """Return monotonic time; only differences are meaningful."""
 
     def wall(self) -> float:
-        """Time since the Unix epoch."""
+        """Return the time since the Unix epoch."""
 
 
 class Timer(Protocol):
     async def sleep(self, seconds: float) -> None:
-        """So long, and at once where no time passes."""
+        """Wait for this many seconds; return at once if the clock is stopped."""
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call after so long, and never where no time passes."""
+        """Call the function after this many seconds; never if the clock is stopped."""
 
 
 class Call(Protocol):
-    """One HTTP request of a client, as the transport hands it to the gateway. Header keys are found in any case."""
+    """One HTTP request of a client, as the transport delivers it. Header names are case-insensitive."""
 
     @property
     def id(self) -> str: ...
@@ -173,66 +169,66 @@ class Call(Protocol):
     def path(self) -> str: ...
     @property
     def query(self) -> str:
-        """With its `?`; empty if there is none."""
+        """The query with its `?`; empty if there is none."""
 
     @property
     def headers(self) -> Mapping[str, str]: ...
     @property
     def body(self) -> bytes:
-        """All of it, or the beginning of a streamed upload."""
+        """The whole body, or the first part of a streamed upload."""
 
     @property
     def upload(self) -> object | None:
-        """The rest of a streamed upload; None if `body` is all of it."""
+        """The rest of a streamed upload; None if `body` is complete."""
 
     @property
     def received_at(self) -> float: ...
     @property
     def identity(self) -> Identity | None:
-        """None where no keys are asked for."""
+        """The authenticated sender; None without authentication."""
 
 
 class Poster(Protocol):
-    """Sends requests of kvlane's own to pods."""
+    """Sends kvlane's own requests to pods."""
 
     async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
-        """Return status and body of the response to JSON, of a data-parallel rank if one is given. Raise UpstreamFailed
-        if no whole response came."""
+        """Post JSON, to a data-parallel rank if one is given. Return status and body of the response. Raise
+        UpstreamFailed without a complete response."""
 
 
 class Resolver(Protocol):
-    """What clients call models, and how urgent they are."""
+    """Maps the model and the objective of a request."""
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
-        """The request with the model that pods know, its body rewritten if need be, its priority and its tenant. Raises
-        RequestError."""
+        """Return the request with the pods' name of the model, a rewritten body if necessary, priority and tenant.
+        Raise RequestError."""
 
 
 class Gate(Listener):
-    """Where a request may have to wait, or is refused, before a pod is chosen."""
+    """Admission before scheduling: a request may wait here or be refused."""
 
     __slots__ = ()
 
     def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
-        """Return what to enter around all that is done for the request. Entering it raises RequestError."""
+        """Return the context of the request, whose entry waits for admission. Entering it raises RequestError."""
         return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Return those of the candidates that it may be sent to; never none. Raises RequestError."""
+        """Return the candidates that may receive the request; at least one. Raise RequestError."""
         return endpoints
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        """Return whether the pod has room for a second attempt of the request that no other request waits for."""
+        """Return whether the pod has capacity for a hedged attempt that no waiting request needs."""
         return True
 
 
 class Race(Protocol):
-    """The way to one client for several legs. It gets the answer that begins first; then the others end at once, as
-    EVICTED or cancelled. A refusal is none while there is another leg."""
+    """The way to one client for several concurrent attempts. The response that starts first is relayed; the other
+    attempts then end as EVICTED or cancelled. An error response does not win while another attempt runs."""
 
     @property
     def winner(self) -> Attempt | None:
-        """The leg that has begun to answer."""
+        """The attempt whose response has started."""
 
     def __enter__(self) -> None: ...
 
@@ -241,81 +237,77 @@ class Race(Protocol):
     ) -> None: ...
 
     async def relay(self, attempt: Attempt) -> None:
-        """As `Relay.relay`, but in a task of its own."""
+        """As `Relay.relay`, in a task of its own."""
 
 
 class Relay(Protocol):
-    """The way to one client."""
+    """Sends attempts to pods and their responses to one client."""
 
     async def relay(self, attempt: Attempt) -> None:
-        """Send `attempt.request` to `attempt.endpoint` and its answer to the client, until one of them ends it.
-
-        Sets what `Attempt` says the relay sets; `ending` in every case. Raises UpstreamFailed only while nothing of
-        the answer has reached the client and the request can be sent again, or CutShort if another pod can go on with
-        it; otherwise it has ended the client's response itself: cut short, it never looks whole. Cancelled, it aborts
-        the pod's request at once.
-        """
+        """Send `attempt.request` to `attempt.endpoint` and relay the response until either side ends. Set the fields
+        that `Attempt` names, and `ending` in every case. Raise UpstreamFailed only if nothing has been sent to the
+        client and the request can be retried, or CutShort if another pod can continue the response; otherwise end
+        the client's response here, never cleanly if it is incomplete. Cancellation aborts the request to the pod at
+        once."""
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        """For legs at the same time; None if there can be only one. `begins` is told of the one that answers, before
-        its head goes out."""
+        """Return a race for concurrent attempts; None if only one is possible. `begins` is called with the winner
+        before its head is sent."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
-        """Send it with the client's headers, and return the body of the pod's answer, of which the client sees nothing.
-
-        Sets what `relay` sets; `status` says whether the body is an error. Raises UpstreamFailed: Declined for 429 and
-        5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
-        """
+        """Send the request with the client's headers and return the body of the response without sending it to the
+        client. Set the fields as `relay` does; `status` shows whether the body is an error. Raise UpstreamFailed:
+        Declined for 429 and 5xx, UpstreamTimedOut after the timeout. Cancellation aborts the request to the pod."""
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """Send the client the response that `collect` returned for `attempt`, and nothing after it."""
+        """Send the client the response that `collect` returned for `attempt`, and end."""
 
 
 Reserve = Callable[[Attempt], AbstractContextManager[None]]
-"""A leg between PreRequest and PostResponse."""
+"""The context of an attempt: PreRequest on entry, PostResponse on exit."""
 
 
 class KvListener(Protocol):
-    """Told what pods say of their KV caches, in their order. A pod has a cache for each of its data-parallel ranks."""
+    """Receives the KV events of pods in their order. A pod has one cache per data-parallel rank."""
 
     def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None: ...
     def lost(self, endpoint: Endpoint, rank: int) -> None:
-        """What was told of it is void: it restarted, or something was missed that nobody can tell any more."""
+        """Drop what is known of the cache: the pod restarted, or lost events cannot be replayed."""
 
     def complete(self, endpoint: Endpoint, rank: int, known: bool) -> None:
-        """Whether what was told is all there is; nothing is known of a rank that was never heard of."""
+        """Report whether all events of the rank are known. A rank is unknown until its first event."""
 
     def gone(self, endpoint: Endpoint) -> None:
-        """The pod has left for good."""
+        """Drop a removed pod."""
 
 
 class KvEvents(Protocol):
-    """What pods publish of their KV caches."""
+    """Subscriptions to the KV events of pods."""
 
     def follow(self, sources: KvSources, listener: KvListener) -> None:
-        """Asked for when a plugin is made; the listener, which is the plugin or one of its fields, is told while the
-        proxy serves with that plugin. Raises ValueError if that cannot be."""
+        """Subscribe the listener, which is a plugin or one of its fields, while the proxy serves with that plugin.
+        Called when a plugin is created. Raise ValueError if it is impossible."""
 
 
 class Tokens(Protocol):
-    """Makes token ids of prompts."""
+    """Produces the token ids of prompts."""
 
     async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
-        """The parts of its prompt as packed token ids, exactly those that an engine would make; None where that is not
-        certain: media, an API that is not known, a faulty body."""
+        """Return the parts of the prompt as packed token ids, exactly as an engine would; None where that is uncertain:
+        media, unknown APIs, invalid bodies."""
 
 
 class Tokenizers(Protocol):
-    """Where Tokens come from. Asked for when a plugin is made, which keeps them as a field; raise ValueError if they
-    cannot be had."""
+    """The source of `Tokens`. Called when a plugin is created, which keeps the result; raise ValueError if
+    unavailable."""
 
     def local(self, model: LocalModel) -> Tokens: ...
     def remote(self, tokenizer: RemoteTokenizer) -> Tokens: ...
 
 
 class Unconnected(KvEvents, Tokenizers, Timer):
-    """Stands in for all three where nothing is served: a check of a file, a replay, an explanation. Nobody tells
-    anything, no prompt can be tokenised, and no time passes."""
+    """Replaces all ports where nothing is served: a check, a replay, an explanation. There are no events, no token ids,
+    and time does not pass."""
 
     def follow(self, sources: KvSources, listener: KvListener) -> None:
         pass
@@ -339,14 +331,14 @@ class _NoTokens(Tokens):
 
 
 class SystemClock:
-    """The clocks of the machine; see `ports.Clock`."""
+    """The clocks of the machine; see `Clock`."""
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move: for tests and replays."""
+    """A clock that moves on request, for tests and replays."""
 
     def __init__(self, now: float = 0.0, wall: float = 1_700_000_000.0) -> None:
         self._now = now

@@ -1,4 +1,4 @@
-"""Which plugins exist, instances of them from their configuration, and the faults of these."""
+"""Discovery of plugins, their construction from the configuration, and the handling of their faults."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from proxy.core.ports import Clock
 
 
 def in_package(package: str, named_by: str) -> Iterator[type[Any]]:
-    """Those that have a class variable `named_by` of their own."""
+    """Return the classes with a class variable `named_by` of their own."""
     root = importlib.import_module(package)
     for found in pkgutil.walk_packages(root.__path__, package + "."):
         yield from _in_module(importlib.import_module(found.name), named_by)
 
 
 def installed(group: str, named_by: str) -> Iterator[type[Any]]:
-    """An entry point names a module full of them, or one class. Raises ConfigError for one that cannot be loaded."""
+    """Return the plugins of an entry point, which names a module or one class. Raise ConfigError if it cannot be
+    loaded."""
     for entry in entry_points(group=group):
         try:
             found = entry.load()
@@ -66,7 +67,7 @@ class Registry:
 
     @classmethod
     def discover(cls, package: str = BUILT_IN) -> Registry:
-        """Everything there is."""
+        """Return all built-in and installed plugins."""
         return cls([*in_package(package, NAMED_BY), *installed(ENTRY_POINT_GROUP, NAMED_BY)])
 
     def get(self, type_name: str) -> type[Plugin] | None:
@@ -80,7 +81,8 @@ class Registry:
 
 
 def is_built_in(plugin: Plugin) -> bool:
-    """Whether the plugin is part of kvlane. The contract tests run all of these, so guards need not check results."""
+    """Return whether the plugin is part of kvlane. Contract tests run all of these, so guards need not check their
+    results."""
     return type(plugin).__module__.startswith(f"{BUILT_IN}.")
 
 
@@ -89,17 +91,17 @@ def _where(cls: type) -> str:
 
 
 Ports = Mapping[Any, Any]
-"""Annotated type -> the value that fields of this type get."""
+"""Annotated type -> value that is injected into fields of this type."""
 
 
 def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any]]:
-    """The fields a YAML file may set."""
+    """Return the fields that YAML sets."""
     kinds = params.hints(cls)
     return [field for field in dataclasses.fields(cls) if field.init and kinds[field.name] not in ports]  # type: ignore[arg-type]
 
 
 def make_plugin(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
-    """Raises params.Invalid with every fault of the parameters."""
+    """Raise params.Invalid with every fault of the parameters."""
     try:
         return params.build(cls, parameters, cls.plugin_type, injected(cls, ports))
     except Invalid as invalid:
@@ -120,14 +122,14 @@ def injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 Count = Callable[[str, str], None]
-"""Called with the name of a plugin and the kind of its fault, once per faulty call."""
+"""Called once per faulty call with the name of the plugin and the kind of fault."""
 
 OUT_OF_RANGE = "out-of-range"
 NOT_A_NUMBER = "nan"
 WRONG_LENGTH = "wrong-length"
 RAISED = "raised"
 UNUSABLE = "unusable"
-"""The plugin returned something else than its extension point asks for."""
+"""The plugin returned a value of the wrong type or length."""
 
 
 def uncounted(name: str, fault: str) -> None:
@@ -135,14 +137,14 @@ def uncounted(name: str, fault: str) -> None:
 
 
 class PluginFaults:
-    """The one place that counts and logs the faults of plugins, so that all plugins share one rate limit."""
+    """Counts and logs the faults of plugins, with one rate limit for all."""
 
     def __init__(self, clock: Clock, count: Count = uncounted) -> None:
         self._logs = LogLimit(clock.now)
         self._count = count
 
     def report(self, name: str, fault: str, complaint: str, error: BaseException | None = None) -> None:
-        """Count a fault of the plugin `name`. `complaint` says what happened and what happens instead."""
+        """Count a fault of the plugin `name`. `complaint` states what happened and what happens instead."""
         self._count(name, fault)
         if self._logs.allows((name, fault)):
             log.error("plugin %s %s (logged once a minute, counted always)", name, complaint, exc_info=error)

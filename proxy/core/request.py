@@ -1,4 +1,4 @@
-"""What a client wants: parsed once at the edge, frozen from there on; and the typed state of the request."""
+"""What a client wants, parsed once at the edge and frozen; and the typed state of the request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ T = TypeVar("T")
 
 
 class DataKey(str, Generic[T]):
-    """(type of the datum, name of its producer); without a producer, the first that delivered.
-
-    `value_type` is the class of its values. A Protocol accepts classes that name it as a base; `object` accepts all.
-    """
+    """The type of a datum and the name of its producer; without a producer, the first one that writes it. `value_type`
+    is the class of its values. A Protocol accepts its explicit subclasses; `object` accepts all."""
 
     # A text, which knows its hash: to find something by a tuple takes 300 instructions more, twelve times a request.
     __slots__ = ("kind", "known", "producer", "unbound", "value_type")
@@ -27,9 +25,9 @@ class DataKey(str, Generic[T]):
     producer: str
     value_type: type
     known: set[type]
-    """Classes of values that were accepted, so that a write looks its class up instead of checking it again."""
+    """Classes that were accepted before, so that each is checked once."""
     unbound: DataKey[T] | None
-    """The same without its producer."""
+    """The same key without its producer."""
 
     def __new__(cls, kind: str, producer: str = "", value_type: type = object) -> DataKey[T]:
         key = super().__new__(cls, f"{kind}/{producer}" if producer else kind)
@@ -38,11 +36,11 @@ class DataKey(str, Generic[T]):
         return key
 
     def of(self, producer: str) -> DataKey[T]:
-        """The same datum, bound to the producer of this name; unbound if the name is empty."""
+        """Return the key bound to the producer of this name; unbound if the name is empty."""
         return _bound(self.kind, producer, self.value_type)
 
     def accepts(self, cls: type) -> bool:
-        """Whether values of the class may be written."""
+        """Return whether values of the class may be written."""
         wanted = self.value_type
         if getattr(wanted, "_is_protocol", False):
             return wanted in cls.__mro__
@@ -53,20 +51,18 @@ class DataKey(str, Generic[T]):
 
 
 _bound = lru_cache(maxsize=4096)(DataKey[Any])
-"""To make one takes ten times as long as to find it, and some plugins ask with each request."""
+"""Constructing a key takes ten times as long as finding it, and some plugins need one with each request."""
 
 
 class CycleState(dict[str, Any]):
-    """The data of one request, from parse to PostResponse, by key: use `write` and `read`.
-
-    A bound write also answers unbound reads: of several, the one that was first.
-    """
+    """The data of one request, from parse to PostResponse, by key; see `write` and `read`. A bound write also serves
+    unbound reads; the first one wins."""
 
     __slots__ = ()
 
     def write(self, key: DataKey[T], value: T) -> None:
-        """Raises KeyError if the key was written before, and TypeError for a value of another type than the key's; None
-        is as good as nothing."""
+        """Raise KeyError if the key was written before, and TypeError for a value of another type than the key's; None
+        counts as absent."""
         unbound, known = key.unbound, self.get
         if type(value) not in key.known:
             _accept(key, type(value))
@@ -86,7 +82,7 @@ class CycleState(dict[str, Any]):
 
 
 def _accept(key: DataKey[Any], cls: type) -> None:
-    """Raises TypeError."""
+    """Raise TypeError."""
     if not key.accepts(cls):
         raise TypeError(f"{key} holds values of type {key.value_type.__name__}, not {cls.__name__}")
     key.known.add(cls)
@@ -94,32 +90,30 @@ def _accept(key: DataKey[Any], cls: type) -> None:
 
 @dataclass_transform(eq_default=True, frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """A slotted dataclass that nobody changes."""
+    """A slotted dataclass that is immutable by convention."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 BYTES_PER_TOKEN = 4
-"""One token counts as four bytes of prompt, wherever a tokenizer is not asked."""
+"""Bytes of prompt that count as one token where no tokenizer is used."""
 
 
 @frozen
 class Prompt:
-    """What the engine's chat template will see, in its order: tools, then messages with their roles.
-
-    `parts` has one entry per prompt of a batch. Text is UTF-8, token ids are packed as little-endian 32-bit integers,
-    an image is its digest repeated over the tokens it will take: so four bytes are one token throughout.
-    `salt` is the request's cache_salt.
-    """
+    """What the engine's chat template will see, in its order: tools, then messages with their roles. `parts` has one
+    entry per prompt of a batch. Text is UTF-8, token ids are packed as little-endian 32-bit integers, an image is its
+    digest repeated over its estimated tokens: so four bytes are one token throughout. `salt` is the request's
+    cache_salt."""
 
     parts: tuple[bytes, ...] = field(default=(), repr=False)
     salt: str = field(default="", repr=False)
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
     begins: bool = field(init=False, compare=False)
-    """It is that of a conversation in which nobody has answered yet."""
+    """Whether the prompt starts a conversation: it contains no response yet."""
 
     def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0, begins: bool = False) -> None:
-        """`tokens` are to be given if `parts` are only a beginning."""
+        """`tokens` are required if `parts` contain only the start of the prompt."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
         self.begins = begins  # type: ignore[misc]
@@ -134,10 +128,9 @@ EMPTY_PROMPT = Prompt()
 
 @frozen
 class Naming:
-    """Of a request whose model is not, or need not be, the one that was asked for: `asked` is what its client calls it,
-    `fallbacks` are models that are tried in its place, one after the other, where nobody has room for it; `model@pool`
-    means the pods of that pool alone. `may_wait`: for a pod that is woken up. `pool`: the only one it may go to; empty:
-    any."""
+    """The naming of a request whose model is rewritten or may be: `asked` is the client's name for it, `fallbacks` are
+    models to try in order where no pod has capacity; `model@pool` restricts one to a pool. `may_wait`: for a pod that
+    is being woken. `pool`: the only permitted pool; empty: any."""
 
     asked: str
     fallbacks: tuple[str, ...] = ()
@@ -147,13 +140,11 @@ class Naming:
 
 @frozen
 class InferenceRequest:
-    """The client's intention, as long as it lives; a rewritten model is a `dataclasses.replace()`.
-
-    `body` are the client's bytes (empty for a streamed upload), `headers` have lower-case keys, `max_tokens` is the
-    limit the client set on the answer (0: none), `received_at` is monotonic seconds, and so is `deadline`, by which the
-    answer has to be whole. `asks_usage`: the body asks for usage that its client did not ask for, so the relay takes it
-    out of the stream. `naming`: None where nothing stands behind the model's name but itself.
-    """
+    """What the client wants; a rewritten model is a `dataclasses.replace()`. `body` are the client's bytes (empty for a
+    streamed upload), `headers` have lower-case names, `max_tokens` is the client's limit on the response (0: none),
+    `received_at` is monotonic seconds, and so is `deadline`, by which the response must be complete. `asks_usage`:
+    kvlane has added a request for usage to the body, so the relay removes usage from the stream. `naming`: None if the
+    model's name stands for itself."""
 
     id: str
     path: str
@@ -173,16 +164,16 @@ class InferenceRequest:
 
 
 TIME_LIMIT = "x-request-timeout-ms"
-"""The header by which a client limits the time of its request."""
+"""The header with which a client limits the time of its request."""
 
 
 def is_out_of_its_own_time(request: InferenceRequest, now: float) -> bool:
-    """Return whether the time is up that the client gave the request. `now` is monotonic seconds."""
+    """Return whether the time limit of the client has passed. `now` is monotonic seconds."""
     return now >= request.deadline and TIME_LIMIT in request.headers
 
 
 def changed(request: InferenceRequest, **changes: Any) -> InferenceRequest:
-    """A `dataclasses.replace` that takes its steps in C: 100 bytecodes, not 450."""
+    """A `dataclasses.replace` that runs in C: 100 bytecodes instead of 450."""
     return InferenceRequest(**dict(zip(_NAMES, _VALUES(request), strict=True), **changes))
 
 
@@ -190,11 +181,12 @@ _NAMES = tuple(each.name for each in fields(InferenceRequest))
 _VALUES = attrgetter(*_NAMES)
 
 OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate", value_type=int)
-"""Tokens the answer is expected to have; the load ledger counts them until the leg ends. Absent: not counted."""
+"""Expected tokens of the response, which the load ledger counts until the attempt ends. Absent: not counted."""
 
 
 def time_limit(headers: Mapping[str, str], most: float) -> float:
-    """Seconds from receipt to the end of the answer: `most`, or less if the client says so. Raises BadRequest."""
+    """Return the seconds from receipt to the end of the response: `most`, or less on the client's request. Raise
+    BadRequest."""
     asked = headers.get(TIME_LIMIT)
     if asked is None:
         return most

@@ -50,9 +50,8 @@ class Draft:
         self._made: list[_Entry] = []
 
     def get(self, key: Hashable, make: Callable[[], T], of: object = None) -> T:
-        """Return the object of this key that is in use, if it was made of something equal; else make one.
-
-        What `make` itself gets from this draft is owned by the new object, and stays as long as that is named."""
+        """Return the object of this key in use if it was made with equal arguments, else a new one. Objects that `make`
+        gets from this draft are owned by the new object and live as long as it."""
         entry = self._named.get(key) or self._state._entries.get(key)
         if entry is None or entry.of != of:
             entry = self._make(key, make, of)
@@ -64,7 +63,7 @@ class Draft:
         return value
 
     def assign(self, owner: object, **attributes: Any) -> None:
-        """Assign these attributes when the draft is committed. Raises AttributeError for one that does not exist."""
+        """Assign these attributes when the draft is committed. Raise AttributeError for one that does not exist."""
         for name, value in attributes.items():
             getattr(owner, name)
             self._changes.append(partial(setattr, owner, name, value))
@@ -74,7 +73,7 @@ class Draft:
         self._changes.append(change)
 
     def commit(self) -> None:
-        """Put the draft in use: the changes that were asked for take effect, in that order."""
+        """Put the draft in use: apply the requested changes in their order."""
         state, named, self._named = self._state, self._named, {}
         state._dropped += [entry for key, entry in state._entries.items() if named.get(key) is not entry]
         state._entries = named
@@ -118,8 +117,8 @@ class PluginState:
     """Pool, name and type of the plugin."""
 
     def get(self, key: str, make: Callable[[], T], of: object = None) -> T:
-        """Return the object of this key that the plugin of this name and type had under the configuration before, if
-        it was made of something equal; else make one. Call it in `__post_init__`."""
+        """Return the object of this key that the plugin of this name and type has in the current configuration, if it
+        was made with equal arguments; else a new one. Call it in `__post_init__`."""
         return make() if self._draft is None else self._draft.get(("plugin state", *self._owner, key), make, of)
 
     def at_commit(self, change: Callable[[], object]) -> None:

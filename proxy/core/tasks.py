@@ -1,4 +1,4 @@
-"""Background tasks with an owner: none vanishes, none outlives its owner, and an endless one is restarted."""
+"""Background tasks with an owner: no task outlives its owner, and an endless one is restarted when it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.core.ports import Timer
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
-"""Seconds before a kept task that failed is started again; each pause is twice the one before."""
+"""Seconds before a failed endless task is restarted; each pause is twice the one before."""
 
 SAME_ERROR_LOGGED_EVERY = 60.0
 """Seconds between two tracebacks of a kept task that fails with the same error."""
@@ -40,22 +40,21 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start work that comes to an end. If it fails, the error is logged. Endless work is started with `keep`."""
+        """Start a task that ends. An error is logged. Endless work is started with `keep`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], kind: str, of: str = "") -> asyncio.Task[Any]:
-        """Run `work` until it returns, and start it again with a growing pause whenever it raises.
-
-        `kind` is the label of the metric and `of` tells tasks of one kind apart, such as the name of a pod."""
+        """Run `work` until it returns, and restart it with a growing pause whenever it raises. `kind` is the label of
+        the metric; `of` distinguishes tasks of one kind, such as the name of a pod."""
         failures.setdefault(kind, 0)
         name = f"{kind} of {of}" if of else kind
         return self.start(_kept(work, kind, name), name)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether any task is running."""
         return bool(self._tasks)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

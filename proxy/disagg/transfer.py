@@ -287,7 +287,7 @@ class SplitRequest:
             if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
                 raise PromptRefused(prefill, body)
             if prefill.status != 200:
-                raise UpstreamFailed(f"it answered {prefill.status}")
+                raise UpstreamFailed(f"it responded with {prefill.status}")
         except ConnectFailed as error:
             lost.append(error)
             raise  # It was not asked, so whatever the decode pod begins with is no answer.

@@ -318,7 +318,7 @@ class Service(Generic[C]):
             if self.stopping:
                 raise ShuttingDown
             if not self._gateway.health():
-                raise NoEndpoints("No pod is ready; try again shortly.")
+                raise NoEndpoints("No pod is ready. Retry shortly.")
             call.answer(200, [("x-request-id", call.id)], b"")
             return
         if kind is Kind.VERSION:

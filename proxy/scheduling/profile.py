@@ -16,7 +16,7 @@ from proxy.core.plugin import Filter, Picker, Scorer
 from proxy.core.registry import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults, is_built_in
 from proxy.core.request import InferenceRequest
 
-NO_PODS = "No pod is ready; try again shortly."
+NO_PODS = "No pod is ready. Retry shortly."
 
 Order = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint], Sequence[float]], Sequence[Endpoint]]
 

@@ -5,7 +5,7 @@ import pytest
 from proxy.core import errors
 from proxy.core.errors import (
     BadRequest,
-    IssuerAway,
+    IssuerUnreachable,
     MethodNotAllowed,
     NoEndpoints,
     RequestError,
@@ -40,7 +40,7 @@ def test_an_anthropic_error_has_anthropics_shape() -> None:
 
 
 def test_an_issuer_that_is_away_is_no_fault_of_the_client() -> None:
-    status, headers, _ = answer(IssuerAway())
+    status, headers, _ = answer(IssuerUnreachable())
     assert status == 503
     assert int(headers["retry-after"]) >= 1
     assert "www-authenticate" not in headers
