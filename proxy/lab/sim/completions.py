@@ -22,8 +22,7 @@ from proxy.lab.sim.generation import (
     quoted,
     sampling_of,
 )
-from proxy.lab.sim.http import Call, EventStream, Service, json_response
-from proxy.lab.sim.routes import Route
+from proxy.lab.sim.http import Call, EventStream, Routes, json_response
 from proxy.lab.sim.sequence import (
     VOCABULARY,
     Finish,
@@ -47,7 +46,7 @@ class ToolCall:
 
 
 def forced_call(body: fields.Body) -> ToolCall | None:
-    """The call that `tool_choice` demands: of the function it names, or of the first; None where it demands none."""
+    """Return the call that `tool_choice` demands: of the function that it names, or of the first function."""
     tools = body.get("tools") or []
     choice = body.get("tool_choice")
     if choice == "required" and tools:
@@ -73,7 +72,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _example(schema: Mapping[str, Any]) -> Any:
-    """The smallest value that fits: required properties only."""
+    """Return the smallest value that matches the schema: required properties only."""
     if enum := schema.get("enum"):
         return enum[0]
     if "properties" in schema or schema.get("type") == "object":
@@ -82,40 +81,67 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return EXAMPLES.get(str(schema.get("type")), "sim")
 
 
-class Completions:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+async def complete(call: Call) -> web.StreamResponse:
+    body = call.body()
+    model = call.resolve_model(body)
+    options = StreamOptions.of(body)
+    generated = generation(call, model, prompts_of(body, "prompt"), sampling_of(body, call.config), body)
+    head = Head(f"cmpl-{call.id}", "text_completion", int(call.service.wall()), model)
+    if fields.flag(body, "stream"):
+        return await generated.streamed(lambda stream: TextChunks(stream, head, options, generated))
+    await generated.run()
+    return json_response(_whole(head, generated, lambda sequence: {"text": sequence.response.decode()}))
 
-    def routes(self) -> list[Route]:
-        return [Route("POST", "/v1/completions", self.create)]
 
-    async def create(self, call: Call) -> web.StreamResponse:
-        body = call.body()
-        model = call.resolve_model(body, self._service.config)
-        options = StreamOptions.of(body)
-        sampling = sampling_of(body, self._service.config)
-        generated = generation(self._service, call, model, prompts_of(body, "prompt"), sampling, body)
-        head = Head(f"cmpl-{call.id}", "text_completion", int(self._service.wall()), model)
-        if fields.flag(body, "stream"):
-            return await self._stream(call, generated, head, options)
-        with generated:
-            await generated.ended()
-        return json_response(_whole_text(head, generated))
+async def chat(call: Call) -> web.StreamResponse:
+    body = call.body()
+    messages = fields.objects(body, "messages")
+    model = call.resolve_model(body)
+    options = StreamOptions.of(body)
+    tool = forced_call(body)
+    prompt = chat_prompt(messages, body)
+    generated = generation(call, model, [prompt], _sampling(body, call.config, tool), body)
+    head = Head(f"chatcmpl-{call.id}", "chat.completion.chunk", int(call.service.wall()), model)
+    if fields.flag(body, "stream"):
+        return await generated.streamed(lambda stream: ChatChunks(stream, head, options, generated, tool))
+    await generated.run()
+    head = replace(head, object="chat.completion")
+    whole = _whole(head, generated, lambda sequence: {"message": _message(sequence.response.decode(), head, tool)})
+    for choice in whole["choices"]:
+        if tool and choice["finish_reason"] == Finish.STOP.value:
+            choice["finish_reason"] = "tool_calls"
+    return json_response(whole | {"ec_transfer_params": generated.ec_transfer_params})
 
-    async def _stream(
-        self, call: Call, generated: Generation, head: Head, options: StreamOptions
-    ) -> web.StreamResponse:
-        async with EventStream(call) as stream:
-            chunks = TextChunks(stream, head, options, generated)
-            generated.listener = chunks.write_output
-            with generated:
-                await generated.ended()
-            chunks.close()
-        return stream.response
+
+ROUTES: Routes = {"POST /v1/completions": complete, "POST /v1/chat/completions": chat}
+
+
+def _whole(head: Head, generated: Generation, content: Callable[[Sequence], dict[str, Any]]) -> dict[str, Any]:
+    """Return a response that is not streamed; `content` returns what a choice has of its text."""
+    choices = [
+        {
+            "index": index,
+            **content(sequence),
+            "logprobs": None,
+            "finish_reason": sequence.finish.value if sequence.finish else None,
+            "stop_reason": sequence.stop_reason,
+            "token_ids": None,
+        }
+        for index, sequence in enumerate(generated.sequences)
+    ]
+    return head.fields | {
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": generated.usage.as_json(),
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "kv_transfer_params": generated.kv_transfer_params,
+    }
 
 
 class TextChunks(ChunkWriter):
-    """One token is `"text"` of one choice."""
+    """Renders a token as the `"text"` of one choice."""
 
     def write_output(self, output: Output) -> None:
         if not output.text and not output.finish:
@@ -130,7 +156,7 @@ class TextChunks(ChunkWriter):
 
 
 def prompts_of(body: fields.Body, name: str) -> list[bytes]:
-    """A string, token ids, or a list of either."""
+    """Return the prompts: of a string, token ids, or a list of either."""
     value = fields.required(body, name)
     if isinstance(value, str):
         return [value.encode(errors="replace")]
@@ -148,68 +174,6 @@ def _token_prompt(ids: Any, name: str) -> bytes:
         if not 0 <= token < VOCABULARY:
             raise BadRequest(f"Token id {token} is out of vocabulary")
     return from_token_ids(ids)
-
-
-def _whole_text(head: Head, generated: Generation) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": head.object,
-        "created": head.created,
-        "model": head.model,
-        "choices": [_text_choice(index, sequence) for index, sequence in enumerate(generated.sequences)],
-        "service_tier": None,
-        "system_fingerprint": FINGERPRINT,
-        "usage": generated.usage.as_json(),
-        "kv_transfer_params": generated.kv_transfer_params,
-    }
-
-
-def _text_choice(index: int, sequence: Sequence) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": sequence.response.decode(),
-        "logprobs": None,
-        "finish_reason": sequence.finish.value if sequence.finish else None,
-        "stop_reason": sequence.stop_reason,
-        "token_ids": None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": None,
-    }
-
-
-class ChatCompletions:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def routes(self) -> list[Route]:
-        return [Route("POST", "/v1/chat/completions", self.create)]
-
-    async def create(self, call: Call) -> web.StreamResponse:
-        body = call.body()
-        messages = fields.objects(body, "messages")
-        model = call.resolve_model(body, self._service.config)
-        options = StreamOptions.of(body)
-        tool = forced_call(body)
-        prompt = chat_prompt(messages, body)
-        sampling = _sampling(body, self._service.config, tool)
-        generated = generation(self._service, call, model, [prompt], sampling, body)
-        head = Head(f"chatcmpl-{call.id}", "chat.completion.chunk", int(self._service.wall()), model)
-        if fields.flag(body, "stream"):
-            return await self._stream(call, generated, head, options, tool)
-        with generated:
-            await generated.ended()
-        return json_response(_whole_chat(head, generated, tool))
-
-    async def _stream(
-        self, call: Call, generated: Generation, head: Head, options: StreamOptions, tool: ToolCall | None
-    ) -> web.StreamResponse:
-        async with EventStream(call) as stream:
-            chunks = ChatChunks(stream, head, options, generated, _shape(head, tool))
-            generated.listener = chunks.write_output
-            with generated:
-                await generated.ended()
-            chunks.close()
-        return stream.response
 
 
 def chat_prompt(messages: list[dict[str, Any]], body: fields.Body) -> bytes:
@@ -233,7 +197,7 @@ def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How deltas look. `intro` comes with the first token, after the role; `ended` names the natural end."""
+    """Rendering of deltas. `intro` comes with the first token, after the role; `ended` is the finish reason."""
 
     intro: bytes | None
     token: Callable[[bytes], bytes]
@@ -256,20 +220,20 @@ def _tool_id(head: Head) -> str:
 
 
 class ChatChunks(ChunkWriter):
-    """One token is a `"delta"` of one choice; the first of each choice is preceded by its role."""
+    """Renders a token as a `"delta"` of one choice; the role comes before the first delta of each choice."""
 
     def __init__(
-        self, stream: EventStream, head: Head, options: StreamOptions, generated: Generation, shape: Shape
+        self, stream: EventStream, head: Head, options: StreamOptions, generated: Generation, tool: ToolCall | None
     ) -> None:
         super().__init__(stream, head, options, generated)
-        self._shape = shape
-        self._begun: set[int] = set()
+        self._shape = _shape(head, tool)
+        self._opened_choices: set[int] = set()
 
     def write_output(self, output: Output) -> None:
         index = self.index_of(output)
-        if index not in self._begun:
-            self._begun.add(index)
-            self._open(index, output)
+        if index not in self._opened_choices:
+            self._opened_choices.add(index)
+            self._open_choice(index, output)
         if output.finish:
             self._finish(index, output, output.finish)
         elif output.text:
@@ -277,7 +241,7 @@ class ChatChunks(ChunkWriter):
             choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null,"token_ids":null}' % (index, delta)
             self.write(choice, output)
 
-    def _open(self, index: int, output: Output) -> None:
+    def _open_choice(self, index: int, output: Output) -> None:
         first = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}'
         self.write(first % (index, b'{"role":"assistant","content":""}'), output, opening=True)
         if self._shape.intro is not None:
@@ -289,35 +253,6 @@ class ChatChunks(ChunkWriter):
         stop = quoted(output.sequence.stop_reason.encode()) if output.sequence.stop_reason else b"null"
         choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}'
         self.write(choice % (index, delta, reason, stop), output)
-
-
-def _whole_chat(head: Head, generated: Generation, tool: ToolCall | None) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": [_chat_choice(index, sequence, head, tool) for index, sequence in enumerate(generated.sequences)],
-        "service_tier": None,
-        "system_fingerprint": FINGERPRINT,
-        "usage": generated.usage.as_json(),
-        "prompt_logprobs": None,
-        "prompt_token_ids": None,
-        "kv_transfer_params": generated.kv_transfer_params,
-        "ec_transfer_params": generated.ec_transfer_params,
-    }
-
-
-def _chat_choice(index: int, sequence: Sequence, head: Head, tool: ToolCall | None) -> dict[str, Any]:
-    finish = sequence.finish.value if sequence.finish else None
-    return {
-        "index": index,
-        "message": _message(sequence.response.decode(), head, tool),
-        "logprobs": None,
-        "finish_reason": "tool_calls" if tool and sequence.finish is Finish.STOP else finish,
-        "stop_reason": sequence.stop_reason,
-        "token_ids": None,
-    }
 
 
 def _message(text: str, head: Head, tool: ToolCall | None) -> dict[str, Any]:

@@ -8,14 +8,13 @@ ApiError
 ├── Loading             503: the model is being loaded
 ├── EngineGone          500: the engine has stopped, its server has not
 ├── EngineDead          500: the engine has crashed
-├── EngineFailed        500: this request has failed
-└── NoRoute             404, 405: {"detail": …}
+└── EngineFailed        500: this request has failed
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -69,43 +68,25 @@ class Loading(Unavailable):
         super().__init__("The model is being loaded.")
 
 
-class EngineGone(ApiError):
+class InternalError(ApiError):
     status = 500
     type = "InternalServerError"
+    text = ""
 
     def __init__(self) -> None:
-        super().__init__("cannot schedule new futures after shutdown")
+        super().__init__(self.text)
 
 
-class EngineDead(ApiError):
-    status = 500
-    type = "InternalServerError"
-
-    def __init__(self) -> None:
-        super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+class EngineGone(InternalError):
+    text = "cannot schedule new futures after shutdown"
 
 
-class EngineFailed(ApiError):
-    status = 500
-    type = "InternalServerError"
-
-    def __init__(self) -> None:
-        super().__init__("Internal server error")
+class EngineDead(InternalError):
+    text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
-class NoRoute(ApiError):
-    """`allow`: the methods that the path knows; none means that nobody knows the path."""
-
-    def __init__(self, allow: Iterable[str] = ()) -> None:
-        self.allow = sorted(allow)
-        self.status = 405 if self.allow else 404
-        super().__init__("Method Not Allowed" if self.allow else "Not Found")
-
-    def openai(self) -> bytes:
-        return orjson.dumps({"detail": self.message})
-
-    def anthropic(self) -> bytes:
-        return self.openai()
+class EngineFailed(InternalError):
+    text = "Internal server error"
 
 
 def invalid(kind: str, where: str, message: str, value: object, context: str = "") -> ValidationError:

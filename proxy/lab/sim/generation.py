@@ -1,20 +1,22 @@
-"""The sequences of one call, and the chunks of a streamed completion."""
+"""The sequences of one call, and how its response is streamed."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
+from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.faults import Kind
 from proxy.lab.sim.fields import BadRequest, EngineFailed, busy, invalid, media_in, too_long
-from proxy.lab.sim.http import DONE, Call, EventStream, Service
+from proxy.lab.sim.http import DONE, Call, EventStream
 from proxy.lab.sim.sequence import Finish, Listener, Output, Sampling, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
@@ -28,7 +30,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
-    """None where the pod does not tell."""
+    """None if the pod does not report them."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -39,18 +41,28 @@ class Usage:
         }
 
 
-class Generation:
-    """In the `with` its sequences are in the engine; leaving it takes out those that have not ended.
+class Writer(Protocol):
+    """Renders one stream."""
 
-    Who wants each token sets `listener` before.
+    def open(self) -> None:
+        """Write what comes before the first token."""
+
+    def write_output(self, output: Output) -> None: ...
+    def close(self) -> None: ...
+
+
+class Generation:
+    """Inside the `with` its sequences are in the engine; leaving it removes the sequences that have not ended.
+
+    `listener` gets each token; set it before.
     """
 
-    def __init__(self, service: Service, call: Call, sequences: Items[Sequence], choices: int = 1) -> None:
+    def __init__(self, call: Call, sequences: Items[Sequence], choices: int = 1) -> None:
         self.sequences = sequences
         self.listener: Listener | None = None
         for sequence in sequences:
-            sequence.listener = self._hear
-        self._service = service
+            sequence.listener = self._receive
+        self._service = call.service
         self._choices = choices
         self._open = len(sequences)
         self._has_failed = False
@@ -58,7 +70,7 @@ class Generation:
         self._call = call
 
     def submit(self) -> None:
-        """Without the `with`: it goes on when the call has ended."""
+        """Start without the `with`: it continues when the call has ended."""
         self._call.record.sequences = [sequence.progress for sequence in self.sequences]
         self._call.record.rank = self.sequences[0].rank
         self._service.driver.submit(self.sequences)
@@ -72,7 +84,7 @@ class Generation:
     ) -> None:
         self._service.driver.abort(self.sequences)
 
-    def _hear(self, output: Output) -> None:
+    def _receive(self, output: Output) -> None:
         if output.finish is Finish.ERROR:
             self._has_failed = True
             self.stop()
@@ -85,13 +97,29 @@ class Generation:
                 self._end()
 
     def stop(self) -> None:
-        """End it before its time: whoever waits for its end goes on."""
+        """End it before its time."""
         self._service.driver.abort(self.sequences)
         self._end()
 
     def _end(self) -> None:
         if not self._ended.done():
             self._ended.set_result(None)
+
+    async def run(self) -> None:
+        """Return when all sequences have ended. Raise EngineFailed."""
+        with self:
+            await self.ended()
+
+    async def streamed(self, writer: Callable[[EventStream], Writer]) -> web.StreamResponse:
+        """Stream the response as this writer renders it."""
+        async with EventStream(self._call) as stream:
+            events = writer(stream)
+            self.listener = events.write_output
+            with self:
+                events.open()
+                await self.ended()
+            events.close()
+        return stream.response
 
     async def ended(self) -> None:
         """Raises EngineFailed."""
@@ -106,17 +134,17 @@ class Generation:
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """What a decode pod needs to know."""
+        """Return what a decode pod needs to know."""
         return self._service.connector.params(self.sequences)
 
     @property
     def ec_transfer_params(self) -> dict[str, Any] | None:
-        """What a pod needs to know that comes after an encode pod."""
+        """Return what the pod after an encode pod needs to know."""
         return self._service.embeddings.params(self.sequences)
 
     @property
     def usage(self) -> Usage:
-        """Prompts count once, however many choices were asked for."""
+        """Return the usage; a prompt counts once, however many choices are requested."""
         firsts = [sequence.progress for sequence in self.sequences[:: self._choices]]
         return Usage(
             prompt_tokens=sum(progress.prompt_tokens for progress in firsts),
@@ -125,18 +153,18 @@ class Generation:
         )
 
 
-def generation(
-    service: Service, call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body
-) -> Generation:
+def generation(call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body) -> Generation:
     """Every prompt times `n`, checked against the engine's limits; on an encode pod the prompt's media only."""
+    service = call.service
     media = service.embeddings.missing(media_in(body), body)
     if service.config.role == "encode":
-        return _encoding(service, call, media)
+        return _encoding(call, media)
     choices = fields.positive(body, "n", 1)
     root = cache_root(model, fields.cache_salt(body))
     adapter = None if model == service.config.model else model
     for prompt in prompts:
-        check_length(service.config, prompt)
+        if (tokens := tokens_in(prompt)) >= service.config.context_length:
+            raise too_long(tokens, service.config.context_length)
     rank = _named_rank(service.config, call, body)
     if not service.driver.accepts(len(prompts) * choices, rank):
         raise busy()
@@ -146,15 +174,21 @@ def generation(
         for choice in range(choices)
     ]
     service.driver.place(sequences, rank)
-    _arrange(service, TransferRequest(call.id, body, call.fault), sequences)
-    return Generation(service, call, sequences, choices)
+    try:
+        service.connector.arrange(TransferRequest(call.id, body, call.fault), sequences)
+    except NotServed as error:
+        raise BadRequest(str(error)) from error
+    except TransferFailed as error:
+        raise EngineFailed from error
+    return Generation(call, sequences, choices)
 
 
 def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
     """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer.
 
-    vLLM reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores what
-    is no number. SGLang reads the header everywhere, then the body. Raises BadRequest for a rank that does not exist.
+    vLLM reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a
+    value that is not a number. SGLang reads the header everywhere, then the body. Raises BadRequest for a rank that
+    does not exist.
     """
     if config.ignore_rank:
         return None
@@ -172,31 +206,18 @@ def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
     return rank
 
 
-def _encoding(service: Service, call: Call, media: tuple[int, ...]) -> Generation:
-    """What an encode pod writes says nothing."""
+def _encoding(call: Call, media: tuple[int, ...]) -> Generation:
+    """Return the generation of an encode pod, whose text means nothing."""
     if not media:
         raise BadRequest("This instance encodes images, video and audio, and the request has none.")
     sequence = Sequence(b" enc", Sampling(max_tokens=1), media=media)
-    service.embeddings.keep(sequence, is_lost=call.fault is not None and call.fault.kind is Kind.LOST_TRANSFER)
-    return Generation(service, call, [sequence])
-
-
-def _arrange(service: Service, request: TransferRequest, sequences: Items[Sequence]) -> None:
-    try:
-        service.connector.arrange(request, sequences)
-    except NotServed as error:
-        raise BadRequest(str(error)) from error
-    except TransferFailed as error:
-        raise EngineFailed from error
-
-
-def check_length(config: SimConfig, prompt: bytes) -> None:
-    if (tokens := tokens_in(prompt)) >= config.context_length:
-        raise too_long(tokens, config.context_length)
+    is_lost = call.fault is not None and call.fault.kind is Kind.LOST_TRANSFER
+    call.service.embeddings.keep(sequence, is_lost=is_lost)
+    return Generation(call, [sequence])
 
 
 def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: int) -> Sampling:
-    """An answer ends at the context's end; every choice is another text."""
+    """Return the sampling of one choice: it ends at the end of the context, and every choice is another text."""
     left = config.context_length - tokens_in(prompt)
     return replace(
         sampling,
@@ -208,7 +229,7 @@ def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: in
 
 
 def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> Sampling:
-    """`limit` names the field that bounds the answer."""
+    """`limit` is the field with the limit of the response, in tokens."""
     fields.check_temperature(body)
     fields.integer(body, "priority", 0)
     return Sampling(
@@ -241,26 +262,29 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of a stream begins with."""
+    """The fields that every chunk of a stream and every whole response have."""
 
     id: str
     object: str
     created: int
     model: str
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
+
     def opened(self) -> bytes:
-        """An object that is still open, without the braces' end."""
-        fields = {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
-        return b"data: " + orjson.dumps(fields)[:-1]
+        """Return the beginning of an event, without the closing brace."""
+        return b"data: " + orjson.dumps(self.fields)[:-1]
 
 
 def quoted(text: bytes) -> bytes:
-    """As a JSON string."""
+    """Return the text as a JSON string."""
     return orjson.dumps(text.decode())
 
 
 class ChunkWriter:
-    """Writes the chunks of one stream; the subclass knows what one token looks like."""
+    """Writes the chunks of one stream; a subclass renders one token."""
 
     def __init__(self, stream: EventStream, head: Head, options: StreamOptions, generation: Generation) -> None:
         self._stream = stream
@@ -270,6 +294,12 @@ class ChunkWriter:
         self._index = {sequence: index for index, sequence in enumerate(generation.sequences)}
         self._tails = {False: self._tail(fingerprint=False), True: self._tail(fingerprint=not options.include_usage)}
 
+    def open(self) -> None:
+        pass
+
+    def write_output(self, output: Output) -> None:
+        raise NotImplementedError
+
     def _tail(self, *, fingerprint: bool) -> bytes:
         return b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode() if fingerprint else b"}\n\n"
 
@@ -277,7 +307,7 @@ class ChunkWriter:
         return self._index[output.sequence]
 
     def write(self, choice: bytes, output: Output, *, opening: bool = False) -> None:
-        """Send one chunk with one choice; an opening one stands before the first token."""
+        """Send one chunk with one choice; an opening chunk comes before the first token."""
         tokens = 0 if opening else output.sequence.progress.generated_tokens
         tail = self._tails[output.finish is not None and not opening]
         self._stream.send(b'%b,"choices":[%b]%b%b' % (self._opened, choice, self._usage_so_far(output, tokens), tail))
@@ -292,7 +322,7 @@ class ChunkWriter:
         )
 
     def close(self) -> None:
-        """The usage if it was asked for, and the terminal event."""
+        """Send the usage, if requested, and the terminal event."""
         if self._options.include_usage:
             usage = orjson.dumps(self._generation.usage.as_json())
             tail = self._tail(fingerprint=True)

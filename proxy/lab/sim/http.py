@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -118,8 +118,8 @@ SERVER = "uvicorn"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all handlers of one pod share. `wall` is the time in seconds since the epoch; `out` closes the port, as the
-    fault says."""
+    """What all handlers of one pod share. `wall` is the time in seconds since the epoch; `out` starts an outage, as the
+    fault describes."""
 
     config: SimConfig
     driver: EngineDriver
@@ -131,13 +131,15 @@ class Service:
     faults: Faults
     condition: Condition
     out: Callable[[Fault], None]
+    responses: dict[str, Any] = field(default_factory=dict)
+    """Stored responses, by id, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`id` is the client's X-Request-Id, else one of ours; `tail` is what the path has after the route's prefix;
-    `fault` is what it met."""
+    """`id` is the client's X-Request-Id, or generated; `tail` is the segment of the path at `{tail}` of the route."""
 
+    service: Service
     id: str
     request: web.Request
     raw: bytes
@@ -145,16 +147,26 @@ class Call:
     tail: str = ""
     fault: Fault | None = None
 
+    @property
+    def config(self) -> SimConfig:
+        return self.service.config
+
     def body(self) -> fields.Body:
         return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)
 
-    def resolve_model(self, body: fields.Body, config: SimConfig) -> str:
-        """The model that was asked for; without a name it is the base model."""
-        name = fields.text(body, "model") or config.model
-        if name not in config.models:
-            raise unknown_model(name, config.model)
+    def resolve_model(self, body: fields.Body) -> str:
+        """Return the requested model, by default the base model."""
+        name = fields.text(body, "model") or self.config.model
+        if name not in self.config.models:
+            raise unknown_model(name, self.config.model)
         self.record.model = name
         return name
+
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+
+Routes = Mapping[str, Handler]
+"""By method and path, as in "GET /v1/responses/{tail}"."""
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
@@ -260,12 +272,12 @@ class SpoiltStream:
 
 
 def spoilt(call: Call) -> SpoiltStream | None:
-    """Where the call's stream is spoilt."""
+    """Return what spoils the stream of the call, if its fault does."""
     return SpoiltStream(call, call.fault) if call.fault is not None and call.fault.kind in SPOILT else None
 
 
 async def spoil_whole(call: Call, response: web.Response, fault: Fault) -> web.StreamResponse:
-    """An answer that is no stream."""
+    """Spoil a response that is not a stream."""
     body = response.body if isinstance(response.body, bytes) else b""
     if fault.kind is Kind.CORRUPT:
         response.body = body[: len(body) // 2]

@@ -12,19 +12,15 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.lab.sim.completions import ChatCompletions, Completions
+from proxy.lab.sim import completions, control, messages, responses, tasks
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.connectors import CONNECTORS
-from proxy.lab.sim.control import Admin, Sleep, Status
 from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.engine import Engine
 from proxy.lab.sim.faults import Condition, Fault, Faults, Kind
 from proxy.lab.sim.http import REMEMBERED, RequestLog, Service, reset
 from proxy.lab.sim.kv_events import KvEvents
-from proxy.lab.sim.messages import Messages
-from proxy.lab.sim.responses import Responses
-from proxy.lab.sim.routes import Dispatcher
-from proxy.lab.sim.tasks import Audio, Pooling, Realtime, Tokens
+from proxy.lab.sim.routes import application
 from proxy.lab.sim.transfer import Connector, Embeddings, Fabric
 
 BACKLOG = 1024
@@ -77,17 +73,7 @@ class Port:
             self._kept.append(sock)
 
 
-LARGEST_BODY = 256 * 1024 * 1024
-
-
-APIS = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Sleep, Admin)
-
-
-def build(service: Service) -> web.Application:
-    dispatcher = Dispatcher(service, [route for api in APIS for route in api(service).routes()])
-    app = web.Application(client_max_size=LARGEST_BODY)
-    app.router.add_route("*", "/{path:.*}", dispatcher.respond)
-    return app
+ROUTES = {**completions.ROUTES, **messages.ROUTES, **responses.ROUTES, **tasks.ROUTES, **control.ROUTES}
 
 
 def epoch_seconds() -> float:
@@ -183,8 +169,9 @@ class SimPod:
             self.condition,
             self._go_out,
         )
+        app = application(service, ROUTES)
         runner = web.AppRunner(
-            build(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.1, auto_decompress=False
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, auto_decompress=False
         )
         await runner.setup()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ from aiohttp import web
 from proxy.lab.sim import fields
 from proxy.lab.sim.fields import ApiError
 from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
-from proxy.lab.sim.http import Call, EventStream, Service, event, json_response
-from proxy.lab.sim.routes import Route
+from proxy.lab.sim.http import Call, EventStream, Routes, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence, render_chat
 
 Json = dict[str, Any]
@@ -21,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """Its state is that of its sequence. `fields` is the request's body, `messages` all turns up to the answer."""
+    """Its state is that of its sequence. `fields` is the body of the request, `messages` are all turns before it."""
 
     id: str
     created: int
@@ -58,7 +56,7 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[Json]:
-        """What a following turn begins with."""
+        """Return the messages that the next turn starts with."""
         return [*self.messages, {"role": "assistant", "content": self.text}]
 
     @property
@@ -97,13 +95,13 @@ class StoredResponse:
 
 
 class ResponseEvents:
-    """The events of one stream, numbered from 0; the last one is `response.completed`, whatever ended it."""
+    """The events of one stream, numbered from 0; the last one is `response.completed`, however it ended."""
 
     def __init__(self, stream: EventStream, response: StoredResponse) -> None:
         self._stream = stream
         self._response = response
         self._number = 0
-        self._begun = False
+        self._has_started = False
         self._item: Json = {"item_id": response.message_id, "output_index": 0, "content_index": 0}
         self._delta = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":%%b,"item_id":%b,' % quoted(
             response.message_id.replace("%", "%%").encode()
@@ -114,8 +112,8 @@ class ResponseEvents:
         self._send("response.in_progress", response=self._response.as_json())
 
     def write_output(self, output: Output) -> None:
-        if not self._begun:
-            self._open()
+        if not self._has_started:
+            self._open_item()
         if not output.text:
             return
         tail = b'"logprobs":[],"output_index":0,"sequence_number":%d,"type":"response.output_text.delta"}\n\n'
@@ -123,12 +121,12 @@ class ResponseEvents:
         self._number += 1
 
     def close(self) -> None:
-        if self._begun:
+        if self._has_started:
             self._end()
         self._send("response.completed", response=self._response.as_json())
 
-    def _open(self) -> None:
-        self._begun = True
+    def _open_item(self) -> None:
+        self._has_started = True
         self._send("response.output_item.added", item=self._response.message("in_progress", []), output_index=0)
         self._send("response.content_part.added", part=text_part(""), **self._item)
 
@@ -174,78 +172,59 @@ class UnknownResponse(InvalidRequest):
         super().__init__(f"Response with id '{response_id}' not found.", "response_id")
 
 
-class Responses:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("POST", "/v1/responses", self.create),
-            Route("GET", "/v1/responses/*", self.retrieve),
-            Route("POST", "/v1/responses/*/cancel", self.cancel),
-        ]
-
-    async def create(self, call: Call) -> web.StreamResponse:
-        response = self._response(call, call.body())
-        if response.fields.get("store", True):
-            self._store(response)
-        if response.background:
-            response.generated.submit()
-            return json_response(response.as_json() | {"status": "queued"})
-        if fields.flag(response.fields, "stream"):
-            return await self._stream(call, response)
-        with response.generated:
-            await response.generated.ended()
-        return json_response(response.as_json())
-
-    async def retrieve(self, call: Call) -> web.StreamResponse:
-        return json_response(self._find(call.tail).as_json())
-
-    async def cancel(self, call: Call) -> web.StreamResponse:
-        response = self._find(call.tail)
-        if response.status != "in_progress":
-            raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
-        response.generated.stop()
-        return json_response(response.as_json())
-
-    async def _stream(self, call: Call, response: StoredResponse) -> web.StreamResponse:
-        async with EventStream(call) as stream:
-            events = ResponseEvents(stream, response)
-            response.generated.listener = events.write_output
-            with response.generated:
-                events.open()
-                await response.generated.ended()
-            events.close()
-        return stream.response
-
-    def _response(self, call: Call, body: fields.Body) -> StoredResponse:
-        turn = _messages(body)
-        model = call.resolve_model(body, self._service.config)
-        previous = fields.text(body, "previous_response_id")
-        history = self._find(previous).conversation if previous else []
-        prompt = render_chat([*_instructions(body), *history, *turn], body.get("tools") or ())
-        sampling = sampling_of(body, self._service.config, "max_output_tokens")
-        generated = generation(self._service, call, model, [prompt], sampling, body)
-        created = int(self._service.wall())
-        return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], generated)
-
-    def _store(self, response: StoredResponse) -> None:
-        self._stored[response.id] = response
-        if len(self._stored) > REMEMBERED:
-            self._stored.popitem(last=False)
-
-    def _find(self, response_id: str) -> StoredResponse:
-        try:
-            return self._stored[response_id]
-        except KeyError:
-            raise UnknownResponse(response_id) from None
+async def create(call: Call) -> web.StreamResponse:
+    response = _response(call, call.body())
+    if response.fields.get("store", True):
+        stored = call.service.responses
+        stored[response.id] = response
+        if len(stored) > REMEMBERED:
+            del stored[next(iter(stored))]
+    if response.background:
+        response.generated.submit()
+        return json_response(response.as_json() | {"status": "queued"})
+    if fields.flag(response.fields, "stream"):
+        return await response.generated.streamed(lambda stream: ResponseEvents(stream, response))
+    await response.generated.run()
+    return json_response(response.as_json())
 
 
-def _instructions(body: fields.Body) -> list[dict[str, Any]]:
-    """They hold for one turn and are not remembered."""
-    instructions = fields.text(body, "instructions")
-    return [{"role": "system", "content": instructions}] if instructions else []
+async def retrieve(call: Call) -> web.StreamResponse:
+    return json_response(_stored(call, call.tail).as_json())
+
+
+async def cancel(call: Call) -> web.StreamResponse:
+    response = _stored(call, call.tail)
+    if response.status != "in_progress":
+        raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
+    response.generated.stop()
+    return json_response(response.as_json())
+
+
+ROUTES: Routes = {
+    "POST /v1/responses": create,
+    "GET /v1/responses/{tail}": retrieve,
+    "POST /v1/responses/{tail}/cancel": cancel,
+}
+
+
+def _response(call: Call, body: fields.Body) -> StoredResponse:
+    turn = _messages(body)
+    model = call.resolve_model(body)
+    previous = fields.text(body, "previous_response_id")
+    history = _stored(call, previous).conversation if previous else []
+    instructions = fields.text(body, "instructions")  # of one turn; the conversation does not keep them
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    prompt = render_chat([*system, *history, *turn], body.get("tools") or ())
+    generated = generation(call, model, [prompt], sampling_of(body, call.config, "max_output_tokens"), body)
+    created = int(call.service.wall())
+    return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], generated)
+
+
+def _stored(call: Call, response_id: str) -> StoredResponse:
+    response: StoredResponse | None = call.service.responses.get(response_id)
+    if response is None:
+        raise UnknownResponse(response_id)
+    return response
 
 
 def _messages(body: fields.Body) -> list[dict[str, Any]]:

@@ -1,23 +1,25 @@
-"""Dispatches a path and a method to a handler; records every call and renders every error."""
+"""The application of a pod: it records every call, applies faults and renders every error."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from functools import partial
 from uuid import uuid4
 
 from aiohttp import ClientConnectionResetError, web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.faults import BROKEN, OUTAGES, SPOILT, STATES, Fault, Kind
-from proxy.lab.sim.fields import ApiError, EngineDead, EngineGone, Loading, NoRoute, busy
+from proxy.lab.sim.fields import ApiError, EngineDead, EngineGone, Loading, busy
 from proxy.lab.sim.http import (
     DONE,
     Call,
     EventStream,
+    Handler,
     RequestRecord,
+    Routes,
     Service,
     break_off,
     data,
@@ -27,69 +29,128 @@ from proxy.lab.sim.http import (
 )
 from proxy.lab.sim.transfer import EngineStops
 
+LARGEST_BODY = 256 * 1024 * 1024
+
 RESTART = 30.0
-"""Seconds after which a pod is back whose engine a request has ended."""
+"""Seconds until a pod is back whose engine a request has stopped."""
 
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+UNRECORDED = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models"})
+"""Polled paths, which would displace the calls of clients from the log."""
+
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)
 
 
-class Faulty:
-    """Faults are met by POSTs of clients; states are there for everybody."""
+def application(service: Service, routes: Routes) -> web.Application:
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_recording(service)])
+    for route, handle in routes.items():
+        method, path = route.split()
+        for each in ("GET", "HEAD") if method == "GET" else (method,):
+            app.router.add_route(each, path, partial(_handle, service, handle))
+    return app
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    async def respond(self, handle: Handler, call: Call) -> web.StreamResponse:
-        """Raises ApiError."""
-        fault = call.fault
-        if fault is not None:
-            self._apply(fault)
-        self._refuse_while_unwell(call)
+def _recording(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def respond(
+        request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        record = request[RECORD] = _record(request, service.driver.now())
+        recorded, aborted = not _is_unrecorded(request.path), True
+        if recorded:
+            service.log.start(record)
         try:
-            return await (handle(call) if fault is None else self._spoilt(handle, call, fault))
-        except EngineStops:
-            self._apply(Fault(Kind.ENGINE_DEAD, seconds=RESTART))
-            never: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
-            return await never
+            response = await _rendered(request, handler)
+            record.status = response.status
+            aborted = False
+            return response
+        finally:
+            if recorded:
+                service.log.end(record, service.driver.now(), aborted=aborted)
 
-    def _apply(self, fault: Fault) -> None:
-        service = self._service
-        now = service.driver.now()
-        if fault.kind in OUTAGES:
-            service.out(fault)
-        if fault.kind is Kind.SLOW_START:
-            service.driver.forget_prefixes()
-            service.driver.slow_down(fault.factor, fault.seconds)
-        elif fault.kind is Kind.FROZEN:
-            service.driver.freeze(fault.seconds)
-        if fault.kind in STATES:
-            service.condition.start(fault.kind, now, now + fault.seconds)
+    return respond
 
-    def _refuse_while_unwell(self, call: Call) -> None:
-        condition, now = self._service.condition, self._service.driver.now()
-        path = call.request.path
-        if path.startswith("/admin/"):
-            return
-        if condition.holds(Kind.LOADING, now):
-            raise Loading
-        if path == "/health" and (condition.holds(Kind.UNHEALTHY, now) or condition.holds(Kind.ENGINE_DEAD, now)):
-            raise Loading
-        if call.request.method == "POST" and condition.holds(Kind.ENGINE_DEAD, now):
-            raise EngineDead
-        if call.request.method == "POST" and condition.holds(Kind.SHUTTING_DOWN, now):
-            raise EngineGone
 
-    async def _spoilt(self, handle: Handler, call: Call, fault: Fault) -> web.StreamResponse:
-        if fault.kind is Kind.REJECT:
-            return _rejection(fault)
-        if fault.kind is Kind.ERROR_FIRST:
-            return await _error_first(call)
-        if fault.kind in BROKEN and (not fault.events or fault.kind is Kind.GARBAGE):
-            await break_off(call, fault.kind)
-        response = await handle(call)
-        if fault.kind in SPOILT and isinstance(response, web.Response):
-            return await spoil_whole(call, response, fault)
+def _record(request: web.Request, now: float) -> RequestRecord:
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        key, text = name.lower(), _readable(value)
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return RequestRecord(headers.get("x-request-id") or uuid4().hex[:16], request.method, request.path, headers, now)
+
+
+async def _rendered(request: web.Request, handler: Next) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        anthropic = request.path.startswith("/v1/messages")
+        return raw_json(error.anthropic() if anthropic else error.openai(), error.status)
+    except web.HTTPException as error:
+        response = json_response({"detail": error.reason}, error.status)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = ", ".join(sorted(error.allowed_methods - {"HEAD"}))
         return response
+    except ClientConnectionResetError as gone:
+        raise asyncio.CancelledError from gone
+
+
+async def _handle(service: Service, handle: Handler, request: web.Request) -> web.StreamResponse:
+    record, raw = request[RECORD], await request.read()
+    record.body_sha256 = hashlib.sha256(raw).hexdigest()
+    fault = None
+    if request.method == "POST" and not _is_unrecorded(request.path):
+        fault = service.faults.meet(record.id)
+    call = Call(service, record.id, request, raw, record, request.match_info.get("tail", ""), fault)
+    if fault is not None:
+        record.fault = fault.kind.value
+        _apply(service, fault)
+    _refuse_while_unwell(call)
+    try:
+        return await (handle(call) if fault is None else _spoilt(handle, call, fault))
+    except EngineStops:
+        _apply(service, Fault(Kind.ENGINE_DEAD, seconds=RESTART))
+        never: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
+        return await never
+
+
+def _apply(service: Service, fault: Fault) -> None:
+    now = service.driver.now()
+    if fault.kind in OUTAGES:
+        service.out(fault)
+    if fault.kind is Kind.SLOW_START:
+        service.driver.forget_prefixes()
+        service.driver.slow_down(fault.factor, fault.seconds)
+    elif fault.kind is Kind.FROZEN:
+        service.driver.freeze(fault.seconds)
+    if fault.kind in STATES:
+        service.condition.start(fault.kind, now, now + fault.seconds)
+
+
+def _refuse_while_unwell(call: Call) -> None:
+    states, path = call.service.condition.at(call.service.driver.now()), call.request.path
+    if not states or path.startswith("/admin/"):
+        return
+    is_post = call.request.method == "POST"
+    if Kind.LOADING in states or (path == "/health" and (Kind.UNHEALTHY in states or Kind.ENGINE_DEAD in states)):
+        raise Loading
+    if is_post and Kind.ENGINE_DEAD in states:
+        raise EngineDead
+    if is_post and Kind.SHUTTING_DOWN in states:
+        raise EngineGone
+
+
+async def _spoilt(handle: Handler, call: Call, fault: Fault) -> web.StreamResponse:
+    if fault.kind is Kind.REJECT:
+        return _rejection(fault)
+    if fault.kind is Kind.ERROR_FIRST:
+        return await _error_first(call)
+    if fault.kind in BROKEN and (not fault.events or fault.kind is Kind.GARBAGE):
+        await break_off(call, fault.kind)
+    response = await handle(call)
+    if fault.kind in SPOILT and isinstance(response, web.Response):
+        return await spoil_whole(call, response, fault)
+    return response
 
 
 def _rejection(fault: Fault) -> web.Response:
@@ -110,120 +171,10 @@ async def _error_first(call: Call) -> web.StreamResponse:
     return stream.response
 
 
-UNRECORDED = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models"})
-"""What a proxy asks again and again; it would push the calls of clients out of the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path that ends in "/*" takes any one segment there, handed over as `Call.tail`."""
-
-    method: str
-    path: str
-    handle: Handler
-
-
-class Dispatcher:
-    """Answers every request of one pod."""
-
-    def __init__(self, service: Service, routes: list[Route]) -> None:
-        self._service = service
-        self._faulty = Faulty(service)
-        self._exact: dict[str, dict[str, Handler]] = {}
-        self._prefixes: list[tuple[str, str, dict[str, Handler]]] = []
-        for route in routes:
-            self._methods_of(route.path)[route.method] = route.handle
-
-    def _methods_of(self, path: str) -> dict[str, Handler]:
-        prefix, star, suffix = path.partition("*")
-        if not star:
-            return self._exact.setdefault(path, {})
-        for known_prefix, known_suffix, methods in self._prefixes:
-            if (prefix, suffix) == (known_prefix, known_suffix):
-                return methods
-        self._prefixes.append((prefix, suffix, {}))
-        return self._prefixes[-1][2]
-
-    async def respond(self, request: web.Request) -> web.StreamResponse:
-        record = self._record(request)
-        recorded = not _is_unrecorded(request.path)
-        if recorded:
-            self._service.log.start(record)
-        aborted = True
-        try:
-            response = await self._respond(request, record)
-            record.status = response.status
-            aborted = False
-            return response
-        finally:
-            if recorded:
-                self._service.log.end(record, self._service.driver.now(), aborted=aborted)
-
-    def _record(self, request: web.Request) -> RequestRecord:
-        headers: dict[str, str] = {}
-        for name, value in request.headers.items():
-            key, text = name.lower(), _readable(value)
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        return RequestRecord(
-            id=headers.get("x-request-id") or uuid4().hex[:16],
-            method=request.method,
-            path=request.path,
-            headers=headers,
-            arrived=self._service.driver.now(),
-        )
-
-    async def _respond(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
-        try:
-            handle, tail = self._find(request.method, request.path)
-            raw = await request.read()
-            record.body_sha256 = hashlib.sha256(raw).hexdigest()
-            fault = self._fault(request, record)
-            return await self._faulty.respond(handle, Call(record.id, request, raw, record, tail, fault))
-        except ApiError as error:
-            return _refusal(error, request.path)
-        except web.HTTPException as error:
-            return json_response({"detail": error.reason}, error.status)
-        except ClientConnectionResetError as gone:
-            raise asyncio.CancelledError from gone
-
-    def _fault(self, request: web.Request, record: RequestRecord) -> Fault | None:
-        if request.method != "POST" or _is_unrecorded(request.path):
-            return None
-        fault = self._service.faults.meet(record.id)
-        if fault is not None:
-            record.fault = fault.kind.value
-        return fault
-
-    def _find(self, method: str, path: str) -> tuple[Handler, str]:
-        methods: Mapping[str, Handler] = self._exact.get(path, {})
-        tail = ""
-        if not methods:
-            methods, tail = self._find_prefix(path)
-        handle = methods.get("GET" if method == "HEAD" else method)
-        if handle is None:
-            raise NoRoute(methods)
-        return handle, tail
-
-    def _find_prefix(self, path: str) -> tuple[Mapping[str, Handler], str]:
-        for prefix, suffix, methods in self._prefixes:
-            tail = path[len(prefix) : len(path) - len(suffix)]
-            if tail and "/" not in tail and path == prefix + tail + suffix:
-                return methods, tail
-        return {}, ""
-
-
 def _is_unrecorded(path: str) -> bool:
     return path in UNRECORDED or path.startswith("/admin/")
 
 
 def _readable(value: str) -> str:
-    """Bytes of a header that are no UTF-8 arrive as surrogates, which JSON does not take."""
+    """Replace bytes that are not UTF-8, which arrive as surrogates: JSON does not take them."""
     return value.encode(errors="replace").decode()
-
-
-def _refusal(error: ApiError, path: str) -> web.Response:
-    anthropic = path.startswith("/v1/messages")
-    response = raw_json(error.anthropic() if anthropic else error.openai(), error.status)
-    if isinstance(error, NoRoute) and error.allow:
-        response.headers["Allow"] = ", ".join(error.allow)
-    return response
