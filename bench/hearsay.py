@@ -31,14 +31,14 @@ from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
 from proxy.cluster.transport import LATER
 from proxy.core.attempt import Stage
-from proxy.core.endpoint import DEFAULT_POOL
+from proxy.core.endpoint import DEFAULT_POOL, Metrics
 from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import SharedLedger
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.replay import Objectives, averaged, fared, figures
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE
-from proxy.lab.simulation import Policy, Reading, Simulation, VirtualPod
+from proxy.lab.simulation import Policy, Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, load_trace
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.settings import Settings
@@ -203,7 +203,7 @@ class Proxies(Policy):
         self._catch_up(self._clock.now())
         return [proxy.scrape_sent(pod) for proxy in self._proxies]
 
-    def scraped(self, pod: int, reading: Reading | None, sent: list[int], sent_at: float) -> None:
+    def scraped(self, pod: int, reading: Metrics | None, sent: list[int], sent_at: float) -> None:
         self._catch_up(self._clock.now())
         for proxy, own in zip(self._proxies, sent, strict=True):
             proxy.scraped(pod, reading, own, sent_at)

@@ -8,9 +8,9 @@ from bench.placement.engines import VLLM, Model
 from proxy.lab import simulation
 from proxy.lab.engine import Counted
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Reading, fleet_of
+from proxy.lab.simulation import fleet_of
 
-__all__ = ["Reading", "VirtualPod", "virtual_fleet"]
+__all__ = ["VirtualPod", "virtual_fleet"]
 
 
 class VirtualPod(simulation.VirtualPod):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from random import Random
-from typing import Any
 
 from bench.placement.pods import VirtualPod
 from proxy.lab.sim.driver import InternalBalancer
-from proxy.lab.simulation import Policy, Reading
+from proxy.lab.simulation import Policy
 from proxy.lab.workload import Job
 
 __all__ = ["EngineBalancer", "LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]
@@ -17,8 +16,6 @@ __all__ = ["EngineBalancer", "LeastRequests", "Policy", "PowerOfTwo", "RandomCho
 
 class SimplePolicy(Policy):
     """Counts what it has in flight on every pod, forgets a request that fails, and looks at no metrics."""
-
-    scrapes = 0.0
 
     def __init__(self, pods: Sequence[VirtualPod], rng: Random) -> None:
         self.pods = pods
@@ -39,24 +36,12 @@ class SimplePolicy(Policy):
         self._on[index] = pod
         return pod
 
-    def first_byte(self, index: int, now: float) -> None:
-        pass
-
     def ended(self, index: int, now: float, cached_tokens: int) -> None:
         self.in_flight[self._on.pop(index)] -= 1
 
     def failed(self, index: int, now: float) -> int | None:
         self.in_flight[self._on.pop(index)] -= 1
         return None
-
-    def predicted(self, index: int) -> int | None:
-        return None
-
-    def scrape_sent(self, pod: int) -> Any:
-        return None
-
-    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
-        pass
 
 
 class RoundRobin(SimplePolicy):

@@ -132,7 +132,7 @@ class Situation:
             configs = _configs(record, like, found, budget, kv_tokens or known)
             fleet = Fleet(configs, Objectives(ttft, tpot), warm_up, _says_cached(record))
             fleet = fleet.of_size(pods or len(record.pods) or DEFAULT_PODS)
-            return cls(fleet.takes(record), fleet, load, seed, hardware or DEFAULT_HARDWARE, found)
+            return cls(fleet.fitting(record), fleet, load, seed, hardware or DEFAULT_HARDWARE, found)
         except (BadTrace, TooLittle, TooLarge) as error:
             raise Unusable(str(error)) from None
 

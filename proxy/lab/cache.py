@@ -1,8 +1,8 @@
-"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt: what `proxy.lab.sim.blocks` does, in a
+"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt: `proxy.lab.sim.engine.BlockPool` in a
 thirtieth of the steps.
 
-Whoever holds a block of a chunk holds all before it, and blocks are given back from the end of a prompt to its
-beginning; so what is cached of a chunk is always its beginning, and a number says how much that is.
+A sequence that holds a block of a chunk holds all blocks before it, and blocks are given back from the end of a prompt
+to its beginning. So the cached part of a chunk is always its beginning, and a number describes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChunkPool:
         self.evictions = 0
         self._chunks: dict[int, _Chunk] = {}
         self._order: OrderedDict[int, list[int]] = OrderedDict()
-        """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is nobody's: it is never found."""
+        """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is private: it is never found."""
         self._next_key = 0
 
     @property
@@ -53,7 +53,7 @@ class ChunkPool:
         return chunk.resident if chunk else 0
 
     def held(self, name: int) -> int:
-        """Those of them that are in use."""
+        """Blocks of a chunk that are in use."""
         chunk = self._chunks.get(name)
         return chunk.held if chunk else 0
 
@@ -83,7 +83,7 @@ class ChunkPool:
         return min(matched, most)
 
     def count_idle(self, parts: Parts, blocks: int) -> int:
-        """Of the first `blocks` blocks of the prompt, all of them here, those that nobody holds."""
+        """Return how many of the first `blocks` blocks of the prompt, all of them here, are idle."""
         return sum(max(0, here - self._chunks[name].held) for name, here in first(parts, blocks))
 
     def open(self, blocks: int) -> None:

@@ -38,7 +38,7 @@ MOST_STEPS = 256
 """That are taken together."""
 
 _RESPONSES = 1 << 60
-"""Names of chunks from here on are answers of sequences that were pre-empted."""
+"""Names of chunks from here on are responses of sequences that were pre-empted."""
 
 
 class Counted:
@@ -75,9 +75,9 @@ class Counted:
         stays: bool = False,
         comes: bool = False,
     ) -> None:
-        """`parts` name the whole blocks of the prompt, `grown` those of prompt and answer together, if anybody may ever
-        ask for them. `stays`: its blocks are kept at its end, until they are let go. `comes`: another pod has computed
-        the prompt, and it is fetched from there."""
+        """`parts` name the whole blocks of the prompt, `grown` the whole blocks of prompt and response together, if a
+        later prompt may have them. `stays`: its blocks are kept at its end, until they are let go. `comes`: another pod
+        has computed the prompt, and it is fetched from there."""
         self.index = index
         self.prompt = prompt
         self.max_tokens = max_tokens
@@ -113,8 +113,8 @@ class Event:
 
 
 class CountingEngine:
-    """`until` is when the steps that are under way end, infinite while there is nothing to do: then `finish` is due,
-    which says what came of them and begins the next. `submit` may bring that time forward."""
+    """`until` is when the steps under way end, infinite while the engine is idle. Then call `finish`: it returns their
+    events and starts the next steps. `submit` may bring that time forward."""
 
     def __init__(self, config: SimConfig) -> None:
         if config.max_num_seqs >= config.max_num_batched_tokens:
@@ -136,7 +136,7 @@ class CountingEngine:
         self.ends: list[float] = []
         """When each of the steps that are under way ends."""
         self.prefilling: list[tuple[Counted, int]] = []
-        """Those that compute a prompt in the step under way, each with how many tokens."""
+        """Sequences that compute a prompt in the step under way, each with its number of tokens."""
         self.partial: Counted | None = None
         """The last of the running ones, while its prompt is not computed to its end."""
         self.decoding = 0
@@ -218,7 +218,7 @@ class CountingEngine:
         return self.used_at(now) / self.pool.capacity
 
     def generated_tokens(self, now: float) -> int:
-        """Return the tokens of all responses, those of the steps under way included that have ended by `now`."""
+        """Return the tokens of all responses, including steps under way that have ended by `now`."""
         return self._generated + self.decoding * sum(end <= now for end in self.ends)
 
     def opened(self, start: int, end: int) -> int:
@@ -237,8 +237,8 @@ class CountingEngine:
             self.until = self.ends[-1]
 
     def start_steps(self, now: float) -> int:
-        """Schedule the next step, and return how many steps from here on differ in nothing but what is read; 0 if there
-        is none."""
+        """Schedule the next step, and return how many steps from here on differ in the tokens read only; 0 if no step
+        starts."""
         self.prefilling = []
         if not self.busy:
             self.ends, self.until = [], math.inf
@@ -252,7 +252,7 @@ class CountingEngine:
         return 1 if budget is None else self._steps_alike()
 
     def _schedule_running(self) -> int | None:
-        """Tokens of the budget that are left; None if somebody was pre-empted: then nobody is admitted."""
+        """Return the tokens of the budget that are left; None if a sequence was pre-empted: then none is admitted."""
         budget = self.config.max_num_batched_tokens - self.decoding
         partial = self.partial
         opening = self.opening[self.steps % self.config.block_size]
@@ -265,7 +265,7 @@ class CountingEngine:
         return budget - chunk
 
     def _schedule_tightly(self) -> int | None:
-        """One by one, the youngest giving way: who finds nobody younger is pre-empted himself."""
+        """Schedule one by one, pre-empting the youngest; a sequence without a younger one is pre-empted itself."""
         size, budget, preempted = self.config.block_size, self.config.max_num_batched_tokens, False
         index = 0
         while index < len(self.running):
@@ -294,8 +294,8 @@ class CountingEngine:
         self.ends, self.until = [], self._coming[0][0] if self._coming else math.inf
 
     def _start_those_that_came(self, budget: int) -> int:
-        """Tokens of the budget that are left. The last token of a prompt is computed once more, for the first of the
-        answer; all blocks are there."""
+        """Return the tokens of the budget that are left. The last token of a prompt is computed once more, for the
+        first token of the response; all blocks are there."""
         while self._came and budget > 0:
             sequence = self._came.popleft()
             self._run(sequence)

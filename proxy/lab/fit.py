@@ -82,8 +82,8 @@ OUTLIER = 4.0
 """Rows whose relative error is so many times the median one are left out, and the rest is fitted again."""
 
 TOGETHER = 0.25
-"""Answers whose steps took less than this share of the median one's came after a pause in one piece: of their pod's
-pace they say nothing, and as errors count relatively they would decide the fit."""
+"""Responses whose steps took less than this share of the median came in one piece after a pause: they do not show the
+pace of their pod, and as errors count relatively they would decide the fit."""
 
 UNKNOWNS = 5
 """base, per_prefill_token, per_sequence, per_attended, per_token_read; see `StepTiming`."""
@@ -138,7 +138,7 @@ def fit(record: Record, budget: int) -> Fit:
 
 
 def _first_tokens(stays: Sequence[_Stay], budget: int) -> list[Row]:
-    """Of those who met an idle pod, and nobody else before their first token."""
+    """Return the rows of requests that were alone on their pod until their first token."""
     return [
         _first_token(stay, budget) for stay, company in _in_company(stays) if not company and stay.first > stay.start
     ]

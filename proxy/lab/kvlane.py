@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.app import App
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, Metrics
 from proxy.core.errors import RequestError, UpstreamFailed
 from proxy.core.params import Duration
 from proxy.core.ports import Clock, ManualClock, Unconnected
@@ -23,7 +23,7 @@ from proxy.core.registry import Ports, Registry
 from proxy.core.state import Draft
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.lab.simulation import Policy, Reading, VirtualPod
+from proxy.lab.simulation import Policy, VirtualPod
 from proxy.lab.workload import Job, request_body
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser
@@ -115,7 +115,7 @@ class Kvlane(App, Policy):
         leads = {pod: self.fleet.add(_pod(pod, size, settings.pods.static)) for pod, size in sizes.items()}
         self._endpoints = [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
-        self._last: list[Reading | None] = [None] * len(pods)
+        self._last: list[Metrics | None] = [None] * len(pods)
         self._refused = [False] * len(pods)
         for endpoint in self.fleet.pods:
             self.fleet.reached(endpoint)
@@ -181,7 +181,7 @@ class Kvlane(App, Policy):
     def scrape_sent(self, pod: int) -> int:
         return self._endpoints[pod].load.requests
 
-    def scraped(self, pod: int, reading: Reading | None, sent: int, sent_at: float) -> None:
+    def scraped(self, pod: int, reading: Metrics | None, sent: int, sent_at: float) -> None:
         """Do what the refresh loop of a pod does. The first rank of a pod determines its state."""
         endpoint, last = self._endpoints[pod], self._last[pod]
         is_lead = endpoint is endpoint.lead
@@ -191,10 +191,10 @@ class Kvlane(App, Policy):
                 if is_lead:
                     self.fleet.refused(endpoint)
             return
-        if is_lead and last and reading.started_at != last.started_at:
+        if is_lead and last and reading.process_started != last.process_started:
             self.fleet.restarted(endpoint)
         self._last[pod] = reading
-        endpoint.publish(_metrics(reading, sent_at), sent)
+        endpoint.publish(replace(reading, scraped_at=sent_at), sent)
         self.fleet.refreshed(endpoint)
         if self._refused[pod]:
             self._refused[pod] = False
@@ -243,19 +243,3 @@ def _pod(index: int, size: int, like: Sequence[PodSettings]) -> PodSettings:
         return pod
     same = like[index % len(like)]
     return replace(pod, role=same.role, labels=same.labels, weight=same.weight)
-
-
-def _metrics(reading: Reading, sent_at: float) -> Metrics:
-    return Metrics(
-        waiting=reading.waiting,
-        running=reading.running,
-        kv_usage=reading.kv_usage,
-        block_size=reading.block_size,
-        blocks=reading.blocks,
-        prefix_queries=reading.queried_tokens,
-        prefix_hits=reading.hit_tokens,
-        generation_tokens=reading.generated_tokens,
-        process_started=1_700_000_000.0 + reading.started_at,
-        scraped_at=sent_at,
-        freshness=Freshness.FRESH,
-    )

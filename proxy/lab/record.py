@@ -17,7 +17,7 @@ from proxy.prefix.hashing import DEPTHS
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, NAME_LENGTH, VERSION
 
 COMPUTED = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value, Ending.EVICTED.value)
-"""Outcomes of requests that a pod worked on; of those that were broken off, for as long as they lasted."""
+"""Outcomes of requests that a pod computed, if only in part."""
 
 _ENDS = tuple(depth * BLOCK_TOKENS for depth in DEPTHS[1:] if depth <= MOST_BLOCKS)
 """The tokens after which each piece of a prompt ends that has a hash of its own."""
@@ -25,8 +25,7 @@ _ENDS = tuple(depth * BLOCK_TOKENS for depth in DEPTHS[1:] if depth <= MOST_BLOC
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a request in its time. Seconds; None: not known. Of a whole answer, that is no stream, the time to
-    the first token is not known."""
+    """Recorded result of a request. Seconds; None: not known. The time to the first token is known of streams only."""
 
     pod: str
     ttft: float | None
@@ -37,8 +36,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`seen` has an entry per job, or none at all for a trace; `pods` are those that answered, with the tokens that
-    their KV caches hold (0: not known). `left_out` says why how many requests cannot be replayed."""
+    """`seen` has an entry per job, or is empty for a trace; `pods` are the pods that responded, with the tokens that
+    their KV caches hold (0: not known). `left_out` counts requests that cannot be replayed, by reason."""
 
     workload: Workload
     seen: tuple[Seen, ...] = ()
@@ -56,7 +55,7 @@ class Record:
 
 
 def load(paths: Sequence[Path], rng: Random, pool: str = DEFAULT_POOL) -> Record:
-    """Several files of one record count as one, in any order. Of a record, what went to this pool. Raises BadTrace."""
+    """Read the files of one record, in any order, or one trace. Keep the requests of this pool. Raise BadTrace."""
     if len(paths) == 1 and not _is_record(paths[0]):
         return Record(load_trace(paths[0], rng))
     reader = _Reader(pool)
@@ -77,18 +76,9 @@ def _reasons(left_out: Mapping[str, int]) -> str:
     return "".join(f"; {number} {why}" for why, number in left_out.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A request as it was written down."""
-
-    at: float
-    estimated: int
-    prompt: int | None
-    output: int
-    names: tuple[str, ...]
-    params: RequestParams
-    session: str
-    seen: Seen
+_Line = tuple[Job, Sequence[str], Seen]
+"""A recorded request, the names of the pieces of its prompt, and its result. The job has no pieces yet, and 0 prompt
+tokens if they are not known."""
 
 
 class _Reader:
@@ -123,16 +113,16 @@ class _Reader:
                 self.found.append(_line(path, number, row))
 
     def record(self, name: str) -> Record:
-        lines = sorted(self.found, key=lambda line: line.at)
-        counted = [line for line in lines if line.prompt is not None and line.estimated]
-        estimated = sum(line.estimated for line in counted)
-        scale = sum(line.prompt or 0 for line in counted) / estimated if estimated else 1.0
+        lines = sorted(self.found, key=lambda line: line[0].arrival)
+        counted = [job for job, _, _ in lines if job.prompt_tokens and job.text_tokens]
+        estimated = sum(job.text_tokens for job in counted)
+        scale = sum(job.prompt_tokens for job in counted) / estimated if estimated else 1.0
         ids: dict[str, int] = {}
         unnamed = count(-1, -1)
-        jobs = tuple(_job(line, scale, ids, unnamed) for line in lines)
-        pods = dict.fromkeys(sorted({line.seen.pod for line in lines}), 0)
+        jobs = tuple(_named(job, names, scale, ids, unnamed) for job, names, _ in lines)
+        pods = dict.fromkeys(sorted({seen.pod for _, _, seen in lines}), 0)
         known = {pod: tokens for pod, tokens in self._pods.items() if pod in pods}
-        return Record(Workload(name, jobs), tuple(line.seen for line in lines), pods | known, dict(self.left_out))
+        return Record(Workload(name, jobs), tuple(seen for _, _, seen in lines), pods | known, dict(self.left_out))
 
 
 def _check_head(path: Path, number: int, row: Mapping[str, Any]) -> None:
@@ -143,7 +133,7 @@ def _check_head(path: Path, number: int, row: Mapping[str, Any]) -> None:
 
 
 def _unfit(row: Mapping[str, Any], pool: str) -> str:
-    """Why a request cannot be replayed; empty if it can."""
+    """Return the reason why a request cannot be replayed; empty if it can."""
     if "chain" not in row:
         return "were refused"
     if row.get("pool", DEFAULT_POOL) != pool:
@@ -153,7 +143,7 @@ def _unfit(row: Mapping[str, Any], pool: str) -> str:
     if row["chain"] in ([], [""]):
         return "had no prompt that is known"
     if "output_tokens" not in row:
-        return "had answers of unknown length"
+        return "had responses of unknown length"
     return ""
 
 
@@ -164,16 +154,18 @@ def _line(path: Path, number: int, row: Mapping[str, Any]) -> _Line:
     def seconds(name: str) -> float | None:
         return number_in(path, number, row, name) if name in row else None
 
-    streamed = row.get("stream") is True
-    params = RequestParams(
-        model=str(row.get("model", "")),
-        stream=streamed,
-        max_tokens=whole("max_tokens") or 0,
-        headers=_headers(seconds("slo_ttft"), seconds("slo_tpot")),
-        ttft=seconds("slo_ttft"),
-        tpot=seconds("slo_tpot"),
+    streamed, cached = row.get("stream") is True, whole("cached_tokens")
+    ttft, tpot = seconds("slo_ttft"), seconds("slo_tpot")
+    model, most = str(row.get("model", "")), whole("max_tokens") or 0
+    job = Job(
+        arrival=number_in(path, number, row, "t", least=-1e12),
+        prompt_tokens=whole("prompt_tokens") or 0,
+        output_tokens=max(1, whole("output_tokens") or 0),
+        ids=(),
+        session=str(row.get("session", "")),
+        text_tokens=max(1, int(number_in(path, number, row, "estimated_tokens"))),
+        params=RequestParams(model, streamed, most, _headers(ttft, tpot), ttft, tpot),
     )
-    cached = whole("cached_tokens")
     seen = Seen(
         pod=str(row.get("pod", "")),
         ttft=seconds("ttft") if streamed else None,
@@ -181,16 +173,7 @@ def _line(path: Path, number: int, row: Mapping[str, Any]) -> _Line:
         cached_tokens=whole("expected_cached_tokens") if cached is None else cached,
         is_whole=row["outcome"] == Ending.COMPLETE.value,
     )
-    return _Line(
-        at=number_in(path, number, row, "t", least=-1e12),
-        estimated=max(1, int(number_in(path, number, row, "estimated_tokens"))),
-        prompt=whole("prompt_tokens") or None,
-        output=max(1, whole("output_tokens") or 0),
-        names=tuple(_names(path, number, row["chain"])),
-        params=params,
-        session=str(row.get("session", "")),
-        seen=seen,
-    )
+    return job, tuple(_names(path, number, row["chain"])), seen
 
 
 def _names(path: Path, number: int, chains: Any) -> Iterator[str]:
@@ -203,31 +186,16 @@ def _names(path: Path, number: int, chains: Any) -> Iterator[str]:
 
 
 def _headers(ttft: float | None, tpot: float | None) -> dict[str, str]:
-    headers = {
-        "x-llm-d-slo-ttft-ms": None if ttft is None else f"{ttft * 1000:g}",
-        "x-llm-d-slo-tpot-ms": None if tpot is None else f"{tpot * 1000:g}",
-    }
-    return {name: value for name, value in headers.items() if value}
+    objectives = {"x-llm-d-slo-ttft-ms": ttft, "x-llm-d-slo-tpot-ms": tpot}
+    return {name: f"{value * 1000:g}" for name, value in objectives.items() if value is not None}
 
 
-def _job(line: _Line, scale: float, ids: dict[str, int], unnamed: Iterator[int]) -> Job:
-    """What lies beyond the last hash is shared with nobody."""
-    names = line.names[: len(_ENDS)]
-    pieces = tuple(ids.setdefault(name, len(ids)) for name in names)
+def _named(job: Job, names: Sequence[str], scale: float, ids: dict[str, int], unnamed: Iterator[int]) -> Job:
+    """Return the job with its pieces; the part of the prompt beyond the last hash is shared with no other prompt."""
+    pieces = tuple(ids.setdefault(name, len(ids)) for name in names[: len(_ENDS)])
     ends: tuple[int, ...] = _ENDS
-    if line.estimated > _ENDS[len(pieces) - 1]:
-        ends = (*_ENDS[: len(pieces)], line.estimated)
+    if job.text_tokens > _ENDS[len(pieces) - 1]:
+        ends = (*_ENDS[: len(pieces)], job.text_tokens)
         pieces = (*pieces, next(unnamed))
-    prompt = line.prompt or max(1, round(line.estimated * scale))
-    return Job(
-        arrival=line.at,
-        prompt_tokens=prompt,
-        output_tokens=line.output,
-        ids=pieces,
-        nodes=pieces,
-        session=line.session,
-        ends=ends,
-        text_tokens=line.estimated,
-        scale=scale,
-        params=line.params,
-    )
+    prompt = job.prompt_tokens or max(1, round(job.text_tokens * scale))
+    return replace(job, prompt_tokens=prompt, ids=pieces, nodes=pieces, ends=ends, scale=scale)

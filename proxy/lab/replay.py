@@ -1,4 +1,4 @@
-"""Replays one workload through several configurations, and computes the figures to compare them."""
+"""Replay of one workload through several configurations, and the figures to compare them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
-from typing import Any
 
 from proxy.core.errors import KvlaneError
 from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.record import Record, Seen
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Gauges, Outcome, Policy, Reading, Simulation, VirtualPod, fleet_of
+from proxy.lab.simulation import Gauges, Outcome, Policy, Simulation, VirtualPod, fleet_of
 from proxy.lab.workload import Job, Workload
 from proxy.settings import Settings
 
@@ -23,7 +22,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a request must keep to count as good unless it says so itself, in seconds."""
+    """Objectives of requests without their own, in seconds."""
 
     ttft: float = 2.0
     tpot: float = 0.05
@@ -31,7 +30,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Fared:
-    """How one request fared. Seconds; infinite for what never came, and nan per token where there was only one."""
+    """Times of one request in seconds: infinite if it never ended; `tpot` is nan for a single token."""
 
     ttft: float
     tpot: float
@@ -56,10 +55,10 @@ ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "imbalance": ("busiest pod / mean", ".2f"),
         "kv_mean": ("KV cache in use, mean", ".1%"),
         "preemptions": ("pre-emptions", ".0f"),
-        "failed": ("without an answer", ".0f"),
+        "failed": ("without a response", ".0f"),
     }
 )
-"""Figure -> what it is called, and its format."""
+"""Figure -> title and format."""
 
 
 def fared(outcomes: Sequence[Outcome], objectives: Objectives) -> list[Fared]:
@@ -67,7 +66,7 @@ def fared(outcomes: Sequence[Outcome], objectives: Objectives) -> list[Fared]:
 
 
 def figures(found: Sequence[Fared], gauges: Gauges | None = None, preemptions: float = math.nan) -> dict[str, float]:
-    """Of requests that never ended only the number counts, and that they kept no objective."""
+    """Return the figures. Requests that never ended count as failed and as outside their objectives only."""
     done = [one for one in found if one.e2e < math.inf]
     first, whole = sorted(one.ttft for one in done), sorted(one.e2e for one in done)
     paces = sorted(one.tpot for one in done if not math.isnan(one.tpot))
@@ -103,14 +102,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def judged(ttft: float, tpot: float, own: tuple[float | None, float | None], objectives: Objectives) -> bool:
-    """Whether a request kept its `own` objectives, or those of all where it has none."""
+    """Return whether a request kept its `own` objectives, or the general objectives if it has none."""
     most_ttft = objectives.ttft if own[0] is None else own[0]
     most_tpot = objectives.tpot if own[1] is None else own[1]
     return ttft <= most_ttft and not tpot > most_tpot
 
 
 def _fared(one: Outcome, objectives: Objectives) -> Fared:
-    """Without a stream, the first token comes with the last."""
+    """Return the times of one request; the first token of a whole response comes with the last one."""
     job = one.job
     if one.first_token is None or one.ended is None:
         return Fared(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
@@ -128,8 +127,8 @@ class TooLarge(KvlaneError):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The simulated pods, one by one. The first share `warm_up` of all requests is replayed and not counted. Pods say
-    how many prompt tokens they had cached, or not: `says_cached`."""
+    """The configuration of each simulated pod. The first share `warm_up` of all requests is replayed and not counted.
+    `says_cached`: pods report cached prompt tokens."""
 
     configs: tuple[SimConfig, ...]
     objectives: Objectives = field(default_factory=Objectives)
@@ -137,12 +136,12 @@ class Fleet:
     says_cached: bool = True
 
     def of_size(self, pods: int) -> Fleet:
-        """Further pods are like the first one, at the usual speed."""
+        """Return the fleet with so many pods; further pods are like the first one, at the usual speed."""
         more = [replace(self.configs[0], slowdown=1.0)] * (pods - len(self.configs))
         return replace(self, configs=(*self.configs[:pods], *more))
 
-    def takes(self, record: Record) -> Record:
-        """The record without what no pod could hold. Raises TooLarge if that is all."""
+    def fitting(self, record: Record) -> Record:
+        """Return the record without requests that no pod could hold. Raise TooLarge if none is left."""
         fitting = record.fitting(min(config.context_length for config in self.configs))
         if not fitting.workload.jobs:
             raise TooLarge(f"every request of {record.workload.name} is larger than a pod's KV cache; see --kv-tokens")
@@ -163,14 +162,14 @@ class Replayed:
 
 
 def replay(settings: Settings, workload: Workload, fleet: Fleet, seed: int) -> Replayed:
-    """The production gateway, scheduler, hooks and ledger of these settings on a virtual clock."""
+    """Replay the workload through the proxy of these settings on a virtual clock."""
     pods, clock = fleet_of(fleet.configs), ManualClock()
     policy = Kvlane(settings, pods, clock, Random(seed), says_cached=fleet.says_cached)
     return _run(workload, pods, policy, clock, fleet, seed)
 
 
 def repeated(record: Record, fleet: Fleet, seed: int) -> Replayed:
-    """Every request to the pod that had it: how well the simulation does what the pods of the record did."""
+    """Send every request to the pod of the record, to compare the simulated pods with the recorded ones."""
     names = {name: index for index, name in enumerate(record.pods)}
     pods = fleet_of(fleet.configs)
     placed = [names[seen.pod] % len(pods) for seen in record.seen]
@@ -179,7 +178,7 @@ def repeated(record: Record, fleet: Fleet, seed: int) -> Replayed:
 
 
 def recorded(record: Record, fleet: Fleet) -> dict[str, float]:
-    """The same figures of what was seen; those of streams, as the first token of others is not."""
+    """Return the recorded figures of streams; the first token of whole responses is not recorded."""
     pairs = list(zip(record.workload.jobs, record.seen, strict=True))
     counted = pairs[int(len(pairs) * fleet.warm_up) :]
     return figures([_seen(job, seen, fleet.objectives) for job, seen in counted if seen.ttft is not None])
@@ -207,30 +206,10 @@ def _seen(job: Job, seen: Seen, objectives: Objectives) -> Fared:
 
 
 class _AsRecorded(Policy):
-    """Decides nothing: it knows the pod of every request."""
-
-    scrapes = 0.0
+    """The pods of the record."""
 
     def __init__(self, placed: Sequence[int]) -> None:
         self._placed = placed
 
     def place(self, index: int, job: Job, now: float) -> int | None:
         return self._placed[index]
-
-    def first_byte(self, index: int, now: float) -> None:
-        pass
-
-    def ended(self, index: int, now: float, cached_tokens: int) -> None:
-        pass
-
-    def failed(self, index: int, now: float) -> int | None:
-        return None
-
-    def predicted(self, index: int) -> int | None:
-        return None
-
-    def scrape_sent(self, pod: int) -> Any:
-        return None
-
-    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
-        pass

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from proxy.core.attempt import Stage
+from proxy.core.endpoint import Freshness, Metrics
 from proxy.core.ports import ManualClock
 from proxy.lab.cache import ChunkPool
 from proxy.lab.engine import Counted, CountingEngine, Event, Lockstep
@@ -19,23 +20,8 @@ from proxy.lab.sim.engine import SEEDS_APART
 from proxy.lab.workload import Job, blocks_with_response, prompt_blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a scrape of the pod says."""
-
-    waiting: int
-    running: int
-    kv_usage: float
-    block_size: int
-    blocks: int
-    queried_tokens: int
-    hit_tokens: int
-    started_at: float
-    generated_tokens: int = 0
-
-
 class Engine(Protocol):
-    """The engine of a pod, or of one of its data-parallel ranks; `CountingEngine` says what its members mean."""
+    """The engine of a pod, or of one of its data-parallel ranks; see `CountingEngine`."""
 
     config: SimConfig
     until: float
@@ -64,30 +50,15 @@ class Engine(Protocol):
     def generated_tokens(self, now: float) -> int: ...
 
 
-class Kept:
-    """The prompts that a pod computes for others, by request. Lives as long as the pod's memory."""
-
-    def __init__(self) -> None:
-        self._sequences: dict[int, Counted] = {}
-
-    def sequence(self, index: int, job: Job, block_size: int, stage: Stage) -> Counted:
-        """What an engine is given to do."""
-        named = prompt_blocks(job, block_size)
-        if stage is Stage.PREFILL:
-            kept = self._sequences[index] = Counted(index, job.prompt_tokens, 1, named, stays=True)
-            return kept
-        grown, comes = blocks_with_response(job, block_size), stage is Stage.DECODE
-        return Counted(index, job.prompt_tokens, job.output_tokens, named, grown, comes=comes)
-
-    def taken(self, index: int) -> Counted | None:
-        return self._sequences.pop(index, None)
+EPOCH = 1_700_000_000.0
+"""The wall clock at the beginning of a simulation."""
 
 
 class VirtualPod:
     """An engine that may die, and comes back with an empty cache: a pod, or one of the data-parallel ranks of a pod.
 
-    `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks. `stepper` is what
-    paces the engine's steps: itself, or what makes all ranks of the pod step together.
+    `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks. `stepper` paces the
+    engine's steps: the engine itself, or the lockstep of all ranks of the pod.
     """
 
     def __init__(
@@ -108,7 +79,8 @@ class VirtualPod:
         self.started_at = 0.0
         self.up = True
         self._make = make
-        self._kept = Kept()
+        self._kept: dict[int, Counted] = {}
+        """Prompts that are kept for other pods, by request."""
 
     @property
     def in_flight(self) -> int:
@@ -119,33 +91,41 @@ class VirtualPod:
         return len(self.engine.waiting) + self.engine.fetching
 
     def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
-        sequence = self._kept.sequence(index, job, self.config.block_size, stage)
+        size = self.config.block_size
+        named, prompt = prompt_blocks(job, size), job.prompt_tokens
+        if stage is Stage.PREFILL:
+            sequence = self._kept[index] = Counted(index, prompt, 1, named, stays=True)
+        else:
+            grown = blocks_with_response(job, size)
+            sequence = Counted(index, prompt, job.output_tokens, named, grown, comes=stage is Stage.DECODE)
         self.engine.submit(sequence, now)
         return sequence
 
     def let_go(self, index: int, now: float) -> None:
         """Free the prompt of this request, if it is kept for another pod."""
-        if sequence := self._kept.taken(index):
+        if sequence := self._kept.pop(index, None):
             self.engine.let_go(sequence, now)
 
-    def read(self, now: float) -> Reading:
+    def read(self, now: float) -> Metrics:
+        """Return the metrics of a scrape at this time."""
         engine = self.engine
-        return Reading(
-            self.waiting,
-            len(engine.running),
-            engine.kv_usage(now),
-            self.config.block_size,
-            self.config.num_gpu_blocks,
-            engine.queried_tokens,
-            engine.hit_tokens,
-            self.started_at,
-            engine.generated_tokens(now),
+        return Metrics(
+            waiting=self.waiting,
+            running=len(engine.running),
+            kv_usage=engine.kv_usage(now),
+            block_size=self.config.block_size,
+            blocks=self.config.num_gpu_blocks,
+            prefix_queries=engine.queried_tokens,
+            prefix_hits=engine.hit_tokens,
+            generation_tokens=engine.generated_tokens(now),
+            process_started=EPOCH + self.started_at,
+            freshness=Freshness.FRESH,
         )
 
     def go_down(self) -> None:
-        """Lose everything that ran and that was cached."""
+        """Lose all sequences and all cached blocks."""
         self.engine = self.stepper = self._make(self.config)
-        self._kept = Kept()
+        self._kept = {}
         self.up = False
 
     def come_up(self, now: float) -> None:
@@ -183,43 +163,48 @@ def _of_rank(config: SimConfig, rank: int) -> SimConfig:
     return replace(config, noise_seed=config.noise_seed + SEEDS_APART * rank) if rank else config
 
 
-class Policy(Protocol):
-    """Told everything a router sees, in the order in which it sees it. `index` numbers requests."""
+class Policy:
+    """A router. The simulation calls it for everything that a router sees, in that order. `index` numbers requests."""
 
-    scrapes: float
-    """Seconds between two scrapes of a pod; 0: it looks at no metrics."""
+    scrapes = 0.0
+    """Seconds between two scrapes of a pod; 0 for a router that reads no metrics."""
 
     def place(self, index: int, job: Job, now: float) -> int | None:
-        """The pod that gets the request; None refuses it."""
+        """Return the pod that gets the request; None refuses it."""
+        raise NotImplementedError
 
     def stage(self, index: int) -> Stage:
-        """What the pod on which the request was last placed is to do of it. One that computes the prompt keeps it until
-        it is fetched, or until another than a pod that fetches it gets the request."""
+        """Return the part of the request that its last pod computes. A prefill pod keeps the prompt until it is
+        fetched, or until a pod that does not fetch it gets the request."""
         return Stage.WHOLE
 
     def prefilled(self, index: int, now: float, cached_tokens: int) -> int | None:
-        """The prompt is computed, of which so many tokens were cached: where the request goes with it."""
+        """Return the pod that continues the request; the prompt is computed, and so many of its tokens were cached."""
         return None
 
-    def first_byte(self, index: int, now: float) -> None: ...
+    def first_byte(self, index: int, now: float) -> None:
+        pass
 
-    def ended(self, index: int, now: float, cached_tokens: int) -> None: ...
+    def ended(self, index: int, now: float, cached_tokens: int) -> None:
+        pass
 
     def failed(self, index: int, now: float) -> int | None:
-        """The pod broke off: where the request goes now, if its answer had not begun; None: nowhere."""
+        """Return the next pod of a request whose pod broke off before the response began; None if it gets none."""
+        return None
 
     def predicted(self, index: int) -> int | None:
-        """Prompt tokens it expected in the cache of the pod it chose."""
+        """Return the prompt tokens that were expected in the cache of the chosen pod."""
+        return None
 
     def scrape_sent(self, pod: int) -> Any:
-        """What is to be remembered until the answer comes."""
+        """Return a value to pass to `scraped` when the response comes."""
 
-    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
-        """None: the pod refused the connection."""
+    def scraped(self, pod: int, reading: Metrics | None, sent: Any, sent_at: float) -> None:
+        """Receive the metrics of a pod, or None if it refused the connection."""
 
 
 SCRAPE_SECONDS = 0.004
-"""From the request for metrics to their arrival; the pod looks at itself in the middle."""
+"""From the request for metrics to their arrival; the pod measures in the middle."""
 
 SCRAPE_JITTER = 0.1
 
@@ -227,13 +212,13 @@ PREFILL_WINDOW = 10.0
 """Seconds over which the prefill work of engines is compared."""
 
 GAUGE_SECONDS = 0.5
-"""Between two looks at how full and how balanced the fleet is."""
+"""Between two samples of the gauges."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one request. Times are seconds on the virtual clock, None for what never came. `prefill_pod` has
-    computed the prompt, if that is another than the `pod` that answers."""
+    """Result of one request. Times are seconds on the virtual clock, None for an event that did not happen.
+    `prefill_pod` has computed the prompt, if it is not the `pod` that sent the response."""
 
     job: Job
     pod: int = -1
@@ -261,8 +246,8 @@ class Gauges:
     _prefilled: Sequence[int] = ()
 
     def add(self, usage: Sequence[float], busy: Sequence[int]) -> None:
-        """One look at the fleet: each pod's KV use, and the requests on it. Balance counts while there is something to
-        balance: a request for each pod."""
+        """Add a sample: each pod's KV use, and the requests on it. Balance counts while there is a request for each
+        pod."""
         self.samples += 1
         self.kv_mean += (sum(usage) / len(usage) - self.kv_mean) / self.samples
         self.kv_max = max(self.kv_max, *usage)
@@ -271,7 +256,7 @@ class Gauges:
             self.imbalance += (max(busy) * len(busy) / sum(busy) - self.imbalance) / self.balanced_samples
 
     def add_prefilled(self, now: float, tokens: Sequence[int]) -> None:
-        """Take the prompt tokens that each engine has computed since it started, and compare every 10 seconds."""
+        """Compare the prompt tokens that each engine has computed since it started, every 10 seconds."""
         if now < self._window_ends:
             return
         done = [max(0, after - before) for after, before in zip(tokens, self._prefilled, strict=False)]
@@ -281,8 +266,8 @@ class Gauges:
 
     @property
     def prefill_skew(self) -> float:
-        """The most prefill work of an engine over the mean, in the worst window of 10 s: of those with at least a
-        quarter of the usual work. nan without any."""
+        """The most prefill work of an engine over the mean, in the worst window of 10 s with at least a quarter of the
+        usual work. nan without any."""
         usual = sum(mean for mean, _ in self.prefills) / max(1, len(self.prefills))
         return max((skew for mean, skew in self.prefills if mean >= usual / 4), default=math.nan)
 
@@ -348,7 +333,7 @@ class Simulation:
         self._submit(index, self._policy.place(index, self.outcomes[index].job, self.now))
 
     def _submit(self, index: int, chosen: int | None) -> None:
-        """A pod that is down refuses, and the router is told at once."""
+        """Submit the request to a pod. A pod that is down refuses, and the router is notified at once."""
         outcome = self.outcomes[index]
         while chosen is not None and not self.pods[chosen].up:
             outcome.retries += 1
@@ -368,7 +353,7 @@ class Simulation:
             self._live[index] = (pod.submit(index, outcome.job, self.now, stage), stage)
 
     def _let_go(self, index: int) -> None:
-        """The prompt that a pod keeps for another, if one does."""
+        """Free the prompt that a pod keeps for another pod, if there is one."""
         keeper = self.outcomes[index].prefill_pod
         if keeper >= 0:
             with self._rescheduled(self.pods[keeper]):
@@ -376,7 +361,7 @@ class Simulation:
 
     @contextmanager
     def _rescheduled(self, pod: VirtualPod) -> Iterator[None]:
-        """Around what may change when the steps of the pod end."""
+        """Schedule the end of the pod's steps again, if the context changes it."""
         due = pod.stepper.until
         yield
         if pod.stepper.until != due and pod.stepper.until < math.inf:
@@ -429,7 +414,7 @@ class Simulation:
         self._policy.ended(sequence.index, self.now, sequence.cached)
 
     def _scrape(self, ranks: Sequence[VirtualPod]) -> None:
-        """Scrape one pod: its answer has the metrics of all its ranks."""
+        """Scrape one pod: the response has the metrics of all its ranks."""
         sent = [self._policy.scrape_sent(rank.index) for rank in ranks]
         self._at(self.now + SCRAPE_SECONDS / 2, self._read, (ranks, sent, self.now))
         jitter = 1 - SCRAPE_JITTER + 2 * SCRAPE_JITTER * self._rng.random()
@@ -443,7 +428,7 @@ class Simulation:
         ]
         self._at(self.now + SCRAPE_SECONDS / 2, self._publish, readings)
 
-    def _publish(self, readings: Sequence[tuple[int, Reading | None, Any, float]]) -> None:
+    def _publish(self, readings: Sequence[tuple[int, Metrics | None, Any, float]]) -> None:
         for reading in readings:
             self._policy.scraped(*reading)
 

@@ -21,7 +21,7 @@ from proxy.scheduling.layout import Origin, ProfileLayout
 from proxy.settings import Settings
 
 NEVER = 120.0
-"""Seconds that a request without an answer counts as."""
+"""Seconds that a request without a response counts as."""
 
 BLOCKS = 50
 """Into so many pieces the requests of a run are cut: neighbours wait for each other, so they are drawn together."""
@@ -261,7 +261,7 @@ def tune(
     if jobs < FEWEST:
         raise TooFew(f"{jobs} requests are too few to tune on; {FEWEST} is the least, and thousands are better")
     if not tunable.knobs:
-        raise TooFew("there is nothing to tune: no profile has two scorers, and none scores by predicted latency")
+        raise TooFew("nothing to tune: no profile has two scorers, and none scores by predicted latency")
     first = int(jobs * TUNED)
     search = _Search(tunable, workload.window(0, first), fleet, objective, seed, say)
     best = search.climbed(search.halved(trials))

@@ -36,7 +36,7 @@ class CutShort(BadTrace):
 
 @dataclass(frozen=True, slots=True)
 class RequestParams:
-    """What a client says besides its prompt. `max_tokens` 0: no limit; None: as many as the answer has."""
+    """What a client sends besides its prompt. `max_tokens` 0: no limit; None: the length of the response."""
 
     model: str = ""
     stream: bool = True
@@ -53,11 +53,11 @@ DEFAULT_PARAMS = RequestParams()
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request. `ids` name the pieces of the prompt: equal ids are equal text, the last piece is cut at the prompt's
-    end. `nodes` name the same pieces together with all text before them. Where a later prompt goes on from the answer,
-    `continued` are the ids of prompt and answer together. `session` is what clients call the conversation.
+    end. `nodes` name the same pieces together with all text before them. Where a later prompt continues the response,
+    `continued` are the ids of prompt and response together. `session` is what clients call the conversation.
 
     `ends` are the tokens after which each piece ends, four bytes of text to the token; without any a piece is 512.
-    The text has `text_tokens` of these (0: as many as the prompt), of which each is `scale` tokens of the engine."""
+    The text has `text_tokens` of these (0: as many as the prompt); each is `scale` tokens of the engine."""
 
     arrival: float
     prompt_tokens: int
@@ -98,7 +98,7 @@ class Workload:
         return replace(self, jobs=tuple(replace(job, arrival=(job.arrival - first) * factor) for job in self.jobs))
 
     def fitting(self, tokens: int) -> Workload:
-        """Without requests that no pod could ever take: prompt and answer together have more tokens."""
+        """Return the workload without requests that have more tokens of prompt and response together."""
         return replace(self, jobs=tuple(job for job in self.jobs if job.prompt_tokens + job.output_tokens <= tokens))
 
     def window(self, first: int, count: int) -> Workload:
@@ -130,7 +130,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def number_in(path: Path, line: int, row: Mapping[str, Any], name: str, least: float = 0) -> float:
-    """Raises BadTrace where there is none, or a smaller one."""
+    """Return a number of a row. Raise BadTrace if it is missing or too small."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
         found = "is missing" if value is None else f"is {value!r}"
@@ -226,8 +226,8 @@ def prompt_blocks(job: Job, block_size: int) -> Parts:
 
 
 def blocks_with_response(job: Job, block_size: int) -> Parts:
-    """Those that are there at the end, for others to find; the last token is said and never computed. Empty if nobody
-    goes on from the answer."""
+    """Return the blocks that later prompts can find, empty if none continues the response. The last token is generated
+    and never computed."""
     whole = (job.prompt_tokens + job.output_tokens - 1) // block_size
     return _blocks(job, job.continued_nodes, whole, block_size) if job.continued_nodes else ()
 

@@ -10,7 +10,7 @@ from typing import Any
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.rivals.sent import Sent
-from proxy.lab.simulation import Reading
+from proxy.core.endpoint import Metrics
 from proxy.lab.workload import Job
 
 BLOCK = 64
@@ -29,7 +29,7 @@ class EndpointPicker(SimplePolicy):
 
     def __init__(self, pods: Sequence[VirtualPod], rng: Random) -> None:
         super().__init__(pods, rng)
-        self._readings: list[Reading | None] = [None] * len(pods)
+        self._readings: list[Metrics | None] = [None] * len(pods)
         self._sent = [Sent(BLOCK, pod.config.num_gpu_blocks) for pod in pods]
         self._predicted = 0
         self._of: dict[int, int] = {}
@@ -50,7 +50,7 @@ class EndpointPicker(SimplePolicy):
         self._sent[chosen].add(job)
         return chosen
 
-    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
+    def scraped(self, pod: int, reading: Metrics | None, sent: Any, sent_at: float) -> None:
         if reading is not None:
             self._readings[pod] = reading
 

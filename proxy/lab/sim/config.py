@@ -48,9 +48,9 @@ class TransferTiming:
     base: float = 0.005
     per_token: float = 5.2e-6
     expiry: float = 480.0
-    """How long what nobody pulls is kept: vLLM's default."""
+    """How long a cache is kept for another pod: vLLM's default."""
     failure: float = 5.0
-    """Until a pull of what is not there fails."""
+    """Until a pull of a missing cache fails."""
 
     def seconds(self, tokens: int) -> float:
         return self.base + self.per_token * tokens
@@ -58,7 +58,7 @@ class TransferTiming:
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """One simulated pod. The names are those of the engine's own arguments where it has them."""
+    """One simulated pod. Names are the engine's own arguments where it has them."""
 
     model: str = "sim"
     lora_adapters: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class SimConfig:
     """How KV cache gets from pod to pod; see `proxy.lab.sim.transfer`."""
     transfer: TransferTiming = field(default_factory=TransferTiming)
     ec_connector: Literal["example", "nixl"] = "example"
-    """How embeddings do: by a common directory, or from the encode pod, as its answer says."""
+    """How embeddings get there: by a common directory, or from the encode pod that its response names."""
     encode_seconds: float = 0.05
     """For each image or the like that is not in the encoder's cache."""
     slowdown: float = 1.0
@@ -87,9 +87,9 @@ class SimConfig:
     """All waits are divided by it."""
     data_parallel_size: int = 1
     """Data-parallel ranks behind the port, each with a scheduler, a queue and a KV cache of its own. `num_gpu_blocks`,
-    `max_num_seqs` and the like are those of one rank."""
+    `max_num_seqs` and the like apply to each rank."""
     lockstep: bool = False
-    """All ranks step together, as those of a mixture-of-experts model; without it each rank steps on its own."""
+    """All ranks step together, as for a mixture-of-experts model; without it each rank steps on its own."""
     ignore_rank: bool = False
     """Ignore the rank that a request names, as vLLM before 0.10 does."""
     kv_events_port: int = 0
@@ -98,16 +98,16 @@ class SimConfig:
     prompt_tokens_details: bool = True
     default_max_tokens: int = 16
     eos_probability: float = 0.0
-    """The chance of each token to end the answer; it depends on the text alone. 0 answers up to `max_tokens`."""
+    """Probability of each token to end the response; it depends on the text alone. 0 writes up to `max_tokens`."""
     responses: Mapping[int, bytes] = field(default_factory=dict, compare=False)
-    """What is answered to prompts that are known beforehand, so that a later prompt can go on from it: text by the hash
-    of the prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
+    """Responses to prompts that are known beforehand, so that a later prompt can continue them: text by the hash of the
+    prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
     seed: int = 0
-    """Pods with the same seed answer the same prompt with the same text."""
+    """Pods with the same seed write the same response to the same prompt."""
 
     @property
     def context_length(self) -> int:
-        """The most tokens of prompt and answer together."""
+        """The most tokens of prompt and response together."""
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
     @property

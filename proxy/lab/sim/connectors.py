@@ -48,7 +48,7 @@ class Nixl(Connector):
                 sequence.transfer = Incoming(self, request, _named_in(params))
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
-        """Of the first sequence only: those of others expire."""
+        """Return the parameters of the first sequence; caches of other sequences expire."""
         first = sequences[0]
         if not isinstance(first.transfer, Named) or not first.transfer.was_kept:
             return None
@@ -138,13 +138,14 @@ class Mooncake(Connector):
 
 
 class Sglang(Connector):
-    """A pod with a role takes no request without a room, and a prefill pod's answer ends when its cache was fetched."""
+    """A pod with a role refuses requests without a bootstrap id, and a prefill pod's response ends when its cache is
+    fetched."""
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         if self.config.role not in ("prefill", "decode"):
             return
-        for sequence, room in zip(sequences, _rooms(request.body, len(sequences)), strict=True):
-            key = f"sglang {room}"
+        for sequence, number in zip(sequences, _bootstrap_ids(request.body, len(sequences)), strict=True):
+            key = f"sglang {number}"
             if self.config.role == "prefill":
                 sequence.transfer = Fetched(self, self.hold(key, sequence), is_lost=request.is_lost)
             else:
@@ -157,13 +158,13 @@ class Fetched(Outgoing):
             raise TransferFailed("KVTransferError: the decode instance did not come for its KV cache")
 
 
-def _rooms(body: Mapping[str, Any], count: int) -> list[int]:
-    """One for each sequence: where there are several, the request has a list."""
+def _bootstrap_ids(body: Mapping[str, Any], count: int) -> list[int]:
+    """Return one for each sequence; a request of several sequences has a list."""
     given = body.get("bootstrap_room")
-    rooms = [room for room in (given if isinstance(given, list) else [given]) if isinstance(room, int)]
-    if len(rooms) != count:
+    found = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
+    if len(found) != count:
         raise NotServed("Invalid request: Disaggregated request received without bootstrap room id.")
-    return rooms
+    return found
 
 
 class SharedStorage(Connector):

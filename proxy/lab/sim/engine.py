@@ -85,8 +85,8 @@ class Pace:
 class BlockPool:
     """`capacity` blocks. A block is open (being filled) or full, and then named by the hash of all text up to its end.
 
-    Full blocks that nobody holds stay cached until their room is needed. Two sequences that fill the same block at
-    the same time share it afterwards.
+    Full blocks that no sequence holds stay cached until their memory is needed. Two sequences that fill the same block
+    at the same time share it afterwards.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -105,7 +105,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be had, if need be by forgetting what they hold."""
+        """Blocks that sequences can get, if need be by eviction."""
         return self.capacity - self.used
 
     @property
@@ -177,7 +177,7 @@ class Engine:
     """Sequences go in by `submit`; between `start_step` and `finish_step` the caller lets time pass."""
 
     def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
-        """`embeddings` are those that other pods have made, by the hashes of their media."""
+        """`embeddings` of other pods, by the hashes of their media."""
         self.config = config
         self.pool = BlockPool(config.num_gpu_blocks)
         self.stats = EngineStats()
@@ -377,7 +377,7 @@ class Engine:
         return self.pool.longest_match(sequence.hashes[: self._full_blocks(sequence)])
 
     def _full_blocks(self, sequence: Sequence) -> int:
-        """Of what is known by now. The last token is always computed: its output is the first token of the answer."""
+        """Return the full blocks of the known text. The last token is always computed: its output is the next token."""
         return (sequence.tokens - 1) // self.config.block_size
 
     def _start(self, sequence: Sequence, cached: int, now: float) -> None:

@@ -10,15 +10,15 @@ from xxhash import xxh3_64_intdigest
 
 
 class Kind(Enum):
-    """The first block is between the pod and one request; those of the second last for `seconds`, for everybody."""
+    """The first block spoils one request; the second block affects the whole pod for `seconds`."""
 
     REJECT = "reject"
-    """Answered with `status`, and with `retry_after` if there is one."""
+    """Refused with `status`, and with `retry_after` if there is one."""
     HANG = "hang"
     """No more bytes, but no end either, until the client leaves."""
     RESET = "reset"
     FIN = "fin"
-    """Closed in good order, but before the answer is whole."""
+    """Closed in good order, but before the end of the response."""
     DRIP = "drip"
     """A few bytes at a time, and all of them."""
     GARBAGE = "garbage"
@@ -59,7 +59,7 @@ OUTAGES = frozenset({Kind.REFUSE, Kind.CRASH, Kind.KILLED, Kind.SHUTTING_DOWN, K
 """What ends with a port that is opened again, or with a process that starts again."""
 
 BROKEN = frozenset({Kind.HANG, Kind.RESET, Kind.FIN, Kind.GARBAGE, Kind.MISFRAME})
-"""What ends one answer before it is whole."""
+"""Faults that end a response early."""
 
 SPOILT = BROKEN | {Kind.DRIP, Kind.CORRUPT}
 STATES = frozenset(list(Kind)[list(Kind).index(Kind.REFUSE) :])
@@ -73,8 +73,8 @@ class Fault:
     probability: float = 1.0
     count: int | None = None
     events: int = 0
-    """How much of the answer passes before `hang`, `reset`, `fin`, `misframe` and `corrupt`: nothing, not even its
-    head, or so many events of a stream, or half of what is no stream."""
+    """How much of the response passes before `hang`, `reset`, `fin`, `misframe` and `corrupt`: 0 not even its head,
+    else so many events of a stream, or half of a whole response."""
     seconds: float = 1.0
     status: int = 503
     retry_after: int | None = None
@@ -90,7 +90,7 @@ class Fault:
 
 
 class Faults:
-    """Those of one pod. Lives as long as the pod does, whatever happens to its engine."""
+    """The faults of one pod. Lives as long as the pod does, whatever happens to its engine."""
 
     def __init__(self) -> None:
         self.set(())
@@ -132,9 +132,6 @@ class Condition:
     def restarted(self) -> None:
         """What was wrong with the process has ended with it."""
         self._until.clear()
-
-    def holds(self, kind: Kind, now: float) -> bool:
-        return now < self._until.get(kind, 0.0)
 
     def at(self, now: float) -> list[Kind]:
         return [kind for kind, until in self._until.items() if now < until]

@@ -76,7 +76,7 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The last calls in order of arrival, and those that are open; `idle` is set while none is."""
+    """The last calls in order of arrival, and the open calls; `idle` is set while no call is open."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self.aborted = 0

@@ -65,7 +65,7 @@ HISTOGRAMS: Mapping[str, Callable[[EngineStats], Histogram]] = MappingProxyType(
 
 
 def expose(engines: Sequence[Engine], wall: float, started_at: float) -> str:
-    """Return the metrics of a pod, whose ranks are told apart by the label `engine`, as vLLM does. `wall` and
+    """Return the metrics of a pod, with the label `engine` for its ranks, as vLLM does. `wall` and
     `started_at` are seconds since the epoch."""
     return "\n".join(_lines(engines, wall, started_at)) + "\n"
 

@@ -27,14 +27,14 @@ BACKLOG = 1024
 
 
 class Port:
-    """Lives as long as its pod does. Who connects while nobody listens is refused, also while the place is kept."""
+    """Lives as long as its pod does. While the pod does not listen, it is reserved and refuses connections."""
 
     def __init__(self) -> None:
         self._place: tuple[str, int] = "", 0
         self._kept: list[socket.socket] = []
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> int:
-        """Which it is: port 0 takes any free one. Raises OSError if somebody else has it."""
+        """Return the port; 0 chooses a free one. Raise OSError if it is in use."""
         if (host, port) != self._place:
             self.give_up()
         kept, self._kept = self._kept, []
@@ -112,7 +112,7 @@ class SimPod:
         self._embeddings: Embeddings | None = None
         self._outage: asyncio.Task[None] | None = None
         self._dead: list[web.AppRunner] = []
-        """Of engines that were killed: their answers hang."""
+        """Runners of engines that were killed: their responses hang."""
 
     @property
     def engine(self) -> Engine:
@@ -186,7 +186,7 @@ class SimPod:
         self._driving = loop.create_task(driver.run(), name=f"engine of {self.url}")
 
     async def stop(self, grace: float = 0.2) -> None:
-        """Accept nobody, let open calls end for `grace` seconds, then cut what is left."""
+        """Stop listening, let open calls end for `grace` seconds, then cut the others."""
         await self._end_outage()
         if self._runner is None:
             self._port.give_up()
@@ -201,7 +201,7 @@ class SimPod:
         await self._close(self._runner)
 
     async def kill(self) -> None:
-        """Crash: nobody is answered any more, every connection is reset. The port is kept until the pod is stopped."""
+        """Crash: reset every connection. The port is reserved until the pod is stopped."""
         await self._end_outage()
         await self._crash()
 

@@ -1,4 +1,4 @@
-"""A prompt on its way through the engine, and the answer that the engine writes."""
+"""A prompt on its way through the engine, and the response that the engine writes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _EOS_STEPS = 1 << 32
 
 
 class Writer:
-    """Writes one answer, word by word."""
+    """Writes one response, word by word."""
 
     def __init__(self, prompt: bytes | bytearray, seed: int, eos_probability: float) -> None:
         self._hash = xxh3_64(prompt, seed=seed)
         self._eos_below = int(eos_probability * _EOS_STEPS)
 
     def next_word(self, *, may_end: bool) -> bytes | None:
-        """The next word, or None where the answer ends by itself."""
+        """Return the next word, or None at the end of the response."""
         digest = self._hash.intdigest()
         if may_end and (digest >> 32) < self._eos_below:
             return None
@@ -56,9 +56,9 @@ VOCABULARY = 1 << 32
 def render_chat(
     messages: Iterable[Mapping[str, Any]], tools: Items[object] = (), *, continue_final_message: bool = False
 ) -> bytes:
-    """The chat template: tools, then each message with its role, then the place where the answer begins.
+    """Apply the chat template: tools, then each message with its role, then the head of the response.
 
-    A final message that is to be continued is left open, so that its text stands where the answer's would.
+    A final message that is to be continued has no end, and its text is the beginning of the response.
     """
     parts = [f"<|tools|>{orjson.dumps(tools).decode()}\n"] if tools else []
     parts += [f"<|{message.get('role', 'user')}|>{_content(message)}\n" for message in messages]
@@ -77,7 +77,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def flatten(content: object) -> str:
-    """The text of a message's content: a string, or parts of which those without text count as their JSON."""
+    """Return the text of a message's content: a string, or parts; a part without text counts as its JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -136,7 +136,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one answer is to be written. `max_tokens` 0 computes the prompt only, as embeddings need."""
+    """How to write one response. `max_tokens` 0 computes the prompt only, as embeddings need."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -146,7 +146,7 @@ class Sampling:
     eos_probability: float = 0.0
     seed: int = 0
     script: bytes | None = None
-    """The answer itself where it is not free text: a tool call."""
+    """The response itself where it is not free text: a tool call."""
 
     @property
     def held_back(self) -> int:
@@ -156,7 +156,7 @@ class Sampling:
 
 @dataclass(slots=True)
 class Progress:
-    """What is remembered of a sequence after it ended. Times are those of the engine's clock."""
+    """What is remembered of a sequence after it ended. Times are on the engine's clock."""
 
     prompt_tokens: int
     arrived: float = 0.0
@@ -190,8 +190,7 @@ class Transfer:
     one moves nothing."""
 
     def arrives(self, cached: int) -> bool:
-        """Asked when it is this prompt's turn, of which so many tokens are here: whether the rest comes from
-        elsewhere."""
+        """Return whether the part of the prompt that is not cached here comes from elsewhere."""
         return False
 
     def start(self, sequence: Sequence, tokens: int) -> None:
@@ -208,7 +207,7 @@ class Transfer:
         return False
 
     async def done(self) -> None:
-        """Before the answer is told to be whole. Raises what has gone wrong."""
+        """Wait until the response may end. Raise TransferFailed."""
 
 
 NO_TRANSFER = Transfer()
@@ -243,7 +242,7 @@ class Sequence:
     finish: Finish | None = None
     progress: Progress = field(init=False)
     tokens: int = field(init=False)
-    """Of prompt and answer together."""
+    """Of prompt and response together."""
     _text: bytearray = field(init=False)
     _shown: int = field(init=False)
     _writer: Writer | None = field(init=False, default=None)
@@ -260,7 +259,7 @@ class Sequence:
         return bytes(self._text[len(self.prompt) : self._shown])
 
     def extend_hashes(self, block_size: int) -> None:
-        """Hash each block of which all text is known; a block's hash covers all text before it."""
+        """Hash each block whose text is complete; a block's hash covers all text before it."""
         size = block_size * BYTES_PER_TOKEN
         known = len(self._text) // size
         previous = self.hashes[-1] if self.hashes else self.root

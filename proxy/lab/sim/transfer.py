@@ -71,7 +71,7 @@ class Fabric:
         self.embeddings: set[int] = set()
         """Media whose embeddings are there."""
         self.encoders: dict[tuple[Any, Any], set[int]] = {}
-        """Those that encode pods have, by host and port."""
+        """Media whose embeddings encode pods have, by host and port."""
         self._holdings: dict[str, Holding] = {}
         self._wanted: dict[str, asyncio.Event] = {}
 
@@ -156,7 +156,7 @@ class Connector:
         """Sets what becomes of the KV cache of each. Raises NotServed, EngineStops and TransferFailed."""
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
-        """What the answer says to the next pod."""
+        """Return what the response has for the next pod."""
         return None
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Incoming(Transfer):
         return True
 
     def abandon(self) -> None:
-        """The pod that has it is told, also before anything was copied."""
+        """Notify the pod that has it, also before anything was copied."""
         if self._pull is not None and self._pull is not asyncio.current_task():
             self._pull.cancel()
         if (holding := self._connector.fabric.get(self._key)) is not None:
@@ -277,7 +277,7 @@ TOKENS = 256
 
 
 class Embeddings:
-    """Those of one pod. `close` when it has died."""
+    """The embeddings of one pod. `close` when it has died."""
 
     def __init__(self, config: SimConfig, fabric: Fabric, where: Callable[[], tuple[str, int]]) -> None:
         self._named = config.ec_connector == "nixl"
@@ -294,14 +294,14 @@ class Embeddings:
             sequence.transfer = _Kept(kept)
 
     def missing(self, media: Items[int], body: Mapping[str, Any]) -> tuple[int, ...]:
-        """Those that the request does not say where to fetch."""
+        """Return the media whose embeddings the request does not name."""
         params = body.get("ec_transfer_params")
         if not isinstance(params, dict):
             return tuple(media)
         return tuple(one for one in media if not self._is_named(one, params.get(_digest(one))))
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
-        """What the answer of an encode pod says to the next one."""
+        """Return what the response of an encode pod has for the next pod."""
         media = [one for sequence in sequences for one in sequence.media if isinstance(sequence.transfer, _Kept)]
         if not self._named or not media:
             return None

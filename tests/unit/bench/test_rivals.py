@@ -17,8 +17,8 @@ from bench.placement.rivals.production_stack import LoadAware, PrefixAware
 from bench.placement.rivals.ray import PrefixTree
 from bench.placement.rivals.sent import Sent
 from bench.placement.rivals.sglang import CacheAware
+from proxy.core.endpoint import Metrics
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Reading
 from proxy.lab.workload import Job, named
 
 PODS = range(4)
@@ -33,8 +33,8 @@ def jobs(*described: tuple[int, tuple[int, ...]]) -> tuple[Job, ...]:
     return named([Job(float(at), tokens, 10, ids) for at, (tokens, ids) in enumerate(described)])
 
 
-def says(waiting: int = 0, kv_usage: float = 0.0) -> Reading:
-    return Reading(waiting, 0, kv_usage, 16, 8_192, 0, 0, 0.0)
+def says(waiting: int = 0, kv_usage: float = 0.0) -> Metrics:
+    return Metrics(waiting=waiting, kv_usage=kv_usage, block_size=16, blocks=8_192)
 
 
 def llm_d_chooses(share_known: float, kv_usage: float) -> bool:

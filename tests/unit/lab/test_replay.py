@@ -95,7 +95,7 @@ def test_requests_larger_than_every_pod_are_said_to_be() -> None:
     pods = fleet()
     small = replace(pods, configs=tuple(replace(config, num_gpu_blocks=2) for config in pods.configs))
     with pytest.raises(TooLarge, match="--kv-tokens"):
-        small.takes(record(conversations(20, 3.0), pods))
+        small.fitting(record(conversations(20, 3.0), pods))
 
 
 def test_figures_are_those_of_the_requests() -> None:
