@@ -7,8 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,8 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from proxy import yaml_source
-from proxy.cli.admin import fetched as ask
-from proxy.cli.admin import files, in_full, key_option, pods_in
+from proxy.cli.admin import fetched, files, in_full, key_option, pods_in
 from proxy.cli.configuration import config_option
 from proxy.config.load import load
 from proxy.core.endpoint import DEFAULT_POOL
@@ -39,36 +38,36 @@ MOST_PODS = 20
 Json = Mapping[str, Any]
 
 _COLUMNS = ("id", "time", "request", "pod", "margin", "first byte", "cached", "prompt", "waited", "outcome")
-"""In parentheses, in two of them, what was expected. What is not streamed has its first byte with all others."""
+"""Expected values are in parentheses."""
 
 
 def console() -> Console:
-    """What does not go to a terminal is not wrapped at 80 columns."""
+    """Return a console; output that does not go to a terminal is not wrapped at 80 columns."""
     return Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
 
 
-def show_list(answer: Json, to: Console) -> None:
-    if not answer["on"]:
-        to.print(escape(answer["hint"]))
+def show_list(found: Json, to: Console) -> None:
+    if not found["on"]:
+        to.print(escape(found["hint"]))
         return
     table = Table(box=box.SIMPLE_HEAD)
     for name in _COLUMNS:
         table.add_column(name, overflow="fold")
-    for one in answer["decisions"]:
+    for one in found["decisions"]:
         table.add_row(*map(escape, _row(one)))
     to.print(table)
-    share = f" of a sample of {100 * answer['sample']:g} %" if answer["sample"] < 1 else ""
-    to.print(f"{len(answer['decisions'])} shown, {answer['kept']} kept{share}; (…) was expected; --id ID shows why")
+    share = f" of a sample of {100 * found['sample']:g} %" if found["sample"] < 1 else ""
+    to.print(f"{len(found['decisions'])} shown, {found['kept']} kept{share}; (…) was expected; --id ID shows why")
 
 
 def show(one: Json, to: Console, all_pods: bool = False) -> None:
-    """All of one decision, made or imagined."""
+    """Print all of one decision, made or imagined."""
     for line in _lines(one):
         to.print(escape(line), highlight=False)
     for profile in one["profiles"]:
         _show_profile(one, profile, to, all_pods)
     if one.get("legs"):
-        to.print(_legs(one["legs"]))
+        to.print(_attempts(one["legs"]))
 
 
 def _row(one: Json) -> list[str]:
@@ -92,7 +91,7 @@ def _lines(one: Json) -> Iterator[str]:
         yield f"decision {one['id']}, request {one['request']}{who}, {_time(one['at'])}"
     yield f"{one['path']}, model {one['model'] or '-'}, pool {one['pool']}, {one['promptTokens']} prompt tokens"
     if one["error"]:
-        yield f"nobody was chosen: {one['error']['message']}"
+        yield f"no pod was chosen: {one['error']['message']}"
     else:
         yield _choice(one)
     yield f"expected: {_expected(one['predicted'])}"
@@ -102,9 +101,9 @@ def _lines(one: Json) -> Iterator[str]:
         yield f"of the {_seconds(one['ttft'])}: {', '.join(_spent(one))}"
     if live := one.get("live"):
         ahead = "" if live["margin"] is None else f", {_ahead(live['margin'], live['runnerUp'])}"
-        yield f"as configured it would go to {live['pod'] or 'nobody'}{ahead}"
+        yield f"as configured it would go to {live['pod'] or 'no pod'}{ahead}"
     for name in one.get("fresh", ()):
-        yield f"{name} would begin anew: none that runs has its name and its parameters"
+        yield f"{name} would start without state: no running plugin has its name and its parameters"
     if one["absent"]:
         yield "no candidates: " + ", ".join(f"{absent['pod']} ({absent['why']})" for absent in one["absent"])
 
@@ -126,7 +125,7 @@ def _ahead(margin: float, other: str) -> str:
 
 def _expected(predicted: Json) -> str:
     cached, ttft = predicted["cachedTokens"], predicted["ttft"]
-    first = f"first token after {_seconds(ttft)}" if ttft is not None else "the first token is predicted by nobody"
+    first = f"first token after {_seconds(ttft)}" if ttft is not None else "the first token is not predicted"
     return f"{first}, {cached} tokens cached" if cached is not None else first
 
 
@@ -141,17 +140,17 @@ def _outcome(one: Json) -> str:
 
 
 def _spent(one: Json) -> Iterator[str]:
-    """Where the time until the first byte went."""
+    """Yield the parts of the time to the first byte."""
     if one["queued"] is not None and one["queued"] > 0:
         yield f"{_seconds(one['queued'])} in the queue"
         yield f"{_seconds(max(0.0, one['waited'] - one['queued']))} before it"
     else:
         yield f"{_seconds(one['waited'])} before the decision"
-    for leg in one["legs"]:
-        until = leg["firstByte"] if leg["firstByte"] is not None else leg["lastByte"]
+    for attempt in one["legs"]:
+        until = attempt["firstByte"] if attempt["firstByte"] is not None else attempt["lastByte"]
         if until is not None:
-            of = "" if leg["stage"] == "whole" else f" ({leg['stage']})"
-            yield f"{_seconds(until - leg['sent'])} at {leg['pod']}{of}"
+            of = "" if attempt["stage"] == "whole" else f" ({attempt['stage']})"
+            yield f"{_seconds(until - attempt['sent'])} at {attempt['pod']}{of}"
 
 
 def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None:
@@ -171,7 +170,7 @@ def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None
 
 
 def _table(one: Json, profile: Json, names: Sequence[str]) -> Table:
-    """Of every scorer the score, and what that is in the total."""
+    """Return the pods with the score of every scorer, and its part of the total."""
     pods = {pod["pod"]: pod for pod in one["pods"]}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("pod")
@@ -202,18 +201,18 @@ def _situation(pod: Json) -> list[str]:
 
 def _scores(profile: Json, pod: str) -> list[str]:
     scores = [scorer["scores"].get(pod) for scorer in profile["scorers"]]
-    told = [f"{_score(one['raw'])} → {_score(one['weighted'])}" if one else "-" for one in scores]
-    return [*told, _score(profile["totals"].get(pod))]
+    cells = [f"{_score(one['raw'])} → {_score(one['weighted'])}" if one else "-" for one in scores]
+    return [*cells, _score(profile["totals"].get(pod))]
 
 
-def _legs(legs: Sequence[Json]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="legs", title_justify="left")
+def _attempts(attempts: Sequence[Json]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="attempts", title_justify="left")
     for name in ("stage", "pod", "sent", "first byte", "last byte", "status", "ending", "cached", "expected cached"):
         table.add_column(name)
-    for leg in legs:
-        times = [_seconds(leg[name]) for name in ("sent", "firstByte", "lastByte")]
-        ends = [_plain(leg[name]) for name in ("status", "ending", "cachedTokens", "predictedCachedTokens")]
-        table.add_row(leg["stage"], escape(leg["pod"]), *times, *ends)
+    for one in attempts:
+        times = [_seconds(one[name]) for name in ("sent", "firstByte", "lastByte")]
+        ends = [_plain(one[name]) for name in ("status", "ending", "cachedTokens", "predictedCachedTokens")]
+        table.add_row(one["stage"], escape(one["pod"]), *times, *ends)
     return table
 
 
@@ -223,14 +222,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shortened(request: str) -> str:
-    """Ids that begin alike are told apart by their ends."""
+    """Shorten a long id in its middle: ids often differ at their ends only."""
     return request if len(request) <= 18 else f"{request[:8]}…{request[-9:]}"
 
 
-def _arrow(pod: str | None, answered_by: str | None) -> str:
+def _arrow(pod: str | None, responder: str | None) -> str:
     if pod is None:
         return "-"
-    return pod if answered_by in (None, pod) else f"{pod} → {answered_by}"
+    return pod if responder in (None, pod) else f"{pod} → {responder}"
 
 
 def _time(at: float) -> str:
@@ -251,20 +250,6 @@ def _plain(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Of a proxy that runs: `body` is of a request to try, else decisions are looked up; `name` or `last` is one."""
-
-    url: str
-    key: str
-    body: str | None = None
-    name: str | None = None
-    last: bool = False
-    query: Mapping[str, str] = field(default_factory=dict)
-    beside: Mapping[str, Any] = field(default_factory=dict)
-    """What is asked beside the request."""
-
-
 @click.command("explain")
 @click.argument("body", required=False, shell_complete=files)
 @click.option(
@@ -277,11 +262,11 @@ class Asked:
 @click.option("--url", callback=in_full, help="Admin port of a proxy that runs, as http://localhost:9190.")
 @key_option
 @click.option("--id", "name", help="Of a decision, or the x-request-id of a request.")
-@click.option("--last", is_flag=True, help="The latest of those that the filters leave.")
-@click.option("--slow", metavar="TIME", help="Those with a longer time to the first byte, as 2s or 0.5.")
-@click.option("--pod", shell_complete=pods_in(), help="Those that had to do with this pod.")
-@click.option("--tenant", help="Those of this tenant.")
-@click.option("--outcome", help="Those that ended so: complete, upstream-failed, timed-out, in-flight, ...")
+@click.option("--last", is_flag=True, help="The latest decision that the filters leave.")
+@click.option("--slow", metavar="TIME", help="Decisions with a longer time to the first byte, as 2s or 0.5.")
+@click.option("--pod", shell_complete=pods_in(), help="Decisions about this pod.")
+@click.option("--tenant", help="Decisions about this tenant.")
+@click.option("--outcome", help="Requests that ended so: complete, upstream-failed, timed-out, in-flight, ...")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most.")
 @click.option("--weight", "weights", multiple=True, metavar="SCORER=N", help="Try BODY with another weight.")
 @click.option("--profile", default="", help="Try BODY with this profile alone, which may be a shadow.")
@@ -304,54 +289,46 @@ def explain(source: str | None, config: Path | None, url: str | None, **rest: An
     --state runs the scheduler offline and prints what every filter and scorer did, as JSON. With a configuration its
     scheduling stands in for that of the state.
 
-    Exit code 0 if it is explained, 2 if it cannot be: no such decision, no answer, a file that cannot be used.
+    Exit code 0 if it is explained, 2 if it cannot be: no such decision, no response, a file that cannot be used.
     """
     if (source is None) == (url is None):
         raise click.UsageError("Give one of --url, for a proxy that runs, and --state, for a situation.")
     if url is None:
         _offline(source or "", config, rest["pool"] or DEFAULT_POOL)
-    elif rest["as_json"]:
-        click.echo(json.dumps(_answer(_asked(url, rest)), indent=2, ensure_ascii=False))
+        return
+    found = _response(url, rest)
+    if rest["as_json"]:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    elif "decisions" in found:
+        show_list(found, console())
     else:
-        _show(_answer(_asked(url, rest)), rest["all_pods"])
+        show(found, console(), rest["all_pods"])
 
 
-def _asked(url: str, options: Mapping[str, Any]) -> Asked:
-    pool = {"pool": options["pool"]} if options["pool"] else {}
-    names = ("slow", "pod", "tenant", "outcome")
-    filters = {name: options[name] for name in names if options[name]}
-    weights = dict(_weight(written) for written in options["weights"])
-    profile = {"profile": options["profile"]} if options["profile"] else {}
-    beside = {**pool, **profile, **({"weights": weights} if weights else {})}
-    if options["body"] is None and (weights or profile):
-        raise click.UsageError("--weight and --profile are for trying a BODY.")
-    limit = {"limit": "1" if options["last"] else str(options["limit"])}
-    query = {**filters, **pool, **limit}
-    return Asked(url, options["key"], options["body"], options["name"], options["last"], query, beside)
-
-
-def _answer(asked: Asked) -> Any:
-    if asked.body is not None:
-        body = _read(asked.body)
+def _response(url: str, options: Mapping[str, Any]) -> Any:
+    """Return what the admin port responds: for a request to try, one decision, or a list of decisions."""
+    fetch = partial(fetched, url, key=options["key"])
+    weights = dict(map(_weight, options["weights"]))
+    if options["body"] is not None:
+        body = _read(options["body"])
         given = body if isinstance(body, dict) and "request" in body else {"request": body}
-        return ask(asked.url, "/debug/explain", asked.key, {}, orjson.dumps({**given, **asked.beside}))
-    name = asked.name
+        changes = {"pool": options["pool"], "profile": options["profile"], "weights": weights}
+        trial = {**given, **{name: value for name, value in changes.items() if value}}
+        return fetch("/debug/explain", query={}, body=orjson.dumps(trial))
+    if weights or options["profile"]:
+        raise click.UsageError("--weight and --profile are for trying a BODY.")
+    name = options["name"]
     if name is None:
-        found = ask(asked.url, "/debug/decisions", asked.key, asked.query)
-        if not asked.last or not found["on"]:
+        filters = {key: options[key] for key in ("slow", "pod", "tenant", "outcome", "pool") if options[key]}
+        limit = "1" if options["last"] else str(options["limit"])
+        found = fetch("/debug/decisions", query={**filters, "limit": limit})
+        if not options["last"] or not found["on"]:
             return found
         if not found["decisions"]:
             click.echo("No decision that is kept is like that.", err=True)
             raise SystemExit(2)
         name = found["decisions"][0]["id"]
-    return ask(asked.url, f"/debug/decisions/{quote(name, safe='')}", asked.key, {})
-
-
-def _show(answer: Any, all_pods: bool) -> None:
-    if "decisions" in answer:
-        show_list(answer, console())
-    else:
-        show(answer, console(), all_pods)
+    return fetch(f"/debug/decisions/{quote(name, safe='')}", query={})
 
 
 def _weight(written: str) -> tuple[str, float]:

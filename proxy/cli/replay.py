@@ -40,19 +40,13 @@ DEFAULT_HARDWARE = "generic-8b"
 DEFAULT_PODS = 4
 
 DOUBTFUL = 0.5
-"""A median error of a fit above which its pods are not like those of the record."""
+"""A median error of a fit above which its pods are not like the recorded ones."""
 
 BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
 
 
 class Unusable(click.ClickException):
     exit_code = 2
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """A table: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines)
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -64,7 +58,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 _OPTIONS: Sequence[Callable[[F], F]] = (
     click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
-    click.option("--pods", type=click.IntRange(1), help="How many.  [those of the record; 4 for a trace]"),
+    click.option("--pods", type=click.IntRange(1), help="How many.  [as in the record; 4 for a trace]"),
     click.option(
         "--load", type=click.FloatRange(0, min_open=True), default=1.0, help="Times as many requests.  [default: 1]"
     ),
@@ -85,7 +79,7 @@ _OPTIONS: Sequence[Callable[[F], F]] = (
 
 
 def options(command: F) -> F:
-    """Those that `Situation.of` takes."""
+    """Add the options of `Situation.of`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -103,36 +97,24 @@ class Situation:
     fit: Fit | None
 
     @classmethod
-    def of(
-        cls,
-        files: Sequence[Path],
-        pods: int | None,
-        load: float,
-        hardware: str | None,
-        fitted: bool,
-        kv_tokens: int | None,
-        step_tokens: int | None,
-        ttft: float,
-        tpot: float,
-        warm_up: float,
-        seed: int,
-        pool: str,
-    ) -> Situation:
-        """Raises Unusable for files that hold no record, or too little."""
+    def of(cls, about: Mapping[str, Any]) -> Situation:
+        """Return the situation of these options. Raise Unusable for files that hold no record, or too little."""
+        hardware, fitted, seed = about["hardware"], about["fitted"], about["seed"]
         if fitted and hardware:
             raise click.UsageError("--fit and --hardware exclude each other")
         try:
-            record = _read(files, seed, pool)
+            record = load(about["files"], Random(seed), about["pool"])
             if fitted and not record.seen:
                 raise TooLittle("a trace does not say how fast its pods were; name them with --hardware")
             like = HARDWARE[hardware or DEFAULT_HARDWARE]
-            budget = step_tokens or like.max_num_batched_tokens
+            budget = about["step_tokens"] or like.max_num_batched_tokens
             found = fit(record, budget) if record.seen and not hardware else None
             known = min((tokens for tokens in record.pods.values() if tokens), default=like.kv_tokens)
-            configs = _configs(record, like, found, budget, kv_tokens or known)
-            fleet = Fleet(configs, Objectives(ttft, tpot), warm_up, _says_cached(record))
-            fleet = fleet.of_size(pods or len(record.pods) or DEFAULT_PODS)
-            return cls(fleet.fitting(record), fleet, load, seed, hardware or DEFAULT_HARDWARE, found)
+            configs = _configs(record, like, found, budget, about["kv_tokens"] or known)
+            says_cached = not record.seen or any(seen.cached_tokens is not None for seen in record.seen)
+            fleet = Fleet(configs, Objectives(about["ttft"], about["tpot"]), about["warm_up"], says_cached)
+            fleet = fleet.of_size(about["pods"] or len(record.pods) or DEFAULT_PODS)
+            return cls(fleet.fitting(record), fleet, about["load"], seed, hardware or DEFAULT_HARDWARE, found)
         except (BadTrace, TooLittle, TooLarge) as error:
             raise Unusable(str(error)) from None
 
@@ -141,10 +123,10 @@ class Situation:
         record, workload = self.record, self.record.workload
         jobs = workload.jobs
         prompt = sum(job.prompt_tokens for job in jobs) / len(jobs)
-        answer = sum(job.output_tokens for job in jobs) / len(jobs)
+        response = sum(job.output_tokens for job in jobs) / len(jobs)
         on = f", on {len(record.pods)} pods" if record.pods else ""
         lines = [
-            f"{workload.name}: {len(jobs)} requests, {workload.rate:.3g} per second, of {prompt:.0f} + {answer:.0f}"
+            f"{workload.name}: {len(jobs)} requests, {workload.rate:.3g} per second, of {prompt:.0f} + {response:.0f}"
             f" tokens on average{on}"
         ]
         lines += [f"  left out: {number} that {why}" for why, number in record.left_out.items()]
@@ -152,22 +134,13 @@ class Situation:
 
 
 def settings_of(config: Path | None, pool: str) -> Settings:
-    """With what it says of the pool at the top level. Raises Misconfigured, and Unusable if there is no such pool."""
+    """Return the settings with this pool at the top level. Raise Misconfigured, and Unusable without such a pool."""
     try:
         return (load_settings(config, os.environ) if config else Settings()).alone(pool)
     except ConfigError as error:
         raise Misconfigured(error) from None
     except KeyError:
         raise Unusable(f"{config or 'the defaults'}: there is no pool {pool!r}") from None
-
-
-def _read(files: Sequence[Path], seed: int, pool: str) -> Record:
-    return load(files, Random(seed), pool)
-
-
-def _says_cached(record: Record) -> bool:
-    """Traces say nothing of it; then pods are taken to be asked for it."""
-    return not record.seen or any(seen.cached_tokens is not None for seen in record.seen)
 
 
 def _configs(record: Record, like: Hardware, found: Fit | None, budget: int, kv_tokens: int) -> tuple[SimConfig, ...]:
@@ -203,7 +176,7 @@ DEFAULT = "default"
 @click.option(
     "-c", "--config", "configs", multiple=True, type=click.Path(path_type=Path), help="Of kvlane; repeatable."
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, help="Runs per configuration, of which the mean is shown.")
+@click.option("--seeds", type=click.IntRange(1), default=1, help="Runs per configuration; the mean is shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> None:
     """What if: run recorded requests through the scheduler of each configuration, before simulated pods.
@@ -223,7 +196,7 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
 
     Exit code 2 if a file or a configuration cannot be used.
     """
-    situation = Situation.of(**about)
+    situation = Situation.of(about)
     columns = dict(_seen(situation))
     for name, config in _named(configs):
         columns[name] = _replayed(situation, settings_of(config, about["pool"]), seeds)
@@ -281,7 +254,8 @@ def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
     for figure, (title, form) in ROWS.items():
         values = [figures[figure] for figures in columns.values()]
         lines.append([title, *("-" if math.isnan(value) else format(value, form) for value in values)])
-    return aligned(lines)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines)
 
 
 NOTHING_FOUND = 1
@@ -309,7 +283,7 @@ def tune(config: Path | None, objective: str, trials: int, output: Path | None, 
     """
     pool: str = about["pool"]
     tunable = Tunable(settings_of(config, pool))
-    situation = Situation.of(**about)
+    situation = Situation.of(about)
     for line in situation.describe():
         click.echo(line, err=True)
     workload = situation.record.workload

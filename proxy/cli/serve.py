@@ -20,6 +20,7 @@ import click
 import uvloop
 
 from proxy import yaml_source
+from proxy.app import App
 from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
@@ -141,45 +142,29 @@ def serve(
         log.warning(NO_PODS)
     for remark in settings.remarks:
         log.warning("%s", remark)
-    uvloop.run(_serve(settings, source, watched) if workers == 1 else _supervise(settings, source, watched, workers))
+    uvloop.run(_serve(settings, source, watched, workers))
 
 
-async def _serve(settings: Settings, source: Reader, watched: ConfigurationFiles | None) -> None:
+async def _serve(settings: Settings, source: Reader, watched: ConfigurationFiles | None, workers: int) -> None:
     signals = _Signals()
     try:
-        app = app_of(settings, source)
-        app.autoscaling.on_first_pool = lambda: signals.on_halt(app.autoscaling.pause_all)
-        idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
-        async with idle, app, _reloading(app.configurations, signals.again, watched):
+        if workers == 1:
+            serving: App | Supervisor = (app := app_of(settings, source))
+            idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
+        else:
+            serving = supervisor = Supervisor(settings, workers, reader=source)
+            idle, signals.cut = Collector(), supervisor.kill
+        serving.autoscaling.on_first_pool = lambda: signals.on_halt(serving.autoscaling.pause_all)
+        async with idle, serving, _reloading(serving.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d, admin on %s%s",
+                "serving on %s:%d%s, admin on %s%s",
                 settings.listen.host,
-                app.port,
-                _dashboard(settings, app.admin_port),
-                _for_gateways(settings, app.picker_port),
+                serving.port,
+                f" with {workers} workers" if workers > 1 else "",
+                _dashboard(settings, serving.admin_port),
+                _for_gateways(settings, serving.picker_port),
             )
-            await signals.stop(app.settle)
-    except OSError as error:
-        raise _cannot_start(error, settings) from None
-    except ConfigError as error:  # of a file that the configuration names
-        raise Misconfigured(error) from None
-
-
-async def _supervise(settings: Settings, source: Reader, watched: ConfigurationFiles | None, workers: int) -> None:
-    signals = _Signals()
-    try:
-        supervisor = Supervisor(settings, workers, reader=source)
-        supervisor.autoscaling.on_first_pool = lambda: signals.on_halt(supervisor.autoscaling.pause_all)
-        async with Collector(), supervisor, _reloading(supervisor.configurations, signals.again, watched):
-            log.info(
-                "serving on %s:%d with %d workers, admin on %s%s",
-                settings.listen.host,
-                supervisor.port,
-                workers,
-                _dashboard(settings, supervisor.admin_port),
-                _for_gateways(settings, supervisor.picker_port),
-            )
-            await signals.stop(supervisor.settle, supervisor.kill)
+            await signals.stop(serving.settle)
     except OSError as error:
         raise _cannot_start(error, settings) from None
     except ConfigError as error:  # of a file that the configuration names
@@ -209,11 +194,11 @@ async def _reloading(
 
 
 class _Signals:
-    """Of SIGTERM and SIGINT the first one stops, the second one of a kind ends the process at once; SIGHUP sets
+    """The first SIGTERM or SIGINT stops; the second one of a kind calls `cut` and ends the process at once. SIGHUP sets
     `again`."""
 
     def __init__(self) -> None:
-        self._cut: Callable[[], None] = lambda: None
+        self.cut: Callable[[], None] = lambda: None
         self._signalled = asyncio.Event()
         self._by_person = False
         self.again = asyncio.Event()
@@ -223,10 +208,9 @@ class _Signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.again.set)
         self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
-    async def stop(self, settle: Callable[[], Awaitable[None]], cut: Callable[[], None] = lambda: None) -> None:
-        """Returns when it is time to stop; `cut` is called before the process is ended. A user at a terminal has no
-        balancers that would have to notice."""
-        self._cut = cut
+    async def stop(self, settle: Callable[[], Awaitable[None]]) -> None:
+        """Return when it is time to stop, after `settle` unless a user at a terminal stops: no balancer has to notice
+        then."""
         await self._signalled.wait()
         log.info("stopping: requests that run may end")
         if not self._by_person:
@@ -238,7 +222,7 @@ class _Signals:
 
     def _hear(self, number: signal.Signals) -> None:
         if number in self._seen:
-            self._cut()
+            self.cut()
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import uvloop
@@ -104,20 +104,12 @@ def sim(
     pods: int,
     roles: list[Role] | None,
     connector: ConnectorName,
-    model: str,
     lora: tuple[str, ...],
     gpu: tuple[str, ...],
     gpu_blocks: int | None,
-    block_size: int,
-    max_num_seqs: int,
     slow_pod: float,
-    noise: float,
-    time_scale: float,
-    data_parallel_size: int,
-    lockstep: bool,
-    ignore_rank: bool,
     kv_events_port: int,
-    old_metric_names: bool,
+    **fields: Any,
 ) -> None:
     """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model.
 
@@ -129,29 +121,15 @@ def sim(
 
     Ctrl-C ends them. Exit code 1 if a port is taken.
     """
-    config = SimConfig(
-        model=model,
-        lora_adapters=lora,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        noise=noise,
-        time_scale=time_scale,
-        data_parallel_size=data_parallel_size,
-        lockstep=lockstep,
-        ignore_rank=ignore_rank,
-        old_metric_names=old_metric_names,
-    )
-    if roles:
-        config = replace(config, connector=connector)
+    config = SimConfig(lora_adapters=lora, connector=connector if roles else "", **fields)
     kinds = [HARDWARE[name].equip(config) for name in gpu] or [config]
     each: list[Role] = roles or ["both"] * pods
-    configs = [replace(kinds[at % len(kinds)], noise_seed=at, role=role) for at, role in enumerate(each)]
-    if kv_events_port:
-        configs = [
-            replace(one, kv_events_port=kv_events_port + at * data_parallel_size) for at, one in enumerate(configs)
-        ]
-    if gpu_blocks is not None:
-        configs = [replace(one, num_gpu_blocks=gpu_blocks) for one in configs]
+    configs = []
+    for at, role in enumerate(each):
+        own = replace(kinds[at % len(kinds)], noise_seed=at, role=role)
+        if kv_events_port:
+            own = replace(own, kv_events_port=kv_events_port + at * own.data_parallel_size)
+        configs.append(own if gpu_blocks is None else replace(own, num_gpu_blocks=gpu_blocks))
     configs[0] = replace(configs[0], slowdown=slow_pod)
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -75,11 +75,7 @@ async def _observe(pod: PodClient, health: Reply, manner: ProbeOptions, random: 
     if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
         says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
         seen = replace(seen, exposition=found, says_caching=says)
-    seen = replace(
-        seen,
-        events=await _or_none(_events(pod, manner)),
-        tokenize=await _or_none(try_tokenize(pod, seen)),
-    )
+    seen = replace(seen, events=await _or_none(_events(pod, manner)), tokenize=await _or_none(try_tokenize(pod, seen)))
     return await _try(pod, seen, manner.settle, random) if manner.sends else seen
 
 

@@ -64,10 +64,7 @@ async def rerank(call: Call) -> web.StreamResponse:
 
 
 async def _listed(
-    call: Call,
-    kind: str,
-    read: Callable[[fields.Body], list[bytes]],
-    render: Callable[[bytes, fields.Body], Json],
+    call: Call, kind: str, read: Callable[[fields.Body], list[bytes]], render: Callable[[bytes, fields.Body], Json]
 ) -> web.StreamResponse:
     """Return a list with one object for each text of the body."""
     body = call.body()

@@ -74,7 +74,7 @@ def test_what_cannot_be_replayed_is_counted_by_the_reason(tmp_path: Path) -> Non
     assert record.left_out == {
         "were refused": 2,
         "failed": 1,
-        "had answers of unknown length": 1,
+        "had responses of unknown length": 1,
         "had no prompt that is known": 1,
     }
 

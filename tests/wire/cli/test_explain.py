@@ -38,7 +38,7 @@ async def test_a_list_one_of_it_and_the_last_are_shown() -> None:
         assert "2 shown, 2 kept" in shown.output
         one = await run(s, "--id", "first")
         assert one.exit_code == 0, one.output
-        for words in ("request first", "chosen: pod-", "of 3 candidates", "latency-scorer", "legs", "complete 200"):
+        for words in ("request first", "chosen: pod-", "of 3 candidates", "latency-scorer", "attempts", "complete 200"):
             assert words in one.output
         last = await run(s, "--last", "--json")
         assert json.loads(last.output)["request"] == "second"
