@@ -149,29 +149,18 @@ async def _pods(comparison: Comparison) -> AsyncIterator[list[str]]:
     options = {"port": port, "pods": comparison.pods, "data-parallel-size": comparison.ranks, "gpu-blocks": KV_BLOCKS}
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.DEVNULL
+        sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.PIPE
     )
     try:
-        urls = [f"http://127.0.0.1:{port + index}" for index in range(comparison.pods)]
-        await _healthy(urls, process)
-        yield urls
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            if not await process.stdout.readline():  # it prints a line when all pods listen
+                raise click.ClickException("the simulated pods did not start; their message is above")
+        yield [f"http://127.0.0.1:{port + index}" for index in range(comparison.pods)]
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-async def _healthy(urls: list[str], process: asyncio.subprocess.Process) -> None:
-    async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
-        for url in urls:
-            while True:
-                if process.returncode is not None:
-                    raise click.ClickException("the simulated pods did not start; their message is above")
-                try:
-                    async with session.get(f"{url}/health"):
-                        break
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager

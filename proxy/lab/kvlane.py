@@ -7,8 +7,8 @@ simulation reports the result of the attempt.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -21,6 +21,7 @@ from proxy.core.ports import Clock, ManualClock, Unconnected
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Ports, Registry
 from proxy.core.state import Draft
+from proxy.dry_run import NoCall
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.lab.simulation import Policy, VirtualPod
@@ -42,21 +43,6 @@ BYTES_PER_EVENT = 220
 
 COUNTED_EVERY = 256
 """Requests between two counts of recorded events, which otherwise pile up."""
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualCall:
-    """A client request without a connection; implements `proxy.core.ports.Call`."""
-
-    id: str
-    body: bytes
-    received_at: float
-    identity: None = None
-    upload: None = None
-    method: str = "POST"
-    path: str = "/v1/completions"
-    query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class VirtualRelay:
@@ -138,8 +124,8 @@ class Kvlane(App, Policy):
     def place(self, index: int, job: Job, now: float) -> int | None:
         if not index % COUNTED_EVERY:
             self.observer.flush()
-        content, headers = request_body(job, job.params.model or MODEL), _headers(job)
-        call = VirtualCall(f"r{index}", content, now, headers=headers)
+        body = request_body(job, job.params.model or MODEL)
+        call = NoCall("/v1/completions", _headers(job), body, now, id=f"r{index}")
         serving = self.serving.gateway.serve(call, VirtualRelay())
         return self._proceed(index, job, serving, None)
 

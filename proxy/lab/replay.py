@@ -11,7 +11,7 @@ from types import MappingProxyType
 from proxy.core.errors import KvlaneError
 from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.record import Record, Seen
+from proxy.lab.record import Record
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Gauges, Outcome, Policy, Simulation, VirtualPod, fleet_of
 from proxy.lab.workload import Job, Workload
@@ -113,12 +113,15 @@ def _fared(one: Outcome, objectives: Objectives) -> Fared:
     job = one.job
     if one.first_token is None or one.ended is None:
         return Fared(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
+    first = (one.first_token if job.params.stream else one.ended) - job.arrival
+    return _of(job, first, one.ended - job.arrival, one.cached_tokens, objectives)
+
+
+def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: Objectives) -> Fared:
     tokens = job.output_tokens - 1
-    streamed = job.params.stream
-    ttft = (one.first_token if streamed else one.ended) - job.arrival
-    tpot = (one.ended - one.first_token) / tokens if tokens and streamed else math.nan
+    tpot = (e2e - ttft) / tokens if tokens and job.params.stream else math.nan
     good = judged(ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
-    return Fared(ttft, tpot, one.ended - job.arrival, good, job.prompt_tokens, one.cached_tokens)
+    return Fared(ttft, tpot, e2e, good, job.prompt_tokens, cached_tokens)
 
 
 class TooLarge(KvlaneError):
@@ -181,7 +184,13 @@ def recorded(record: Record, fleet: Fleet) -> dict[str, float]:
     """Return the recorded figures of streams; the first token of whole responses is not recorded."""
     pairs = list(zip(record.workload.jobs, record.seen, strict=True))
     counted = pairs[int(len(pairs) * fleet.warm_up) :]
-    return figures([_seen(job, seen, fleet.objectives) for job, seen in counted if seen.ttft is not None])
+    return figures(
+        [
+            _of(job, seen.ttft, seen.duration, seen.cached_tokens or 0, fleet.objectives)
+            for job, seen in counted
+            if seen.ttft is not None
+        ]
+    )
 
 
 def averages(runs: Sequence[Replayed]) -> dict[str, float]:
@@ -195,14 +204,6 @@ def _run(
     outcomes = simulation.run()
     counted = outcomes[int(len(outcomes) * fleet.warm_up) :]
     return Replayed(fared(counted, fleet.objectives), counted, simulation.gauges)
-
-
-def _seen(job: Job, seen: Seen, objectives: Objectives) -> Fared:
-    assert seen.ttft is not None
-    tokens = job.output_tokens - 1
-    tpot = (seen.duration - seen.ttft) / tokens if tokens else math.nan
-    good = judged(seen.ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
-    return Fared(seen.ttft, tpot, seen.duration, good, job.prompt_tokens, seen.cached_tokens or 0)
 
 
 class _AsRecorded(Policy):

@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from proxy import outbound
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, Metrics
 from proxy.core.errors import cause
 from proxy.core.ports import Clock, Random
 from proxy.fleet.dialects import DIALECTS, Dialect, Specs
@@ -247,11 +247,6 @@ async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
     return Ranks(grown[last], sum(grown[:last]))
 
 
-async def _prompt_tokens(pod: PodClient) -> list[float]:
-    found = read_exposition((await pod.get("/metrics")).body)
-    return [rank.prompt_tokens for rank in found.ranks] if found else []
-
-
 async def try_tokenize(pod: PodClient, seen: PodReport) -> float | None:
     """Return the seconds that /tokenize takes for about a thousand tokens; None if it does not exist."""
     body = {"prompt": "the sea " * 500} | ({"model": seen.models[0]} if seen.models else {})
@@ -311,14 +306,23 @@ def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
     return {**model, "prompt": prompt, "temperature": 0, **more}
 
 
-async def _hits(pod: PodClient) -> float:
+async def _scraped(pod: PodClient) -> tuple[Metrics, tuple[Metrics, ...]]:
+    """Return the metrics of the pod and of its ranks; without any value if its engine is unknown."""
     found = read_exposition((await pod.get("/metrics")).body)
-    return found.metrics.prefix_hits if found else 0.0
+    return (found.metrics, found.ranks) if found else (NEVER_SCRAPED, ())
+
+
+async def _hits(pod: PodClient) -> float:
+    return (await _scraped(pod))[0].prefix_hits
 
 
 async def _running(pod: PodClient) -> int:
-    found = read_exposition((await pod.get("/metrics")).body)
-    return int(found.metrics.running + found.metrics.waiting) if found else 0
+    total, _ = await _scraped(pod)
+    return total.running + total.waiting
+
+
+async def _prompt_tokens(pod: PodClient) -> list[float]:
+    return [rank.prompt_tokens for rank in (await _scraped(pod))[1]]
 
 
 ZMTP = b"\xff", b"\x7f"

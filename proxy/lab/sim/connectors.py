@@ -40,7 +40,7 @@ class Nixl(Connector):
             for index, sequence in enumerate(sequences):
                 request_id = f"cmpl-{request.id}-{index}-{uuid4().hex[:8]}"
                 holding = self.hold(_key(*self.where(), self._engine_id, request_id), sequence)
-                sequence.transfer = Named(self, holding, request_id, is_lost=request.is_lost)
+                sequence.transfer = Outgoing(self, holding, request_id, is_lost=request.is_lost)
         elif params.get("do_remote_prefill"):
             if "remote_engine_id" not in params:
                 raise EngineStops("KeyError: 'remote_engine_id'")
@@ -50,7 +50,7 @@ class Nixl(Connector):
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
         """Return the parameters of the first sequence; caches of other sequences expire."""
         first = sequences[0]
-        if not isinstance(first.transfer, Named) or not first.transfer.was_kept:
+        if not isinstance(first.transfer, Outgoing) or not first.transfer.was_kept:
             return None
         host, port = self.where()
         tokens = first.progress.prompt_tokens
@@ -70,17 +70,6 @@ class Nixl(Connector):
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": first.progress.cached_tokens,
         }
-
-
-class Named(Outgoing):
-    def __init__(self, connector: Connector, holding: Any, request_id: str, *, is_lost: bool) -> None:
-        super().__init__(connector, holding, is_lost=is_lost)
-        self.request_id = request_id
-        self.was_kept = False
-
-    def keeps(self, sequence: Sequence) -> bool:
-        self.was_kept = True
-        return super().keeps(sequence)
 
 
 def _named_in(params: Any) -> str:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from xxhash import xxh3_64_intdigest
+
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -191,16 +193,17 @@ def positive(body: Body, name: str, default: int) -> int:
 
 
 def flag(body: Body, name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise invalid("bool_type", f"body.{name}", "Input should be a valid boolean", value)
-    return bool(value)
+    return bool(_typed(body, name, bool, "bool_type", "Input should be a valid boolean"))
 
 
 def text(body: Body, name: str) -> str | None:
+    return _typed(body, name, str, "string_type", "Input should be a valid string")
+
+
+def _typed(body: Body, name: str, wanted: type[T], kind: str, message: str) -> T | None:
     value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid("string_type", f"body.{name}", "Input should be a valid string", value)
+    if value is not None and not isinstance(value, wanted):
+        raise invalid(kind, f"body.{name}", message, value)
     return value
 
 

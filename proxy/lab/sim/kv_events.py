@@ -8,7 +8,6 @@ frames: the topic, the number of the message (8 bytes, big-endian, from 0), and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from proxy.lab.sim.config import SimConfig
@@ -21,17 +20,20 @@ class KvEvents:
     msgpack, and OSError if the port is taken."""
 
     def __init__(self, config: SimConfig, rank: int, host: str) -> None:
-        self._zmq, self._msgpack = _packages()
+        import msgpack  # not needed by pods without events
+        import zmq
+
+        self._pack = msgpack.packb
         self._rank = rank
         self._block_size = config.block_size
         self._topic = f"kv@pod@{config.model}".encode()
         self._number = 0
         self._events: list[dict[str, Any]] = []
-        self._context = self._zmq.Context()
-        self._socket = self._context.socket(self._zmq.PUB)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
         try:
             self._socket.bind(f"tcp://{host}:{config.kv_events_port + rank}")
-        except self._zmq.ZMQError as error:
+        except zmq.ZMQError as error:
             self.close()
             raise OSError(error.errno, f"port {config.kv_events_port + rank} for KV events: {error.strerror}") from None
 
@@ -58,7 +60,7 @@ class KvEvents:
         """Send the collected events as one message, if there are any."""
         if not self._events:
             return
-        payload = self._msgpack.packb([wall, self._events, self._rank])
+        payload = self._pack([wall, self._events, self._rank])
         self._socket.send_multipart([self._topic, self._number.to_bytes(8, "big"), payload])
         self._number += 1
         self._events = []
@@ -66,11 +68,3 @@ class KvEvents:
     def close(self) -> None:
         self._socket.close(linger=0)
         self._context.term()
-
-
-def _packages() -> tuple[ModuleType, ModuleType]:
-    """Return pyzmq and msgpack, which pods without events do not need."""
-    import msgpack
-    import zmq
-
-    return zmq, msgpack

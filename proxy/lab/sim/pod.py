@@ -142,9 +142,6 @@ class SimPod:
                 engine.events.close()
                 engine.events = None
 
-    def _where(self) -> tuple[str, int]:
-        return self.host, self.port
-
     @property
     def serving(self) -> bool:
         return self._runner is not None
@@ -155,8 +152,9 @@ class SimPod:
         self.condition.restarted()
         self.engines = self._make_engines()
         driver = EngineDriver(self.engines, loop.time, self._wall)
-        connector = CONNECTORS[self.config.connector](self.config, driver, self.fabric, self._where)
-        embeddings = Embeddings(self.config, self.fabric, self._where)
+        fabric, where = self.fabric, lambda: (self.host, self.port)
+        connector = CONNECTORS[self.config.connector](self.config, driver, fabric, where)
+        embeddings = Embeddings(self.config, fabric, where)
         service = Service(
             self.config,
             driver,
@@ -191,7 +189,7 @@ class SimPod:
         if self._runner is None:
             self._port.give_up()
             return
-        await self._stop_listening(self._runner)
+        await self._port.close(self._runner)
         self._port.give_up()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -225,7 +223,7 @@ class SimPod:
         if fault.kind is Kind.CRASH:
             await self._crash()
         else:
-            await self._stop_listening(runner)
+            await self._port.close(runner)
             if runner.server is not None:
                 runner.server.pre_shutdown()  # connections that are idle close
         if fault.kind is Kind.KILLED:
@@ -252,12 +250,9 @@ class SimPod:
     async def _crash(self) -> None:
         if self._runner is None:
             return
-        await self._stop_listening(self._runner)
+        await self._port.close(self._runner)
         self._cut_connections(self._runner)
         await self._close(self._runner)
-
-    async def _stop_listening(self, runner: web.AppRunner) -> None:
-        await self._port.close(runner)
 
     def _cut_connections(self, runner: web.AppRunner) -> None:
         for record in self.requests.open:

@@ -214,8 +214,10 @@ class Connector:
 class Outgoing(Transfer):
     """Keeps its prompt's blocks for another pod, from its end on."""
 
-    def __init__(self, connector: Connector, holding: Holding, *, is_lost: bool = False) -> None:
+    def __init__(self, connector: Connector, holding: Holding, request_id: str = "", *, is_lost: bool = False) -> None:
         self.holding = holding
+        self.request_id = request_id
+        self.was_kept = False
         self._connector = connector
         self._is_lost = is_lost
 
@@ -225,6 +227,7 @@ class Outgoing(Transfer):
         self.holding.computed()
 
     def keeps(self, sequence: Sequence) -> bool:
+        self.was_kept = True
         if self.holding.is_gone:
             return False
         self._connector.expire(self.holding, sequence)
