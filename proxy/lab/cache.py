@@ -1,40 +1,43 @@
-"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt: `proxy.lab.sim.engine.BlockPool` in a
-thirtieth of the steps.
+"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt.
 
 A sequence that holds a block of a chunk holds all blocks before it, and blocks are given back from the end of a prompt
-to its beginning. So the cached part of a chunk is always its beginning, and a number describes it.
+to its beginning. So the cached part of a chunk is always its beginning, and a number describes it. An engine that knows
+the text of each block makes chunks of one block.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Parts = Sequence[tuple[int, int]]
 """(name of a chunk together with all before it, its blocks), from the beginning of a prompt on."""
 
 
-class _Chunk:
-    """`resident` blocks from its beginning are cached. `holders` are the blocks that each sequence holds of it;
-    `pieces` are the idle rest, as keys of the pool's order of eviction."""
+def blocks_of(hashes: Iterable[int]) -> Parts:
+    """Return chunks of one block each."""
+    return [(block, 1) for block in hashes]
 
-    __slots__ = ("holders", "pieces", "resident")
+
+class _Chunk:
+    """`resident` blocks from its beginning are cached, the first `held` of them in use. `holders` are the blocks that
+    each sequence holds of it; `pieces` are the idle rest, as keys of the pool's order of eviction."""
+
+    __slots__ = ("held", "holders", "pieces", "resident")
 
     def __init__(self) -> None:
-        self.resident = 0
+        self.resident = self.held = 0
         self.holders: list[int] = []
         self.pieces: list[int] = []
 
-    @property
-    def held(self) -> int:
-        return max(self.holders) if self.holders else 0
-
 
 class ChunkPool:
-    """`used` blocks are held by sequences, named ones and private ones alike; `idle` ones are kept for reuse."""
+    """`used` blocks are held by sequences, named ones and private ones alike; `idle` ones are kept for reuse.
+    `on_evicted` is called with the name of each chunk that is no longer cached."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, on_evicted: Callable[[int], object] | None = None) -> None:
         self.capacity = capacity
+        self._on_evicted = on_evicted
         self.used = 0
         self.idle = 0
         self.evictions = 0
@@ -115,7 +118,7 @@ class ChunkPool:
         for name, blocks in reversed(parts):
             chunk = self._chunks[name]
             chunk.holders.remove(blocks)
-            held = chunk.held
+            held = chunk.held = max(chunk.holders, default=0)
             if held < blocks:
                 self.used -= blocks - held
                 chunk.pieces.append(self._shelve(name, held, blocks))
@@ -131,6 +134,7 @@ class ChunkPool:
         chunk.holders.append(blocks)
         if blocks > held:
             self.used += blocks - held
+            chunk.held = blocks
             if chunk.pieces:
                 self._reuse_idle(chunk, blocks)
             chunk.resident = max(chunk.resident, blocks)
@@ -154,19 +158,28 @@ class ChunkPool:
             else:
                 piece[1] = blocks
 
+    def forget(self) -> None:
+        """Drop all idle blocks."""
+        self._drop(self.idle)
+
     def _fit(self) -> None:
-        """Forget what was used longest ago, until all fits."""
-        excess = self.used + self.idle - self.capacity
+        """Evict the blocks that were used longest ago, until all fits."""
+        if (excess := self.used + self.idle - self.capacity) > 0:
+            self.evictions += excess
+            self._drop(excess)
+
+    def _drop(self, excess: int) -> None:
         while excess > 0:
             key, piece = next(iter(self._order.items()))
             name, start, end = piece
             gone = min(excess, end - start)
             piece[2] -= gone
             self.idle -= gone
-            self.evictions += gone
             excess -= gone
             if name >= 0:
                 self._chunks[name].resident = piece[2]
+                if not piece[2] and self._on_evicted is not None:
+                    self._on_evicted(name)
             if piece[2] == start:
                 del self._order[key]
                 if name >= 0:

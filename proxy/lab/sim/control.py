@@ -152,5 +152,5 @@ def _state_of(engine: Engine) -> dict[str, float]:
         "loading": len(engine.loading),
         "kept_blocks": engine.kept_blocks,
         "kv_usage": engine.kv_usage,
-        "cached_blocks": engine.pool.cached,
+        "cached_blocks": engine.pool.idle,
     }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Set
+from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 from random import Random
 
+from proxy.lab.cache import ChunkPool, blocks_of
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.kv_events import KvEvents
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence
@@ -82,88 +83,6 @@ class Pace:
         return self._slowdown * self._rng.lognormvariate(-(self._sigma**2) / 2, self._sigma)
 
 
-class BlockPool:
-    """`capacity` blocks. A block is open (being filled) or full, and then named by the hash of all text up to its end.
-
-    Full blocks that no sequence holds stay cached until their memory is needed. Two sequences that fill the same block
-    at the same time share it afterwards.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.evictions = 0
-        self.evicted: list[int] = []
-        """Blocks that were forgotten since this list was last emptied."""
-        self._open = 0
-        self._holders: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def used(self) -> int:
-        """Blocks held by sequences."""
-        return self._open + len(self._holders)
-
-    @property
-    def free(self) -> int:
-        """Blocks that sequences can get, if need be by eviction."""
-        return self.capacity - self.used
-
-    @property
-    def cached(self) -> int:
-        """Blocks kept for reuse only."""
-        return len(self._idle)
-
-    def longest_match(self, hashes: Iterable[int]) -> int:
-        """How many of the chain's first blocks are here."""
-        count = 0
-        for block in hashes:
-            if block not in self._holders and block not in self._idle:
-                break
-            count += 1
-        return count
-
-    def count_idle(self, hashes: Iterable[int]) -> int:
-        return sum(block in self._idle for block in hashes)
-
-    def hold(self, hashes: Iterable[int]) -> None:
-        """Take cached blocks into use; each must be here."""
-        for block in hashes:
-            if block in self._idle:
-                del self._idle[block]
-                self._holders[block] = 1
-            else:
-                self._holders[block] += 1
-
-    def open(self, count: int) -> None:
-        """Take `count` blocks to be filled; the caller has made sure that so many are free."""
-        self._open += count
-        while self.used + len(self._idle) > self.capacity:
-            self.evicted.append(self._idle.popitem(last=False)[0])
-            self.evictions += 1
-
-    def fill(self, block: int) -> bool:
-        """Make an open block, which is full, known by its hash. Return whether no block of this hash was here."""
-        self._open -= 1
-        is_new = block not in self._holders and self._idle.pop(block, self) is self
-        self._holders[block] = self._holders.get(block, 0) + 1
-        return is_new
-
-    def release(self, hashes: list[int], open_blocks: int) -> None:
-        """Give all blocks of one sequence back. The end of a chain is forgotten before its beginning."""
-        self._open -= open_blocks
-        for block in reversed(hashes):
-            holders = self._holders[block] - 1
-            if holders:
-                self._holders[block] = holders
-            else:
-                del self._holders[block]
-                self._idle[block] = None
-
-    def forget(self) -> None:
-        """Drop what is kept for reuse; what is in use stays."""
-        self._idle.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """What runs until `duration` seconds have passed: the sequences, each with the tokens it computes."""
@@ -179,7 +98,9 @@ class Engine:
     def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
         """`embeddings` of other pods, by the hashes of their media."""
         self.config = config
-        self.pool = BlockPool(config.num_gpu_blocks)
+        self._evicted: list[int] = []
+        """Blocks that were evicted since the last events."""
+        self.pool = ChunkPool(config.num_gpu_blocks, self._evicted.append)
         self.stats = EngineStats()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -298,15 +219,16 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         self.pool.forget()
+        self._evicted.clear()
         if self.events is not None:
             self.events.cleared()
 
     def publish_events(self, wall: float) -> None:
         """Publish what has changed in the cache since the last call."""
         if self.events is not None:
-            self.events.removed(self.pool.evicted)
+            self.events.removed(self._evicted)
             self.events.publish(wall)
-        self.pool.evicted.clear()
+        self._evicted.clear()
 
     def _schedule_running(self, chunks: list[tuple[Sequence, int]]) -> int:
         """Returns the tokens of the step's budget that are left."""
@@ -333,8 +255,8 @@ class Engine:
                     return
                 continue
             tokens = min(sequence.tokens - cached, budget)
-            prefix = sequence.hashes[:matched]
-            if self._blocks_for(cached + tokens) - matched + self.pool.count_idle(prefix) > self.pool.free:
+            prefix = blocks_of(sequence.hashes[:matched])
+            if self._blocks_for(cached + tokens) - matched + self.pool.count_idle(prefix, matched) > self.pool.free:
                 return
             self._hold(self.waiting.popleft(), matched)
             sequence.phase = Phase.RUNNING
@@ -348,7 +270,7 @@ class Engine:
     def _load(self, sequence: Sequence, matched: int, now: float) -> bool:
         """Reserve blocks for the whole prompt and have them filled; False if there are too few."""
         missing = self._blocks_for(sequence.tokens) - matched
-        if missing + self.pool.count_idle(sequence.hashes[:matched]) > self.pool.free:
+        if missing + self.pool.count_idle(blocks_of(sequence.hashes[:matched]), matched) > self.pool.free:
             return False
         self._hold(self.waiting.popleft(), matched)
         self.pool.open(missing)
@@ -360,7 +282,7 @@ class Engine:
         return True
 
     def _hold(self, sequence: Sequence, matched: int) -> None:
-        self.pool.hold(sequence.hashes[:matched])
+        self.pool.hold(blocks_of(sequence.hashes[:matched]))
         sequence.hashed_blocks = matched
         sequence.computed = matched * self.config.block_size
 
@@ -374,7 +296,8 @@ class Engine:
         return len(missing) * self.config.encode_seconds
 
     def _matched_blocks(self, sequence: Sequence) -> int:
-        return self.pool.longest_match(sequence.hashes[: self._full_blocks(sequence)])
+        full = self._full_blocks(sequence)
+        return self.pool.match(blocks_of(sequence.hashes[:full]), full)
 
     def _full_blocks(self, sequence: Sequence) -> int:
         """Return the full blocks of the known text. The last token is always computed: its output is the next token."""
@@ -405,10 +328,11 @@ class Engine:
         sequence.extend_hashes(self.config.block_size)
         full = min(end // self.config.block_size, len(sequence.hashes))
         for at in range(sequence.hashed_blocks, full):
-            if self.pool.fill(sequence.hashes[at]) and self.events is not None:
+            block = sequence.hashes[at]
+            if self.events is not None and not self.pool.resident(block):
                 parent = sequence.hashes[at - 1] if at else None
-                tokens = sequence.block_tokens(at, self.config.block_size)
-                self.events.stored([sequence.hashes[at]], parent, tokens)
+                self.events.stored([block], parent, sequence.block_tokens(at, self.config.block_size))
+            self.pool.name(((block, 1),), 0, 1)
         filled = full - sequence.hashed_blocks
         sequence.hashed_blocks += filled
         sequence.open_blocks -= filled
@@ -459,7 +383,7 @@ class Engine:
         sequence.transfer.abandon()
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.hashes[: sequence.hashed_blocks], sequence.open_blocks)
+        self.pool.release(blocks_of(sequence.hashes[: sequence.hashed_blocks]), dropped=sequence.open_blocks)
         sequence.hashed_blocks = sequence.open_blocks = 0
 
     def _blocks_for(self, tokens: int) -> int:

@@ -148,7 +148,7 @@ def test_only_blocks_of_running_sequences_count_as_used() -> None:
     assert engine.kv_usage == 0.5
     run(engine)
     assert engine.kv_usage == 0.0
-    assert engine.pool.cached == 4
+    assert engine.pool.idle == 4
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -206,7 +206,7 @@ def test_whatever_arrives_everybody_ends_and_every_block_comes_back(
         everybody.append(sequence(prompt, answer, text=bytes([text])))
         engine.submit(everybody[-1], now=0.0)
         engine.step(0.0)
-        assert engine.pool.used + engine.pool.cached <= blocks
+        assert engine.pool.used + engine.pool.idle <= blocks
     for index in aborted & set(range(len(everybody))):
         engine.abort(everybody[index], now=0.0)
     run(engine)

@@ -108,7 +108,7 @@ async def test_all_ranks_forget_their_prefixes_when_the_pod_sleeps() -> None:
         for rank in range(4):
             await ask(client, rank)
         await client.post("/sleep")
-        assert {(engine.pool.cached, engine.sleep_level) for engine in pod.engines} == {(0, 1)}
+        assert {(engine.pool.idle, engine.sleep_level) for engine in pod.engines} == {(0, 1)}
 
 
 async def test_the_balancer_spreads_requests_that_come_together() -> None:
