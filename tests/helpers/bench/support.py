@@ -83,7 +83,7 @@ def played(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
             step, ends = None, math.inf
     fates = [Fate(p.first_token, p.ended, p.cached_tokens, p.preemptions) for p in (s.progress for s in sequences)]
     pool, stats = engine.pool, engine.stats
-    return fates, Totals(stats.preemptions, pool.evictions, pool.used, pool.cached, stats.steps)
+    return fates, Totals(stats.preemptions, pool.evictions, pool.used, pool.idle, stats.steps)
 
 
 def play(engine: Any, jobs: Sequence[Job]) -> tuple[list[Counted], dict[int, float], dict[int, float]]:

@@ -14,7 +14,7 @@ _TYPES: Mapping[str, Any] = {
     "boolean": bool,
     "null": type(None),
 }
-_SAID = {"$schema", "title", "description", "default", "deprecated", "$defs"}
+_ANNOTATIONS = {"$schema", "title", "description", "default", "deprecated", "$defs"}
 """Words that judge nothing."""
 
 
@@ -27,7 +27,7 @@ class Judge:
     def faults(self, value: Any, schema: Mapping[str, Any] | None = None, path: str = "") -> list[str]:
         found = []
         for word, rule in (self._root if schema is None else schema).items():
-            if word not in _SAID and word != "then" and (word != "additionalProperties" or rule is not False):
+            if word not in _ANNOTATIONS and word != "then" and (word != "additionalProperties" or rule is not False):
                 found += list(self._judge(word, rule, value, self._root if schema is None else schema, path))
         return found
 

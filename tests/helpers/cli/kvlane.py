@@ -72,12 +72,12 @@ def kvlane(*arguments: str, cwd: Path | None = None, ulimit: str = "", **environ
 
 
 def ask(url: str, body: Any = None) -> tuple[int, bytes]:
-    """Status and body; status 0 while nobody listens."""
+    """Return status and body; status 0 while the port is closed."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, answer.read()
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+            return reply.status, reply.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
@@ -85,10 +85,10 @@ def ask(url: str, body: Any = None) -> tuple[int, bytes]:
         return 0, b""
 
 
-def until_answered(url: str, process: Kvlane, seconds: float = PATIENCE) -> None:
-    """Until the URL answers 200."""
+def until_ready(url: str, process: Kvlane, seconds: float = PATIENCE) -> None:
+    """Wait until the URL responds with 200."""
     end = time.monotonic() + seconds
     while ask(url)[0] != 200:
         assert process.running, process.ended() or process.errors
-        assert time.monotonic() < end, f"{url} does not answer"
+        assert time.monotonic() < end, f"{url} does not respond"
         time.sleep(0.05)

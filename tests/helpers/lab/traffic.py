@@ -56,9 +56,9 @@ def record(workload: Workload, of: Fleet) -> Record:
     for outcome in Simulation(workload.jobs, pods, policy, clock, Random(4)).run():
         assert outcome.first_token is not None
         assert outcome.ended is not None
-        begin = outcome.job.arrival
+        start = outcome.job.arrival
         seen.append(
-            Seen(f"pod-{outcome.pod}", outcome.first_token - begin, outcome.ended - begin, outcome.cached_tokens, True)
+            Seen(f"pod-{outcome.pod}", outcome.first_token - start, outcome.ended - start, outcome.cached_tokens, True)
         )
     return Record(workload, tuple(seen), {f"pod-{index}": 128_000 for index in range(len(pods))})
 

@@ -1,4 +1,4 @@
-"""A pod with the faults that simulated ones do not have, and what is said of pods."""
+"""A pod with faults that simulated pods do not have, and findings about pods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ vllm:prefix_cache_hits_total{{model_name="m"}} {hits}
 
 @dataclass
 class FakePod:
-    """Answers as vLLM does, but for what its fields say."""
+    """Responds as vLLM does, except as its fields say."""
 
     caches: bool = True
     says_caching: bool = True
@@ -39,22 +39,22 @@ class FakePod:
     health: int = 200
     without: str = ""
     """What the lines of its exposition that are left out have in them."""
-    answers: dict[str, Any] = field(default_factory=dict)
-    """Further paths and the JSON they answer."""
+    replies: dict[str, Any] = field(default_factory=dict)
+    """Further paths and the JSON of their responses."""
     nixl: bool = False
     kv_params: dict[str, Any] | None = None
     """What a prompt that is for another pod leaves."""
     url: str = ""
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     running: int = 0
     prompts: list[str] = field(default_factory=list)
     hits: int = 0
     handed_over: int = 0
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.path)
-        if request.path in self.answers:
-            return web.json_response(self.answers[request.path])
+    async def reply(self, request: web.Request) -> web.StreamResponse:
+        self.requested.append(request.path)
+        if request.path in self.replies:
+            return web.json_response(self.replies[request.path])
         if request.path == "/health":
             return web.Response(status=self.health, headers={"Date": formatdate(SystemClock.wall() + self.ahead)})
         if request.path == "/metrics":
@@ -100,7 +100,7 @@ class FakePod:
 @asynccontextmanager
 async def serving(pod: FakePod) -> AsyncIterator[FakePod]:
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", pod.answer)
+    app.router.add_route("*", "/{path:.*}", pod.reply)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""Commands that ask the admin port say what to do where it cannot be had."""
+"""Commands that use the admin port say what to do if it does not respond."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ async def run(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("words", [("drain", "pod-0"), ("explain",), ("top", "--once")], ids=" ".join)
-async def test_the_data_port_is_told_from_the_admin_port(words: tuple[str, ...]) -> None:
+async def test_the_data_port_is_recognised(words: tuple[str, ...]) -> None:
     async with stack(1) as s:
-        asked = await run(*words, "--url", s.url)
-    assert asked.exit_code == 2
-    assert asked.stderr.rstrip().endswith("Is this the admin port, 9190 unless configured?")
+        result = await run(*words, "--url", s.url)
+    assert result.exit_code == 2
+    assert result.stderr.rstrip().endswith("Is this the admin port, 9190 unless configured?")
 
 
 async def test_what_is_not_there_is_no_question_of_ports() -> None:
     async with stack(1, settings={"telemetry": {"decisions": {}}}) as s:
-        asked = await run("explain", "--id", "nothing", "--url", s.admin)
-    assert (asked.exit_code, "9190" in asked.stderr) == (2, False)
+        result = await run("explain", "--id", "nothing", "--url", s.admin)
+    assert (result.exit_code, "9190" in result.stderr) == (2, False)
 
 
 async def test_a_scheme_that_the_port_does_not_speak_is_named() -> None:
     async with stack(1) as s:
-        asked = await run("drain", "pod-0", "--url", s.admin.replace("http:", "https:"))
-    assert asked.exit_code == 2
-    assert "if the port speaks no TLS, write http://" in asked.stderr
+        result = await run("drain", "pod-0", "--url", s.admin.replace("http:", "https:"))
+    assert result.exit_code == 2
+    assert "if the port speaks no TLS, write http://" in result.stderr
 
 
-async def test_over_tls_an_authority_is_asked_for_and_can_be_named(tmp_path: Path) -> None:
+async def test_over_tls_an_authority_is_needed_and_can_be_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     tls = {"cert": str(authority.issue("kvlane"))}
     async with stack(1, settings={"admin": {"port": 0, "tls": tls}}) as s:

@@ -51,14 +51,14 @@ def test_a_shell_that_is_not_known_is_refused() -> None:
     ],
 )
 def test_commands_options_and_values_are_offered(words: str, offered: set[str]) -> None:
-    assert {value for _, value in told(words)} == offered
+    assert {value for _, value in offered(words)} == offered
 
 
 @pytest.mark.parametrize(
     "words", ["kvlane check -c ", "kvlane explain --state ", "kvlane explain ", "kvlane import production-stack "]
 )
 def test_files_are_left_to_the_shell(words: str) -> None:
-    assert told(words) == [("file", "")]
+    assert offered(words) == [("file", "")]
 
 
 async def test_pods_are_those_of_the_proxy_that_runs() -> None:
@@ -67,18 +67,18 @@ async def test_pods_are_those_of_the_proxy_that_runs() -> None:
             pass
 
         async def pods(words: str) -> list[str]:
-            return sorted(value for _, value in await asyncio.to_thread(told, words.replace("URL", s.admin)))
+            return sorted(value for _, value in await asyncio.to_thread(offered, words.replace("URL", s.admin)))
 
         assert await pods("kvlane drain --url URL ") == ["pod-0", "pod-2"]
-        assert await pods("kvlane drain --url URL pod-0 ") == ["pod-2"], "nobody is drained twice"
+        assert await pods("kvlane drain --url URL pod-0 ") == ["pod-2"], "no pod is drained twice"
         assert await pods("kvlane undrain --url URL ") == ["pod-1"]
         assert await pods("kvlane explain --url URL --pod ") == ["pod-0", "pod-1", "pod-2"]
 
 
 async def test_the_key_of_the_port_is_used() -> None:
     async with stack(1, settings={"admin": {"port": 0, "apiKey": "secret"}}) as s:
-        assert await asyncio.to_thread(told, f"kvlane drain --url {s.admin} ") == []
-        with_key = await asyncio.to_thread(told, f"kvlane drain --url {s.admin} ", KVLANE_ADMIN_KEY="secret")
+        assert await asyncio.to_thread(offered, f"kvlane drain --url {s.admin} ") == []
+        with_key = await asyncio.to_thread(offered, f"kvlane drain --url {s.admin} ", KVLANE_ADMIN_KEY="secret")
         assert with_key == [("plain", "pod-0")]
 
 
@@ -93,10 +93,10 @@ async def test_the_key_of_the_port_is_used() -> None:
     ],
 )
 def test_bash_is_given_what_stands_behind_the_colon(line: str, offered: list[str], tmp_path: Path) -> None:
-    """Of names like HOST:PORT. What it asks is written down, and answered here."""
+    """Of names like HOST:PORT. Record its questions, and respond here."""
     kvlane = tmp_path / "kvlane"
-    answer = "plain,10.0.0.7:8000\nplain,10.0.0.7:8001"
-    kvlane.write_text(f"#!/bin/sh\necho \"$COMP_WORDS|$COMP_CWORD\" > {tmp_path}/asked\nprintf '{answer}\\n'\n")
+    reply = "plain,10.0.0.7:8000\nplain,10.0.0.7:8001"
+    kvlane.write_text(f"#!/bin/sh\necho \"$COMP_WORDS|$COMP_CWORD\" > {tmp_path}/asked\nprintf '{reply}\\n'\n")
     kvlane.chmod(0o755)
     code = f"""{script("bash")}
 COMP_LINE='{line}' COMP_POINT={len(line)} COMPREPLY=()
@@ -107,9 +107,9 @@ _kvlane_completion {kvlane}; printf '%s\\n' "${{COMPREPLY[@]}}"
     assert (tmp_path / "asked").read_text() == f"{line}|{len(line.split(' ')) - 1}\n"
 
 
-def told(words: str, **environ: str) -> list[tuple[str, str]]:
+def offered(words: str, **environ: str) -> list[tuple[str, str]]:
     """Kind and value of all that is offered."""
-    asked = {
+    variables = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "_KVLANE_COMPLETE": "bash_complete",
@@ -118,5 +118,5 @@ def told(words: str, **environ: str) -> list[tuple[str, str]]:
         **environ,
     }
     code = "from proxy.cli import main; main(prog_name='kvlane')"
-    done = subprocess.run([sys.executable, "-c", code], env=asked, text=True, capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=variables, text=True, capture_output=True, check=True)
     return [(kind, value) for kind, _, value in (line.partition(",") for line in done.stdout.split())]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli.kvlane import ROOT, kvlane, until_answered
+from tests.helpers.cli.kvlane import ROOT, kvlane, until_ready
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import wait_until
 
@@ -32,7 +32,7 @@ def test_what_exists_after_the_start_is_left_out(workers: int, processes: int, t
         kvlane("sim", "--port", str(pod)),
         kvlane("serve", "--pod", f"http://127.0.0.1:{pod}", *ports, PYTHONPATH=f"{tmp_path}:{ROOT}") as process,
     ):
-        until_answered(f"http://127.0.0.1:{data}/health", process)
+        until_ready(f"http://127.0.0.1:{data}/health", process)
         wait_until(lambda: len(list(tmp_path.glob("*.frozen"))) >= processes)
         process.signal(signal.SIGINT)
         assert process.ended() == 0

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 
-from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_ready
 from tests.helpers.http.support import Pod, Received, answering, plain
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import until
@@ -26,7 +26,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 async def post(port: int) -> str:
-    """Return status and x-kvlane-reason of the response, or why there was none."""
+    """Return status and x-kvlane-reason of the response, or the error without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(POST)
@@ -59,7 +59,7 @@ async def test_the_soft_limit_is_raised_to_the_hard_limit_with_a_warning_if_that
     async with Pod(answering(plain())) as pod:
         ports = [*ON_LOOPBACK, "--port", str(free_port()), "--admin-port", "0"]
         with kvlane("serve", "--pod", pod.endpoint.url, *ports, ulimit="-Sn 128 && ulimit -Hn 300") as process:
-            await asyncio.to_thread(until_answered, f"http://127.0.0.1:{ports[3]}/health", process)
+            await asyncio.to_thread(until_ready, f"http://127.0.0.1:{ports[3]}/health", process)
             assert limits_of(process) == (300, 300)
             process.signal(signal.SIGINT)
             assert await asyncio.to_thread(process.ended) == 0
@@ -79,7 +79,7 @@ async def test_when_descriptors_run_out_clients_get_503_and_no_pod_is_blamed() -
         port, admin = free_port(), free_port()
         ports = [*ON_LOOPBACK, "--port", str(port), "--admin-port", str(admin)]
         with kvlane("serve", "--pod", pod.endpoint.url, *ports, ulimit="-n 128") as process:
-            await asyncio.to_thread(until_answered, f"http://127.0.0.1:{port}/health", process)
+            await asyncio.to_thread(until_ready, f"http://127.0.0.1:{port}/health", process)
             await more_clients_than_descriptors(port)
             running = [asyncio.create_task(post(port)) for _ in range(150)]
             await until(lambda: any(task.done() and task.result() == "503 out-of-files" for task in running))

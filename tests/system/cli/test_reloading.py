@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_ready
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import wait_until
 
@@ -46,7 +46,7 @@ def serving(file: Path, *options: str) -> Iterator[Serving]:
     admin = free_port()
     with kvlane("serve", "-c", str(file), "--admin-port", str(admin), *options) as process:
         it = Serving(process, f"http://127.0.0.1:{admin}")
-        until_answered(it.admin + "/healthz", process)
+        until_ready(it.admin + "/healthz", process)
         yield it
         process.signal(signal.SIGINT)
         assert process.ended() == 0

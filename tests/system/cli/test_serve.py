@@ -1,4 +1,4 @@
-"""`kvlane serve` and `kvlane sim` as processes: they start, they are told to stop, they say what is wrong."""
+"""`kvlane serve` and `kvlane sim` as processes: they start, they stop, and they report errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_ready
 from tests.helpers.ports import free_port
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
@@ -24,7 +24,7 @@ def pods() -> Iterator[list[str]]:
     with kvlane("sim", "--port", str(port), "--pods", "2", "--lora", "poems", "--time-scale", "2") as sim:
         urls = [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
         for url in urls:
-            until_answered(url + "/health", sim)
+            until_ready(url + "/health", sim)
         yield urls
         sim.signal(signal.SIGINT)
         assert sim.ended() == 0
@@ -45,7 +45,7 @@ def serving(pods: list[str]) -> Iterator[Serving]:
     ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", str(admin)]
     with kvlane("serve", *(word for url in pods for word in ("--pod", url)), *ports) as process:
         serving = Serving(process, f"http://127.0.0.1:{data}", f"http://127.0.0.1:{admin}")
-        until_answered(serving.url + "/health", process)
+        until_ready(serving.url + "/health", process)
         yield serving
 
 
@@ -59,7 +59,7 @@ def test_sim_pods_are_like_the_gpus_that_are_named_in_turn() -> None:
     gpus = ("--gpu", "generic-8b", "--gpu", "h100-tp4-llama-3.3-70b")
     with kvlane("sim", "--port", str(port), "--pods", "2", *gpus, "--slow-pod", "3", "--noise", "0.1") as sim:
         for at, blocks in enumerate((25_625, 28_125)):
-            until_answered(f"http://127.0.0.1:{port + at}/health", sim)
+            until_ready(f"http://127.0.0.1:{port + at}/health", sim)
             assert f'num_gpu_blocks="{blocks}"'.encode() in ask(f"http://127.0.0.1:{port + at}/metrics")[1]
 
 
@@ -69,9 +69,9 @@ def test_sim_pods_have_roles_and_hand_prompts_over() -> None:
     with kvlane("sim", "--port", str(port), "--roles", "PD", "--time-scale", "2") as sim:
         prefill, decode = (f"http://127.0.0.1:{port + at}" for at in range(2))
         for url in (prefill, decode):
-            until_answered(url + "/health", sim)
-        _, answer = ask(prefill + "/v1/completions", {**body, "kv_transfer_params": {"do_remote_decode": True}})
-        params = json.loads(answer)["kv_transfer_params"]
+            until_ready(url + "/health", sim)
+        _, reply = ask(prefill + "/v1/completions", {**body, "kv_transfer_params": {"do_remote_decode": True}})
+        params = json.loads(reply)["kv_transfer_params"]
         assert ask(decode + "/v1/completions", {**body, "kv_transfer_params": params})[0] == 200
         assert b'source="external_kv_transfer"} 2.0' in ask(decode + "/metrics")[1]
         sim.signal(signal.SIGINT)
@@ -91,7 +91,7 @@ def test_pods_on_the_command_line_are_all_it_takes(serving: Serving, pods: list[
     assert "Hello!" not in serving.process.output + serving.process.errors
 
 
-def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
+def test_a_port_that_is_in_use_is_reported_and_not_served(pods: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for ports in (["--port", port, "--admin-port", "0"], ["--port", "0", "--admin-port", port]):
@@ -113,8 +113,8 @@ def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
         ({"host": "127.0.0.1", "tls": {"cert": "bad.pem", "key": "bad.pem"}}, "cannot start: the TLS files bad.pem"),
     ],
 )
-def test_what_prevents_a_start_is_said_in_one_line(
-    tmp_path: Path, listen: dict[str, object], said: str, workers: str
+def test_what_prevents_a_start_is_reported_in_one_line(
+    tmp_path: Path, listen: dict[str, object], message: str, workers: str
 ) -> None:
     (tmp_path / "bad.pem").write_text("no PEM")
     settings = {"listen": {"port": 0, "maxConnections": 10, **listen}, "admin": {"port": 0}}
@@ -122,12 +122,12 @@ def test_what_prevents_a_start_is_said_in_one_line(
     (tmp_path / "kvlane.yaml").write_text(json.dumps({**settings, "pods": pods}))
     with kvlane("serve", "-c", "kvlane.yaml", "--workers", workers, cwd=tmp_path) as process:
         assert process.ended() == 1
-        assert said in process.errors
+        assert message in process.errors
         assert str(listen["host"]) in process.errors or "tls" in listen
         assert len(process.errors.splitlines()) == 1
 
 
-def test_a_port_that_is_taken_is_said_by_sim_too(pods: list[str]) -> None:
+def test_sim_reports_a_port_that_is_in_use(pods: list[str]) -> None:
     with kvlane("sim", "--port", pods[0].rpartition(":")[2]) as process:
         assert process.ended() == 1
         assert process.errors.startswith("Error: cannot listen: ")
@@ -143,7 +143,7 @@ def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: P
     )
     port = free_port()
     with kvlane("serve", "-c", str(file), "--port", str(port), POD=pods[0]) as process:
-        until_answered(f"http://127.0.0.1:{port}/health", process)
+        until_ready(f"http://127.0.0.1:{port}/health", process)
         assert ask(f"http://127.0.0.1:{port}/v1/chat/completions", CHAT)[0] == 200
         process.signal(signal.SIGTERM)
         assert process.ended() == 0
@@ -151,12 +151,12 @@ def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: P
         assert all(json.loads(line) for line in process.errors.splitlines())
 
 
-def test_what_has_no_effect_is_said_at_the_start(pods: list[str], tmp_path: Path) -> None:
+def test_a_setting_without_effect_is_reported_at_the_start(pods: list[str], tmp_path: Path) -> None:
     file, data = tmp_path / "epp.yaml", free_port()
     file.write_text("kind: EndpointPickerConfig\nflowControl: {maxRequests: 3}\n")
     ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--pod", pods[0]]
     with kvlane("serve", "-c", str(file), *ports) as process:
-        until_answered(f"http://127.0.0.1:{data}/health", process)
+        until_ready(f"http://127.0.0.1:{data}/health", process)
         process.signal(signal.SIGINT)
         assert process.ended() == 0
     assert "scheduling.flowControl: has no effect without 'featureGates: [flowControl]': maxRequests" in process.errors
@@ -197,9 +197,9 @@ def test_a_signal_to_pause_autoscaling_ends_no_process_without_scaling_policies(
     data = free_port()
     ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--pod", pods[0]]
     with kvlane("serve", *ports, "--workers", workers) as process:
-        until_answered(f"http://127.0.0.1:{data}/health", process)
+        until_ready(f"http://127.0.0.1:{data}/health", process)
         process.signal(signal.SIGUSR1)
-        until_answered(f"http://127.0.0.1:{data}/health", process)
+        until_ready(f"http://127.0.0.1:{data}/health", process)
         process.signal(signal.SIGINT)
         assert process.ended() == 0
     assert "ignored SIGUSR1" in process.errors

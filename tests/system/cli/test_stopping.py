@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_ready
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, wait_until
 
@@ -36,11 +36,11 @@ class Serving:
     def stream(self, tokens: int) -> HTTPResponse:
         body = json.dumps({**CHAT, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
         headers = {"content-type": "application/json"}
-        answer: HTTPResponse = urllib.request.urlopen(
+        reply: HTTPResponse = urllib.request.urlopen(
             urllib.request.Request(self.url + "/v1/chat/completions", body, headers), timeout=PATIENCE
         )
-        assert answer.readline().startswith(b"data: ")
-        return answer
+        assert reply.readline().startswith(b"data: ")
+        return reply
 
     def until_health_is(self, status: int) -> None:
         wait_until(lambda: ask(self.url + "/health")[0] == status)
@@ -50,7 +50,7 @@ class Serving:
 def pod() -> Iterator[str]:
     port = free_port()
     with kvlane("sim", "--port", str(port), "--time-scale", "2") as sim:
-        until_answered(f"http://127.0.0.1:{port}/health", sim)
+        until_ready(f"http://127.0.0.1:{port}/health", sim)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -67,7 +67,7 @@ def serving(pod: str, folder: Path, workers: int, settle: float = BRIEF) -> Iter
     file.write_text(yaml.safe_dump(given))
     with kvlane("serve", "-c", str(file), "--workers", str(workers)) as process:
         it = Serving(process, f"http://127.0.0.1:{data}", f"http://127.0.0.1:{admin}")
-        until_answered(it.admin + "/readyz", process)
+        until_ready(it.admin + "/readyz", process)
         yield it
 
 
@@ -76,7 +76,7 @@ def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_
     pod: str, tmp_path: Path, workers: int
 ) -> None:
     with serving(pod, tmp_path, workers, LONG) as it:
-        until_answered(it.url + "/health", it.process)
+        until_ready(it.url + "/health", it.process)
         it.process.signal(signal.SIGTERM)
         it.until_health_is(503)
         status, body = ask(it.url + "/health")
@@ -89,11 +89,11 @@ def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_
 @WORKERS
 def test_balancers_have_the_time_to_hear_of_it_and_no_more(pod: str, tmp_path: Path, workers: int) -> None:
     with serving(pod, tmp_path, workers, SETTLE) as it:
-        until_answered(it.url + "/health", it.process)
-        told = time.monotonic()
+        until_ready(it.url + "/health", it.process)
+        stopped_at = time.monotonic()
         it.process.signal(signal.SIGTERM)
         it.until_health_is(0)
-        assert time.monotonic() - told > SETTLE * 0.9
+        assert time.monotonic() - stopped_at > SETTLE * 0.9
         assert it.process.ended() == 0
         assert "Traceback" not in it.process.errors
 
@@ -101,10 +101,10 @@ def test_balancers_have_the_time_to_hear_of_it_and_no_more(pod: str, tmp_path: P
 @WORKERS
 def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, workers: int) -> None:
     with serving(pod, tmp_path, workers) as it:
-        with it.stream(400) as answer:
+        with it.stream(400) as reply:
             it.process.signal(signal.SIGTERM)
             it.until_health_is(0)
-            assert answer.read().endswith(b"data: [DONE]\n\n")
+            assert reply.read().endswith(b"data: [DONE]\n\n")
         assert it.process.ended() == 0
         assert "Traceback" not in it.process.errors
 
@@ -118,16 +118,16 @@ def test_who_interrupts_it_at_a_terminal_does_not_wait_for_balancers(pod: str, t
 
 @WORKERS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_second_signal_of_a_kind_waits_for_nobody(
+def test_the_second_signal_of_a_kind_ends_at_once(
     pod: str, tmp_path: Path, workers: int, number: signal.Signals
 ) -> None:
     other = signal.SIGINT if number is signal.SIGTERM else signal.SIGTERM
-    with serving(pod, tmp_path, workers) as it, it.stream(100_000) as answer:
+    with serving(pod, tmp_path, workers) as it, it.stream(100_000) as reply:
         it.process.signal(number)
         it.until_health_is(0)
         it.process.signal(other)
-        assert all(answer.readline() for _ in range(20))
+        assert all(reply.readline() for _ in range(20))
         it.process.signal(number)
         assert it.process.ended() == -number
         with pytest.raises((IncompleteRead, ConnectionError)):
-            answer.read()
+            reply.read()

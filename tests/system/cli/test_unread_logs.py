@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.helpers.cli.kvlane import ask, kvlane, until_answered
+from tests.helpers.cli.kvlane import ask, kvlane, until_ready
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, wait_until
 
@@ -27,7 +27,7 @@ REQUESTS = 3000
 def pod() -> Iterator[str]:
     port = free_port()
     with kvlane("sim", "--port", str(port)) as sim:
-        until_answered(f"http://127.0.0.1:{port}/health", sim)
+        until_ready(f"http://127.0.0.1:{port}/health", sim)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -37,9 +37,9 @@ def statuses(url: str, method: str, path: str) -> set[int]:
     seen = set()
     for _ in range(REQUESTS):
         connection.request(method, path)
-        answer = connection.getresponse()
-        answer.read()
-        seen.add(answer.status)
+        reply = connection.getresponse()
+        reply.read()
+        seen.add(reply.status)
     connection.close()
     return seen
 
@@ -56,7 +56,7 @@ def test_logs_that_are_not_read_delay_neither_requests_nor_the_end(pod: str, tmp
     }
     file.write_text(yaml.safe_dump(given))
     with kvlane("serve", "-c", str(file), "--workers", str(workers)) as process:
-        until_answered(f"http://127.0.0.1:{data}/health", process)
+        until_ready(f"http://127.0.0.1:{data}/health", process)
         assert statuses(f"http://127.0.0.1:{admin}", "POST", "/nowhere") == {404}  # an audit line each
         assert statuses(f"http://127.0.0.1:{data}", "GET", "/v1/models") == {200}  # an access log line each
         assert ask(f"http://127.0.0.1:{admin}/metrics")[0] == 200

@@ -39,7 +39,7 @@ def run(*arguments: str | Path, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, ["autoscale", *(str(argument) for argument in arguments)], input=stdin)
 
 
-def asked(**changed: Any) -> Result:
+def evaluated(**changed: Any) -> Result:
     return run("eval", "-", stdin=json.dumps({**QUESTION, **changed}))
 
 
@@ -51,24 +51,24 @@ def policy(tmp_path: Path) -> Path:
 
 
 class TestEval:
-    def test_a_question_is_answered_in_json(self, tmp_path: Path) -> None:
+    def test_the_result_is_json(self, tmp_path: Path) -> None:
         file = tmp_path / "question.json"
         file.write_text(json.dumps(QUESTION))
         result = run("eval", file)
         assert result.exit_code == 0, result.output
-        said = json.loads(result.stdout)
-        assert said["replicas"] == {"prefill": 3, "decode": 7}
-        assert (said["applied"], said["band_satisfied"], said["reasons"]) == ("preferred", True, [])
+        shown = json.loads(result.stdout)
+        assert shown["replicas"] == {"prefill": 3, "decode": 7}
+        assert (shown["applied"], shown["band_satisfied"], shown["reasons"]) == ("preferred", True, [])
 
     def test_in_panic_nothing_moves(self) -> None:
-        said = json.loads(asked(panic=True, total=18).stdout)
-        assert (said["applied"], said["reasons"]) == ("panic", ["PanicMode"])
-        assert said["replicas"] == {"prefill": 8, "decode": 10}
+        shown = json.loads(evaluated(panic=True, total=18).stdout)
+        assert (shown["applied"], shown["reasons"]) == ("panic", ["PanicMode"])
+        assert shown["replicas"] == {"prefill": 8, "decode": 10}
 
-    def test_what_it_can_do_without_is_ignored_and_said(self) -> None:
+    def test_an_unreadable_optional_value_is_ignored_and_reported(self) -> None:
         coordination = {"mode": "Preferred", "preferred_ratio": {"prefill": {"min": -80, "max": -20}}, "alpah": 1}
         roles = [{**QUESTION_ROLES[0], "curent": 4}, QUESTION_ROLES[1]]
-        result = asked(coordination=coordination, metrics={"prefil": {}}, roles=roles, panick=True)
+        result = evaluated(coordination=coordination, metrics={"prefil": {}}, roles=roles, panick=True)
         assert result.exit_code == 0
         assert "BandIgnored" in json.loads(result.stdout)["reasons"]
         for fault in (
@@ -82,13 +82,13 @@ class TestEval:
 
     def test_minima_that_exceed_the_whole_are_a_warning_since_they_are_used(self) -> None:
         bands = {"prefill": {"min": 80, "max": 100}, "decode": {"min": 80, "max": 100}}
-        result = asked(coordination={"mode": "Preferred", "preferred_ratio": bands})
+        result = evaluated(coordination={"mode": "Preferred", "preferred_ratio": bands})
         assert "Warning: coordination.preferred_ratio: sum of min ratios must not exceed 100" in result.stderr
         assert "Ignored" not in result.stderr
         assert json.loads(result.stdout)["reasons"] != []
 
     def test_a_number_out_of_its_range_counts_as_the_nearest_in_it(self) -> None:
-        far, near = (asked(coordination={"mode": "Preferred", "alpha": alpha}) for alpha in (7, 1))
+        far, near = (evaluated(coordination={"mode": "Preferred", "alpha": alpha}) for alpha in (7, 1))
         assert "coordination.alpha: must be between 0 and 1" in far.stderr
         assert far.stdout == near.stdout
 
@@ -108,8 +108,8 @@ class TestEval:
             ),
         ],
     )
-    def test_without_roles_and_a_total_there_is_no_answer(self, changed: dict[str, Any], faults: list[str]) -> None:
-        result = asked(**changed)
+    def test_without_roles_and_a_total_there_is_no_result(self, changed: dict[str, Any], faults: list[str]) -> None:
+        result = evaluated(**changed)
         assert (result.exit_code, result.stdout) == (2, "")
         assert all(fault in result.stderr for fault in faults)
 

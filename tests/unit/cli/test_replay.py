@@ -65,11 +65,11 @@ def test_configurations_stand_side_by_side(recorded: Path, tmp_path: Path) -> No
 def test_all_figures_can_be_had_as_json(recorded: Path) -> None:
     result = run("replay", recorded, "--json", "--pods", "6", "--load", "2", "--seeds", "2")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    assert (said["requests"], said["pods"], said["load"]) == (200, 6, 2.0)
-    assert list(said["figures"]) == ["default"]
-    assert said["figures"]["default"]["ttft_mean"] > 0
-    assert said["fit"]["first_tokens"] >= 20
+    shown = json.loads(result.stdout)
+    assert (shown["requests"], shown["pods"], shown["load"]) == (200, 6, 2.0)
+    assert list(shown["figures"]) == ["default"]
+    assert shown["figures"]["default"]["ttft_mean"] > 0
+    assert shown["fit"]["first_tokens"] >= 20
 
 
 def test_a_trace_is_replayed_before_pods_that_are_named(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_trace_is_replayed_before_pods_that_are_named(tmp_path: Path) -> None:
     trace = written(tmp_path / "trace.jsonl", rows)
     result = run("replay", trace, "--hardware", "h100-llama-3.1-8b", "--json")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    assert (said["hardware"], said["fit"], said["pods"]) == ("h100-llama-3.1-8b", None, 4)
+    shown = json.loads(result.stdout)
+    assert (shown["hardware"], shown["fit"], shown["pods"]) == ("h100-llama-3.1-8b", None, 4)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_trace_is_replayed_before_pods_that_are_named(tmp_path: Path) -> None:
         (("--hardware", "abacus"), "is not one of"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_ends_with_2(recorded: Path, arguments: tuple[str, ...], reason: str) -> None:
+def test_an_error_is_reported_and_ends_with_2(recorded: Path, arguments: tuple[str, ...], reason: str) -> None:
     result = run("replay", recorded, *arguments)
     assert result.exit_code == 2
     assert reason in result.stderr
@@ -160,7 +160,7 @@ def test_tuning_says_when_nothing_is_better_and_ends_with_1(recorded: Path, tmp_
     assert not patch.exists()
 
 
-def test_too_few_requests_are_said_to_be(tmp_path: Path) -> None:
+def test_too_few_requests_are_reported(tmp_path: Path) -> None:
     few = written(tmp_path / "few.jsonl", [head(), *[request(float(at)) for at in range(30)]])
     result = run("tune", few, "--hardware", "generic-8b")
     assert (result.exit_code, "too few to tune on" in result.stderr) == (2, True)

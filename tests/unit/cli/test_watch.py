@@ -29,7 +29,7 @@ async def watched(file: Path) -> AsyncIterator[list[str]]:
     task.cancel()
 
 
-async def test_a_change_is_told_once(tmp_path: Path) -> None:
+async def test_a_change_is_reported_once(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
     async with watched(file) as seen:
@@ -87,12 +87,12 @@ async def test_the_file_of_a_scheduling_section_counts_too(tmp_path: Path, text:
 async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_change(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
-    files, told = ConfigurationFiles(file), asyncio.Event()
+    files, notified = ConfigurationFiles(file), asyncio.Event()
     file.write_text("three")
 
     async def changed() -> None:
-        told.set()
+        notified.set()
 
     task = asyncio.create_task(files.watch(changed, TICK))
-    await asyncio.wait_for(told.wait(), PATIENCE)
+    await asyncio.wait_for(notified.wait(), PATIENCE)
     task.cancel()

@@ -41,7 +41,7 @@ def test_a_few_that_waited_for_something_else_do_not_count() -> None:
     assert found.timing.per_prefill_token == pytest.approx(TIMING.per_prefill_token, rel=0.2)
 
 
-def test_answers_that_came_in_one_piece_after_a_pause_do_not_count() -> None:
+def test_responses_that_came_in_one_piece_after_a_pause_do_not_count() -> None:
     whole = record(conversations(400, 4.0), fleet())
     odd = tuple(
         replace(seen, duration=(seen.ttft or 0.0) + 0.0004) if at % 8 == 3 else seen
@@ -92,6 +92,6 @@ def test_what_never_happened_costs_nothing() -> None:
     assert fitted([], 2) == [0.0, 0.0]
 
 
-def test_what_always_happens_together_is_not_told_apart_and_adds_up() -> None:
+def test_effects_that_always_occur_together_add_up() -> None:
     rows = [([at, at], 4.0 * at) for at in (1.0, 2.0, 3.0)]
     assert predicted(fitted(rows, 2), [1.0, 1.0]) == pytest.approx(4.0)

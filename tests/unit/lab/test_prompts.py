@@ -40,9 +40,9 @@ def common(one: list[int], other: list[int]) -> int:
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(sentences, min_size=2, max_size=4))
 def test_what_prompts_had_in_common_their_texts_have_in_common(
-    tmp_path_factory: pytest.TempPathFactory, said: list[list[int]]
+    tmp_path_factory: pytest.TempPathFactory, parsed: list[list[int]]
 ) -> None:
-    prompts = [prompt(sentence) for sentence in said]
+    prompts = [prompt(sentence) for sentence in parsed]
     lines = [
         request(float(at), chain=[SALT.chain(hashed(one))], estimated_tokens=-(-len(one) // 4), prompt_tokens=len(one))
         for at, one in enumerate(prompts)
@@ -71,7 +71,7 @@ def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
     assert prompt_blocks(short, 16)[:3] == prompt_blocks(long, 16)[:3]
 
 
-def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
+def test_a_later_prompt_that_continues_the_response_finds_it() -> None:
     (job,) = named([Job(0.0, 600, 500, (1, 2), continued=(1, 2, 3))])
     assert sum(blocks for _, blocks in blocks_with_response(job, 16)) == 1_099 // 16
     (alone,) = named([Job(0.0, 600, 500, (1, 2))])
@@ -86,8 +86,8 @@ def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
         (RequestParams(max_tokens=0), {"stream": True}),
     ],
 )
-def test_the_body_says_what_the_client_said(params: RequestParams, fields: dict[str, object]) -> None:
-    said = orjson.loads(request_body(Job(0.0, 100, 9, (1,), params=params), "sim"))
-    assert len(said.pop("prompt")) == 400
-    said.pop("stream_options", None)
-    assert said == {"model": "sim", "ignore_eos": True, **fields}
+def test_the_body_has_the_parameters_of_the_client(params: RequestParams, fields: dict[str, object]) -> None:
+    parsed = orjson.loads(request_body(Job(0.0, 100, 9, (1,), params=params), "sim"))
+    assert len(parsed.pop("prompt")) == 400
+    parsed.pop("stream_options", None)
+    assert parsed == {"model": "sim", "ignore_eos": True, **fields}

@@ -71,7 +71,7 @@ def played(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_counted_ranks_in_lockstep_take_the_steps_of_played_ones(seed: int) -> None:
+def test_counted_ranks_in_lockstep_step_as_played_ones(seed: int) -> None:
     jobs, config = crowd(Random(seed))
     found, expected = counted(jobs, config, 3), played(jobs, config, 3)
     assert found.keys() == expected.keys() == set(range(len(jobs)))
@@ -104,7 +104,7 @@ def test_every_rank_has_a_cache_of_its_own(lockstep: bool) -> None:
     assert [one.cached_tokens for one in outcomes] == [0, 0, 992]
 
 
-def test_in_lockstep_a_prefill_on_one_rank_delays_the_answer_on_another() -> None:
+def test_in_lockstep_a_prefill_on_one_rank_delays_the_response_on_another() -> None:
     timing = StepTiming(base=0.01, per_prefill_token=0.001, per_sequence=0.0)
     jobs = named([Job(0.0, 10, 100, (1,)), Job(0.3, 2_000, 1, (2, 3, 4, 5))])
     alone, together = (

@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert replay(RANDOM, workload, pods, 5).figures != replay(RANDOM, workload, pods, 6).figures
 
 
-def test_more_pods_answer_sooner_and_more_requests_later() -> None:
+def test_more_pods_respond_sooner_and_more_requests_later() -> None:
     workload = conversations(200, 12.0)
     few, many = (replay(Settings(), workload, fleet(2).of_size(size), 1).figures for size in (2, 6))
     assert many["ttft_p90"] < few["ttft_p90"]
@@ -91,7 +91,7 @@ def test_refused_requests_are_counted_and_keep_no_objective() -> None:
     assert math.isnan(found["ttft_mean"])
 
 
-def test_requests_larger_than_every_pod_are_said_to_be() -> None:
+def test_requests_larger_than_every_pod_are_reported() -> None:
     pods = fleet()
     small = replace(pods, configs=tuple(replace(config, num_gpu_blocks=2) for config in pods.configs))
     with pytest.raises(TooLarge, match="--kv-tokens"):

@@ -1,4 +1,4 @@
-"""Requests whose prompt one virtual pod computes and another answers."""
+"""Requests whose prompt one virtual pod computes and another pod continues."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_prompts_that_come_at_once_share_the_way() -> None:
     assert second > 0.005 + 2 * 0.016
 
 
-def test_a_prompt_computed_beside_an_answer_delays_it_and_one_that_comes_does_not() -> None:
+def test_a_prompt_computed_during_a_response_delays_it_and_a_fetched_one_does_not() -> None:
     """What splitting is for."""
 
     def slowest(*, comes: bool) -> float:
@@ -141,7 +141,7 @@ def test_a_prompt_that_came_and_lost_its_blocks_is_computed_here() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_comes_and_stays_all_is_answered_and_no_block_is_left_in_use(seed: int) -> None:
+def test_all_requests_get_responses_and_no_block_is_left_in_use(seed: int) -> None:
     rng = Random(seed)
     engine = CountingEngine(replace(CONFIG, num_gpu_blocks=rng.choice([150, 400]), max_num_seqs=rng.choice([2, 64])))
     kept, now, ended = [], 0.0, set()
@@ -150,8 +150,8 @@ def test_whatever_comes_and_stays_all_is_answered_and_no_block_is_left_in_use(se
         prompt = rng.randint(1, 1_000)
         stage = rng.choice([Stage.WHOLE, Stage.PREFILL, Stage.DECODE])
         named_parts = ((rng.choice([7, index + 100]), prompt // 16),) if prompt >= 16 else ()
-        answer = 1 if stage is Stage.PREFILL else rng.randint(1, 60)
-        one = Counted(index, prompt, answer, named_parts, stays=stage is Stage.PREFILL, comes=stage is Stage.DECODE)
+        reply = 1 if stage is Stage.PREFILL else rng.randint(1, 60)
+        one = Counted(index, prompt, reply, named_parts, stays=stage is Stage.PREFILL, comes=stage is Stage.DECODE)
         while engine.until <= now:
             at = engine.until
             for event in engine.finish():
@@ -205,7 +205,7 @@ def test_a_pod_of_either_role_that_restarts_loses_no_request(pod: int) -> None:
     assert policy.in_flight == 0
 
 
-def test_a_long_prompt_delays_no_answer_if_it_is_split() -> None:
+def test_a_long_prompt_delays_no_response_if_it_is_split() -> None:
     chats = [Job(0.01 * index, 200, 400, (index,)) for index in range(8)]
     long = [Job(1.0 + 0.5 * index, 16_000, 2, tuple(range(100 + 40 * index, 132 + 40 * index))) for index in range(6)]
     workload = Workload("mixed", named([*chats, *long]))

@@ -39,8 +39,8 @@ def tuned(settings: Settings, workload: Workload, trials: int = 8) -> Tuned:
 def test_a_weight_that_makes_requests_wait_is_found_and_changed() -> None:
     tunable = Tunable(from_mapping({"scheduling": BAD}))
     found = tuned(from_mapping({"scheduling": BAD}), conversations(300, 8.0), trials=5)
-    prefix, room = found.values
-    assert prefix / max(room, 1e-9) > 0.01
+    prefix, usage = found.values
+    assert prefix / max(usage, 1e-9) > 0.01
     assert found.gain.is_significant
     assert 0.0 < found.gain.low <= found.gain.share <= found.gain.high
     assert tunable.values == (0.01, 10.0)

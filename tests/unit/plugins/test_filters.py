@@ -98,7 +98,7 @@ class TestUtilization:
         pods = [pod("both"), pod("queue", waiting=2), pod("cache", kv_usage=0.9)]
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == ["both"]
 
-    def test_where_nobody_is_left_all_are_busy_or_all_stay(self) -> None:
+    def test_where_is_idle_all_are_busy_or_all_stay(self) -> None:
         pods = [pod("a", waiting=2), pod("b", waiting=3)]
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == []
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS, fallbackOnEmpty=True) == ["a", "b"]

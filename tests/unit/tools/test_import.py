@@ -1,4 +1,4 @@
-"""What other programs are told, said to kvlane; and what of it cannot be."""
+"""Configurations of other programs converted to kvlane's, and their parts without an equivalent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def missing(made: Imported) -> set[str]:
 
 
 class TestWords:
-    def test_flags_take_as_many_words_as_they_want(self) -> None:
+    def test_flags_have_as_many_words_as_they_need(self) -> None:
         words = ["x", "--a", "1", "--b", "2", "3", "--c", "--d=4"]
         found, unknown = read_flags(words, {"--a": 1, "--b": MANY, "--c": 0})
         assert found == {"--a": [["1"]], "--b": [["2", "3"]], "--c": [[]]}
@@ -143,7 +143,7 @@ class TestRouters:
         with pytest.raises(ValueError, match="no number of ranks"):
             vllm_router([*words, "many"])
 
-    def test_ranks_are_found_without_being_asked_for(self) -> None:
+    def test_ranks_need_no_flag(self) -> None:
         made = sglang_router(["--worker-urls", "http://a:1", "--dp-aware"])
         assert "--dp-aware" in {left.what for left in made.needless}
 
@@ -161,8 +161,8 @@ class TestRouters:
     def test_secrets_are_not_written(self) -> None:
         for router in (vllm_router, sglang_router):
             made = router(["--worker-urls", "http://a:1", "--api-key", "topsecret", "--some-token", "topsecret"])
-            said = made.text() + str(made.missing)
-            assert "topsecret" not in said
+            text = made.text() + str(made.missing)
+            assert "topsecret" not in text
             assert made.settings["pods"]["static"][0]["apiKey"] == "${POD_API_KEY}"
         assert settings(made).security.api_keys[0].key == "${CLIENT_API_KEY}"
 
@@ -221,9 +221,9 @@ class TestTheProductionStack:
         alone = stack([str(file)])
         assert "round-robin-picker" in types(alone)
         assert missing(alone) == {"frob"}
-        beside = stack(["--routing-logic", "prefixaware", "--dynamic-config-json", str(file)])
-        assert "scheduling" not in beside.settings
-        assert beside.settings["pods"]["static"] == [{"url": "http://a:1"}]
+        combined = stack(["--routing-logic", "prefixaware", "--dynamic-config-json", str(file)])
+        assert "scheduling" not in combined.settings
+        assert combined.settings["pods"]["static"] == [{"url": "http://a:1"}]
 
     def test_its_yaml_has_backends_below_models(self, tmp_path: Path) -> None:
         file = tmp_path / "dynamic.yaml"
@@ -295,7 +295,7 @@ schedulingProfiles:
         file.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"a.yaml": inner}}))
         assert "queue-scorer" in types(endpoint_picker(file))
 
-    def test_one_among_manifests_is_found_and_others_are_named(self, tmp_path: Path) -> None:
+    def test_one_of_several_manifests_is_found_and_others_are_named(self, tmp_path: Path) -> None:
         inner = (CONFIG / "endpoint-picker.yaml").read_text()
         holder = {"kind": "ConfigMap", "data": {"a.yaml": inner}}
         stray = {"kind": "Deployment", "spec": {"plugins": []}}
@@ -307,7 +307,7 @@ schedulingProfiles:
         file.write_text(yaml.safe_dump_all([holder, holder]))
         assert any("it holds 2 such documents" in note for note in endpoint_picker(file).notes)
 
-    def test_the_template_of_a_chart_is_told_from_broken_yaml(self, tmp_path: Path) -> None:
+    def test_the_template_of_a_chart_is_recognised(self, tmp_path: Path) -> None:
         file = tmp_path / "template.yaml"
         file.write_text("a: {{- .Values.plugins }}\nkind: EndpointPickerConfig")
         with pytest.raises(Unreadable, match="helm template"):

@@ -1,4 +1,4 @@
-"""Every preset is a section that loads, and does what it says."""
+"""Every preset is a section that loads, and has its effect."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ async def run(s: Stack, *arguments: str, **environ: str) -> Result:
 
 
 async def state(s: Stack, pod: str) -> Any:
-    async with s.http.get(f"{s.admin}/admin/pods/{pod}") as answer:
-        return (await answer.json())["state"]
+    async with s.http.get(f"{s.admin}/admin/pods/{pod}") as reply:
+        return (await reply.json())["state"]
 
 
 async def test_a_pod_is_drained_and_taken_back() -> None:
@@ -45,15 +45,15 @@ async def test_requests_that_are_left_after_the_wait_are_counted_and_are_exit_co
 
 async def test_a_pod_that_is_not_there_and_a_wait_that_is_too_long_are_refused() -> None:
     async with stack(1) as s:
-        unknown = await run(s, "drain", "nobody")
+        unknown = await run(s, "drain", "missing")
         assert unknown.exit_code == 2
-        assert unknown.stderr == "No pod is named 'nobody'; there is pod-0.\n"
+        assert unknown.stderr == "No pod is named 'missing'; there is pod-0.\n"
         too_long = await run(s, "drain", "pod-0", "--wait", "1h")
         assert too_long.exit_code == 2
         assert await state(s, "pod-0") == "ready"
 
 
-async def test_the_key_is_asked_for() -> None:
+async def test_the_key_is_required() -> None:
     async with stack(1, settings={"admin": {"port": 0, "apiKey": "secret"}}) as s:
         refused = await run(s, "drain", "pod-0")
         assert refused.exit_code == 2

@@ -150,7 +150,7 @@ async def test_what_cannot_go_on_ends_with_an_error(fields: dict[str, Any]) -> N
         assert not await pods.sample("kvlane_continuations_total")
 
 
-async def test_when_nobody_is_left_the_stream_ends_with_an_error_event(pods: Stack) -> None:
+async def test_when_is_idle_the_stream_ends_with_an_error_event(pods: Stack) -> None:
     seen = asyncio.create_task(stream(pods, pods.url, CHAT, **{**HELLO, "max_tokens": 1000}))
     await until(lambda: any(not pod.requests.idle.is_set() for pod in pods.pods))
     await asyncio.sleep(0.1)

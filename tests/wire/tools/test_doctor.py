@@ -61,17 +61,17 @@ async def test_ranks_are_found_and_tried() -> None:
     assert of(found, "data-parallel").text.startswith("3 data-parallel ranks, each an endpoint")
 
 
-async def test_a_pod_that_ignores_ranks_is_told_apart() -> None:
+async def test_a_pod_that_ignores_ranks_is_recognised() -> None:
     async with SimPod(SimConfig(data_parallel_size=3, ignore_rank=True)) as pod:
         found = await seen(pod.url)
     assert {check for check, _ in bad(found)} == {"data-parallel"}
     assert "ignores which of them" in of(found, "data-parallel").text
 
 
-async def test_what_is_only_asked_makes_no_engine_work() -> None:
+async def test_without_requests_no_engine_works() -> None:
     async with serving(FakePod()) as pod:
         found = await seen(pod.url, replace(MANNER, sends=False))
-    assert "/v1/completions" not in pod.asked
+    assert "/v1/completions" not in pod.requested
     assert found.caching is None
     assert found.abort is None
     assert bad(found) == set()
@@ -105,7 +105,7 @@ async def test_a_pod_that_is_well_and_tells_less_is_well() -> None:
             "fetch KV caches from 127.0.0.1",
         ),
         (
-            FakePod(answers={"/server_info": {"vllm_config": "kv_connector='LMCacheConnectorV1'"}}),
+            FakePod(replies={"/server_info": {"vllm_config": "kv_connector='LMCacheConnectorV1'"}}),
             "connector",
             Level.WARNING,
             "LMCacheConnectorV1",
@@ -122,7 +122,7 @@ async def test_a_fault_is_found_and_nothing_else(pod: FakePod, check: str, level
     assert finding.fix
 
 
-async def test_a_pod_that_cannot_complete_is_said_to_be_not_tried() -> None:
+async def test_a_pod_that_cannot_complete_is_reported_as_not_tried() -> None:
     async with serving(FakePod(completes=False)) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
@@ -130,7 +130,7 @@ async def test_a_pod_that_cannot_complete_is_said_to_be_not_tried() -> None:
     assert of(found, "abort").level is Level.NOTE
 
 
-async def test_a_request_that_others_run_beside_is_not_judged() -> None:
+async def test_a_request_on_a_busy_pod_is_not_judged() -> None:
     async with serving(FakePod(running=3)) as pod:
         assert (await seen(pod.url)).abort is None
 
@@ -143,8 +143,8 @@ async def test_a_pod_that_is_not_there_is_a_fault_and_hides_no_other() -> None:
 
 
 async def test_the_role_and_the_connector_are_read_where_the_engine_tells_them() -> None:
-    told = {"vllm_config": "KVTransferConfig(kv_connector='MooncakeConnector', kv_role='kv_consumer')"}
-    async with serving(FakePod(answers={"/server_info": told})) as pod:
+    info = {"vllm_config": "KVTransferConfig(kv_connector='MooncakeConnector', kv_role='kv_consumer')"}
+    async with serving(FakePod(replies={"/server_info": info})) as pod:
         found = await seen(pod.url)
     assert found.transfer == Transfer("mooncake", "decode")
 
@@ -158,8 +158,8 @@ async def test_pods_that_hand_over_by_nixl_are_recognised_by_their_series() -> N
 
 
 @pytest.mark.parametrize("told", [None, {"vllm_config": "kv_connector='MooncakeConnector'"}])
-async def test_a_connector_that_may_not_take_it_is_sent_no_prompt_for_another_pod(told: dict[str, str] | None) -> None:
-    async with serving(FakePod(answers={"/server_info": told} if told else {})) as pod:
+async def test_a_connector_that_may_fail_on_it_is_sent_no_prompt_for_another_pod(info: dict[str, str] | None) -> None:
+    async with serving(FakePod(replies={"/server_info": info} if info else {})) as pod:
         await seen(pod.url)
     assert pod.handed_over == 0
 
@@ -203,8 +203,8 @@ class TestIdleConnections:
         [(b"", True, 0.1), (b"connection: close\r\n", True, 0.0), (b"", False, math.inf)],
     )
     async def test_when_they_are_closed_is_seen(self, head: bytes, close: bool, expected: float) -> None:
-        answer = b"HTTP/1.1 200 OK\r\n" + head + b"content-length: 0\r\n\r\n"
-        async with saying(answer, 0.1 if close else 5.0) as port:
+        reply = b"HTTP/1.1 200 OK\r\n" + head + b"content-length: 0\r\n\r\n"
+        async with saying(reply, 0.1 if close else 5.0) as port:
             found = await idle_seconds(f"http://127.0.0.1:{port}", 0.5, SystemClock())
         assert found == pytest.approx(expected, abs=0.3)
 
@@ -278,7 +278,7 @@ class TestTheCommand:
         assert with_decisions.telemetry.decisions is not None
 
     async def test_prints_nothing_of_a_pod_that_steers_the_terminal(self) -> None:
-        async with serving(FakePod(answers={"/v1/models": {"data": [{"id": "m\x1b]0;title\x07"}]}})) as pod:
+        async with serving(FakePod(replies={"/v1/models": {"data": [{"id": "m\x1b]0;title\x07"}]}})) as pod:
             words = ["doctor", pod.url, "--no-requests", "--timeout", "1"]
             result = await asyncio.to_thread(CliRunner().invoke, main, words)
         assert r"serves m\x1b]0;title\x07" in result.stderr
@@ -289,10 +289,10 @@ class TestTheCommand:
             words = ["doctor", pod.url, "--json", "--no-requests", "--timeout", "1"]
             result = await asyncio.to_thread(CliRunner().invoke, main, words)
         assert result.exit_code == 0
-        told = json.loads(result.stdout)
-        assert told["pods"][0]["keepAlive"] == "infinite"
-        assert {finding["level"] for finding in told["findings"]} == {"ok", "note"}
-        assert told["configuration"]["pods"]["static"] == [{"url": pod.url}]
+        info = json.loads(result.stdout)
+        assert info["pods"][0]["keepAlive"] == "infinite"
+        assert {finding["level"] for finding in info["findings"]} == {"ok", "note"}
+        assert info["configuration"]["pods"]["static"] == [{"url": pod.url}]
 
     def test_takes_urls_only(self) -> None:
         result = CliRunner().invoke(main, ["doctor", "vllm-0"])
@@ -311,16 +311,16 @@ class TestTheCommand:
 
 
 def announcing(port: int) -> FakePod:
-    return FakePod(answers={"/kv_event_sources": {"0": {"endpoint": f"tcp://*:{port}"}}})
+    return FakePod(replies={"/kv_event_sources": {"0": {"endpoint": f"tcp://*:{port}"}}})
 
 
 @asynccontextmanager
-async def saying(said: bytes, seconds: float = 5.0) -> AsyncIterator[int]:
+async def saying(greeting: bytes, seconds: float = 5.0) -> AsyncIterator[int]:
     """Says this to everybody, and hangs up after these seconds unless the other side has."""
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(said)
+        writer.write(greeting)
         with suppress(TimeoutError):
             await asyncio.wait_for(until_end(reader), seconds)
         writer.close()

@@ -20,7 +20,7 @@ def sequence(prompt_tokens: int, max_tokens: int = 1, *, text: bytes = b"p", roo
 
 
 def run(engine: Engine, now: float = 0.0) -> float:
-    """Until nobody is left; returns the time."""
+    """Step until no sequence is left; return the time."""
     while engine.busy:
         _, duration = engine.step(now)
         now += duration
@@ -47,5 +47,5 @@ async def stream(session: aiohttp.ClientSession, path: str, **body: Any) -> list
     return [line if line == "[DONE]" else orjson.loads(line) for line in found]
 
 
-def nobody_is_left(pod: SimPod) -> bool:
+def is_idle(pod: SimPod) -> bool:
     return not pod.engine.busy and not pod.requests.open

@@ -40,11 +40,11 @@ class Pair:
 
     async def prefilled(self, path: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
         """What the prefill pod says to the decode pod."""
-        status, answer = await self.ask(
+        status, reply = await self.ask(
             self.prefill, path, **{"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}, **body}
         )
         assert status == 200
-        params: dict[str, Any] = answer["kv_transfer_params"]
+        params: dict[str, Any] = reply["kv_transfer_params"]
         return params
 
     async def metrics(self, pod: SimPod) -> dict[str, float]:

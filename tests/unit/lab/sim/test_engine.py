@@ -29,7 +29,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
     assert prefills == [100, 100, 50]
 
 
-def test_decoding_goes_on_beside_the_prefill_of_others() -> None:
+def test_decoding_continues_during_the_prefill_of_others() -> None:
     engine = Engine(SimConfig(max_num_batched_tokens=100))
     decoding = sequence(10, 50)
     engine.submit(decoding, now=0.0)
@@ -72,7 +72,7 @@ def test_every_running_sequence_gets_one_token_per_step() -> None:
     assert not engine.busy
 
 
-def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_answer() -> None:
+def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_response() -> None:
     config = SimConfig(num_gpu_blocks=8)
     engine = Engine(config)
     older, younger = sequence(60, 60), sequence(60, 60, text=b"q")
@@ -109,7 +109,7 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block() -> None:
     assert (engine.stats.queried_tokens, engine.stats.hit_tokens) == (128, 48)
 
 
-def test_the_answer_is_cached_for_the_next_turn() -> None:
+def test_the_response_is_cached_for_the_next_turn() -> None:
     engine = Engine(SimConfig())
     first = sequence(16, 33)
     engine.submit(first, now=0.0)
@@ -182,7 +182,7 @@ def test_a_prompt_that_asks_for_no_token_is_computed_and_ends() -> None:
     assert (engine.stats.prompt_tokens, engine.stats.generation_tokens) == (100, 0)
 
 
-def test_a_full_queue_has_no_room() -> None:
+def test_a_full_queue_accepts_no_sequence() -> None:
     engine = Engine(SimConfig(max_num_seqs=1, max_waiting=1))
     assert engine.accepts(2)
     engine.submit(sequence(10), now=0.0)
@@ -202,8 +202,8 @@ def test_whatever_arrives_everybody_ends_and_every_block_comes_back(
 ) -> None:
     engine = Engine(SimConfig(num_gpu_blocks=blocks, max_num_seqs=sequences, max_num_batched_tokens=40))
     everybody = []
-    for prompt, answer, text in arrivals:
-        everybody.append(sequence(prompt, answer, text=bytes([text])))
+    for prompt, reply, text in arrivals:
+        everybody.append(sequence(prompt, reply, text=bytes([text])))
         engine.submit(everybody[-1], now=0.0)
         engine.step(0.0)
         assert engine.pool.used + engine.pool.idle <= blocks

@@ -34,7 +34,7 @@ def test_a_slow_pod_takes_so_many_times_longer() -> None:
     assert ends[1] == pytest.approx(3 * ends[0])
 
 
-def test_noise_has_the_mean_of_the_steps_without_it_and_the_deviation_asked_for() -> None:
+def test_noise_has_the_mean_of_the_steps_without_it_and_the_configured_deviation() -> None:
     pace = Pace(SimConfig(noise=0.3, noise_seed=7))
     factors = [pace.factor() for _ in range(20_000)]
     assert statistics.mean(factors) == pytest.approx(1.0, abs=0.01)

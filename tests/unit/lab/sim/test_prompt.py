@@ -12,7 +12,7 @@ def test_tools_come_first_then_messages_with_their_roles() -> None:
     assert rendered == b'<|tools|>[{"name":"f"}]\n<|user|>hi\n<|assistant|>'
 
 
-def test_a_message_to_be_continued_stands_where_the_answer_would() -> None:
+def test_a_message_to_be_continued_is_the_beginning_of_the_response() -> None:
     question = {"role": "user", "content": "hi"}
     begun = {"role": "assistant", "content": " the sea"}
     assert render_chat([question, begun], continue_final_message=True) == render_chat([question]) + b" the sea"

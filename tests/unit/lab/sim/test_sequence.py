@@ -25,20 +25,20 @@ def test_every_word_is_one_token_of_four_bytes_that_begins_with_a_space() -> Non
 
 
 @given(prompt=st.binary(max_size=200), cut=st.integers(0, 39))
-def test_a_continued_answer_ends_with_exactly_the_words_that_were_missing(prompt: bytes, cut: int) -> None:
+def test_a_continued_response_ends_with_exactly_the_words_that_were_missing(prompt: bytes, cut: int) -> None:
     whole, _ = written(prompt, LONG)
-    said = whole.response[: 4 * cut]
-    rest, _ = written(prompt + said, Sampling(max_tokens=40 - cut))
-    assert said + rest.response == whole.response
+    written_before = whole.response[: 4 * cut]
+    rest, _ = written(prompt + written_before, Sampling(max_tokens=40 - cut))
+    assert written_before + rest.response == whole.response
 
 
-def test_other_prompts_and_other_seeds_get_other_answers() -> None:
-    answers = [written(b"one", LONG), written(b"two", LONG), written(b"one", replace(LONG, seed=1))]
-    assert len({sequence.response for sequence, _ in answers}) == 3
+def test_other_prompts_and_other_seeds_get_other_responses() -> None:
+    replies = [written(b"one", LONG), written(b"two", LONG), written(b"one", replace(LONG, seed=1))]
+    assert len({sequence.response for sequence, _ in replies}) == 3
 
 
 @given(start=st.integers(0, 30), length=st.integers(1, 12), include=st.booleans())
-def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_ever_shown(start: int, length: int, include: bool) -> None:
+def test_a_stop_string_ends_the_response_and_is_never_shown(start: int, length: int, include: bool) -> None:
     whole = written(b"prompt", LONG)[0].response
     stop = whole[start : start + length]
     sequence, outputs = written(b"prompt", replace(LONG, stop=(stop, b"never"), include_stop=include))
@@ -53,7 +53,7 @@ def test_a_stop_string_is_ignored_before_the_fewest_tokens() -> None:
     assert sequence.progress.generated_tokens > 10
 
 
-def test_an_answer_may_end_by_itself_unless_it_must_not() -> None:
+def test_a_response_may_end_by_itself_unless_it_must_not() -> None:
     ending = replace(LONG, eos_probability=1.0)
     assert written(b"p", ending)[0].response == b""
     assert written(b"p", ending)[0].finish is Finish.STOP
@@ -61,14 +61,14 @@ def test_an_answer_may_end_by_itself_unless_it_must_not() -> None:
     assert written(b"p", replace(ending, ignore_eos=True))[0].finish is Finish.LENGTH
 
 
-def test_an_answer_with_a_script_is_that_script() -> None:
+def test_a_response_with_a_script_is_that_script() -> None:
     sequence, _ = written(b"p", replace(LONG, script=b'{"a": 1}  x'))
     assert (sequence.response, sequence.finish) == (b'{"a": 1}  x', Finish.STOP)
 
 
-@given(prompt=st.binary(max_size=300), answer=st.integers(1, 60))
-def test_block_hashes_of_a_grown_text_are_those_of_the_same_text_as_a_prompt(prompt: bytes, answer: int) -> None:
-    grown, _ = written(prompt, Sampling(max_tokens=answer))
+@given(prompt=st.binary(max_size=300), reply=st.integers(1, 60))
+def test_block_hashes_of_a_grown_text_are_those_of_the_same_text_as_a_prompt(prompt: bytes, reply: int) -> None:
+    grown, _ = written(prompt, Sampling(max_tokens=reply))
     grown.extend_hashes(4)
     given = Sequence(prompt + grown.response, LONG)
     given.extend_hashes(4)

@@ -21,7 +21,7 @@ async def test_the_bytes_of_audio_are_counted(pod: SimPod, client: aiohttp.Clien
     assert pod.requests[0].model == "sim"
 
 
-async def test_the_answer_may_be_plain_text(client: aiohttp.ClientSession) -> None:
+async def test_the_response_may_be_plain_text(client: aiohttp.ClientSession) -> None:
     async with client.post("/v1/audio/transcriptions", data=form(response_format="text")) as response:
         assert await response.text() == "700 bytes of audio"
 

@@ -47,25 +47,25 @@ async def test_a_final_message_is_continued_with_exactly_the_remaining_text(clie
 
 async def test_the_next_turn_finds_the_last_one_cached(client: aiohttp.ClientSession) -> None:
     question = [{"role": "user", "content": "long " * 100}]
-    answer = (await post(client, CHAT, messages=question, max_tokens=64))["choices"][0]["message"]
-    turn = [*question, {"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "more"}]
+    reply = (await post(client, CHAT, messages=question, max_tokens=64))["choices"][0]["message"]
+    turn = [*question, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "more"}]
     usage = (await post(client, CHAT, messages=turn))["usage"]
     assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < 30
 
 
-async def test_max_completion_tokens_bounds_the_answer(client: aiohttp.ClientSession) -> None:
-    answer = await post(client, CHAT, messages=USER, max_completion_tokens=7)
-    assert answer["usage"]["completion_tokens"] == 7
+async def test_max_completion_tokens_bounds_the_response(client: aiohttp.ClientSession) -> None:
+    reply = await post(client, CHAT, messages=USER, max_completion_tokens=7)
+    assert reply["usage"]["completion_tokens"] == 7
 
 
-async def test_the_request_id_of_the_client_is_the_id_of_the_answer(client: aiohttp.ClientSession) -> None:
+async def test_the_request_id_of_the_client_is_the_id_of_the_response(client: aiohttp.ClientSession) -> None:
     async with client.post(CHAT, json={"messages": USER}, headers={"X-Request-Id": "mine"}) as response:
         assert orjson.loads(await response.read())["id"] == "chatcmpl-mine"
 
 
 async def test_a_required_tool_is_called(client: aiohttp.ClientSession) -> None:
-    answer = await post(client, CHAT, messages=USER, tools=[TOOL], tool_choice="required")
-    (choice,) = answer["choices"]
+    reply = await post(client, CHAT, messages=USER, tools=[TOOL], tool_choice="required")
+    (choice,) = reply["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -84,8 +84,8 @@ async def test_a_named_tool_is_called_piece_by_piece(client: aiohttp.ClientSessi
 
 
 async def test_tools_that_may_be_called_are_not(client: aiohttp.ClientSession) -> None:
-    answer = await post(client, CHAT, messages=USER, tools=[TOOL], tool_choice="auto")
-    assert answer["choices"][0]["message"]["content"]
+    reply = await post(client, CHAT, messages=USER, tools=[TOOL], tool_choice="auto")
+    assert reply["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(

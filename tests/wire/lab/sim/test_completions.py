@@ -9,7 +9,7 @@ from tests.helpers.lab.sim.support import post, stream
 PATH = "/v1/completions"
 
 
-async def test_the_stream_says_what_the_whole_answer_says(client: aiohttp.ClientSession) -> None:
+async def test_the_stream_has_the_text_of_the_whole_response(client: aiohttp.ClientSession) -> None:
     whole = await post(client, PATH, prompt="the sea", max_tokens=12)
     *events, done = await stream(client, PATH, prompt="the sea", max_tokens=12)
     assert done == "[DONE]"
@@ -60,7 +60,7 @@ async def test_every_event_can_carry_the_usage_so_far(client: aiohttp.ClientSess
     assert [event["usage"]["completion_tokens"] for event in events[:-1]] == [1, 2, 3, 3]
 
 
-async def test_a_stop_string_ends_the_answer(client: aiohttp.ClientSession) -> None:
+async def test_a_stop_string_ends_the_response(client: aiohttp.ClientSession) -> None:
     text = (await post(client, PATH, prompt="p", max_tokens=8))["choices"][0]["text"]
     choice = (await post(client, PATH, prompt="p", max_tokens=8, stop=text[10:14]))["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:10], "stop", text[10:14])
@@ -82,17 +82,17 @@ async def test_salts_and_adapters_have_prefixes_of_their_own() -> None:
     async with SimPod(config) as pod, aiohttp.ClientSession(pod.url) as client:
         cached = []
         for extra in ({}, {}, {"cache_salt": "s"}, {"model": "tuned"}, {"model": "tuned"}):
-            answer = await post(client, PATH, prompt="x" * 400, **extra)
-            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            reply = await post(client, PATH, prompt="x" * 400, **extra)
+            cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached == [0, 96, 0, 0, 96]
-        assert answer["model"] == "tuned"
+        assert reply["model"] == "tuned"
 
 
-async def test_the_answer_ends_with_the_context() -> None:
+async def test_the_response_ends_with_the_context() -> None:
     config = SimConfig(time_scale=20, max_model_len=100)
     async with SimPod(config) as pod, aiohttp.ClientSession(pod.url) as client:
-        answer = await post(client, PATH, prompt="x" * 392, max_tokens=40)
-        assert answer["usage"]["completion_tokens"] == 2
+        reply = await post(client, PATH, prompt="x" * 392, max_tokens=40)
+        assert reply["usage"]["completion_tokens"] == 2
 
 
 async def test_a_pod_may_keep_its_cache_hits_to_itself() -> None:

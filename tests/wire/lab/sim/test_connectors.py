@@ -9,16 +9,16 @@ import pytest
 
 from proxy.lab.sim import Fault, Kind, TransferTiming
 from proxy.lab.sim.config import ConnectorName
-from tests.helpers.lab.sim.support import nobody_is_left
+from tests.helpers.lab.sim.support import is_idle
 from tests.helpers.lab.sim.transfers import Pair, pair
 from tests.helpers.waiting import until
 
-ROOM: dict[str, Any] = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
+BOOTSTRAP: dict[str, Any] = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
 MOONCAKE_PREFILL = {"kv_transfer_params": {"do_remote_decode": True, "transfer_id": "x"}}
 MOONCAKE_DECODE = {"kv_transfer_params": {"do_remote_prefill": True, "transfer_id": "x"}}
 AT_ONCE: list[tuple[ConnectorName, dict[str, Any], dict[str, Any]]] = [
     ("mooncake", MOONCAKE_PREFILL, MOONCAKE_DECODE),
-    ("sglang", ROOM, ROOM),
+    ("sglang", BOOTSTRAP, BOOTSTRAP),
 ]
 at_once = pytest.mark.parametrize(("connector", "prefill", "decode"), AT_ONCE, ids=["mooncake", "sglang"])
 ADDRESSED = "___prefill_addr_127.0.0.1:14579___decode_addr_127.0.0.1:14580_r"
@@ -28,8 +28,8 @@ async def test_a_prompt_is_found_in_the_common_directory() -> None:
     async with pair("shared-storage") as pods:
         _, first = await pods.ask(pods.prefill, max_tokens=1)
         assert first["kv_transfer_params"] is None
-        _, answer = await pods.ask(pods.decode, max_tokens=5)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+        _, reply = await pods.ask(pods.decode, max_tokens=5)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
         assert pods.decode.engine.stats.external_tokens == 96
         assert pods.prefill.engine.kept_blocks == 0
 
@@ -50,8 +50,8 @@ async def test_a_load_from_the_directory_can_fail() -> None:
 
 
 async def together(pods: Pair, prefill: dict[str, Any], decode: dict[str, Any]) -> list[tuple[int, Any]]:
-    asked = (pods.ask(pods.decode, max_tokens=20, **decode), pods.ask(pods.prefill, max_tokens=1, **prefill))
-    return list(await asyncio.gather(*asked))
+    requested = (pods.ask(pods.decode, max_tokens=20, **decode), pods.ask(pods.prefill, max_tokens=1, **prefill))
+    return list(await asyncio.gather(*requested))
 
 
 @at_once
@@ -59,9 +59,9 @@ async def test_two_requests_that_are_sent_at_once_find_each_other(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector) as pods:
-        answers = await together(pods, prefill, decode)
-        assert [status for status, _ in answers] == [200, 200]
-        assert answers[0][1]["usage"]["completion_tokens"] == 20
+        replies = await together(pods, prefill, decode)
+        assert [status for status, _ in replies] == [200, 200]
+        assert replies[0][1]["usage"]["completion_tokens"] == 20
         assert pods.decode.engine.stats.transferred_tokens == 100
         assert pods.prefill.engine.kept_blocks == 0
 
@@ -71,8 +71,8 @@ async def test_the_decode_pod_waits_while_the_prefill_pod_computes(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector, TransferTiming(failure=0.05), max_num_batched_tokens=8) as pods:
-        answers = await together(pods, prefill, decode)
-        assert [status for status, _ in answers] == [200, 200]
+        replies = await together(pods, prefill, decode)
+        assert [status for status, _ in replies] == [200, 200]
 
 
 @at_once
@@ -81,7 +81,7 @@ async def test_a_prefill_that_does_not_come_fails_the_decode(
 ) -> None:
     async with pair(connector) as pods:
         assert (await pods.ask(pods.decode, **decode))[0] == 500
-        assert nobody_is_left(pods.decode)
+        assert is_idle(pods.decode)
 
 
 @at_once
@@ -111,26 +111,26 @@ async def test_a_decode_that_is_left_frees_the_prefill_pod(
         await asyncio.wait([first])
 
 
-async def test_a_room_that_nobody_enters_fails_the_prefill() -> None:
+async def test_a_bootstrap_id_that_no_pod_uses_fails_the_prefill() -> None:
     async with pair("sglang", TransferTiming(expiry=0.05)) as pods:
-        assert (await pods.ask(pods.prefill, max_tokens=1, **ROOM))[0] == 500
+        assert (await pods.ask(pods.prefill, max_tokens=1, **BOOTSTRAP))[0] == 500
         assert pods.prefill.engine.kept_blocks == 0
 
 
-async def test_pods_with_a_role_refuse_what_has_no_room() -> None:
+async def test_pods_with_a_role_refuse_requests_without_a_bootstrap_id() -> None:
     async with pair("sglang") as pods:
         for pod in (pods.prefill, pods.decode):
-            status, answer = await pods.ask(pod)
+            status, reply = await pods.ask(pod)
             assert status == 400
-            assert "without bootstrap room id" in answer["error"]["message"]
+            assert "without bootstrap room id" in reply["error"]["message"]
 
 
-async def test_several_choices_need_several_rooms() -> None:
+async def test_several_choices_need_several_bootstrap_ids() -> None:
     async with pair("sglang") as pods:
-        body: dict[str, Any] = {**ROOM, "n": 2}
+        body: dict[str, Any] = {**BOOTSTRAP, "n": 2}
         assert (await pods.ask(pods.decode, **body))[0] == 400
-        answers = await together(pods, {**body, "bootstrap_room": [1, 2]}, {**body, "bootstrap_room": [1, 2]})
-        assert [status for status, _ in answers] == [200, 200]
+        replies = await together(pods, {**body, "bootstrap_room": [1, 2]}, {**body, "bootstrap_room": [1, 2]})
+        assert [status for status, _ in replies] == [200, 200]
 
 
 async def test_a_transfer_without_an_id_is_no_transfer() -> None:

@@ -21,11 +21,11 @@ async def ask(pod: SimPod, **body: Any) -> tuple[int, float]:
     """The status, and how long it took."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    status, _ = await answered(pod, **body)
+    status, _ = await replied(pod, **body)
     return status, loop.time() - started
 
 
-async def answered(pod: SimPod, **body: Any) -> tuple[int, Any]:
+async def replied(pod: SimPod, **body: Any) -> tuple[int, Any]:
     async with aiohttp.ClientSession(pod.url) as http, http.post(CHAT, json={"max_tokens": 1, **body}) as response:
         return response.status, await response.json()
 
@@ -62,8 +62,8 @@ async def test_an_encode_pod_serves_nothing_without_media() -> None:
 async def test_an_encode_pod_says_where_embeddings_are_if_they_stay_with_it() -> None:
     async with fleet(ec_connector="nixl") as pods:
         encode, other = pods.pods
-        _, answer = await answered(encode, **SHOWN)
-        params = answer["ec_transfer_params"]
+        _, reply = await replied(encode, **SHOWN)
+        params = reply["ec_transfer_params"]
         [where] = params.values()
         assert (where["remote_host"], where["remote_port"]) == ("127.0.0.1", encode.port)
         assert (await ask(other, **SHOWN, ec_transfer_params=params))[1] < SECONDS
@@ -73,6 +73,6 @@ async def test_an_encode_pod_says_where_embeddings_are_if_they_stay_with_it() ->
 async def test_embeddings_are_lost_with_the_pod_that_has_them() -> None:
     async with fleet(ec_connector="nixl") as pods:
         encode, other = pods.pods
-        _, answer = await answered(encode, **SHOWN)
+        _, reply = await replied(encode, **SHOWN)
         await encode.kill()
-        assert (await ask(other, **SHOWN, ec_transfer_params=answer["ec_transfer_params"]))[1] >= SECONDS
+        assert (await ask(other, **SHOWN, ec_transfer_params=reply["ec_transfer_params"]))[1] >= SECONDS

@@ -27,7 +27,7 @@ LONG = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """Everything that a client got, and how it ended: whole, closed, reset, or not at all."""
 
     raw: bytes
@@ -50,7 +50,7 @@ async def met(kind: Kind, **details: Any) -> AsyncIterator[SimPod]:
         yield pod
 
 
-async def ask(pod: SimPod, *, stream: bool = True, request_id: str = "r", patience: float = 10.0) -> Heard:
+async def ask(pod: SimPod, *, stream: bool = True, request_id: str = "r", patience: float = 10.0) -> Received:
     reader, writer = await asyncio.open_connection(pod.host, pod.port)
     body = orjson.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": stream})
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nx-request-id: {request_id}\r\n"
@@ -65,7 +65,7 @@ async def ask(pod: SimPod, *, stream: bool = True, request_id: str = "r", patien
         ending = "reset"
     finally:
         writer.close()
-    return Heard(raw, ending)
+    return Received(raw, ending)
 
 
 async def _read(reader: asyncio.StreamReader, patience: float) -> bytes:
@@ -99,9 +99,10 @@ def patience(ending: str) -> float:
 @pytest.mark.parametrize(("status", "retry_after"), [(429, 7), (500, None), (502, None), (503, 1)])
 async def test_a_request_is_rejected_with_a_status(status: int, retry_after: int | None) -> None:
     async with met(Kind.REJECT, status=status, retry_after=retry_after) as pod:
-        heard = await ask(pod)
-        assert (heard.status, heard.ending) == (status, "whole")
-        assert (b"Retry-After: %d\r\n" % retry_after in heard.raw) if retry_after else b"Retry-After" not in heard.raw
+        received = await ask(pod)
+        assert (received.status, received.ending) == (status, "whole")
+        header = b"Retry-After: %d\r\n" % retry_after if retry_after else b"Retry-After"
+        assert (header in received.raw) == bool(retry_after)
         assert (pod.requests[0].fault, pod.requests[0].status) == ("reject", status)
 
 
@@ -110,11 +111,11 @@ async def test_a_request_is_rejected_with_a_status(status: int, retry_after: int
     ("kind", "ending"),
     [(Kind.HANG, "hangs"), (Kind.RESET, "reset"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")],
 )
-async def test_before_the_head_there_is_nothing_of_the_answer(kind: Kind, ending: str, stream: bool) -> None:
+async def test_before_the_head_no_byte_of_the_response_has_passed(kind: Kind, ending: str, stream: bool) -> None:
     async with met(kind) as pod:
-        heard = await ask(pod, stream=stream, patience=patience(ending))
-        assert heard.ending == ending
-        assert b"HTTP/1.1 " not in heard.raw
+        received = await ask(pod, stream=stream, patience=patience(ending))
+        assert received.ending == ending
+        assert b"HTTP/1.1 " not in received.raw
         await until(lambda: not pod.requests.open)
         assert pod.requests[0].cut == (kind in (Kind.RESET, Kind.FIN))
         assert pod.requests[0].aborted != pod.requests[0].cut
@@ -123,97 +124,97 @@ async def test_before_the_head_there_is_nothing_of_the_answer(kind: Kind, ending
 @pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")])
 async def test_in_the_middle_of_a_stream_some_events_have_passed(kind: Kind, ending: str) -> None:
     async with met(kind, events=3) as pod:
-        heard = await ask(pod, patience=patience(ending))
-        assert (heard.status, heard.ending, heard.events) == (200, ending, 3)
-        assert b"[DONE]" not in heard.raw
+        received = await ask(pod, patience=patience(ending))
+        assert (received.status, received.ending, received.events) == (200, ending, 3)
+        assert b"[DONE]" not in received.raw
         await until(lambda: not pod.requests.open)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_reset_in_the_middle_may_take_back_what_nobody_has_read(stream: bool) -> None:
+async def test_a_reset_in_the_middle_may_discard_unread_bytes(stream: bool) -> None:
     async with met(Kind.RESET, events=3) as pod:
-        heard = await ask(pod, stream=stream)
-        assert heard.ending == "reset"
-        assert heard.events <= 3
+        received = await ask(pod, stream=stream)
+        assert received.ending == "reset"
+        assert received.events <= 3
         assert pod.requests[0].cut
 
 
 async def test_a_stream_that_is_shorter_than_its_fault_does_not_end_well() -> None:
     async with met(Kind.FIN, events=1_000) as pod:
-        heard = await ask(pod)
-        assert (heard.events, heard.ending) == (TOKENS, "closed")
-        assert b"[DONE]" not in heard.raw
+        received = await ask(pod)
+        assert (received.events, received.ending) == (TOKENS, "closed")
+        assert b"[DONE]" not in received.raw
 
 
 @pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed")])
-async def test_in_the_middle_of_a_whole_answer_half_of_it_has_passed(kind: Kind, ending: str) -> None:
+async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: Kind, ending: str) -> None:
     async with met(kind, events=1) as pod:
-        heard = await ask(pod, stream=False, patience=patience(ending))
-        assert (heard.status, heard.ending) == (200, ending)
-        head, _, body = heard.raw.partition(b"\r\n\r\n")
+        received = await ask(pod, stream=False, patience=patience(ending))
+        assert (received.status, received.ending) == (200, ending)
+        head, _, body = received.raw.partition(b"\r\n\r\n")
         assert 0 < len(body) < int(head.rpartition(b"Content-Length: ")[2])
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_chunks_that_make_no_sense_come_after_some_that_do(stream: bool) -> None:
     async with met(Kind.MISFRAME, events=1) as pod:
-        heard = await ask(pod, stream=stream, patience=QUIET)
-        assert heard.raw.endswith(b"}\n\n\r\nso many bytes\r\n" if stream else b"\r\nso many bytes\r\n")
-        assert heard.ending == "hangs"
+        received = await ask(pod, stream=stream, patience=QUIET)
+        assert received.raw.endswith(b"}\n\n\r\nso many bytes\r\n" if stream else b"\r\nso many bytes\r\n")
+        assert received.ending == "hangs"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_drip_is_slow_and_whole(stream: bool) -> None:
     async with met(Kind.DRIP) as pod:
-        heard = await ask(pod, stream=stream)
-        assert (heard.status, heard.ending) == (200, "whole")
+        received = await ask(pod, stream=stream)
+        assert (received.status, received.ending) == (200, "whole")
         pod.faults.set([])
         undisturbed = await ask(pod, stream=stream)
-        assert len(heard.raw) == pytest.approx(len(undisturbed.raw), abs=40)
-        assert heard.events == undisturbed.events
+        assert len(received.raw) == pytest.approx(len(undisturbed.raw), abs=40)
+        assert received.events == undisturbed.events
         slow, fast = (record.ended - record.arrived for record in pod.requests if record.ended)
         assert slow > fast
 
 
 async def test_garbage_is_no_http() -> None:
     async with met(Kind.GARBAGE) as pod:
-        heard = await ask(pod)
-        assert heard.ending == "closed"
-        assert heard.raw
-        assert not heard.raw.startswith(b"HTTP/")
+        received = await ask(pod)
+        assert received.ending == "closed"
+        assert received.raw
+        assert not received.raw.startswith(b"HTTP/")
 
 
 async def test_a_corrupt_stream_has_one_event_that_is_none() -> None:
     async with met(Kind.CORRUPT, events=2) as pod:
-        heard = await ask(pod)
-        assert heard.ending == "whole"
-        assert heard.raw.endswith(WHOLE_STREAM)
-        events = [line for line in heard.raw.replace(b"\r\n", b"").split(b"\n\n") if b"data: {" in line]
+        received = await ask(pod)
+        assert received.ending == "whole"
+        assert received.raw.endswith(WHOLE_STREAM)
+        events = [line for line in received.raw.replace(b"\r\n", b"").split(b"\n\n") if b"data: {" in line]
         assert sum(event.count(b'"choices"') + event.count(b"data: {") != 2 for event in events) == 1
 
 
-async def test_a_corrupt_answer_is_half_of_its_json() -> None:
+async def test_a_corrupt_response_is_half_of_its_json() -> None:
     async with met(Kind.CORRUPT) as pod:
-        heard = await ask(pod, stream=False)
-        assert heard.ending == "whole"
+        received = await ask(pod, stream=False)
+        assert received.ending == "whole"
         with pytest.raises(orjson.JSONDecodeError):
-            orjson.loads(heard.raw.partition(b"\r\n\r\n")[2])
+            orjson.loads(received.raw.partition(b"\r\n\r\n")[2])
 
 
 async def test_the_first_event_of_a_stream_says_that_the_queue_is_full() -> None:
     async with met(Kind.ERROR_FIRST) as pod:
-        heard = await ask(pod)
-        assert (heard.status, heard.events, heard.ending) == (200, 1, "whole")
-        assert b'data: {"error":{"message":"The engine is currently busy' in heard.raw
-        assert heard.raw.endswith(WHOLE_STREAM)
+        received = await ask(pod)
+        assert (received.status, received.events, received.ending) == (200, 1, "whole")
+        assert b'data: {"error":{"message":"The engine is currently busy' in received.raw
+        assert received.raw.endswith(WHOLE_STREAM)
         assert (await ask(pod, stream=False)).status == 503
 
 
 async def test_a_pod_refuses_connections_and_finishes_what_it_has() -> None:
     async with met(Kind.REFUSE, seconds=LONG, count=1) as pod:
-        heard = await ask(pod)
-        assert heard.events == TOKENS
-        assert b"[DONE]" in heard.raw
+        received = await ask(pod)
+        assert received.events == TOKENS
+        assert b"[DONE]" in received.raw
         with pytest.raises(ConnectionRefusedError):
             await ask(pod)
 
@@ -232,32 +233,32 @@ async def test_a_pod_that_crashes_resets_everybody_and_comes_back() -> None:
         bystander = asyncio.ensure_future(ask(pod, request_id="bystander"))
         await until(lambda: bool(pod.requests.open))
         pod.faults.set([Fault(Kind.CRASH, seconds=0.1, count=1)])
-        heard = await ask(pod)
-        assert (heard.ending, (await bystander).ending) == ("reset", "reset")
+        received = await ask(pod)
+        assert (received.ending, (await bystander).ending) == ("reset", "reset")
         assert all(record.cut and not record.aborted for record in pod.requests)
         await until(lambda: pod.serving)
         assert (await ask(pod)).ending == "whole"
 
 
-async def test_a_killed_engine_leaves_its_answers_hanging_after_it_has_come_back() -> None:
+async def test_a_killed_engine_leaves_its_responses_hanging_after_it_has_come_back() -> None:
     async with met(Kind.KILLED, seconds=0.05, count=1) as pod:
         killed = pod.engine
-        heard = asyncio.ensure_future(ask(pod, request_id="hangs", patience=QUIET))
+        received = asyncio.ensure_future(ask(pod, request_id="hangs", patience=QUIET))
         await until(lambda: pod.engine is not killed and pod.serving)
         assert (await ask(pod)).ending == "whole"
-        assert (await heard).ending == "hangs"
+        assert (await received).ending == "hangs"
         await until(lambda: not pod.requests.open)
         assert pod.requests[0].aborted
 
 
-async def test_a_killed_pod_refuses_connections_and_lets_nobody_hang_on_when_it_is_stopped() -> None:
+async def test_a_killed_pod_refuses_connections_and_lets_no_client_hang_when_it_is_stopped() -> None:
     async with met(Kind.KILLED, seconds=LONG) as pod:
-        heard = asyncio.ensure_future(ask(pod))
+        received = asyncio.ensure_future(ask(pod))
         await until(lambda: not pod.serving)
         with pytest.raises(ConnectionRefusedError):
             await ask(pod)
         await pod.stop()
-        assert (await heard).ending == "reset"
+        assert (await received).ending == "reset"
 
 
 async def test_a_frozen_engine_hangs_behind_a_healthy_server() -> None:
@@ -283,9 +284,9 @@ async def test_a_pod_that_loads_says_so_to_everybody() -> None:
 
 async def test_a_pod_that_shuts_down_takes_nothing_new_and_is_healthy() -> None:
     async with met(Kind.SHUTTING_DOWN, seconds=LONG, count=1) as pod:
-        heard = await ask(pod)
-        assert heard.status == 500
-        assert b"cannot schedule new futures after shutdown" in heard.raw
+        received = await ask(pod)
+        assert received.status == 500
+        assert b"cannot schedule new futures after shutdown" in received.raw
         assert await get(pod, "/health") == 200
         assert (await ask(pod, request_id="another")).status == 500
         async with (
@@ -307,8 +308,8 @@ async def test_a_slow_start_is_slow_with_an_empty_cache() -> None:
 
 async def test_faults_are_switched_from_outside() -> None:
     async with SimPod() as pod, aiohttp.ClientSession(pod.url) as client:
-        asked = {"seed": 3, "faults": [{"kind": "reject", "probability": 1.0, "count": 1, "status": 502}]}
-        async with client.post("/admin/faults", json=asked) as response:
+        requested = {"seed": 3, "faults": [{"kind": "reject", "probability": 1.0, "count": 1, "status": 502}]}
+        async with client.post("/admin/faults", json=requested) as response:
             assert response.status == 200
         assert [(await ask(pod)).status for _ in range(2)] == [502, 200]
         async with client.get("/admin/faults") as response:
@@ -340,10 +341,10 @@ IDS = [f"r-{number}" for number in range(2_000)]
 
 @given(st.integers(0, 2**32))
 def test_who_meets_what_depends_on_the_seed_and_the_id_alone(seed: int) -> None:
-    asked = [Fault(Kind.RESET, 0.2), Fault(Kind.HANG, 0.1)]
+    requested = [Fault(Kind.RESET, 0.2), Fault(Kind.HANG, 0.1)]
     one, other = Faults(), Faults()
-    one.set(asked, seed)
-    other.set(asked, seed)
+    one.set(requested, seed)
+    other.set(requested, seed)
     assert {name: one.meet(name) for name in IDS} == {name: other.meet(name) for name in reversed(IDS)}
     assert one.met[0] == pytest.approx(400, abs=120)
     assert one.met[1] == pytest.approx(200, abs=90)

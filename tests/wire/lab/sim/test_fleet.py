@@ -22,8 +22,8 @@ async def test_a_fleet_has_a_url_for_each_pod() -> None:
 async def test_every_pod_may_have_its_own_configuration() -> None:
     configs = [SimConfig(model="a"), SimConfig(model="b")]
     async with SimFleet(2, configs) as fleet, aiohttp.ClientSession() as client:
-        answers = [await post(client, f"{url}/v1/completions", prompt="x") for url in fleet.urls]
-    assert [answer["model"] for answer in answers] == ["a", "b"]
+        replies = [await post(client, f"{url}/v1/completions", prompt="x") for url in fleet.urls]
+    assert [reply["model"] for reply in replies] == ["a", "b"]
 
 
 def test_a_fleet_needs_as_many_configurations_as_pods() -> None:

@@ -70,7 +70,7 @@ async def _subscribed(client: aiohttp.ClientSession, subscriber: Subscriber, ran
         if (await asyncio.wait([first], timeout=0.01))[0]:
             break
     await first
-    while True:  # those of the last question
+    while True:  # events of the last request
         try:
             async with asyncio.timeout(0.05):
                 await subscriber.message()

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from proxy.lab.sim import Fault, Kind, TransferTiming
-from tests.helpers.lab.sim.support import USER, nobody_is_left
+from tests.helpers.lab.sim.support import USER, is_idle
 from tests.helpers.lab.sim.transfers import COMPLETIONS, PROMPT, Pair, pair
 from tests.helpers.waiting import PATIENCE, until
 
@@ -16,15 +16,15 @@ SOURCES = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="sim",source
 KEPT = 'sim:kept_blocks{engine="0",model_name="sim"}'
 
 
-async def test_a_prompt_is_computed_on_one_pod_and_answered_on_another() -> None:
+async def test_a_prompt_is_computed_on_one_pod_and_continued_on_another() -> None:
     async with pair("nixl") as pods:
         _, whole = await pods.ask(pods.prefill, max_tokens=20)
         params = await pods.prefilled()
-        status, answer = await pods.ask(pods.decode, max_tokens=20, kv_transfer_params=params)
+        status, reply = await pods.ask(pods.decode, max_tokens=20, kv_transfer_params=params)
         assert status == 200
-        assert answer["choices"][0]["text"] == whole["choices"][0]["text"]
-        assert answer["kv_transfer_params"] is None
-        assert answer["usage"] == {
+        assert reply["choices"][0]["text"] == whole["choices"][0]["text"]
+        assert reply["kv_transfer_params"] is None
+        assert reply["usage"] == {
             "prompt_tokens": 100,
             "completion_tokens": 20,
             "total_tokens": 120,
@@ -76,8 +76,8 @@ async def test_the_decode_pod_counts_what_has_come_and_computes_nothing_of_it() 
 async def test_what_has_come_is_in_the_prefix_cache_afterwards() -> None:
     async with pair("nixl") as pods:
         await pods.ask(pods.decode, max_tokens=5, kv_transfer_params=await pods.prefilled())
-        _, answer = await pods.ask(pods.decode, max_tokens=5)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+        _, reply = await pods.ask(pods.decode, max_tokens=5)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
         await pods.ask(pods.decode, max_tokens=5, kv_transfer_params=await pods.prefilled())
         assert pods.decode.engine.stats.transferred_tokens == 104  # of the second time only what was not there
 
@@ -106,23 +106,23 @@ async def test_a_stream_says_nothing_of_what_is_kept() -> None:
         assert pods.prefill.engine.kept_blocks == 7
 
 
-async def test_a_plain_request_is_answered_by_any_pod_and_keeps_nothing() -> None:
+async def test_a_plain_request_is_served_by_any_pod_and_keeps_nothing() -> None:
     async with pair("nixl") as pods:
         for pod in (pods.prefill, pods.decode):
-            status, answer = await pods.ask(pod)
-            assert (status, answer["kv_transfer_params"]) == (200, None)
+            status, reply = await pods.ask(pod)
+            assert (status, reply["kv_transfer_params"]) == (200, None)
             assert pod.engine.kept_blocks == 0
 
 
-async def test_what_nobody_pulls_expires() -> None:
+async def test_a_kept_cache_expires() -> None:
     async with pair("nixl", TransferTiming(expiry=0.05, failure=0.05)) as pods:
         params = await pods.prefilled()
         await until(lambda: not pods.prefill.engine.kept_blocks)
         assert pods.prefill.engine.stats.expired_transfers == 1
-        status, answer = await pods.ask(pods.decode, kv_transfer_params=params)
-        assert (status, answer["error"]["message"]) == (500, "Internal server error")
+        status, reply = await pods.ask(pods.decode, kv_transfer_params=params)
+        assert (status, reply["error"]["message"]) == (500, "Internal server error")
         assert pods.decode.engine.stats.failed_transfers == 1
-        assert nobody_is_left(pods.decode)
+        assert is_idle(pods.decode)
         assert pods.decode.engine.kv_usage == 0
 
 
@@ -168,25 +168,25 @@ async def test_parameters_without_an_engine_end_the_engine_that_gets_them() -> N
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         del params["remote_engine_id"]
-        beside = asyncio.ensure_future(pods.ask(pods.decode, max_tokens=100_000, request_id="beside"))
+        running = asyncio.ensure_future(pods.ask(pods.decode, max_tokens=100_000, request_id="beside"))
         await until(lambda: len(pods.decode.engine.running) == 1)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(pods.ask(pods.decode, kv_transfer_params=params), 0.2)
-        assert (await beside)[0] == 500
-        status, answer = await pods.ask(pods.decode)
+        assert (await running)[0] == 500
+        status, reply = await pods.ask(pods.decode)
         assert status == 500
-        assert "EngineCore" in answer["error"]["message"]
+        assert "EngineCore" in reply["error"]["message"]
         async with pods.http.get(pods.decode.url + "/health") as health:
             assert health.status == 503
 
 
 async def leaves(pods: Pair, **body: Any) -> None:
     """A client of the decode pod, once it is waiting."""
-    asking = asyncio.ensure_future(pods.ask(pods.decode, **body))
+    pending = asyncio.ensure_future(pods.ask(pods.decode, **body))
     await until(lambda: bool(pods.decode.engine.loading or pods.decode.engine.waiting))
-    asking.cancel()
+    pending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await pending
     await until(lambda: not (pods.decode.engine.loading or pods.decode.engine.waiting))
 
 
@@ -208,14 +208,14 @@ async def test_a_client_that_leaves_the_queue_of_the_decode_pod_frees_them_too()
 
 async def test_a_prefill_that_is_cut_keeps_nothing() -> None:
     async with pair("nixl", max_num_batched_tokens=1) as pods:
-        asking = asyncio.ensure_future(pods.prefilled())
+        pending = asyncio.ensure_future(pods.prefilled())
         await until(lambda: len(pods.prefill.engine.running) == 1)
-        asking.cancel()
-        await until(lambda: nobody_is_left(pods.prefill))
+        pending.cancel()
+        await until(lambda: is_idle(pods.prefill))
         assert pods.prefill.engine.kept_blocks == 0
 
 
-async def test_kept_blocks_take_room_from_others_who_wait_for_it() -> None:
+async def test_requests_wait_for_kept_blocks() -> None:
     async with pair("nixl", num_gpu_blocks=10) as pods:
         params = await pods.prefilled()
         other = asyncio.ensure_future(pods.ask(pods.prefill, prompt="else" * 100))

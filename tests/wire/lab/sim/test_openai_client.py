@@ -22,10 +22,10 @@ async def api(pod: SimPod) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_chat(api: AsyncOpenAI) -> None:
-    answer = await api.chat.completions.create(model="sim", messages=USER, max_tokens=5)
-    assert len((answer.choices[0].message.content or "").split()) == 5
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 5
+    reply = await api.chat.completions.create(model="sim", messages=USER, max_tokens=5)
+    assert len((reply.choices[0].message.content or "").split()) == 5
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 5
 
 
 async def test_a_chat_stream_with_its_usage(api: AsyncOpenAI) -> None:
@@ -43,20 +43,20 @@ async def test_a_chat_stream_with_its_usage(api: AsyncOpenAI) -> None:
 
 async def test_a_tool_call(api: AsyncOpenAI) -> None:
     parameters: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    answer = await api.chat.completions.create(
+    reply = await api.chat.completions.create(
         model="sim",
         messages=USER,
         tools=[{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
         tool_choice="required",
     )
-    (call,) = answer.choices[0].message.tool_calls or []
+    (call,) = reply.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert orjson.loads(call.function.arguments) == {"city": "sim"}
 
 
 async def test_completions(api: AsyncOpenAI) -> None:
-    answer = await api.completions.create(model="sim", prompt="the sea", max_tokens=3)
-    assert (answer.choices[0].finish_reason, len(answer.choices[0].text)) == ("length", 12)
+    reply = await api.completions.create(model="sim", prompt="the sea", max_tokens=3)
+    assert (reply.choices[0].finish_reason, len(reply.choices[0].text)) == ("length", 12)
 
 
 async def test_embeddings_are_the_same_in_every_encoding(api: AsyncOpenAI) -> None:
@@ -88,8 +88,8 @@ async def test_a_stream_of_a_response(api: AsyncOpenAI) -> None:
 
 
 async def test_audio(api: AsyncOpenAI) -> None:
-    heard = await api.audio.transcriptions.create(model="sim", file=("a.wav", b"\r\n--\0" * 1000))
-    assert heard.text == "5000 bytes of audio"
+    received = await api.audio.transcriptions.create(model="sim", file=("a.wav", b"\r\n--\0" * 1000))
+    assert received.text == "5000 bytes of audio"
     spoken = await api.audio.speech.create(model="sim", input="the sea", voice="none")
     assert spoken.content.startswith(b"RIFF")
 

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.lab.sim import SimConfig, SimPod, StepTiming
 from proxy.lab.sim.sequence import text_hash
-from tests.helpers.lab.sim.support import CHAT, USER, nobody_is_left, post
+from tests.helpers.lab.sim.support import CHAT, USER, is_idle, post
 from tests.helpers.waiting import PATIENCE, until
 
 COMPLETIONS = "/v1/completions"
@@ -46,7 +46,7 @@ async def test_a_client_that_leaves_before_the_first_token_leaves_the_engine(str
         task = starts(client, prompt="x" * 8_000, stream=stream)
         await until(lambda: len(pod.engine.running) == 1)
         await leaves(task)
-        await until(lambda: nobody_is_left(pod))
+        await until(lambda: is_idle(pod))
         assert pod.requests[0].aborted
         assert pod.requests[0].first_token is None
         assert (pod.engine.stats.aborted, pod.requests.aborted) == (1, 1)
@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_the_engine(stream: bool
         task = starts(client, prompt="x", max_tokens=100_000, stream=stream)
         await until(lambda: pod.engine.stats.generation_tokens > 3)
         await leaves(task)
-        await until(lambda: nobody_is_left(pod))
+        await until(lambda: is_idle(pod))
         assert pod.requests[0].aborted
         assert pod.engine.kv_usage == 0
         assert pod.requests[0].generated_tokens < 100_000
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_the_queue_is_never_started(stream: bool) -> 
         await leaves(queued)
         await until(lambda: not pod.engine.waiting)
         await leaves(first)
-        await until(lambda: nobody_is_left(pod))
+        await until(lambda: is_idle(pod))
         assert [record.aborted for record in pod.requests] == [True, True]
         assert pod.requests[1].started is None
 
@@ -84,11 +84,11 @@ async def test_leaving_takes_all_choices_along() -> None:
         task = starts(client, prompt=["x", "y"], n=3, max_tokens=100_000)
         await until(lambda: len(pod.engine.running) == 6)
         await leaves(task)
-        await until(lambda: nobody_is_left(pod))
+        await until(lambda: is_idle(pod))
         assert (pod.engine.stats.aborted, pod.requests.aborted) == (6, 1)
 
 
-async def test_the_log_knows_what_was_asked_and_what_came_of_it(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_the_log_has_requests_and_their_results(pod: SimPod, client: aiohttp.ClientSession) -> None:
     raw = b'{"prompt":"' + b"x" * 400 + b'"}'
     headers = {"Content-Type": "application/json", "X-Request-Id": "r1", "X-Tenant": "t"}
     for _ in range(2):
@@ -120,8 +120,8 @@ async def test_a_reset_forgets_prefixes_and_calls(pod: SimPod, client: aiohttp.C
     await post(client, COMPLETIONS, prompt="x" * 400)
     await post(client, "/admin/reset")
     assert len(pod.requests) == 0
-    answer = await post(client, COMPLETIONS, prompt="x" * 400)
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    reply = await post(client, COMPLETIONS, prompt="x" * 400)
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 async def test_a_killed_pod_resets_its_clients_and_refuses_new_ones() -> None:
@@ -158,8 +158,8 @@ async def test_a_pod_comes_back_on_its_port_with_an_empty_cache() -> None:
         await post(client, COMPLETIONS, prompt="x" * 400)
         await pod.kill()
         await pod.start(port=pod.port)
-        answer = await post(client, COMPLETIONS, prompt="x" * 400)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        reply = await post(client, COMPLETIONS, prompt="x" * 400)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 async def test_a_large_body_is_read(client: aiohttp.ClientSession) -> None:
@@ -175,12 +175,12 @@ async def test_waits_are_divided_by_the_time_scale() -> None:
             await post(client, CHAT, messages=USER, max_tokens=50)
 
 
-async def test_a_prompt_that_goes_on_from_an_answer_that_was_laid_down_finds_it_in_the_cache() -> None:
-    asked, answer = "p" * 400, "what was to be said" + "." * 109
-    config = SimConfig(responses={text_hash(asked.encode()): answer.encode()})
+async def test_a_prompt_that_continues_a_configured_response_finds_it_in_the_cache() -> None:
+    prompt, reply = "p" * 400, "configured response" + "." * 109
+    config = SimConfig(responses={text_hash(prompt.encode()): reply.encode()})
     async with serving(config) as (_, client):
-        said = await post(client, COMPLETIONS, prompt=asked, max_tokens=100)
-        assert said["choices"][0]["text"] == answer
-        assert said["usage"]["completion_tokens"] == 32
-        again = await post(client, COMPLETIONS, prompt=f"{asked}{answer} And then?", max_tokens=1)
+        completion = await post(client, COMPLETIONS, prompt=prompt, max_tokens=100)
+        assert completion["choices"][0]["text"] == reply
+        assert completion["usage"]["completion_tokens"] == 32
+        again = await post(client, COMPLETIONS, prompt=f"{prompt}{reply} And then?", max_tokens=1)
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 128

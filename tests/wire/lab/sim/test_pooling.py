@@ -20,15 +20,15 @@ async def test_an_embedding_is_a_function_of_its_text(pod: SimPod, client: aioht
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_are_ranked_best_first(client: aiohttp.ClientSession, path: str) -> None:
-    answer = await post(client, path, query="q", documents=["a", "b", "c"], top_n=2)
-    scores = [result["relevance_score"] for result in answer["results"]]
+    reply = await post(client, path, query="q", documents=["a", "b", "c"], top_n=2)
+    scores = [result["relevance_score"] for result in reply["results"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 2
 
 
 async def test_one_text_is_scored_against_many(client: aiohttp.ClientSession) -> None:
-    answer = await post(client, "/score", text_1="q", text_2=["a", "b"])
-    assert [item["index"] for item in answer["data"]] == [0, 1]
+    reply = await post(client, "/score", text_1="q", text_2=["a", "b"])
+    assert [item["index"] for item in reply["data"]] == [0, 1]
 
 
 async def test_a_text_has_a_class(client: aiohttp.ClientSession) -> None:

@@ -10,7 +10,7 @@ import pytest
 from proxy.lab.sim import SimConfig, SimPod
 
 
-async def test_what_is_killed_refuses_connections_on_a_port_that_nobody_else_is_given_and_serves_there_again() -> None:
+async def test_a_killed_pod_refuses_connections_on_its_reserved_port_and_serves_there_again() -> None:
     async with SimPod(SimConfig(time_scale=20)) as pod:
         where = pod.host, pod.port
         await pod.kill()

@@ -118,7 +118,7 @@ async def test_the_balancer_spreads_requests_that_come_together() -> None:
         assert [engine.stats.prompt_tokens for engine in pod.engines] == [100] * 4
 
 
-def test_the_balancer_sees_queues_as_they_were_at_its_last_look() -> None:
+def test_the_balancer_sees_queues_as_it_read_them_last() -> None:
     queues = [(0, 0), (0, 0)]
     balancer = InternalBalancer(lambda: queues)
     assert [balancer.choose(0.0) for _ in range(3)] == [0, 1, 0]
@@ -127,7 +127,7 @@ def test_the_balancer_sees_queues_as_they_were_at_its_last_look() -> None:
     assert balancer.choose(COUNTS_INTERVAL) == 1
 
 
-async def test_in_lockstep_a_prefill_on_one_rank_delays_the_answers_on_all() -> None:
+async def test_in_lockstep_a_prefill_on_one_rank_delays_the_responses_on_all() -> None:
     """Two seconds of prefill on rank 0 while rank 1 decodes."""
     paces = {}
     for lockstep in (False, True):

@@ -4,7 +4,7 @@ import aiohttp
 import orjson
 
 from proxy.lab.sim import SimConfig, SimPod
-from tests.helpers.lab.sim.support import nobody_is_left, post, refusal
+from tests.helpers.lab.sim.support import is_idle, post, refusal
 from tests.helpers.waiting import until
 
 PATH = "/v1/responses"
@@ -57,7 +57,7 @@ async def test_a_response_that_is_not_to_be_stored_is_not(client: aiohttp.Client
 async def test_a_background_response_goes_on_after_its_call(pod: SimPod, client: aiohttp.ClientSession) -> None:
     queued = await post(client, PATH, input="x", background=True, max_output_tokens=5)
     assert queued["status"] == "queued"
-    await until(lambda: nobody_is_left(pod))
+    await until(lambda: is_idle(pod))
     async with client.get(f"{PATH}/{queued['id']}") as response:
         ended = await response.json()
     assert (ended["status"], ended["usage"]["output_tokens"]) == ("incomplete", 5)
@@ -79,6 +79,6 @@ async def test_instructions_and_items_are_part_of_the_prompt(client: aiohttp.Cli
         {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
         {"type": "function_call_output", "output": "4"},
     ]
-    answer = await post(client, PATH, input=items, instructions="be brief")
+    reply = await post(client, PATH, input=items, instructions="be brief")
     rendered = b"<|system|>be brief\n<|user|>hello\n<|tool|>4\n<|assistant|>"
-    assert answer["usage"]["input_tokens"] == -(-len(rendered) // 4)
+    assert reply["usage"]["input_tokens"] == -(-len(rendered) // 4)
