@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,25 @@ from proxy.core.errors import ConfigError
 from proxy.settings import from_mapping
 
 Section = dict[str, Any]
+
+Converted = tuple[str, Callable[[Any], Any]]
+"""The path of a setting, and the conversion of a foreign value to its value."""
+
+
+def number(value: Any, what: str) -> float:
+    """Return the value as a number. Raise ValueError if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what}: {value!r} is no number") from None
+
+
+def integer(value: Any, what: str) -> int:
+    """As `number`, without a fraction."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what}: {value!r} is no number") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +63,20 @@ class Imported:
         for section in sections:
             place = place.setdefault(section, {})
         place[key] = value
+
+    def put_converted(self, rule: Converted, value: Any, what: str) -> None:
+        """Put the value at the path of this rule. Raise ValueError if it cannot be converted."""
+        path, convert = rule
+        try:
+            self.put(path, convert(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"{what}: {value!r} is no number") from None
+
+    @property
+    def sources(self) -> list[Section]:
+        """The static pods, and the pods of a cluster as one."""
+        pods = self.settings.get("pods", {})
+        return [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]
 
     def pod(self, url: str, **more: Any) -> Section:
         """Return the static pod of this URL, new or known. Raise ValueError for an invalid URL."""

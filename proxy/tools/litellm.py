@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.tools import presets
-from proxy.tools.imported import Imported, Unreadable, items, mapping, read
+from proxy.tools.imported import Imported, Unreadable, items, mapping, number, read
 
 PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")
 """Prefixes of models that a vLLM server may be behind, if there is an api_base."""
@@ -94,7 +94,7 @@ def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment
             elif key not in ("model", "api_base", "api_key", "weight"):
                 made.lacks(f"{key} of {name}", "is not set by deployment: clients send what they want")
         weight = params.get("weight")
-        yield _Deployment(name, model, None if weight is None else _number(weight, f"weight of {name}"))
+        yield _Deployment(name, model, None if weight is None else number(weight, f"weight of {name}"))
 
 
 def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
@@ -127,16 +127,16 @@ def _rewrite(name: str, models: Mapping[str, float | None]) -> dict[str, Any]:
 
 def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[str, str]) -> None:
     if key == "num_retries":
-        made.put("reliability.retries.attempts", int(_number(value, key)) + 1)
+        made.put("reliability.retries.attempts", int(number(value, key)) + 1)
     elif key in ("timeout", "request_timeout"):
-        made.put("reliability.timeouts.request", f"{_number(value, key):g}s")
+        made.put("reliability.timeouts.request", f"{number(value, key):g}s")
     elif key == "allowed_fails":
-        made.put("reliability.breaker.failures", int(_number(value, key)) + 1)
+        made.put("reliability.breaker.failures", int(number(value, key)) + 1)
         made.put("reliability.breaker.window", "1m")
     elif key == "cooldown_time":
-        made.put("reliability.breaker.open", f"{_number(value, key):g}s")
+        made.put("reliability.breaker.open", f"{number(value, key):g}s")
     elif key in ("max_parallel_requests", "global_max_parallel_requests") and section != "router_settings":
-        made.put("flowControl.maxConcurrent", int(_number(value, key)))
+        made.put("flowControl.maxConcurrent", int(number(value, key)))
     elif key == "fallbacks":
         _fallbacks(made, value, names)
     elif key == "model_group_alias":
@@ -182,14 +182,6 @@ def _strategy(made: Imported, strategy: str) -> None:
         made.needs_no(f"routing_strategy {strategy}", "placement is by predicted latency anyway")
     else:
         made.lacks(f"routing_strategy {strategy}", "placement is by predicted latency instead")
-
-
-def _number(value: Any, what: str) -> float:
-    """Raises ValueError."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what}: {value!r} is no number") from None
 
 
 def _key(made: Imported, value: Any, name: str = "POD_API_KEY") -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from proxy.tools import presets
-from proxy.tools.imported import Imported, items, mapping, read, read_flags
+from proxy.tools.imported import Converted, Imported, integer, items, mapping, read, read_flags
 
 Values = dict[str, Any]
 """As the dynamic configuration has them: keys in snake case."""
@@ -48,7 +48,7 @@ _MISSING = {
     "otel_secure": _TRACES,
 }
 _LEVELS = {"critical": "error", "trace": "debug"}
-_SET: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+_SET: Mapping[str, Converted] = {
     "host": ("listen.host", str),
     "port": ("listen.port", int),
     "log_level": ("telemetry.logLevel", lambda level: _LEVELS.get(level, level)),
@@ -94,11 +94,7 @@ def imported(values: Values) -> Imported:
     made = Imported("production-stack")
     for key, value in values.items():
         if key in _SET:
-            path, convert = _SET[key]
-            try:
-                made.put(path, convert(value))
-            except (TypeError, ValueError):
-                raise ValueError(f"{key}: {value!r} is no number") from None
+            made.put_converted(_SET[key], value, key)
         elif key in _NEEDLESS:
             made.needs_no(f"{key} {value}", _NEEDLESS[key])
         elif key in _MISSING:
@@ -121,7 +117,9 @@ def _pods(made: Imported, values: Values) -> None:
         made.pod(url, role=role, labels={"model": label} if label and not role else {})
     selector = str(values.get("k8s_label_selector") or "")
     if selector:
-        made.cluster(selector, _port(values.get("k8s_port")), values.get("k8s_namespace"))
+        port = values.get("k8s_port")
+        port = None if port is None else integer(port, "k8s_port")
+        made.cluster(selector, port, values.get("k8s_namespace"))
     if values.get("k8s_service_discovery_type") == "service-name":
         made.lacks(
             "k8s_service_discovery_type service-name", "pods are found, not Services: see pods.kubernetes.service"
@@ -172,16 +170,6 @@ def _dynamic(path: Path) -> Values:
     if isinstance(aliases := values.get("static_aliases"), Mapping):
         values["static_aliases"] = ",".join(f"{alias}:{model}" for alias, model in aliases.items())
     return values
-
-
-def _port(value: Any) -> int | None:
-    """Raises ValueError."""
-    if value is None:
-        return None
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"k8s_port: {value!r} is no number") from None
 
 
 def _backends(model: Any) -> list[Any]:

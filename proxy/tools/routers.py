@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from proxy.disagg.connectors import CONNECTORS
 from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
-from proxy.tools.imported import MANY, Found, Imported, read_flags
+from proxy.tools.imported import MANY, Converted, Found, Imported, integer, read_flags
 
 POD_KEY = "POD_API_KEY"
 CLIENT_KEY = "CLIENT_API_KEY"
@@ -40,7 +40,11 @@ def _router(imported: Imported, words: Sequence[str], engine: str = "") -> Impor
             imported.lacks(_spelt(flag, values), "is not known to this import")
     _pods(imported, found, engine)
     if "--intra-node-data-parallel-size" in found:
-        _ranks(imported, _last(found, "--intra-node-data-parallel-size"))
+        size = _last(found, "--intra-node-data-parallel-size")
+        if not size.isdecimal() or not int(size):
+            raise ValueError(f"--intra-node-data-parallel-size: {size!r} is no number of ranks")
+        for pod in imported.sources if int(size) > 1 else ():
+            pod["dataParallel"] = {"size": int(size)}
     if "--api-key" in found:
         _keys(imported, engine)
     _placement(imported, found, engine)
@@ -49,11 +53,7 @@ def _router(imported: Imported, words: Sequence[str], engine: str = "") -> Impor
 
 def _one(imported: Imported, flag: str, values: list[str]) -> None:
     if flag in SET:
-        path, convert = SET[flag]
-        try:
-            imported.put(path, convert(values[0]))
-        except (ValueError, IndexError):
-            raise ValueError(f"{flag}: {values[:1]!r} is no number") from None
+        imported.put_converted(SET[flag], values[0], flag)
     elif flag in NEEDLESS:
         imported.needs_no(_spelt(flag, values), NEEDLESS[flag][1])
     elif flag in ("--prefill-policy", "--decode-policy"):
@@ -64,17 +64,7 @@ def _one(imported: Imported, flag: str, values: list[str]) -> None:
         imported.put("reliability.retries.attempts", 1)
     elif flag == "--cors-allowed-origins":
         imported.put("security.cors.origins", values)
-    elif flag == "--max-concurrent-requests":
-        _concurrent(imported, values[0])
-
-
-def _concurrent(imported: Imported, text: str) -> None:
-    """Import a token bucket as a cap; a negative value is no cap."""
-    try:
-        count = int(text)
-    except ValueError:
-        raise ValueError(f"--max-concurrent-requests: {text!r} is no number") from None
-    if count > 0:
+    elif flag == "--max-concurrent-requests" and (count := integer(values[0], flag)) > 0:  # negative: no limit
         imported.put("flowControl.maxConcurrent", count)
 
 
@@ -92,27 +82,17 @@ def _pods(imported: Imported, found: Found, engine: str) -> None:
     if "--selector" in found:
         selector = ",".join(pair for pairs in found["--selector"] for pair in pairs)
         port, namespace = (_last(found, f"--service-discovery-{what}") for what in ("port", "namespace"))
-        imported.cluster(selector, _port(port), namespace, engine)
+        number = integer(port, "--service-discovery-port") if port else None
+        imported.cluster(selector, number, namespace, engine)
     elif "--service-discovery" in found:
         imported.lacks("--service-discovery", f"without --selector it says nothing of pods: {WITH_PODS}")
     if not imported.settings.get("pods"):
         imported.note(f"it names no pods: {WITH_PODS}")
 
 
-def _ranks(imported: Imported, text: str) -> None:
-    """Declare the data-parallel ranks of every pod. Raises ValueError."""
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"--intra-node-data-parallel-size: {text!r} is no number of ranks")
-    pods = imported.settings.get("pods", {})
-    for pod in [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]:
-        if int(text) > 1:
-            pod["dataParallel"] = {"size": int(text)}
-
-
 def _keys(imported: Imported, engine: str) -> None:
-    """Both send it to pods; sglang-router wants it of clients too."""
-    pods = imported.settings.get("pods", {})
-    for pod in [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]:
+    """Import the key that both routers send to pods, and that sglang-router requires of clients too."""
+    for pod in imported.sources:
         pod["apiKey"] = f"${{{POD_KEY}}}"
     imported.note(f"put the key that pods want into {POD_KEY}")
     if engine:
@@ -122,13 +102,6 @@ def _keys(imported: Imported, engine: str) -> None:
 
 def _last(found: Found, flag: str) -> str:
     return found[flag][-1][0] if flag in found else ""
-
-
-def _port(text: str) -> int | None:
-    """Raises ValueError."""
-    if text and not text.isdecimal():
-        raise ValueError(f"--service-discovery-port: {text!r} is no number")
-    return int(text) if text else None
 
 
 def _placement(imported: Imported, found: Found, engine: str) -> None:
@@ -190,7 +163,7 @@ def _spelt(flag: str, values: Sequence[str]) -> str:
     return " ".join([flag, *values]) if not _SECRET.search(flag) else flag
 
 
-SET: Mapping[str, tuple[str, Callable[[str], object]]] = {
+SET: Mapping[str, Converted] = {
     "--host": ("listen.host", str),
     "--port": ("listen.port", int),
     "--max-payload-size": ("listen.maxBody", int),
