@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import aiohttp
@@ -38,28 +38,20 @@ NO_SUCH_PATH = "No such path"
 
 WHICH_PORT = "is this the admin port, 9190 unless configured?"
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 def in_full(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """`localhost:9190` means what it means in a browser."""
     return value if not value or "://" in value else f"http://{value}"
 
 
-def url_option(command: Command) -> Command:
-    return click.option(
-        "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
-    )(command)
+url_option = click.option(
+    "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
+)
+key_option = click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")
 
 
 def path_of(pod: str, verb: str) -> str:
     return f"/admin/pods/{quote(pod, safe='')}/{verb}"
-
-
-def key_option(command: Command) -> Command:
-    return click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")(
-        command
-    )
 
 
 def fetched(

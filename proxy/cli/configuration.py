@@ -44,23 +44,13 @@ class Misconfigured(click.ClickException):
         super().__init__("\n".join([head, *(f"  {problem}" for problem in error.problems)]))
 
 
-def loaded(
-    config: Path | None,
-    pods: tuple[str, ...],
-    environ: Mapping[str, str],
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Settings:
-    """Raises Misconfigured. `pods` stand in place of the file's static ones."""
-    return settings_of(reader(config, pods, environ, overrides))
-
-
 def reader(
     config: Path | None,
     pods: tuple[str, ...],
     environ: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Reader:
-    """As `loaded`, to read it again."""
+    """Return the reader of the configuration. `pods` replace the static pods of the file."""
     if config is None and not pods:
         raise click.UsageError("no pods are configured: give -c FILE, or --pod URL for each pod")
     overrides = dict(overrides or {})
@@ -99,7 +89,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
         click.echo(markdown(), nl=False)
         return
     try:
-        settings = loaded(config, pods, os.environ)
+        settings = settings_of(reader(config, pods, os.environ))
         described = redacted(App(settings).effective())
     except ConfigError as error:
         raise Misconfigured(error) from None

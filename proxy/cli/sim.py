@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 import uvloop
@@ -27,10 +27,22 @@ def _roles(context: click.Context, parameter: click.Parameter, value: str | None
     return [ROLES[letter] for count, letter in re.findall(r"(\d*)([PDEB])", value) for _ in range(int(count or 1))]
 
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _of_config(name: str, number: click.ParamType[Any], help: str | None = None) -> Callable[[Command], Command]:
+    """Return an option for a field of SimConfig."""
+    default = getattr(DEFAULT, name.replace("-", "_"))
+    return click.option(f"--{name}", type=number, default=default, show_default=True, help=help)
+
+
+COUNT, FACTOR = click.IntRange(1), click.FloatRange(min=0, min_open=True)
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others follow.")
-@click.option("--pods", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--pods", type=COUNT, default=1, show_default=True)
 @click.option(
     "--roles",
     callback=_roles,
@@ -44,7 +56,7 @@ def _roles(context: click.Context, parameter: click.Parameter, value: str | None
     show_default=True,
     help="How KV cache gets from pod to pod, if they have roles.",
 )
-@click.option("--model", default="sim", show_default=True)
+@_of_config("model", click.STRING)
 @click.option("--lora", multiple=True, help="Name of a LoRA adapter that every pod serves too; repeatable.")
 @click.option(
     "--gpu",
@@ -54,40 +66,20 @@ def _roles(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option(
     "--gpu-blocks",
-    type=click.IntRange(1),
+    type=COUNT,
     help=f"KV cache, in blocks.  [default: what the GPU has, or {DEFAULT.num_gpu_blocks}]",
 )
+@_of_config("block-size", COUNT, "Tokens per block.")
+@_of_config("max-num-seqs", COUNT)
 @click.option(
-    "--block-size", type=click.IntRange(1), default=DEFAULT.block_size, show_default=True, help="Tokens per block."
+    "--slow-pod", type=FACTOR, default=1.0, show_default=True, help="How many times longer the first pod takes."
 )
-@click.option("--max-num-seqs", type=click.IntRange(1), default=DEFAULT.max_num_seqs, show_default=True)
-@click.option(
-    "--slow-pod",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="How many times longer the first pod takes.",
-)
-@click.option(
-    "--noise",
-    type=click.FloatRange(min=0),
-    default=DEFAULT.noise,
-    show_default=True,
-    help="Standard deviation of a factor on the time of every step.",
-)
-@click.option(
-    "--time-scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Times faster than real.",
-)
-@click.option(
-    "--data-parallel-size",
-    type=click.IntRange(1),
-    default=DEFAULT.data_parallel_size,
-    show_default=True,
-    help="Data-parallel ranks of each pod behind its port, each with a queue and a KV cache of its own.",
+@_of_config("noise", click.FloatRange(min=0), "Standard deviation of a factor on the time of every step.")
+@_of_config("time-scale", FACTOR, "Times faster than real.")
+@_of_config(
+    "data-parallel-size",
+    COUNT,
+    "Data-parallel ranks of each pod behind its port, each with a queue and a KV cache of its own.",
 )
 @click.option("--lockstep", is_flag=True, help="Let all ranks of a pod step together, as a mixture-of-experts model.")
 @click.option("--ignore-rank", is_flag=True, help="Ignore X-data-parallel-rank, as vLLM before 0.10 does.")

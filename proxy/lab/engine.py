@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
@@ -41,61 +41,32 @@ _RESPONSES = 1 << 60
 """Names of chunks from here on are responses of sequences that were pre-empted."""
 
 
+@dataclass(slots=True, eq=False)
 class Counted:
     """One request in an engine. While it decodes, its computed tokens are the engine's steps plus `offset`."""
 
-    __slots__ = (
-        "cached",
-        "comes",
-        "computed",
-        "decoding",
-        "ends_at",
-        "generated",
-        "grown",
-        "index",
-        "max_tokens",
-        "named",
-        "offset",
-        "order",
-        "parts",
-        "preemptions",
-        "prompt",
-        "started",
-        "stays",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        prompt: int,
-        max_tokens: int,
-        parts: Parts,
-        grown: Parts = (),
-        *,
-        stays: bool = False,
-        comes: bool = False,
-    ) -> None:
-        """`parts` name the whole blocks of the prompt, `grown` the whole blocks of prompt and response together, if a
-        later prompt may have them. `stays`: its blocks are kept at its end, until they are let go. `comes`: another pod
-        has computed the prompt, and it is fetched from there."""
-        self.index = index
-        self.prompt = prompt
-        self.max_tokens = max_tokens
-        self.parts = parts
-        self.grown = grown
-        self.stays = stays
-        self.comes = comes
-        self.generated = 0
-        self.computed = 0
-        self.named = 0
-        """Blocks it holds under a name; the others it holds are private."""
-        self.order = 0
-        self.offset = 0
-        self.ends_at = -1
-        self.decoding = False
-        self.started = False
-        self.cached = 0
-        self.preemptions = 0
+    index: int
+    prompt: int
+    max_tokens: int
+    parts: Parts
+    """The whole blocks of the prompt."""
+    grown: Parts = ()
+    """The whole blocks of prompt and response together, if a later prompt may have them."""
+    stays: bool = field(default=False, kw_only=True)
+    """Its blocks are kept at its end, until they are let go."""
+    comes: bool = field(default=False, kw_only=True)
+    """Another pod has computed the prompt, and it is fetched from there."""
+    generated: int = 0
+    computed: int = 0
+    named: int = 0
+    """Blocks it holds under a name; the others it holds are private."""
+    order: int = 0
+    offset: int = 0
+    ends_at: int = -1
+    decoding: bool = False
+    started: bool = False
+    cached: int = 0
+    preemptions: int = 0
 
     @property
     def tokens(self) -> int:

@@ -58,7 +58,7 @@ async def probe_pods(urls: Sequence[str], manner: ProbeOptions, clock: Clock, ra
 
 async def _probe(pod: PodClient, manner: ProbeOptions, random: Random) -> PodReport:
     try:
-        health = await pod.get("/health")
+        health = await pod.fetch("/health")
     except outbound.FAILURES as error:
         return PodReport(pod.url, unreachable=cause(error))
     observed = _observe(pod, health, manner, random)
@@ -69,9 +69,9 @@ async def _probe(pod: PodClient, manner: ProbeOptions, random: Random) -> PodRep
 async def _observe(pod: PodClient, health: Reply, manner: ProbeOptions, random: Random) -> PodReport:
     """Observe a pod step by step, so that trials do not disturb each other."""
     seen = PodReport(pod.url, health=health.status, skew=_skew(health, pod.clock))
-    version = await _or_none(pod.get("/version"))
+    version = await _or_none(pod.fetch("/version"))
     seen = replace(seen, version=str(version.json.get("version") or "") if version else "", **await _models(pod))
-    metrics = await _or_none(pod.get("/metrics"))
+    metrics = await _or_none(pod.fetch("/metrics"))
     if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
         says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
         seen = replace(seen, exposition=found, says_caching=says)
@@ -90,7 +90,7 @@ async def _try(pod: PodClient, seen: PodReport, settle: float, random: Random) -
 
 async def _models(pod: PodClient) -> Mapping[str, Any]:
     """Return the models without adapters."""
-    listed = await _or_none(pod.get("/v1/models"))
+    listed = await _or_none(pod.fetch("/v1/models"))
     try:
         cards = parse_models(listed.body) if listed is not None and listed.ok else ()
     except ScrapeError:
@@ -102,7 +102,7 @@ async def _models(pod: PodClient) -> Mapping[str, Any]:
 
 async def _events(pod: PodClient, manner: ProbeOptions) -> Events:
     host = urlsplit(pod.url).hostname or ""
-    sources = (await pod.get("/kv_event_sources")).json
+    sources = (await pod.fetch("/kv_event_sources")).json
     first: Mapping[str, Any] = sources["0"] if isinstance(sources.get("0"), dict) else {}
     announced, replay = _port(first.get("endpoint")), _port(first.get("replay_endpoint"))
     port = announced or manner.events_port
@@ -166,24 +166,19 @@ class PodClient:
         self._session = session
         self._headers = outbound.bearer(api_key)
 
-    async def get(self, path: str) -> Reply:
-        return await self._observe("GET", path, None)
-
-    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
-        return await self._observe("POST", path, body, headers)
+    async def fetch(
+        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Send a GET, or a POST of this body."""
+        started, method = self.clock.now(), "GET" if body is None else "POST"
+        status, read, received = await outbound.send(
+            self._session, method, self.url + path, json=body, headers={**self._headers, **(headers or {})}
+        )
+        return Reply(status, read, received, self.clock.now() - started)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
         """Send a request and return the unread response, which the caller closes."""
         return await self._session.post(self.url + path, json=body, headers=self._headers)
-
-    async def _observe(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        begun = self.clock.now()
-        status, read, received = await outbound.send(
-            self._session, method, self.url + path, json=body, headers={**self._headers, **(headers or {})}
-        )
-        return Reply(status, read, received, self.clock.now() - begun)
 
 
 COMPLETIONS = "/v1/completions"
@@ -211,7 +206,7 @@ async def try_caching(pod: PodClient, seen: PodReport, settle: float, random: Ra
     body = _body(seen, f"{nonce} " + "the sea " * 2 * max(block, 16), max_tokens=1)
     found = Caching()
     for times in range(1 + max(1, len(seen.exposition.ranks) if seen.exposition else 1)):
-        reply = await pod.post(COMPLETIONS, body)
+        reply = await pod.fetch(COMPLETIONS, body)
         if not reply.ok:
             return Caching(refused=f"{COMPLETIONS} returns {reply.status}")
         usage = reply.json.get("usage") or {}
@@ -239,7 +234,7 @@ async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
     endpoint = Endpoint("", engine=seen.engine, rank=last)
     body = orjson.loads(body_for(endpoint, orjson.dumps(_body(seen, "the sea", max_tokens=1))))
     for _ in before:
-        await pod.post(COMPLETIONS, body, {RANK_HEADER: str(last)})
+        await pod.fetch(COMPLETIONS, body, {RANK_HEADER: str(last)})
     begun, grown = pod.clock.now(), [0.0 for _ in before]
     while not any(grown) and pod.clock.now() < begun + settle:
         grown = [after - one for after, one in zip(await _prompt_tokens(pod), before, strict=True)]
@@ -250,7 +245,7 @@ async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
 async def try_tokenize(pod: PodClient, seen: PodReport) -> float | None:
     """Return the seconds that /tokenize takes for about a thousand tokens; None if it does not exist."""
     body = {"prompt": "the sea " * 500} | ({"model": seen.models[0]} if seen.models else {})
-    replies = [await pod.post("/tokenize", body) for _ in range(5)]
+    replies = [await pod.fetch("/tokenize", body) for _ in range(5)]
     return median(reply.seconds for reply in replies) if all(reply.ok for reply in replies) else None
 
 
@@ -258,10 +253,10 @@ async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
     """What the engine says of its configuration, where it says so, or its series; of NIXL also what a prompt leaves for
     another pod. Others are not sent one: some connectors end the engine over a field that they miss."""
     if seen.engine == "sglang":
-        info = (await pod.get("/get_server_info")).json
+        info = (await pod.fetch("/get_server_info")).json
         mode = str(info.get("disaggregation_mode") or "")
         return Transfer("sglang", mode) if mode in ("prefill", "decode") else Transfer()
-    server_info = (await pod.get("/server_info")).body
+    server_info = (await pod.fetch("/server_info")).body
     name, role = _CONNECTOR_NAME.search(server_info), _ROLE.search(server_info)
     found = Transfer(seen.exposition.connector if seen.exposition else "")
     if name and name[1] != b"None":
@@ -270,7 +265,7 @@ async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
         found = Transfer(known, ROLES.get(role[1].decode() if role else "", ""), "" if known else engines)
     if found.connector != "nixl":
         return found
-    left = await pod.post(
+    left = await pod.fetch(
         COMPLETIONS,
         _body(seen, "the sea", max_tokens=1, kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False}),
     )
@@ -308,7 +303,7 @@ def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
 
 async def _scraped(pod: PodClient) -> tuple[Metrics, tuple[Metrics, ...]]:
     """Return the metrics of the pod and of its ranks; without any value if its engine is unknown."""
-    found = read_exposition((await pod.get("/metrics")).body)
+    found = read_exposition((await pod.fetch("/metrics")).body)
     return (found.metrics, found.ranks) if found else (NEVER_SCRAPED, ())
 
 

@@ -79,11 +79,11 @@ def _lines(engines: Sequence[Engine], wall: float, started_at: float) -> Iterato
         yield from _family(renamed.get(name, name), "gauge", [(labels, gauge(engine)) for labels, engine in ranks])
     yield from _family("vllm:engine_sleep_state", "gauge", _each(ranks, _sleep_states))
     for name, counter in COUNTERS.items():
-        yield from _counter(renamed.get(name, name), ranks, counter)
+        yield from _family(renamed.get(name, name), "counter", [(labels, counter(one.stats)) for labels, one in ranks])
     yield from _family("vllm:prompt_tokens_by_source_total", "counter", _each(ranks, _sources))
     if config.connector:
         for name, counter in TRANSFER_COUNTERS.items():
-            yield from _counter(name, ranks, counter)
+            yield from _family(name, "counter", [(labels, counter(engine.stats)) for labels, engine in ranks])
         yield from _family("sim:kept_blocks", "gauge", [(labels, engine.kept_blocks) for labels, engine in ranks])
     yield from _family("vllm:request_success_total", "counter", _each(ranks, _finished))
     for name, histogram in HISTOGRAMS.items():
@@ -97,10 +97,6 @@ def _lines(engines: Sequence[Engine], wall: float, started_at: float) -> Iterato
 
 def _each(ranks: Ranks, samples: Callable[[Engine, Labels], Samples]) -> Samples:
     return [sample for labels, engine in ranks for sample in samples(engine, labels)]
-
-
-def _counter(name: str, ranks: Ranks, value: Callable[[EngineStats], float]) -> Iterator[str]:
-    return _family(name, "counter", [(labels, value(engine.stats)) for labels, engine in ranks])
 
 
 def _sources(engine: Engine, model: Labels) -> Samples:

@@ -54,7 +54,7 @@ class Replayed:
     def extend_hashes(self, block_size: int) -> None:
         for block in range(len(self.hashes), self.tokens // block_size):
             known = (block + 1) * block_size <= self._named
-            self.hashes.append(self._names[block] if known else -1 - self.index * 1_000_000 - block)
+            self.hashes.append(self._names[block] if known else (1 << 62) + self.index * 1_000_000 + block)
 
     def grow(self) -> Output:
         self.progress.generated_tokens += 1

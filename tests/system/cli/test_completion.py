@@ -51,14 +51,14 @@ def test_a_shell_that_is_not_known_is_refused() -> None:
     ],
 )
 def test_commands_options_and_values_are_offered(words: str, offered: set[str]) -> None:
-    assert {value for _, value in offered(words)} == offered
+    assert {value for _, value in completions(words)} == offered
 
 
 @pytest.mark.parametrize(
     "words", ["kvlane check -c ", "kvlane explain --state ", "kvlane explain ", "kvlane import production-stack "]
 )
 def test_files_are_left_to_the_shell(words: str) -> None:
-    assert offered(words) == [("file", "")]
+    assert completions(words) == [("file", "")]
 
 
 async def test_pods_are_those_of_the_proxy_that_runs() -> None:
@@ -67,7 +67,7 @@ async def test_pods_are_those_of_the_proxy_that_runs() -> None:
             pass
 
         async def pods(words: str) -> list[str]:
-            return sorted(value for _, value in await asyncio.to_thread(offered, words.replace("URL", s.admin)))
+            return sorted(value for _, value in await asyncio.to_thread(completions, words.replace("URL", s.admin)))
 
         assert await pods("kvlane drain --url URL ") == ["pod-0", "pod-2"]
         assert await pods("kvlane drain --url URL pod-0 ") == ["pod-2"], "no pod is drained twice"
@@ -77,8 +77,8 @@ async def test_pods_are_those_of_the_proxy_that_runs() -> None:
 
 async def test_the_key_of_the_port_is_used() -> None:
     async with stack(1, settings={"admin": {"port": 0, "apiKey": "secret"}}) as s:
-        assert await asyncio.to_thread(offered, f"kvlane drain --url {s.admin} ") == []
-        with_key = await asyncio.to_thread(offered, f"kvlane drain --url {s.admin} ", KVLANE_ADMIN_KEY="secret")
+        assert await asyncio.to_thread(completions, f"kvlane drain --url {s.admin} ") == []
+        with_key = await asyncio.to_thread(completions, f"kvlane drain --url {s.admin} ", KVLANE_ADMIN_KEY="secret")
         assert with_key == [("plain", "pod-0")]
 
 
@@ -107,7 +107,7 @@ _kvlane_completion {kvlane}; printf '%s\\n' "${{COMPREPLY[@]}}"
     assert (tmp_path / "asked").read_text() == f"{line}|{len(line.split(' ')) - 1}\n"
 
 
-def offered(words: str, **environ: str) -> list[tuple[str, str]]:
+def completions(words: str, **environ: str) -> list[tuple[str, str]]:
     """Kind and value of all that is offered."""
     variables = {
         **os.environ,

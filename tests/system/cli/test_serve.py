@@ -105,7 +105,7 @@ def test_a_port_that_is_in_use_is_reported_and_not_served(pods: list[str]) -> No
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(
-    ("listen", "said"),
+    ("listen", "message"),
     [
         ({"host": "no-such-host.invalid"}, "Error: cannot listen: "),
         ({"host": "192.0.2.1"}, "this machine has no such address; choose another one with --host"),

@@ -157,7 +157,7 @@ async def test_pods_that_hand_over_by_nixl_are_recognised_by_their_series() -> N
     assert bad(found) == set()
 
 
-@pytest.mark.parametrize("told", [None, {"vllm_config": "kv_connector='MooncakeConnector'"}])
+@pytest.mark.parametrize("info", [None, {"vllm_config": "kv_connector='MooncakeConnector'"}])
 async def test_a_connector_that_may_fail_on_it_is_sent_no_prompt_for_another_pod(info: dict[str, str] | None) -> None:
     async with serving(FakePod(replies={"/server_info": info} if info else {})) as pod:
         await seen(pod.url)
