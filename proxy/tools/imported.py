@@ -20,7 +20,7 @@ Converted = tuple[str, Callable[[Any], Any]]
 
 
 def number(value: Any, what: str) -> float:
-    """Return the value as a number. Raise ValueError if it is none."""
+    """Return the value as a number. Raise ValueError for other values."""
     try:
         return float(value)
     except (TypeError, ValueError):
