@@ -28,6 +28,10 @@ def filled(unit: bytes, head: bytes, tail: bytes) -> bytes:
         filled(b'{"role":"user","content":"a"},', b'{"messages":[', b"{}]}"),
         filled(b'{"type":"image","image":1},', b'{"messages":[{"role":"user","content":[', b"{}]}]}"),
         filled(b'{"type":"function"},', b'{"messages":[],"tools":[', b"{}]}"),
+        filled(b"[],", b'{"user":"\\"","metadata":[', b'0],"a":"b"}'),
+        filled(b"[],", b'{"user":"\\\\","metadata":[', b'0],"a":"b"}'),
+        filled(b"[],", b'{"user":"' + b'\\"' * 200 + b'","metadata":[', b'0],"a":"b"}'),
+        filled(b"[\0]\0,\0", '{"user":"\u2200","metadata":['.encode("utf-16"), '0],"a":"b"}'.encode("utf-16-le")),
     ],
 )
 def test_bodies_of_many_values_are_not_read_on_the_event_loop(body: bytes) -> None:
@@ -45,6 +49,8 @@ def test_forms_are_read_on_the_event_loop_because_their_parts_and_headers_are_bo
         b"",
         filled(b"A sentence, as people write them. ", b'{"messages":[{"role":"user","content":"', b'"}]}'),
         filled(b"\\u00e9", b'{"messages":[{"role":"user","content":"', b'"}]}'),
+        filled(b'He said: \\"[1,2]\\". ' * 9 + b"word " * 1000, b'{"messages":[{"role":"user","content":"', b'"}]}'),
+        filled(b"[1,2],", b'{"messages":[{"role":"user","content":"', b'"}]}'),
         orjson.dumps({"messages": [{"role": "user", "content": "x" * 500}] * 400}),
     ],
 )
