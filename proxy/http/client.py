@@ -38,7 +38,7 @@ class Sink(Protocol):
         """Asked by the sweep: ends what has stalled."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes, lingers or
     becomes a tunnel.
 
@@ -50,13 +50,14 @@ class ClientConnection(asyncio.Protocol):
         self._clients = clients
         self._serve = clients.serve
         self._loop = loop
+        self._buffer = clients.buffer
         self.socket: asyncio.Transport
         self.connected = True
         self.sink: Sink | None = None
         self.writing_paused = False
         self._reader: Reader = CountedReader(self, clients, loop)
-        self.take: Callable[[bytes], object] = self._reader.feed
-        """What bytes go to."""
+        self.take: Callable[[memoryview], object] = self._reader.feed
+        """What bytes go to. They are overwritten by the next read."""
         self.call: HttpCall | None = None
         """The request that is collected or served."""
         self.task: asyncio.Task[None] | None = None
@@ -94,9 +95,14 @@ class ClientConnection(asyncio.Protocol):
             self.forget()
             self.socket.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer of all connections: each read is processed before the next one. So the body of a request
+        is copied once, and not once more into the read of which it is a part."""
+        return self._buffer
+
+    def buffer_updated(self, size: int) -> None:
         try:
-            self.take(data)
+            self.take(self._buffer[:size])
         except Exception as error:  # noqa: BLE001  # logged there
             self.broke(error)
 
@@ -141,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
         self.call = call
         self.task = asyncio.Task(self._serve(call), loop=self._loop, name="request")
 
-    def hold(self, data: bytes) -> None:
+    def hold(self, data: bytes | memoryview) -> None:
         """Takes what is behind the request that is served."""
         if self._is_cut:
             return
@@ -163,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         self._counted += more
         return True
 
-    def read_whole(self, data: bytes) -> None:
+    def read_whole(self, data: memoryview) -> None:
         """Has the whole reader read, from here on."""
         self._reader = WholeReader(self, self._clients, self._loop)
         self._reader.feed(data)
@@ -238,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
         self.forget()
         self.take = tunnel.feed_data
         if tail:
-            tunnel.feed_data(tail)
+            tunnel.feed_data(memoryview(tail))
         self.resume_reading()
 
     def close(self) -> None:
@@ -302,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
         self.resume_reading()
         self.take = self._reader.feed
         if tail or self._reader.keeps:
-            self._reader.feed(tail)
+            self._reader.feed(memoryview(tail))
 
     def _give_up(self, why: RequestError | Ending) -> None:
         """Ends a request that nobody has begun to serve. A task that is cancelled before its first step never takes it,
@@ -380,8 +386,8 @@ class Tunnel(asyncio.Protocol):
 
     # the client's side
 
-    def feed_data(self, data: bytes) -> None:
-        self._pod.write(data)
+    def feed_data(self, data: memoryview) -> None:
+        self._pod.write(data.tobytes())
 
     def gone(self) -> None:
         self._pod.abort()

@@ -197,7 +197,7 @@ class Lingering:
             except OSError:  # the client has left while nothing was read from it
                 socket.abort()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         self._left -= len(data)
         if self._left < 0:
             self._socket.abort()

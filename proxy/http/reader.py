@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from proxy.http.server import Clients
 
 
+USUAL_HEAD = 2 * 1024
+"""Bytes of a read in which the end of a head is looked for at first."""
+
+
 class Reader(Protocol):
     """Calls `begin` of its connection for each request, and `refuse` for what is none."""
 
@@ -38,7 +42,7 @@ class Reader(Protocol):
     def keeps(self) -> bool:
         """Whether it may have what came behind a request, and gives it on when it is fed again."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         """Takes bytes between requests, the first of the next one among them."""
 
     def leftover(self) -> bytes:
@@ -54,7 +58,7 @@ class NoReader:
     __slots__ = ()
     keeps = False
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         pass
 
     def leftover(self) -> bytes:
@@ -87,9 +91,13 @@ class CountedReader:
         self._quiet_since: float | None = None
         """When the sweep first saw that no more of it had come."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         connection, clients = self._connection, self._clients
-        head, end, rest = data.partition(HEAD_END)
+        head, end, rest = (data if len(data) <= USUAL_HEAD else data[:USUAL_HEAD]).tobytes().partition(HEAD_END)
+        if end and len(data) > USUAL_HEAD:
+            rest = data[len(head) + len(HEAD_END) :].tobytes()
+        elif not end:
+            head, end, rest = data.tobytes().partition(HEAD_END)
         read = clients.heads.read(head) if end else None
         if read is None:
             connection.read_whole(data)
@@ -141,12 +149,12 @@ class CountedReader:
             connection.begin(call)
             connection.take = partial(self._stream, body)
         if data:
-            connection.take(data)
+            connection.take(memoryview(data))
 
-    def _collect(self, call: HttpCall, data: bytes) -> None:
+    def _collect(self, call: HttpCall, data: memoryview) -> None:
         """Nothing is copied until all is there, unless it comes in very many pieces."""
         pieces = self._pieces
-        pieces.append(data)
+        pieces.append(data.tobytes())
         if len(pieces) > JOINED:
             pieces[:] = (b"".join(pieces),)
         self._quiet_since = None
@@ -162,10 +170,10 @@ class CountedReader:
         if behind:
             self._connection.hold(behind)
 
-    def _stream(self, body: Body, data: bytes) -> None:
+    def _stream(self, body: Body, data: memoryview) -> None:
         left = self._left
         self._left = left - len(data)
-        body.feed_data(data[:left])
+        body.feed_data(data[:left].tobytes())
         if self._left <= 0:
             self._connection.take = self._connection.hold
             body.feed_eof()
@@ -213,7 +221,7 @@ class WholeReader:
         """The first line that comes, as far as it is there; None once it has been looked at. Where later ones begin
         only the parser knows."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         connection = self._connection
         if self._first is not None and self._is_spaced(data):
             self._break(_unread(SPACED))
@@ -225,7 +233,7 @@ class WholeReader:
             if self._stopped:
                 connection.hold(data[start:])
                 return
-            if not self._parse(data[start : start + SLICE]):
+            if not self._parse(data[start : start + SLICE].tobytes()):
                 return
 
     def _parse(self, data: bytes) -> bool:
@@ -266,9 +274,9 @@ class WholeReader:
             self._refuse(HeadTimeout("The head of the request did not arrive in time."))
         return True
 
-    def _is_spaced(self, data: bytes) -> bool:
+    def _is_spaced(self, data: memoryview) -> bool:
         """Whether the first line says by two spaces what it should say by one."""
-        first = (self._first or b"") + data[:HEAD_LIMIT]
+        first = (self._first or b"") + data[:HEAD_LIMIT].tobytes()
         spaced = is_spaced(first)
         self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > HEAD_LIMIT else first
         return spaced

@@ -111,6 +111,9 @@ class Handshakes:
             self._failed(failed)
 
 
+READ_SIZE = 256 * 1024
+"""Bytes that are read from a client at once."""
+
 ROOM_INTERVAL = 0.1
 """Seconds between a look for idle connections that found none and the next one: each is a look at all there are."""
 
@@ -148,6 +151,7 @@ class Clients:
         self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
         """Of requests that have none."""
         self.connections: set[ClientConnection] = set()
+        self.buffer = memoryview(bytearray(READ_SIZE))
         self._loop = asyncio.get_running_loop()
         self.heads = Heads(self._loop)
         self.hung_up = hung_up

@@ -33,7 +33,7 @@ _BRACKET = 4
 _FEW = 32
 
 _TEXT = re.compile(rb'(?:content|text|prompt|input)": ?"').search
-"""The beginning of a text. The first quote ends a key, as no value can end in letters that stand outside of a string."""
+"""The beginning of a text. Its first quote ends a key: a string never starts behind a letter."""
 
 _QUOTES = 32
 _BACKSLASH, _BRACE = b"\\{"

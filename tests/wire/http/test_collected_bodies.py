@@ -16,7 +16,7 @@ from proxy.core.ports import SystemClock
 from proxy.http.body import COLLECTED
 from tests.helpers.http.support import CHAT, Client, Pod, Received, answering, connection_of, plain, post, rig
 from tests.helpers.waiting import PATIENCE, until
-from tests.unit.http.test_any_request import Socket
+from tests.unit.http.test_any_request import Socket, receive
 from tests.wire.http.test_client_connections import HEALTH, repeating
 
 
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_in_the_turn_of_its_last_byte_is_counted_and_
         connection = port.server._clients()
         connection.connection_made(Socket())
         for read in reads:
-            connection.data_received(read)
+            receive(connection, read)
         connection.connection_lost(None)
         await asyncio.sleep(0.01)
         assert [(ended.status, ended.outcome) for ended in port.ended] == [(499, Ending.CLIENT_GONE)]
