@@ -36,7 +36,7 @@ BACKLOG = 1024
 
 
 async def listeners(
-    accept: Callable[[], asyncio.Protocol],
+    accept: Callable[[], asyncio.BaseProtocol],
     host: str,
     port: int,
     sockets: Sequence[socket.socket],
@@ -85,7 +85,7 @@ class Handshakes:
     """Called by a loop for each client. It tells nobody of a handshake that failed: that is one which was begun, is no
     more, and has come to no connection. uvloop lets go of it at once; asyncio leaves it to the garbage collection."""
 
-    def __init__(self, connect: Callable[[], asyncio.Protocol], failed: Callable[[int], None]) -> None:
+    def __init__(self, connect: Callable[[], asyncio.BaseProtocol], failed: Callable[[int], None]) -> None:
         """`failed` is told how many did since the last look."""
         self._connect = connect
         self._failed = failed
@@ -99,7 +99,7 @@ class Handshakes:
         self._begun += 1
         return handshake
 
-    def succeeded(self, handshake: Handshake) -> asyncio.Protocol:
+    def succeeded(self, handshake: Handshake) -> asyncio.BaseProtocol:
         self._open.discard(handshake)
         self._begun -= 1
         return self._connect()
@@ -284,7 +284,7 @@ class DataServer:
         buffers = self._bodies.buffers
         self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, buffers, self._hung_up)
         self._sweep.watched.add(self._clients)
-        accept: Callable[[], asyncio.Protocol] = self._clients
+        accept: Callable[[], asyncio.BaseProtocol] = self._clients
         self._make_context()
         context = None
         if settings.tls is not None:
