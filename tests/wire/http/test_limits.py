@@ -18,6 +18,7 @@ from proxy.core.ports import SystemClock
 from proxy.http.body import UNCOUNTED, BodyReader
 from proxy.http.guards import HungUp, Sweep
 from proxy.http.request import HEAD_LIMIT
+from proxy.http.server import READ_SIZE
 from proxy.http.settings import Listen
 from tests.helpers.http.support import CHAT, Pod, Received, answering, connection_of, plain, post, rig
 from tests.helpers.waiting import until
