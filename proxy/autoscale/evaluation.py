@@ -132,8 +132,7 @@ def _unknown(written: Mapping[str, Any], known: Sequence[str], path: str) -> Ite
 
 
 def _role(written: Mapping[str, Any]) -> Role:
-    names = {item.name for item in dataclasses.fields(Role)}
-    return Role(**{key: value for key, value in written.items() if key in names})
+    return Role(**params.read(Role, written, "")[0])
 
 
 def _bounded(item: dataclasses.Field[Any], value: Any) -> float:

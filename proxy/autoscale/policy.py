@@ -50,13 +50,13 @@ class Role:
     role ask for; None: not known."""
 
     name: str
-    min: int
-    max: int
-    cost: float = 1.0
-    weight: float = 1.0
-    current: int | None = None
-    ready: int | None = None
-    demand: float | None = None
+    min: int = param(at_least=0)
+    max: int = param(at_least=1)
+    cost: float = param(1.0, at_least=0)
+    weight: float = param(1.0, at_least=0)
+    current: int | None = param(None, at_least=0)
+    ready: int | None = param(None, at_least=0)
+    demand: float | None = param(None, at_least=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,54 @@
-"""Everything that is wrong with roles and their coordination, each fault with its path, before anything uses them.
+"""Faults of roles and their coordination, before anything uses them: single values, and what they say together.
 
-Both JSON (`preferred_ratio`) and YAML (`preferredRatio`) are looked at as they were written; `spell` says how keys are.
+JSON (`preferred_ratio`) and YAML (`preferredRatio`) are read as written; `spell` returns the key of a field.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from proxy.autoscale.policy import ANY_ROLE, SATURATION, number
+from proxy.autoscale.policy import ANY_ROLE, SATURATION, Coordination, Role, Signal, reading
 from proxy.core.errors import Problem
-from proxy.core.params import join, suggestion
+from proxy.core.params import join, param, read, suggestion
 
 MOST = 1_000_000
 """Replicas of a role."""
 
 Spell = Callable[[str], str]
 
-_CHOICES = {
-    "mode": ("Off", "Preferred"),
-    "baseline": ("cost", "current", "weights", "demand"),
-    "normalization": ("absolute", "relative"),
-    "weight_by": ("none", "ready"),
-    "combine": ("mean", "max"),
+COUNT, FINITE, POSITIVE, NO_SOURCE, FRACTION, PERCENT, SWITCH = (
+    "must be an integer >= 0",
+    "must be a finite number >= 0",
+    "must be > 0",
+    "must say where it is read",
+    "must be between 0 and 1",
+    "must be between 0 and 100",
+    "must be true or false",
+)
+_OF_ROLES = {"min": COUNT, "max": "must be an integer >= 1", "current": COUNT, "ready": COUNT}
+_OF_ROLES |= dict.fromkeys(("cost", "weight", "demand"), FINITE)
+_OF_COORDINATION = {
+    "mode": "must be Off or Preferred",
+    "baseline": "must be cost, current, weights or demand",
+    "normalization": "must be absolute or relative",
+    "weight_by": "must be none or ready",
+    "combine": "must be mean or max",
+    "alpha": FRACTION,
+    "pressure_floor": FRACTION,
+    "hysteresis_percent": "must be between 0 and 20",
+    "panic_hold": SWITCH,
+    "coupled": SWITCH,
 }
-_RANGES = {"alpha": (0, 1), "pressure_floor": (0, 1), "hysteresis_percent": (0, 20)}
-_SWITCHES = ("panic_hold", "coupled")
-_KNOWN = (*_CHOICES, *_RANGES, *_SWITCHES, "preferred_ratio", "saturation", "signal_weights", "signals")
+_OF_SIGNALS = {"source": NO_SOURCE, "saturation": POSITIVE, "weight": FINITE}
+_ROLE = [field.name for field in fields(Role)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    min: float = param(at_least=0, at_most=100)
+    max: float = param(at_least=0, at_most=100)
 
 
 def as_written(key: str) -> str:
@@ -44,18 +65,21 @@ def role_faults(written: Any, path: str = "roles") -> Iterator[Problem]:
         if not isinstance(role, Mapping):
             yield Problem(here, "must be a mapping")
             continue
-        yield from _name_faults(role.get("name"), here, seen)
-        yield from _bound_faults(role, here)
-        for key in ("cost", "weight"):
-            if not _is_number(role.get(key, 1.0), 0):
-                yield Problem(join(here, key), "must be a finite number >= 0")
-        if role.get("demand") is not None and not _is_number(role["demand"], 0):
-            yield Problem(join(here, "demand"), "must be a finite number >= 0")
-        for key in ("current", "ready"):
-            if role.get(key) is not None and not _is_count(role[key], 0):
-                yield Problem(join(here, key), "must be an integer >= 0")
+        name = role.get("name")
+        if not isinstance(name, str) or not name.strip() or name != name.strip():
+            yield Problem(join(here, "name"), "must be a non-empty name without surrounding blanks")
+        elif name in seen:
+            yield Problem(join(here, "name"), f"'{name}' stands twice")
+        else:
+            seen.add(name)
+        values, problems = read(
+            Role, {"name": "", **{key: role[key] for key in _ROLE if key in role}}, here, wrong=_OF_ROLES
+        )
+        yield from problems
+        if values.get("min", 0) > values.get("max", MOST):
+            yield Problem(join(here, "min"), "must be <= max")
         for key in ("min", "max", "current", "ready"):
-            if _is_count(role.get(key), MOST + 1):
+            if (values.get(key) or 0) > MOST:
                 yield Problem(join(here, key), f"must be at most {MOST}")
 
 
@@ -68,150 +92,96 @@ def coordination_faults(
     if not isinstance(written, Mapping):
         yield Problem(path, "must be a mapping")
         return
-    known = [spell(key) for key in _KNOWN]
-    for key in written:
-        if key not in known:
-            yield Problem(path, f"unknown field '{key}'{suggestion(str(key), known)}")
-    yield from _value_faults(written, path, spell)
-    for key, faults in (
-        ("saturation", _saturation_faults),
-        ("signal_weights", _weight_faults),
-        ("signals", _signal_faults),
-        ("preferred_ratio", _band_faults),
-    ):
-        value, here = written.get(spell(key)), join(path, spell(key))
+    mappings = {spell(name): faults for name, faults in _MAPPINGS.items()}
+    single = {key: {} if key in mappings else value for key, value in written.items()}
+    yield from read(Coordination, single, path, wrong=_OF_COORDINATION, spell=spell)[1]
+    for key, faults in mappings.items():
+        value, here = written.get(key), join(path, key)
         if value is not None and not isinstance(value, Mapping):
             yield Problem(here, "must be a mapping")
         elif value:
             yield from faults(value, roles, here)
 
 
-def _name_faults(name: Any, path: str, seen: set[str]) -> Iterator[Problem]:
-    if not isinstance(name, str) or not name.strip() or name != name.strip():
-        yield Problem(join(path, "name"), "must be a non-empty name without surrounding blanks")
-    elif name in seen:
-        yield Problem(join(path, "name"), f"'{name}' stands twice")
-    else:
-        seen.add(name)
-
-
-def _bound_faults(role: Mapping[Any, Any], path: str) -> Iterator[Problem]:
-    low, high = role.get("min"), role.get("max")
-    if not _is_count(low, 0):
-        yield Problem(join(path, "min"), "must be an integer >= 0")
-    if not _is_count(high, 1):
-        yield Problem(join(path, "max"), "must be an integer >= 1")
-    if _is_count(low, 0) and _is_count(high, 1) and low > high:  # type: ignore[operator]
-        yield Problem(join(path, "min"), "must be <= max")
-
-
-def _value_faults(written: Mapping[Any, Any], path: str, spell: Spell) -> Iterator[Problem]:
-    for key, choices in _CHOICES.items():
-        value = written.get(spell(key), choices[0])
-        if key == "mode" and value is False:
-            continue
-        if str(value).lower() not in (choice.lower() for choice in choices):
-            yield Problem(join(path, spell(key)), f"must be {', '.join(choices[:-1])} or {choices[-1]}")
-    for key, (low, high) in _RANGES.items():
-        if not _is_number(written.get(spell(key), low), low, high):
-            yield Problem(join(path, spell(key)), f"must be between {low} and {high}")
-    for key in _SWITCHES:
-        if not isinstance(written.get(spell(key), False), bool):
-            yield Problem(join(path, spell(key)), "must be true or false")
-
-
 def _saturation_faults(written: Mapping[Any, Any], roles: Sequence[str], path: str) -> Iterator[Problem]:
     for name, value in written.items():
         if name not in SATURATION:
-            yield Problem(path, f"there is no signal '{name}'{suggestion(str(name), list(SATURATION))}")
-        elif not (_is_number(value, 0) and value > 0):
-            yield Problem(join(path, name), "must be > 0")
+            yield _no_signal(name, path)
+        elif not reading(value):
+            yield Problem(join(path, name), POSITIVE)
 
 
 def _weight_faults(written: Mapping[Any, Any], roles: Sequence[str], path: str) -> Iterator[Problem]:
-    for role, weights in written.items():
-        here = join(path, str(role))
-        if role not in (*roles, ANY_ROLE):
-            yield _no_role(role, (*roles, ANY_ROLE), path)
-        elif not isinstance(weights, Mapping):
-            yield Problem(here, "must be a mapping")
-        else:
-            unknown = [name for name in weights if name not in SATURATION]
-            wrong = [name for name in weights if name in SATURATION and not _is_number(weights[name], 0)]
-            for name in unknown:
-                yield Problem(here, f"there is no signal '{name}'{suggestion(str(name), list(SATURATION))}")
-            for name in wrong:
-                yield Problem(join(here, name), "must be a finite number >= 0")
-            if not unknown and not wrong and not any(weights.values()):
-                yield Problem(here, "weights must have a positive sum")
+    for here, weights in _of_roles(written, (*roles, ANY_ROLE), path):
+        if isinstance(weights, Problem):
+            yield weights
+            continue
+        unknown = [name for name in weights if name not in SATURATION]
+        wrong = [name for name in weights if name in SATURATION and reading(weights[name]) is None]
+        yield from (_no_signal(name, here) for name in unknown)
+        yield from (Problem(join(here, name), FINITE) for name in wrong)
+        if not unknown and not wrong and not any(weights.values()):
+            yield Problem(here, "weights must have a positive sum")
 
 
 def _signal_faults(written: Mapping[Any, Any], roles: Sequence[str], path: str) -> Iterator[Problem]:
-    for role, signals in written.items():
-        here = join(path, str(role))
-        if role not in roles:
-            yield _no_role(role, roles, path)
-        elif not isinstance(signals, Mapping):
-            yield Problem(here, "must be a mapping")
-        else:
-            for name, signal in signals.items():
-                yield from _one_signal_faults(str(name), signal, join(here, str(name)))
+    for here, signals in _of_roles(written, roles, path):
+        if isinstance(signals, Problem):
+            yield signals
+            continue
+        for name, signal in signals.items():
+            at = join(here, str(name))
+            if name in SATURATION:
+                yield Problem(at, "is there already; its saturation and its weight have keys of their own")
+            elif not isinstance(signal, Mapping):
+                yield Problem(at, "must be a mapping")
+            else:
+                values, problems = read(Signal, signal, at, wrong=_OF_SIGNALS)
+                yield from problems
+                if not values.get("source", "?").strip():
+                    yield Problem(join(at, "source"), NO_SOURCE)
 
 
-def _one_signal_faults(name: str, signal: Any, path: str) -> Iterator[Problem]:
-    if name in SATURATION:
-        yield Problem(path, "is there already; its saturation and its weight have keys of their own")
-    elif not isinstance(signal, Mapping):
-        yield Problem(path, "must be a mapping")
-    else:
-        if not isinstance(signal.get("source"), str) or not signal["source"].strip():
-            yield Problem(join(path, "source"), "must say where it is read")
-        saturation = number(signal.get("saturation"))
-        if saturation is None or saturation <= 0:
-            yield Problem(join(path, "saturation"), "must be > 0")
-        if not _is_number(signal.get("weight", 1.0), 0):
-            yield Problem(join(path, "weight"), "must be a finite number >= 0")
-
-
-def _band_faults(written: Mapping[Any, Any], roles: Sequence[str], path: str) -> Iterator[Problem]:
-    """What is at fault counts as 0..100 in the sums."""
+def _ratio_faults(written: Mapping[Any, Any], roles: Sequence[str], path: str) -> Iterator[Problem]:
+    """A wrong ratio counts as 0..100 in the sums."""
     low, high = 0.0, 100.0 * len(roles)
-    for role, band in written.items():
-        here = join(path, str(role))
-        if role not in roles:
-            yield _no_role(role, roles, path)
-        elif not isinstance(band, Mapping):
-            yield Problem(here, "must be a mapping with min and max")
-        else:
-            faults = list(_one_band_faults(band, here))
-            yield from faults
-            if not faults:
-                low, high = low + band["min"], high + band["max"] - 100
+    for here, ratio in _of_roles(written, roles, path, " with min and max"):
+        if isinstance(ratio, Problem):
+            yield ratio
+            continue
+        values, problems = read(_Ratio, ratio, here, wrong={"min": PERCENT, "max": PERCENT})
+        if len(values) == 2 and values["min"] > values["max"]:
+            problems.append(Problem(here, "min must be <= max"))
+        yield from problems
+        if not problems:
+            low, high = low + values["min"], high + values["max"] - 100
     if low > 100:
         yield Problem(path, f"sum of min ratios must not exceed 100 (is {low:g})")
     if high < 100:
         yield Problem(path, f"sum of max ratios must be at least 100 (is {high:g})")
 
 
-def _one_band_faults(band: Mapping[Any, Any], path: str) -> Iterator[Problem]:
-    wrong = [key for key in ("min", "max") if not _is_number(band.get(key), 0, 100)]
-    for key in wrong:
-        yield Problem(join(path, key), "must be between 0 and 100")
-    for key in band:
-        if key not in ("min", "max"):
-            yield Problem(path, f"unknown field '{key}'{suggestion(str(key), ['min', 'max'])}")
-    if not wrong and band["min"] > band["max"]:
-        yield Problem(path, "min must be <= max")
+def _of_roles(
+    written: Mapping[Any, Any], roles: Sequence[str], path: str, keys: str = ""
+) -> Iterator[tuple[str, Mapping[Any, Any] | Problem]]:
+    """Yield the path and the mapping of each role, or a fault."""
+    for role, of_role in written.items():
+        here = join(path, str(role))
+        if role not in roles:
+            yield here, Problem(path, f"there is no role '{role}'{suggestion(str(role), list(roles))}")
+        elif not isinstance(of_role, Mapping):
+            yield here, Problem(here, f"must be a mapping{keys}")
+        else:
+            yield here, of_role
 
 
-def _no_role(role: Any, known: Sequence[str], path: str) -> Problem:
-    return Problem(path, f"there is no role '{role}'{suggestion(str(role), list(known))}")
+def _no_signal(name: Any, path: str) -> Problem:
+    return Problem(path, f"there is no signal '{name}'{suggestion(str(name), list(SATURATION))}")
 
 
-def _is_count(value: Any, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-
-
-def _is_number(value: Any, at_least: float, at_most: float = math.inf) -> bool:
-    found = number(value)
-    return found is not None and at_least <= found <= at_most
+_MAPPINGS = {
+    "saturation": _saturation_faults,
+    "signal_weights": _weight_faults,
+    "signals": _signal_faults,
+    "preferred_ratio": _ratio_faults,
+}

@@ -196,26 +196,43 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise Invalid(Problem(path, f"must be a mapping, not {_named(cls, data)}{_as_mapping(cls, data)}"))
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in injected}  # type: ignore[arg-type]
-    values, problems = dict(injected), _unknown_keys(fields.values(), data, path)
-    for field in fields.values():
-        key = _given_key(field, data)
-        if key is None:
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                problems.append(Problem(join(path, yaml_key(field)), "is required"))
-            continue
-        try:
-            value = coerce(hints(cls)[field.name], data[key], join(path, key))
-            _check_bounds(field, value, join(path, key))
-            values[field.name] = value
-        except Invalid as invalid:
-            problems.extend(invalid.problems)
+    values, problems = read(cls, data, path, injected)
     if problems:
         raise Invalid(*problems)
     try:
         return cls(**values)
     except ValueError as error:
         raise Invalid(Problem(path, str(error))) from None
+
+
+def read(
+    cls: type[Any],
+    data: Mapping[Any, Any],
+    path: str,
+    injected: Mapping[str, Any] = types.MappingProxyType({}),
+    wrong: Mapping[str, str] = types.MappingProxyType({}),
+    spell: Callable[[str], str] = camel,
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the good values by field, and the faults of single values. `wrong` has messages for fields whose value is
+    missing, of another type or out of bounds; `spell` returns the key of a field."""
+    fields = [field for field in dataclasses.fields(cls) if field.init and field.name not in injected]
+    keys = [(field.metadata.get("key") or spell(field.name), *field.metadata.get("aliases", ())) for field in fields]
+    known = [key for of_field in keys for key in of_field]
+    values, problems = dict(injected), [_unknown(path, str(key), known) for key in data if str(key) not in known]
+    for field, names in zip(fields, keys, strict=True):
+        key, message = next((name for name in names if name in data), None), wrong.get(field.name)
+        if key is None:
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                problems.append(Problem(join(path, names[0]), message or "is required"))
+            continue
+        here = join(path, key)
+        try:
+            value = coerce(hints(cls)[field.name], data[key], here)
+            _check_bounds(field, value, here)
+            values[field.name] = value
+        except Invalid as invalid:
+            problems += [Problem(here, message) if message and one.path == here else one for one in invalid.problems]
+    return values, problems
 
 
 def plain(value: Any) -> Any:
@@ -308,11 +325,6 @@ def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
     return chosen
 
 
-def _unknown_keys(fields: Any, data: Mapping[Any, Any], path: str) -> list[Problem]:
-    known = [key for field in fields for key in (yaml_key(field), *field.metadata.get("aliases", ()))]
-    return [_unknown(path, str(key), known) for key in data if str(key) not in known]
-
-
 def _unknown(path: str, key: str, known: Sequence[str]) -> Problem:
     if (instead := replacement(join(path, key))) is not None:
         return Problem(join(path, key), f"was removed: {instead}")
@@ -335,10 +347,6 @@ def _named(cls: type[Any], data: Any) -> str:
     """Return the name to print for a value in an error. Values of secret classes are never printed."""
     hidden = not cls.__dataclass_params__.repr and isinstance(data, str)
     return "a text" if hidden else _spell(data)
-
-
-def _given_key(field: dataclasses.Field[Any], data: Mapping[Any, Any]) -> str | None:
-    return next((key for key in (yaml_key(field), *field.metadata.get("aliases", ())) if key in data), None)
 
 
 def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
