@@ -120,7 +120,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
     dashboard = Dashboard(
         fleet,
         clock,
-        endpoints.of,
+        lambda endpoint: endpoints.of(endpoint).attempts,
         lambda endpoint: "closed",
         of_process(catalogue),
         dict,

@@ -18,7 +18,7 @@ import aiohttp
 
 from proxy import __version__, outbound
 from proxy.autoscale.autoscaling import Autoscaling
-from proxy.autoscale.signals import OwnSenses
+from proxy.autoscale.signals import OwnSignals
 from proxy.config.diff import servable
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
@@ -229,7 +229,7 @@ class App:
             observation,
             explaining,
             Decisions(registry, clock, self._ports, observation, explaining),
-            OwnSenses(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
+            OwnSignals(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
             self._make_model_reads(polling),
             polling,
             self._workers,
@@ -289,7 +289,7 @@ class App:
         return Dashboard(
             self.fleet,
             self._clock,
-            self._observation.endpoints.of,
+            lambda endpoint: self._observation.endpoints.of(endpoint).attempts,
             self._process.breakers.state,
             of_process(self._catalogue),
             lambda: self.autoscaling.pools,
@@ -410,7 +410,7 @@ class App:
         await known()
 
     async def _start_scaling(self, stack: AsyncExitStack) -> None:
-        await self.autoscaling.begin(stack)
+        await self.autoscaling.start(stack)
 
     def _turn_away(self) -> None:
         """Report that new requests are not accepted."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from proxy import outbound
 from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
 from proxy.auth.limits import LimitSeries, RateLimiter
-from proxy.autoscale.signals import OwnSenses
+from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import Endpoint
@@ -152,7 +152,7 @@ class Process:
     observation: Observation
     explaining: Explaining
     decisions: Decisions
-    signals: OwnSenses
+    signals: OwnSignals
     model_reads: ModelReads
     polling: Polling | None
     """None if another process polls the pods."""

@@ -77,13 +77,13 @@ class Guard:
         return await (self._up(known, order) if count > current else self._down(known, order))
 
     async def cancel(self, role: str) -> None:
-        """Nobody has to go."""
+        """Return draining pods to service: none has to go."""
         if back := self.drains.cancel(role):
             log.info("autoscale: %s serve again, as they are needed", ", ".join(back))
             await self._mark(back, doomed=False)
 
     async def spare(self, pods: list[str]) -> None:
-        """They are not to go, whatever was said before."""
+        """Remove the marks of pods that stay."""
         await self._mark(pods, doomed=False)
 
     async def _up(self, known: _Role, order: Order) -> Outcome:
@@ -92,7 +92,7 @@ class Guard:
 
     async def _down(self, known: _Role, order: Order) -> Outcome:
         before = self.drains.names(order.role)
-        victims = self.drains.begin(order.role, order.count)
+        victims = self.drains.start(order.role, order.count)
         if victims != before:
             await self._mark([one for one in before if one not in victims], doomed=False)
             await self._mark([one for one in victims if one not in before], doomed=True)
@@ -195,7 +195,7 @@ class Hand:
         raise NotImplementedError
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
-        """These pods are to go next, or no longer are; where nobody asks who goes it does nothing."""
+        """Mark the pods as the next to be removed, or remove the mark. Do nothing where the platform ignores marks."""
 
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -237,7 +237,7 @@ class Kubernetes(Hand):
             for pod in pods:
                 status, _ = await _json(session, "PATCH", f"{root}/{pod.rpartition('/')[2]}", patch)
                 if status >= 300 and (doomed or status != _GONE):
-                    log.warning("pod %s: no deletion cost, the API server answered %d", pod, status)
+                    log.warning("pod %s: no deletion cost, the API server responded %d", pod, status)
 
     async def _url(self, role: str) -> str:
         group, name = self._paths[role]
@@ -253,8 +253,8 @@ async def _json(
 ) -> tuple[int, dict[str, Any]]:
     headers = None if patch is None else MERGE
     response = await outbound.send(session, method, url, json=patch, headers=headers)
-    said = orjson.loads(response.body) if response.body and response.status < 300 else None
-    return response.status, said if isinstance(said, dict) else {}
+    content = orjson.loads(response.body) if response.body and response.status < 300 else None
+    return response.status, content if isinstance(content, dict) else {}
 
 
 def _outcome_of_patch(status: int, url: str) -> Outcome:
@@ -262,7 +262,7 @@ def _outcome_of_patch(status: int, url: str) -> Outcome:
         return Outcome.OK
     if status in (_BUSY, _TOO_MANY):
         return Outcome.BUSY
-    log.warning("%s: the API server answered %d", url, status)
+    log.warning("%s: the API server responded %d", url, status)
     return Outcome.REFUSED if status in (401, 403, 404, 422) else Outcome.ERROR
 
 
@@ -309,8 +309,8 @@ async def run(
     )
     try:
         async with asyncio.timeout(timeout):
-            _, said = await process.communicate(stdin)
-    except BaseException:  # too late, or nobody waits any more: it is not left behind
+            _, errors = await process.communicate(stdin)
+    except BaseException:  # a timeout or a cancellation: the program must not stay
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
@@ -318,7 +318,7 @@ async def run(
     if process.returncode == TEMPORARILY:
         return Outcome.BUSY
     if process.returncode:
-        log.warning("%s ended with %d: %s", argv[0], process.returncode, said.decode(errors="replace")[-500:].strip())
+        log.warning("%s ended with %d: %s", argv[0], process.returncode, errors.decode(errors="replace")[-500:].strip())
         return Outcome.ERROR
     return Outcome.OK
 
@@ -353,8 +353,8 @@ CONFLICT = 409
 
 
 class Webhook(Hand):
-    """The body has its time in it (`sent_at`), so that an old one can be told; `x-signature` is `sha256=` and the
-    HMAC-SHA256 of the body in hex. 2xx is taken, 409 busy, other 4xx refused; all else is an error."""
+    """Sends the order. `sent_at` in the body identifies old ones; `x-signature` is `sha256=` and the HMAC-SHA256 of the
+    body in hex. 2xx is ok, 409 busy, other 4xx refused; all else is an error."""
 
     def __init__(self, url: str, secret: str | None, timeout: float, wall: Callable[[], float]) -> None:
         self._url = url

@@ -8,16 +8,15 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
-from typing import Protocol
 
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.loop import PATIENCE
 from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
 from proxy.autoscale.recommender import Recommendation
-from proxy.autoscale.scaled_pool import Blocks, ScaledPool, ask_nobody
+from proxy.autoscale.scaled_pool import Blocks, ScaledPool, no_prometheus
 from proxy.autoscale.settings import AutoscaleSettings
-from proxy.autoscale.signals import Senses
+from proxy.autoscale.signals import SignalSource
 from proxy.cluster.redis_transport import Lease
 from proxy.cluster.settings import ReplicaSettings
 from proxy.core.ports import Clock, Random
@@ -33,14 +32,14 @@ LEASE_SECONDS = 30.0
 
 
 class Autoscaling:
-    """`pools` by name, from `begin` on; they keep what they know when settings change."""
+    """`pools` by name, from `start` on; they keep their state when settings change."""
 
     def __init__(
         self,
         settings: AutoscaleSettings,
         replicas: ReplicaSettings,
         fleet: Fleet,
-        senses: Senses,
+        signals: SignalSource,
         catalogue: Catalogue,
         clock: Clock,
         rng: Random,
@@ -49,7 +48,7 @@ class Autoscaling:
         self._replicas = replicas
         self._settings = settings
         self._fleet = fleet
-        self._senses = senses
+        self._signals = signals
         self._catalogue = catalogue
         self._clock = clock
         self._random = rng
@@ -60,11 +59,11 @@ class Autoscaling:
         self.pools: dict[str, ScaledPool] = {}
         self.on_first_pool: Callable[[], None] = lambda: None
 
-    async def begin(self, stack: AsyncExitStack) -> None:
-        """To be called when the pods are known."""
-        await self.lead.begin(stack, self._replicas)
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start after the pods are known."""
+        await self.lead.start(stack, self._replicas)
         self._tasks = await stack.enter_async_context(Tasks())
-        self._follow()
+        self._apply()
 
     @property
     def settings(self) -> AutoscaleSettings:
@@ -74,16 +73,16 @@ class Autoscaling:
     def settings(self, settings: AutoscaleSettings) -> None:
         self._settings = settings
         if self._tasks is not None:
-            self._follow()
+            self._apply()
 
     def pause_all(self) -> None:
-        """The kill switch of the process: nothing is scaled until somebody resumes it, pool by pool."""
+        """The kill switch of the process: nothing is scaled until an operator resumes the pools, one by one."""
         log.warning("autoscale: all pools are paused")
         for pool in self.pools.values():
             pool.loop.controls.pause()
 
     def read(self) -> None:
-        """For an exposition. Nothing is left of roles and pools that are gone."""
+        """Fill the gauges for an exposition; removed roles and pools have none."""
         c = self._catalogue
         for family in (
             *(c.desired_replicas, c.current_replicas, c.ready_replicas, c.desired_ratio, c.total_recommended),
@@ -102,7 +101,7 @@ class Autoscaling:
                 self._read_pool(name, decision, pool.loop.recommended)
                 self._read_drains(name, pool)
 
-    def _follow(self) -> None:
+    def _apply(self) -> None:
         assert self._tasks is not None
         for name in self.pools.keys() - self._settings.pools.keys():
             self._running.pop(name).cancel()
@@ -117,7 +116,7 @@ class Autoscaling:
                 name,
                 settings,
                 self._fleet,
-                self._senses,
+                self._signals,
                 self._clock,
                 self._random,
                 self._blocks,
@@ -131,7 +130,7 @@ class Autoscaling:
 
     async def _ask(self, query: str) -> float:
         if self._settings.prometheus is None:
-            return await ask_nobody(query)
+            return await no_prometheus(query)
         return await ask(self._settings.prometheus, query)
 
     async def _run(self, pool: ScaledPool) -> None:
@@ -198,24 +197,13 @@ class Autoscaling:
             self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
 
 
-class Leasing(Protocol):
-    """`replicas.lease.Lease` is one."""
-
-    @property
-    def seconds(self) -> float: ...
-
-    async def take(self) -> bool: ...
-    async def release(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 class Lead:
     """Leader election: whether this process scales. Always true where no other process could."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until = self._wall_until = inf
-        self._lease: Leasing | None = None
+        self._lease: Lease | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -224,12 +212,12 @@ class Lead:
         """
         return self._clock.now() < self._until and self._clock.wall() < self._wall_until
 
-    async def begin(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
+    async def start(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
         if settings.is_shared:
             await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS), margin=PATIENCE)
 
     async def share(
-        self, stack: AsyncExitStack, lease: Leasing, every: float = LEASE_SECONDS / 3, margin: float = 0.0
+        self, stack: AsyncExitStack, lease: Lease, every: float = LEASE_SECONDS / 3, margin: float = 0.0
     ) -> None:
         """`margin`: seconds before the end of the lease in which nothing is started, so that it ends in time."""
         self._lease, self._until = lease, -inf
@@ -237,15 +225,15 @@ class Lead:
         tasks = await stack.enter_async_context(Tasks())
         tasks.keep(lambda: self._keep(lease, every, margin), "lease-of-the-autoscaler")
 
-    async def _keep(self, lease: Leasing, every: float, margin: float) -> None:
+    async def _keep(self, lease: Lease, every: float, margin: float) -> None:
         was_ours = False
         while True:
-            asked_at, wall = self._clock.now(), self._clock.wall()
+            requested_at, wall = self._clock.now(), self._clock.wall()
             taken = await lease.take()
             if taken is not was_ours:
                 log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
             was_ours, held = taken, lease.seconds - margin
-            self._until, self._wall_until = (asked_at + held, wall + held) if taken else (-inf, -inf)
+            self._until, self._wall_until = (requested_at + held, wall + held) if taken else (-inf, -inf)
             await asyncio.sleep(every)
 
     async def _end(self) -> None:

@@ -72,8 +72,8 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Extremes over the windows of a behavior. Those of totals that were applied include the current one, those of
-    recommendations are None where the window is off or holds nothing."""
+    """Extremes over the windows of a behavior. The extremes of applied totals include the
+    current one; the extremes of recommendations are None where the window is off or empty."""
 
     highest_recommended: int | None
     lowest_recommended: int | None
@@ -95,27 +95,27 @@ def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *,
 
 def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) -> int:
     """From 0 there is no percentage that would ever add one."""
-    most, begin = recommended, past.lowest_in_panic
-    if begin > 0 and panic.period > 0:
-        most = min(most, begin + begin * panic.percent // 100)
+    most, start = recommended, past.lowest_in_panic
+    if start > 0 and panic.period > 0:
+        most = min(most, start + start * panic.percent // 100)
     return max(most, current)
 
 
 def _shrunk(down: ScaleDown, past: Past, current: int, recommended: int) -> int:
-    least, begin = recommended, past.highest_applied
+    least, start = recommended, past.highest_applied
     if past.highest_recommended is not None:
         least = max(least, past.highest_recommended)
-    by_count, by_part = begin - down.instances, begin - begin * down.percent // 100
+    by_count, by_part = start - down.instances, start - start * down.percent // 100
     if down.select != "none" and down.period > 0:
         least = max(least, min(by_count, by_part) if down.select == "or" else max(by_count, by_part))
     return min(least, current)
 
 
 def _grown(up: ScaleUp, past: Past, current: int, recommended: int) -> int:
-    most, begin = recommended, past.lowest_applied
+    most, start = recommended, past.lowest_applied
     if past.lowest_recommended is not None:
         most = min(most, past.lowest_recommended)
-    by_count, by_part = begin + up.instances, begin + begin * up.percent // 100
+    by_count, by_part = start + up.instances, start + start * up.percent // 100
     if up.select != "none" and up.period > 0:
         most = min(most, max(by_count, by_part) if up.select == "or" else min(by_count, by_part))
     return max(most, current)
@@ -126,18 +126,14 @@ class Damping:
     that saw a corrected value in place of the recommended one would hold it for ever."""
 
     def __init__(self, behavior: Behavior) -> None:
-        self._behavior = behavior
-        up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
-        self._highest_recommended = Records(max, down.stabilization)
-        self._lowest_recommended = Records(min, up.stabilization)
-        self._highest_applied = Line(max, down.period)
-        self._lowest_applied = Line(min, up.period)
-        self._lowest_in_panic = Line(min, panic.period)
+        self._highest_recommended, self._lowest_recommended = Records(max), Records(min)
+        self._highest_applied, self._lowest_applied, self._lowest_in_panic = Line(max), Line(min), Line(min)
         self._panic_ends: float | None = None
+        self.behavior = behavior
 
     @property
     def behavior(self) -> Behavior:
-        """Where it changes, what was recommended and applied so far still counts, within the new windows."""
+        """The limits. When they change, past recommendations and totals still count, within the new windows."""
         return self._behavior
 
     @behavior.setter
@@ -150,7 +146,7 @@ class Damping:
         self._lowest_applied.length = up.period
         self._lowest_in_panic.length = panic.period
 
-    def begin(self, now: float, current: int) -> None:
+    def start(self, now: float, current: int) -> None:
         """At the start, and when nothing has been known for longer than the windows: as if the current total had been
         recommended until then, so that the windows are kept and not jumped over."""
         self._recommended(now, current)
@@ -194,32 +190,22 @@ Best = Callable[[Iterable[int]], int]
 class _Window:
     """Values of the last `length` seconds; of length 0 it never holds any."""
 
-    def __init__(self, best: Best, length: float) -> None:
+    def __init__(self, best: Best, length: float = 0.0) -> None:
         self._best = best
-        self._length = length
+        self.length = length
         self._values: deque[tuple[float, int]] = deque()
 
-    @property
-    def length(self) -> float:
-        """Where it changes, what was seen still counts, as far as the length reaches."""
-        return self._length
-
-    @length.setter
-    def length(self, length: float) -> None:
-        self._length = length
-        if length <= 0:
-            self._values.clear()
-
     def append(self, now: float, value: int) -> None:
-        if self._length > 0:
-            self._values.append((now, value))
+        self._values.append((now, value))
+        if self.length <= 0:
+            self._values.clear()
 
 
 class Records(_Window):
     """Counts a value from its moment until `length` seconds later."""
 
     def find(self, now: float) -> int | None:
-        while self._values and self._values[0][0] + self._length < now:
+        while self._values and (self.length <= 0 or self._values[0][0] + self.length < now):
             self._values.popleft()
         return self._best(value for _, value in self._values) if self._values else None
 
@@ -230,8 +216,8 @@ class Line(_Window):
 
     def find(self, now: float, current: int) -> int:
         """`current` always counts, too."""
-        while len(self._values) > 1 and self._values[1][0] + self._length < now:
+        while len(self._values) > 1 and self._values[1][0] + self.length < now:
             self._values.popleft()
-        if len(self._values) == 1 and self._values[0][0] + 2 * self._length < now:
+        if self.length <= 0 or (len(self._values) == 1 and self._values[0][0] + 2 * self.length < now):
             self._values.clear()
         return self._best([*(value for _, value in self._values), current])

@@ -69,19 +69,20 @@ def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float, s
     role = sized.role
     if role.min == role.max:
         return role.min
-    told = [(one, sized.metrics.get(one.name)) for one in metrics]
-    asked = [desired(one, value, sized.current, tolerance, role.ready, spare) for one, value in told]
-    return recommended(role.min, role.max, sized.current, asked)
+    values = [(one, sized.metrics.get(one.name)) for one in metrics]
+    wanted = [desired(one, value, sized.current, tolerance, role.ready, spare) for one, value in values]
+    return recommended(role.min, role.max, sized.current, wanted)
 
 
-def recommended(low: int, high: int, current: int, asked: Sequence[int | None]) -> int | None:
-    """Of what the metrics ask for, None where they are missing. What is out of bounds goes there, whatever they say."""
+def recommended(low: int, high: int, current: int, wanted: Sequence[int | None]) -> int | None:
+    """Return the largest of the replicas that metrics ask for, None standing for missing metrics. A current number
+    out of bounds goes to the nearest bound."""
     if not low <= current <= high:
         return min(max(current, low), high)
-    known = [one for one in asked if one is not None]
+    known = [one for one in wanted if one is not None]
     if not known:
         return None
-    most = max(known) if len(known) == len(asked) else max(*known, current)
+    most = max(known) if len(known) == len(wanted) else max(*known, current)
     return min(max(most, low), high)
 
 
@@ -89,11 +90,11 @@ def demands(
     fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float, spare: float = 0.0
 ) -> list[int] | None:
     """What each role asks for by its own metrics; one that cannot be observed what it has. None if none can."""
-    asked = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance, spare) for one in fleet]
+    wanted = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance, spare) for one in fleet]
     fixed = [one.role.min == one.role.max for one in fleet]
-    if all(count is None or is_fixed for count, is_fixed in zip(asked, fixed, strict=True)) and not all(fixed):
+    if all(count is None or is_fixed for count, is_fixed in zip(wanted, fixed, strict=True)) and not all(fixed):
         return None
-    return [one.current if count is None else count for one, count in zip(fleet, asked, strict=True)]
+    return [one.current if count is None else count for one, count in zip(fleet, wanted, strict=True)]
 
 
 def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
@@ -101,21 +102,23 @@ def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: f
     part in it; while one misses a metric that it has, the total does not shrink. None if all are missing."""
     low, high = sum(one.role.min for one in fleet), sum(one.role.max for one in fleet)
     current, ready = sum(one.current for one in fleet), sum(one.ready for one in fleet)
-    asked: list[int | None] = []
+    wanted: list[int | None] = []
     for metric in metrics:
-        told = [(one.metrics[metric.name], one.ready) for one in fleet if metric.name in one.metrics]
-        asked.append(desired(metric, joined(metric.kind, told), current, tolerance, ready, spare))
-        if any(_is_missing(value) for value, _ in told):
-            asked.append(None)
-    return recommended(low, high, current, asked)
+        found = [(one.metrics[metric.name], one.ready) for one in fleet if metric.name in one.metrics]
+        wanted.append(desired(metric, joined(metric.kind, found), current, tolerance, ready, spare))
+        if any(_is_missing(value) for value, _ in found):
+            wanted.append(None)
+    return recommended(low, high, current, wanted)
 
 
-def joined(kind: Kind, told: Sequence[tuple[Any, int]]) -> Any:
-    """One value from those of several roles and the replicas they are of: sums are added, levels are averaged over
+def joined(kind: Kind, values: Sequence[tuple[Any, int]]) -> Any:
+    """Join the values of several roles and their numbers of replicas: sums are added, levels are averaged over
     replicas, values per replica stand in one list."""
-    if any(isinstance(value, list | tuple) for value, _ in told):
-        return [one for value, count in told for one in (value if isinstance(value, list | tuple) else [value] * count)]
-    known = [(found, count) for value, count in told if (found := reading(value)) is not None]
+    if any(isinstance(value, list | tuple) for value, _ in values):
+        return [
+            one for value, count in values for one in (value if isinstance(value, list | tuple) else [value] * count)
+        ]
+    known = [(found, count) for value, count in values if (found := reading(value)) is not None]
     if not known:
         return None
     if kind == "total":
@@ -166,7 +169,7 @@ def _desired(metric: Metric, value: Any, current: int, tolerance: float, ready: 
 
 
 def _raised(metric: Metric, value: Any, spare: float, current: int, ready: int | None) -> Any:
-    """The metric, if so much of a replica more were asked for."""
+    """The metric, if so much of a replica more were wanted for."""
     more = spare * metric.target
     if isinstance(value, list | tuple):
         return [None if (known := reading(one)) is None else known + more / len(value) for one in value]
@@ -234,8 +237,8 @@ class Outlook:
     _trust: dict[tuple[str, str], Trust] = field(default_factory=dict)
 
     def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
-        """The role in so many seconds, if what grew while it was served goes on growing, as far as that has been so
-        of late; what falls is taken as it is."""
+        """The role in so many seconds, if what grew while it was served goes on growing, as far as recent
+        forecasts came true. What falls is taken as it is."""
         if seconds <= 0:
             return one
         grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
@@ -295,11 +298,11 @@ BENEFIT = 4.0
 """Forecasts by one replica's worth that are taken to have come true before there were any."""
 
 MOST_GROWTH = 1.5
-"""Times what was said that may have come and still counts: else one burst that nobody foresaw would excuse the rest."""
+"""Largest growth that counts, as a multiple of the forecast: otherwise one burst would excuse all wrong forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Forecast:
     due: float
     value: float
     growth: float
@@ -307,38 +310,38 @@ class _Said:
 
 @dataclass(slots=True)
 class Trust:
-    """Of one sum. The share is the slope of what came over what was said, through nothing, the latest counting most."""
+    """Reliability of the forecasts of one sum: the slope of growth over forecast growth, the latest counting most."""
 
-    _open: deque[_Said] = field(default_factory=deque)
+    _open: deque[_Forecast] = field(default_factory=deque)
     _came: float = 0.0
-    _said: float = 0.0
+    _forecast: float = 0.0
     _seen: float | None = None
 
     def share(self, unit: float) -> float:
         """Of the growth that a forecast says, what is to be believed, in [0, 1]. `unit` is one replica's worth."""
         benefit = BENEFIT * unit * unit
-        whole = self._said + benefit
+        whole = self._forecast + benefit
         return min(max((self._came + benefit) / whole, 0.0), 1.0) if whole > 0 else 1.0
 
     def say(self, due: float, value: float, growth: float) -> None:
         """It is `value`, and will be so much more."""
         if growth > 0:
-            self._open.append(_Said(due, value, growth))
+            self._open.append(_Forecast(due, value, growth))
 
     def settle(self, now: float, value: float | None) -> None:
-        """It is `value`: forecasts that are due are held against it. None: nobody can tell what it would be, and those
-        that are due have never been."""
+        """Compare forecasts that are due with the value. None: the value is not known, and these forecasts are
+        dropped."""
         self._fade(now)
         while self._open and self._open[0].due <= now:
-            said = self._open.popleft()
+            forecast = self._open.popleft()
             if value is None:
                 continue
-            came = min(max(value - said.value, -said.growth), MOST_GROWTH * said.growth)
-            self._came += came * said.growth
-            self._said += said.growth**2
+            came = min(max(value - forecast.value, -forecast.growth), MOST_GROWTH * forecast.growth)
+            self._came += came * forecast.growth
+            self._forecast += forecast.growth**2
 
     def _fade(self, now: float) -> None:
         if self._seen is not None:
             kept = math.exp((self._seen - now) / MEMORY)
-            self._came, self._said = self._came * kept, self._said * kept
+            self._came, self._forecast = self._came * kept, self._forecast * kept
         self._seen = now

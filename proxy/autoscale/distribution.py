@@ -89,8 +89,8 @@ def _preferred(
 
 def _baseline(roles: Sequence[Role], coordination: Coordination, base: dict[str, int], total: int) -> list[float]:
     """That of the cost where what it should be made of is not known, or is nothing."""
-    told = [_of_baseline(role, coordination) for role in roles]
-    counts = [count for count in told if count is not None]
+    known = [_of_baseline(role, coordination) for role in roles]
+    counts = [count for count in known if count is not None]
     largest = max(counts, default=0.0)
     if len(counts) < len(roles) or largest <= 0:
         return [base[role.name] / total for role in roles]
@@ -176,8 +176,8 @@ OPEN = Band()
 
 
 def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bool]:
-    """The bands of roles that have one, clipped to what is possible, and whether something that was written is none: of
-    no role, not numeric, inverted, or wholly impossible."""
+    """The bands of roles that have one, clipped to what is possible, and whether any of them is ignored: of an unknown
+    role, not numeric, inverted, or wholly impossible."""
     if not isinstance(written, Mapping):
         return {}, bool(written)
     names = {role.name for role in roles}
@@ -185,10 +185,10 @@ def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bo
     return found, len(found) < len(written)
 
 
-def least_total(bands: Mapping[str, Band], asked: Mapping[str, int]) -> int:
-    """The smallest total of which each role may have what it asks for."""
-    within = [math.ceil(asked[name] / one.high - EXACT) for name, one in bands.items() if one.high > 0]
-    return max(sum(asked.values()), *within, 0)
+def least_total(bands: Mapping[str, Band], wanted: Mapping[str, int]) -> int:
+    """Return the smallest total that gives each role what it asks for."""
+    within = [math.ceil(wanted[name] / one.high - EXACT) for name, one in bands.items() if one.high > 0]
+    return max(sum(wanted.values()), *within, 0)
 
 
 def are_contradictory(bands: Mapping[str, Band], roles: Sequence[Role]) -> bool:
@@ -244,8 +244,8 @@ class Pressure:
 
 
 def pressures(roles: Sequence[Role], coordination: Coordination, metrics: Any, baseline: Sequence[float]) -> Pressure:
-    """A role of which nothing is known keeps its part of `baseline`; the others divide the rest. So do all where nobody
-    is pressed. `metrics` are {role: {signal: value}}, a value per ready replica."""
+    """A role without readings keeps its part of `baseline`; the others divide the rest. So do all roles without
+    pressure. `metrics` are {role: {signal: value}}, a value per ready replica."""
     if coordination.normalization == "relative":
         found = _relative(roles, coordination, metrics)
     else:
@@ -330,9 +330,9 @@ EXACT = 1e-7
 
 
 def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float], total: float) -> list[float]:
-    """x_i = clip(k * quota_i, low_i, high_i) with the one factor k for which they sum to `total`, so that those that no
-    bound stops keep their proportions. Needs sum(low) <= total <= sum(high). Quotas of 0 stay low until all others are
-    high, and then share what is left by the room they have."""
+    """x_i = clip(k * quota_i, low_i, high_i) with the one factor k for which they sum to `total`, so that values
+    between their bounds keep their proportions. Needs sum(low) <= total <= sum(high). Quotas of 0 stay low until all
+    others are high, and then share the rest by the distance to their bounds."""
     largest = max(quotas, default=0.0) or 1.0
     quotas = [quota / largest for quota in quotas]
     cut = NOTHING * math.fsum(quotas)
@@ -344,7 +344,7 @@ def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float]
     if not scaled or rest >= most:
         for index in scaled:
             found[index] = float(high[index])
-        _share_by_room(found, others, high, rest - most)
+        _share_by_capacity(found, others, high, rest - most)
     else:
         _scale(found, scaled, quotas, low, high, rest)
     return found
@@ -361,10 +361,10 @@ def round_bounded(values: Sequence[float], total: int, names: Sequence[str]) -> 
     return floors
 
 
-def _share_by_room(found: list[float], others: Sequence[int], high: Sequence[float], rest: float) -> None:
-    room = math.fsum(high[index] - found[index] for index in others)
-    for index in others if room > 0 else ():
-        found[index] += (high[index] - found[index]) * min(max(rest / room, 0.0), 1.0)
+def _share_by_capacity(found: list[float], others: Sequence[int], high: Sequence[float], rest: float) -> None:
+    capacity = math.fsum(high[index] - found[index] for index in others)
+    for index in others if capacity > 0 else ():
+        found[index] += (high[index] - found[index]) * min(max(rest / capacity, 0.0), 1.0)
 
 
 def _scale(

@@ -11,14 +11,14 @@ from proxy.autoscale.settings import DrainSettings
 from proxy.core.ports import Clock
 
 SETTLES = 1.0
-"""Seconds after which everybody has heard that a pod drains: until then one may still be sending it a request."""
+"""Seconds until all proxies know that a pod drains; until then one may send it a request."""
 
 
 class Pods(Protocol):
     """The replicas of one pool."""
 
     def replicas(self, role: str) -> Sequence[Replica]:
-        """Those that are on their way out are none."""
+        """Return the replicas, without pods that are being removed."""
 
     def drain(self, name: str) -> None: ...
 
@@ -36,7 +36,7 @@ class Drains:
     """By role and pod."""
     _doomed: dict[str, set[str]] = field(default_factory=dict)
 
-    def begin(self, role: str, count: int) -> list[str]:
+    def start(self, role: str, count: int) -> list[str]:
         """The pods that go if `count` are to stay: they drain from here on, and no other that did so before."""
         order = drain_order(self.pods.replicas(role), role, self.settings.policy)
         going = order[: max(len(order) - count, 0)]
@@ -50,7 +50,7 @@ class Drains:
         return victims
 
     def names(self, role: str) -> list[str]:
-        """Of those that drain."""
+        """Return the names of draining replicas."""
         return list(self._since.get(role, {}))
 
     def empty(self, role: str) -> bool:
@@ -70,7 +70,7 @@ class Drains:
         self._doomed.pop(role, None)
 
     def cancel(self, role: str) -> list[str]:
-        """More are needed: those that drain serve again. Gives their names."""
+        """Return draining replicas to service, and return their names."""
         return self._release(role, list(self._since.get(role, {})))
 
     def described(self, role: str) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ Order = Literal["least-loss", "highest-ordinal", "newest"]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """`cached_blocks` are those of the prefix index, `ordinal` is the platform's number of it, `started` are seconds,
+    """`cached_blocks` are counted by the prefix index, `ordinal` is the platform's number of it, `started` are seconds,
     `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None without it."""
 
     name: str
@@ -131,9 +131,9 @@ class Replica:
 def drain_order(replicas: Sequence[Replica], role: str, order: Order) -> list[Replica]:
     """All replicas of the role, the one to go first in front.
 
-    least-loss: those that drain already, those that are not ready, and of the others not the last of the role in its
-    group, then those with the least in flight, the least in their caches, the youngest. highest-ordinal is what a
-    platform does that asks nobody."""
+    least-loss: draining replicas, replicas that are not ready, replicas that are not the last of the role in their
+    group; then the least in flight, the least in the cache, the youngest. highest-ordinal is the order of platforms
+    that do not choose."""
     left = [one for one in replicas if one.role == role]
     if order == "highest-ordinal":
         return sorted(left, key=lambda one: -1 if one.ordinal is None else one.ordinal, reverse=True)
@@ -170,7 +170,7 @@ def _least_loss(members: Counter[str | None]) -> Key:
 @dataclass(slots=True)
 class Orders:
     """Of one pool. An order is over when the role has the size, or after `startup` seconds: then what is there counts
-    again, and it may be ordered anew."""
+    again, and it may be ordered again."""
 
     clock: Clock
     startup: float = 600.0

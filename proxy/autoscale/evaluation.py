@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 from proxy.autoscale.distribution import distribute
 from proxy.autoscale.policy import (
@@ -23,7 +23,7 @@ from proxy.autoscale.policy import (
 )
 from proxy.autoscale.recommender import Recommendation, Recommender
 from proxy.autoscale.settings import PoolSettings
-from proxy.autoscale.validation import coordination_faults, role_faults
+from proxy.autoscale.validation import as_written, coordination_faults, role_faults
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 
@@ -42,12 +42,12 @@ class Question:
     expansion: float
     overlooked: tuple[Problem, ...]
 
-    def answer(self) -> Result:
+    def evaluate(self) -> Result:
         return distribute(self.roles, self.coordination, self.total, self.metrics, self.panic, self.expansion)
 
 
 def question(written: Any) -> Question:
-    """Raises ConfigError where there is no answer, roles or a total that are none; then with all other faults, too."""
+    """Raise ConfigError with all faults if the roles or the total cannot be used."""
     if not isinstance(written, Mapping):
         raise ConfigError([Problem("", "must be an object with roles and total")])
     fatal = [*role_faults(written.get("roles")), *_total_faults(written)]
@@ -67,22 +67,16 @@ def question(written: Any) -> Question:
 
 
 def coordination(written: Any) -> Coordination:
-    """What cannot be used is as if it were not there; bands are looked at when they are used."""
+    """Read a coordination. Values that cannot be used are ignored, and numbers out of bounds are clamped. Ratios are
+    checked where they are used."""
     if not isinstance(written, Mapping):
         return Coordination()
-    values: dict[str, Any] = {}
-    kinds = params.hints(Coordination)
+    values, _ = params.read(Coordination, {**written, **{name: {} for name in _READERS}}, "", spell=as_written)
     for item in dataclasses.fields(Coordination):
-        value = written.get(item.name)
-        if item.name in _READERS:
-            values[item.name] = _READERS[item.name](value)
-        elif kinds[item.name] is bool:
-            values[item.name] = value if isinstance(value, bool) else item.default
-        elif kinds[item.name] is float:
-            values[item.name] = _bounded(item, value)
-        else:
-            values[item.name] = _chosen(kinds[item.name], value, item.default)
-    return Coordination(**values)
+        low, high, _ = item.metadata["bounds"]
+        if low is not None and (found := number(written.get(item.name))) is not None:
+            values[item.name] = min(max(found, low), high)
+    return Coordination(**values | {name: read(written.get(name)) for name, read in _READERS.items()})
 
 
 def result(found: Result) -> dict[str, Any]:
@@ -135,17 +129,6 @@ def _role(written: Mapping[str, Any]) -> Role:
     return Role(**params.read(Role, written, "")[0])
 
 
-def _bounded(item: dataclasses.Field[Any], value: Any) -> float:
-    low, high, _ = item.metadata["bounds"]
-    found = number(value)
-    default: Any = item.default
-    return float(default if found is None else min(max(found, low), high))
-
-
-def _chosen(kind: Any, value: Any, default: Any) -> Any:
-    return next((choice for choice in get_args(kind) if str(choice).lower() == str(value).lower()), default)
-
-
 def _saturation(written: Any) -> dict[str, float]:
     return {name: found for name, found in _numbers(written).items() if found > 0 and name in SATURATION}
 
@@ -188,8 +171,8 @@ _READERS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded moment: what was said then, and what would have been said. `at` is seconds since the Unix epoch;
-    None where nothing could be seen that the policy needs."""
+    """One recorded moment: the decision then, and the decision of the policy; None if metrics were missing. `at` is
+    seconds since the Unix epoch."""
 
     at: float
     recorded: Mapping[str, int]
@@ -199,7 +182,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`moves` are replicas that came and went from one decision to the next; `hours` are replica hours and `gpu_hours`
-    those of their GPUs, had every decision been followed at once."""
+    GPU hours, if every decision had been applied at once."""
 
     moves: int
     hours: float
@@ -207,9 +190,9 @@ class Summary:
 
 
 def replay(decisions: Sequence[Mapping[str, Any]], pool: PoolSettings) -> list[Step]:
-    """The policy sees the fleet as it was, at each step, not as its own decisions would have made it: what the metrics
-    would have been then, nobody has measured. `decisions` are those of one pool, as the loop keeps them; any that has
-    no time is left out."""
+    """The policy sees the fleet as it was, at each step, not as its own decisions would have made it: the metrics of
+    that fleet were not measured. `decisions` are the decisions of one pool, as the loop keeps them; decisions without
+    a time are left out."""
     recommender = Recommender(pool)
     timed = [(at, one) for one in decisions if (at := number(one.get("ts"))) is not None]
     return [

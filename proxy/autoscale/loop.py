@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -43,8 +43,8 @@ class Actuator(Protocol):
 
 
 class Loop:
-    """`actuators` by role; a role without one is scaled by others, who read `latest`. `sleep` waits so many seconds,
-    `patience` are those that one look or one action may take."""
+    """Observes, decides and acts, once per `step`. Roles without one of the `actuators` are scaled by others, who read
+    `latest`. `patience` is the time for an observation or an action, in seconds."""
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class Loop:
         source: Source,
         clock: Clock,
         actuators: Mapping[str, Actuator] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         patience: float = PATIENCE,
     ) -> None:
         self._name = name
@@ -61,7 +60,6 @@ class Loop:
         self._source = source
         self._clock = clock
         self.actuators = actuators or {}
-        self._sleep = sleep
         self.patience = patience
         self._recommender = Recommender(pool)
         self.controls = Controls(pool, clock)
@@ -86,11 +84,6 @@ class Loop:
     @pool.setter
     def pool(self, pool: PoolSettings) -> None:
         self._pool = self._recommender.pool = self.controls.pool = pool
-
-    async def run(self, interval: float) -> None:
-        while True:
-            await self.step()
-            await self._sleep(interval)
 
     async def step(self) -> Decision:
         situations = self._fresh(await self._observe())
@@ -140,13 +133,12 @@ class Loop:
         return "paused" if self.controls.paused else self._pool.mode
 
     def _held(self, situations: Mapping[str, Situation]) -> dict[str, int]:
-        """What was last said, without what an operator ordered for a while; of roles never spoken of what they have."""
+        """Return the latest decision without overrides, or the current sizes of roles without a decision."""
         held = {name: one.current for name, one in situations.items()}
         if self.latest is None:
             return held
-        ordered, known = self.latest.overridden, {role.name for role in self._pool.roles}
-        said = {name: count for name, count in self.latest.desired.items() if name in known and name not in ordered}
-        return held | said
+        known = {role.name for role in self._pool.roles} - self.latest.overridden
+        return held | {name: count for name, count in self.latest.desired.items() if name in known}
 
     async def _act(self, decision: Decision, role: str) -> Outcome:
         """In a dry run everything is done but this."""
@@ -182,7 +174,7 @@ def _missing(pool: PoolSettings, role: RoleSettings, seen: Situation | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Whoever scales from outside has brought these roles to these sizes; `at` is seconds since the Unix epoch."""
+    """An external scaler has brought these roles to these sizes; `at` is seconds since the Unix epoch."""
 
     decision: int
     roles: Mapping[str, int]
@@ -232,7 +224,7 @@ class Controls:
         self._overrides |= {role: (count, until) for role, count in roles.items()}
 
     def overrides(self) -> dict[str, int]:
-        """Those that hold now."""
+        """Return the overrides that have not expired."""
         now = self._clock.now()
         self._overrides = {role: one for role, one in self._overrides.items() if one[1] > now}
         return {role: count for role, (count, _) in self._overrides.items()}

@@ -21,7 +21,7 @@ WINDOW = 30.0
 """Seconds over which recent values are measured."""
 
 CLEARED = 60.0
-"""Seconds in which prompts that wait are to be computed, beside those that come."""
+"""Seconds in which waiting prompts should be computed, in addition to arriving prompts."""
 
 _OF_PODS = {
     QUEUE_DEPTH: "waiting",
@@ -37,9 +37,8 @@ KNOWN = (*_OF_PODS, BACKLOG, UNCACHED, PREFILL_LOAD, KV_DEMAND, "requests_in_fli
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the proxy knows of a role. `queued` are the requests that wait in it for a pod, `backlog` seconds of prefill
-    that its predictions see before all pods together, `ttft` seconds, `taken` the uncached prompt tokens per second
-    that the pods took up; None: nobody can tell."""
+    """Values of a role that the proxy measures: `queued` requests in its queues, the predicted prefill `backlog` of all
+    pods in seconds, `ttft` in seconds, `taken` uncached prompt tokens per second; None if it is not known."""
 
     queued: int = 0
     backlog: float | None = None
@@ -118,7 +117,7 @@ class Measured:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of those that are known."""
+    """Return the mean of the known values."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
@@ -128,13 +127,13 @@ def _share(value: float | None, count: int) -> float | None:
 
 
 def metrics_of(pool: PoolSettings, role: RoleSettings, measured: Measured) -> dict[str, Sample]:
-    """Those that size the role, or all roles together."""
+    """Return the metrics that size the role, or all roles together."""
     metrics = pool.metrics if pool.total == "joint" else role.metrics
     return {one.name: measured.sample(one.source or one.name) for one in metrics}
 
 
 def signals_of(pool: PoolSettings, role: RoleSettings, measured: Measured) -> dict[str, Sample]:
-    """Those that may press the role, each per ready pod."""
+    """Return the pressure signals of the role, each per ready replica."""
     sources: Mapping[str, str] = {
         **{name: name for name in (QUEUE_DEPTH, KV_USAGE, TTFT)},
         **{name: one.source for name, one in pool.coordination.signals.get(role.name, {}).items()},
@@ -147,20 +146,20 @@ PERCENTILE = 90.0
 
 @dataclass(slots=True)
 class Recent:
-    _looks: deque[tuple[float, Buckets]] = field(default_factory=deque)
+    _readings: deque[tuple[float, Buckets]] = field(default_factory=deque)
 
-    def look(self, now: float, buckets: Buckets) -> float | None:
-        """Over the last WINDOW seconds, or since the first look while that is less; None while nothing was counted. It
-        begins anew where the histogram does."""
-        looks = self._looks
-        while len(looks) > 1 and looks[1][0] <= now - WINDOW:
-            looks.popleft()
+    def percentile(self, now: float, buckets: Buckets) -> float | None:
+        """Return the percentile over the last WINDOW seconds, or since the first call; None without observations. A
+        reset of the histogram starts the window again."""
+        readings = self._readings
+        while len(readings) > 1 and readings[1][0] <= now - WINDOW:
+            readings.popleft()
         try:
-            found = quantile_between(PERCENTILE, buckets, looks[0][1] if looks else buckets)
+            found = quantile_between(PERCENTILE, buckets, readings[0][1] if readings else buckets)
         except ValueError:
-            looks.clear()
+            readings.clear()
             found = None
-        looks.append((now, list(buckets)))
+        readings.append((now, list(buckets)))
         return found
 
 
@@ -186,8 +185,8 @@ class ScaledPools:
             del self._recent[gone]
 
     def recent(self, pool: str, role: str, now: float, buckets: Buckets) -> float | None:
-        """Return what `Recent.look` does for the role."""
-        return self._recent.setdefault((pool, role), Recent()).look(now, buckets)
+        """Return what `Recent.percentile` does for the role."""
+        return self._recent.setdefault((pool, role), Recent()).percentile(now, buckets)
 
 
 Buckets = Sequence[tuple[float, float]]
@@ -202,7 +201,7 @@ def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> flo
     before = [count for _, count in past] or [0.0] * len(now)
     counts = [count - old for (_, count), old in zip(now, before, strict=True)]
     if counts != sorted(counts) or (counts and counts[0] < 0):
-        raise ValueError("the histogram has begun anew")
+        raise ValueError("the histogram was reset")
     if not counts or not counts[-1]:
         return None
     rank = math.ceil(counts[-1] * percentile / 100 - 1e-9)
@@ -219,25 +218,25 @@ def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> flo
 class Taken:
     """Uncached prompt tokens of a role."""
 
-    _looks: deque[tuple[float, Mapping[Endpoint, float]]] = field(default_factory=deque)
+    _readings: deque[tuple[float, Mapping[Endpoint, float]]] = field(default_factory=deque)
 
-    def look(self, now: float, replicas: Sequence[Sequence[Endpoint]]) -> float | None:
+    def rate(self, now: float, replicas: Sequence[Sequence[Endpoint]]) -> float | None:
         """Return the uncached tokens per second of all replicas, over the last WINDOW seconds or since the first call.
         A rank counts from its second call on; the part of a replica is the mean of its ranks. None if no pod counts
         tokens, and at the first call."""
-        looks = self._looks
-        while len(looks) > 1 and looks[1][0] <= now - WINDOW:
-            looks.popleft()
+        readings = self._readings
+        while len(readings) > 1 and readings[1][0] <= now - WINDOW:
+            readings.popleft()
         parts = {rank: 1 / len(ranks) for ranks in replicas for rank in ranks if rank.metrics.prefix_queries > 0}
-        looks.append((now, {rank: rank.metrics.prefix_queries - rank.metrics.prefix_hits for rank in parts}))
-        since = looks[0][0]
+        readings.append((now, {rank: rank.metrics.prefix_queries - rank.metrics.prefix_hits for rank in parts}))
+        since = readings[0][0]
         if not parts or now <= since:
             return None
         return sum(self._grown(rank) * part for rank, part in parts.items()) / (now - since)
 
     def _grown(self, rank: Endpoint) -> float:
         """Return the growth; a counter that was reset has grown since then only."""
-        counted = [look[rank] for _, look in self._looks if rank in look]
+        counted = [reading[rank] for _, reading in self._readings if rank in reading]
         return sum(max(after - before, 0.0) for before, after in pairwise(counted))
 
 
@@ -248,7 +247,7 @@ def is_of(role: RoleSettings, pool: PoolSettings, endpoint: Endpoint) -> bool:
 
 
 def role_of(pool: PoolSettings, endpoint: Endpoint) -> str | None:
-    """The first that it has."""
+    """Return the first role whose selector matches."""
     return next((role.name for role in pool.roles if is_of(role, pool, endpoint)), None)
 
 

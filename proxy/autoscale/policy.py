@@ -46,8 +46,8 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`current` are the replicas that are asked for, `ready` those that serve, `demand` those that the metrics of the
-    role ask for; None: not known."""
+    """`current` are requested replicas, `ready` serving ones, `demand` the number that the metrics ask for; None if it
+    is not known."""
 
     name: str
     min: int = param(at_least=0)
@@ -70,8 +70,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Coordination:
-    """How a total is divided among roles. `preferred_ratio` is as it was written, since a band that is none is ignored
-    and said so: `bands.read`."""
+    """How a total is divided among roles. `preferred_ratio` is kept as written, since a wrong band is ignored and
+    reported: `read_bands`."""
 
     mode: Mode = param("off", "off: divide by cost alone; preferred: divide by pressure, within the preferred ratios")
     preferred_ratio: Mapping[str, Any] = param(
@@ -172,8 +172,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One role. `current` are the replicas that are asked for, `ready` those that serve, `draining` those that will not
-    for long. Scaling metrics and pressure signals are apart: neither is ever used as the other."""
+    """One role. `current` are requested replicas, `ready` serving ones, `draining` replicas that will stop. Scaling
+    metrics and pressure signals are never used in place of each other."""
 
     current: int
     ready: int
@@ -222,4 +222,4 @@ class Source(Protocol):
     """Where the loop looks."""
 
     async def observe(self) -> Mapping[str, Observed]:
-        """By role. A role of which not even the replicas are known is not there."""
+        """Return the observations by role. A role is missing while its replicas are not known."""

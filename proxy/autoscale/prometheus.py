@@ -30,17 +30,19 @@ async def ask(settings: PrometheusSettings, query: str) -> float:
         headers, trust = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"
         response = await outbound.fetch("GET", url, TIMEOUT, tls=trust, headers=headers, params={"query": query})
-        said = orjson.loads(response.body)
+        content = orjson.loads(response.body)
     except (*outbound.FAILURES, ValueError) as error:
         raise Unanswered(f"{type(error).__name__}: {error}") from None
-    return value_of(said)
+    return value_of(content)
 
 
-def value_of(said: Any) -> float:
+def value_of(content: Any) -> float:
     """Of a scalar or a vector of one element. Raises Unanswered."""
-    if not isinstance(said, dict) or said.get("status") != "success":
-        raise Unanswered(str(said.get("error", said)) if isinstance(said, dict) else "no answer of Prometheus")
-    found = said.get("data", {})
+    if not isinstance(content, dict) or content.get("status") != "success":
+        raise Unanswered(
+            str(content.get("error", content)) if isinstance(content, dict) else "not a response of Prometheus"
+        )
+    found = content.get("data", {})
     kind, result = found.get("resultType"), found.get("result")
     if kind == "vector" and len(result) != 1:
         raise Unanswered(f"{len(result)} series, and not one" if result else "no series")
@@ -72,24 +74,24 @@ Ask = Callable[[str], Awaitable[float]]
 
 @dataclass(slots=True)
 class Queries:
-    """Of one pool. `answers` are by source, each of its own moment: one that is not renewed grows old."""
+    """Of one pool. `values` are by source, each of its own moment: one that is not renewed grows old."""
 
     ask: Ask
     clock: Clock
-    answers: dict[str, Sample] = field(default_factory=dict)
+    values: dict[str, Sample] = field(default_factory=dict)
     _failing: set[str] = field(default_factory=set)
 
-    async def look(self, pool: PoolSettings) -> None:
+    async def update(self, pool: PoolSettings) -> None:
         sources = set(_queries_of(pool))
-        for gone in self.answers.keys() - sources:
-            del self.answers[gone]
-        await asyncio.gather(*(self._look(source) for source in sources))
+        for gone in self.values.keys() - sources:
+            del self.values[gone]
+        await asyncio.gather(*(self._update(source) for source in sources))
 
-    async def _look(self, source: str) -> None:
-        """A failure is said once, until it ends."""
+    async def _update(self, source: str) -> None:
+        """Log the first failure in a row."""
         query = source.removeprefix(PROMQL).strip()
         try:
-            self.answers[source] = Sample(await self.ask(query), self.clock.now())
+            self.values[source] = Sample(await self.ask(query), self.clock.now())
             self._failing.discard(source)
         except Unanswered as why:
             if source not in self._failing:

@@ -57,12 +57,12 @@ class Recommender:
         if any(one.is_moving for one in situations.values()):
             self._moved = now
         fleet = [_sized(role.sized(None, None), situations[role.name]) for role in self._pool.roles]
-        asked = self._asked([self._ahead(now, one) for one in fleet])
-        if asked is None:
+        demand = self._demand([self._ahead(now, one) for one in fleet])
+        if demand is None:
             return None
-        raw, roles = asked
+        raw, roles = demand
         current = sum(one.current for one in fleet)
-        self._take_up(now, current)
+        self._resume(now, current)
         wanted, panic = self._damping.correct(now, current, raw)
         if self._pool.surge and any(one.is_starting for one in situations.values()):
             wanted = max(wanted, current)
@@ -70,7 +70,7 @@ class Recommender:
         self._damping.applied(now, recommendation.total)
         return recommendation
 
-    def _asked(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
+    def _demand(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
         """The total that metrics and preferred ratios ask for, and the roles with their parts of it; where these are
         not told apart it is what they have."""
         pool, tolerance = self._pool, self._pool.tolerance_percent / 100
@@ -82,8 +82,8 @@ class Recommender:
         if found is None:
             return None
         roles = [replace(one.role, demand=count) for one, count in zip(fleet, found, strict=True)]
-        told = pool.coordination
-        bands, _ = read_bands(told.preferred_ratio if told.mode == "preferred" else {}, roles)
+        chosen = pool.coordination
+        bands, _ = read_bands(chosen.preferred_ratio if chosen.mode == "preferred" else {}, roles)
         return least_total(bands, {role.name: count for role, count in zip(roles, found, strict=True)}), roles
 
     def _ahead(self, now: float, one: Sized) -> Sized:
@@ -91,11 +91,11 @@ class Recommender:
         own = next(role.metrics for role in pool.roles if role.name == one.role.name)
         return self._outlook.ahead(now, one, pool.metrics if pool.total == "joint" else own, pool.look_ahead)
 
-    def _take_up(self, now: float, current: int) -> None:
+    def _resume(self, now: float, current: int) -> None:
         behavior = self._pool.behavior
         longest = max(behavior.scale_down.stabilization, behavior.scale_up.stabilization)
         if self._seen is None or now - self._seen > max(longest, _SHORTEST_GAP):
-            self._damping.begin(now, current)
+            self._damping.start(now, current)
         self._seen = now
 
     def _divided(
@@ -130,14 +130,14 @@ _SHORTEST_GAP = 60.0
 
 
 def _placed(pool: PoolSettings, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
-    """Where nobody knows what each role asks for a move goes all the way, so that the next is far off."""
-    told, told_apart = pool.coordination, pool.total == "sum"
+    """Where the demand of each role is not known, replicas move all the way to the target, so that moves are rare."""
+    chosen, is_sum = pool.coordination, pool.total == "sum"
     if not result.target:
         return dict(result.replicas)
-    kept = filled(roles, told, result, result.total)
-    if may_stay(roles, told, result, kept, told_apart=told_apart, gated=gated):
+    kept = filled(roles, chosen, result, result.total)
+    if may_stay(roles, chosen, result, kept, is_sum=is_sum, gated=gated):
         return kept
-    enough = partial(suffices, roles, told, result, gated=gated) if told_apart else None
+    enough = partial(suffices, roles, chosen, result, gated=gated) if is_sum else None
     moved = stepped(kept, result.replicas, pool.max_moves, enough)
     both = {name: max(count, kept[name]) for name, count in moved.items()}
     return both if pool.surge and pool.affords(both) else moved
@@ -174,35 +174,35 @@ def filled(roles: Sequence[Role], coordination: Coordination, result: Result, to
     """So many replicas, and no role gives one to another: what is added goes where most is missing of the result, what
     is taken away comes from where there is most too much. No role gives what it asks for while another has more than
     that; and where roles are divided by their demand those grow first that ask for more than they have: else one would
-    shrink again for what another asked for."""
+    shrink again for what another demand for."""
     target = result.target or result.replicas
     held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
     missing = total - sum(held.values())
     by_demand = coordination.baseline == "demand" or missing < 0
-    asked = {role.name: role.demand if by_demand and role.demand is not None else role.current or 0 for role in roles}
+    demand = {role.name: role.demand if by_demand and role.demand is not None else role.current or 0 for role in roles}
     for _ in range(abs(missing)):
         if missing > 0:
             open_roles = [role.name for role in roles if held[role.name] < role.max]
-            held[max(open_roles, key=lambda name: (asked[name] > held[name], target[name] - held[name]))] += 1
+            held[max(open_roles, key=lambda name: (demand[name] > held[name], target[name] - held[name]))] += 1
         else:
             open_roles = [role.name for role in roles if held[role.name] > role.min]
-            held[min(open_roles, key=lambda name: (asked[name] >= held[name], target[name] - held[name]))] -= 1
+            held[min(open_roles, key=lambda name: (demand[name] >= held[name], target[name] - held[name]))] -= 1
     return held
 
 
 def may_stay(
-    roles: Sequence[Role], coordination: Coordination, result: Result, kept: Sizes, *, told_apart: bool, gated: bool
+    roles: Sequence[Role], coordination: Coordination, result: Result, kept: Sizes, *, is_sum: bool, gated: bool
 ) -> bool:
-    """Whether `kept` does as well as the result. `told_apart`: the demand of each role is its own; else only the
+    """Return whether `kept` is as good as the result. `is_sum`: the demand of each role is its own; else only the
     distance from the target counts."""
-    if suffices(roles, coordination, result, kept, gated=gated) if told_apart else gated:
+    if suffices(roles, coordination, result, kept, gated=gated) if is_sum else gated:
         return True
     return _keeps_bands(roles, coordination, result, kept) and _is_near(coordination, result, kept)
 
 
 def suffices(roles: Sequence[Role], coordination: Coordination, result: Result, sizes: Sizes, *, gated: bool) -> bool:
     """Whether each role has what it asks for, none is pressed, and ratios are kept. Behind the gate only the first is a
-    need: those that start are counted, and pressure may end when they serve."""
+    need: starting replicas are counted, and pressure may end when they serve."""
     if any(role.demand is not None and role.demand > sizes[role.name] for role in roles):
         return False
     return gated or (_keeps_bands(roles, coordination, result, sizes) and not _is_pressed(result, sizes))

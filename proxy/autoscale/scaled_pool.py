@@ -1,4 +1,4 @@
-"""The autoscaler of one pool: its loop, with eyes on the fleet and hands on whoever runs the pods."""
+"""The autoscaler of one pool: its loop, its view of the fleet, its drains and its actuator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.autoscale.measures import Measured, Taken, metrics_of, replicas_of_ro
 from proxy.autoscale.policy import Observed
 from proxy.autoscale.prometheus import Ask, Queries, Unanswered
 from proxy.autoscale.settings import ActuatorSettings, PoolSettings, RoleSettings
-from proxy.autoscale.signals import Senses
+from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
 from proxy.fleet.store import Fleet
@@ -30,8 +30,8 @@ _ORDINAL = re.compile(r"-(\d+)$")
 Blocks = Callable[[Endpoint], int]
 
 
-async def ask_nobody(query: str) -> float:
-    raise Unanswered("there is nobody to ask")
+async def no_prometheus(query: str) -> float:
+    raise Unanswered("no Prometheus is configured")
 
 
 class ScaledPool:
@@ -42,18 +42,18 @@ class ScaledPool:
         name: str,
         settings: PoolSettings,
         fleet: Fleet,
-        senses: Senses,
+        signals: SignalSource,
         clock: Clock,
         rng: Random,
         blocks: Blocks,
         leads: Callable[[], bool] = lambda: True,
-        ask: Ask = ask_nobody,
+        ask: Ask = no_prometheus,
     ) -> None:
         """`blocks`: prefix blocks that a pod is known to have; `leads`: whether this proxy is the one that scales;
-        `ask`: who answers queries."""
+        `ask`: evaluates queries."""
         self.name = name
         self._fleet = fleet
-        self._senses = senses
+        self._signals = signals
         self._clock = clock
         self._random = rng
         self._blocks = blocks
@@ -99,8 +99,8 @@ class ScaledPool:
             self._let_go(role.name)
 
     async def step(self) -> Decision:
-        await self._senses.look()
-        await self._queries.look(self.settings)
+        await self._signals.update()
+        await self._queries.update(self.settings)
         decision = await self.loop.step()
         self._count(decision)
         for role in decision.situations:
@@ -123,9 +123,9 @@ class ScaledPool:
 
     def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> Observed:
         ready = [serving for ranks in replicas if (serving := _ready(ranks))]
-        taken = self._taken.setdefault(role.name, Taken()).look(now, ready)
-        known = replace(self._senses.known(self.name, role.name, now), taken=taken)
-        measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.answers)
+        taken = self._taken.setdefault(role.name, Taken()).rate(now, ready)
+        known = replace(self._signals.known(self.name, role.name, now), taken=taken)
+        measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.values)
         return Observed(
             current=self.orders.current(role.name, len(replicas)),
             ready=len(ready),
@@ -189,7 +189,7 @@ class ScaledPool:
         )
 
     async def _let_back(self, decision: Decision, role: str) -> None:
-        """Those that drain, unless they are still to go, or their end was ordered and is under way."""
+        """Return draining replicas to service, unless they are still to go, or their removal was ordered."""
         self.drains.forget_gone(role)
         there = len(self._replicas(role))
         if not self.orders.is_open(role, there):

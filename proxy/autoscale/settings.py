@@ -78,7 +78,7 @@ class ActuatorSettings:
 
     @property
     def access(self) -> ApiServer:
-        """With the service account of the pod, whatever the server is. Raises ValueError for a `url` that is none."""
+        """Return the API server with the service account of the pod. Raise ValueError for a wrong `url`."""
         token, authority = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
         return ApiServer(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
 
@@ -129,7 +129,7 @@ class PrometheusSettings:
     url: str = param(doc="URL of Prometheus or of a compatible server, with the path before /api/v1")
     token: str | None = param(None, "bearer token")
     token_file: str = param("", "file with a bearer token, read for each query")
-    ca_file: str = param("", "file of the certificate authorities of the server; default: those of the system")
+    ca_file: str = param("", "file of the certificate authorities of the server; default: the system's")
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -247,12 +247,12 @@ class AutoscaleSettings:
 def load(section: Any, path: str = PATH) -> AutoscaleSettings:
     """Raises ConfigError with every fault."""
     found = list(_faults(section, path))
-    said = {problem.path for problem in found}
+    paths = {problem.path for problem in found}
     settings = AutoscaleSettings()
     try:
         settings = params.build(AutoscaleSettings, section, path)
     except Invalid as invalid:
-        found[:0] = [problem for problem in invalid.problems if problem.path not in said]
+        found[:0] = [problem for problem in invalid.problems if problem.path not in paths]
     if found:
         raise ConfigError(found)
     return settings
@@ -265,7 +265,7 @@ def _faults(section: Any, path: str) -> Iterator[Problem]:
         here = join(join(path, "pools"), str(name))
         if isinstance(pool, Mapping):
             yield from _pool_faults(pool, here)
-            yield from _query_faults(pool, here, answered=bool(section.get("prometheus")))
+            yield from _query_faults(pool, here, has_server=bool(section.get("prometheus")))
 
 
 def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
@@ -317,21 +317,21 @@ def _joint_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
     yield from _metric_faults(pool.get("metrics"), here)
 
 
-def _query_faults(pool: Mapping[Any, Any], path: str, *, answered: bool) -> Iterator[Problem]:
+def _query_faults(pool: Mapping[Any, Any], path: str, *, has_server: bool) -> Iterator[Problem]:
     for where, source in _all_sources(pool, path):
         if source.startswith(PROMQL) and not source.removeprefix(PROMQL).strip():
             yield Problem(where, f"has no query after {PROMQL}")
-        elif source.startswith(PROMQL) and not answered:
+        elif source.startswith(PROMQL) and not has_server:
             yield Problem(where, f"is a query: {PATH}.prometheus must say who is asked")
 
 
 def _all_sources(pool: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str]]:
-    roles, told = pool.get("roles"), pool.get("coordination")
+    roles, coordination = pool.get("roles"), pool.get("coordination")
     listed = [(path, pool)] + [(f"{path}.roles[{index}]", one) for index, one in enumerate(_list(roles))]
     for here, one in listed:
         for index, source in _sources(_map(one).get("metrics")).items():
             yield f"{here}.metrics[{index}].source", source
-    for role, signals in _map(_map(told).get("signals")).items():
+    for role, signals in _map(_map(coordination).get("signals")).items():
         for name, signal in _map(signals).items():
             yield f"{path}.coordination.signals.{role}.{name}.source", str(_map(signal).get("source", ""))
 
@@ -382,7 +382,7 @@ def warnings(settings: AutoscaleSettings, path: str = PATH) -> Iterator[Problem]
 def _of_roles(pool: PoolSettings, path: str) -> Iterator[Problem]:
     for index, role in enumerate(pool.roles):
         if "." in role.name:
-            yield Problem(f"{path}.roles[{index}].name", "has a dot, which a path into the answer takes for a level")
+            yield Problem(f"{path}.roles[{index}].name", "has a dot, which paths into the response use as a separator")
     most = sum(role.gpus * role.max for role in pool.roles)
     least = sum(role.gpus * role.min for role in pool.roles)
     budget = pool.gpu_budget
@@ -402,20 +402,20 @@ def _of_acting(pool: PoolSettings, path: str) -> Iterator[Problem]:
 
 
 def _of_coordination(pool: PoolSettings, path: str) -> Iterator[Problem]:
-    told = pool.coordination
-    if told.mode != "preferred":
-        if told.preferred_ratio:
+    chosen = pool.coordination
+    if chosen.mode != "preferred":
+        if chosen.preferred_ratio:
             yield Problem(join(path, "preferredRatio"), "has no effect with mode: off")
-        if told.signals:
+        if chosen.signals:
             yield Problem(join(path, "signals"), "has no effect with mode: off")
         return
     if len(pool.roles) == 1:
         yield Problem(path, "has no effect on one role")
         return
     for role in pool.roles:
-        if not told.looked_at(role.name):
+        if not chosen.looked_at(role.name):
             yield Problem(path, f"role '{role.name}' has no signal that counts: its share is that of the baseline")
-    if told.preferred_ratio and not _within_reach(pool):
+    if chosen.preferred_ratio and not _within_reach(pool):
         yield Problem(
             join(path, "preferredRatio"), "cannot be kept with any total: the roles' min and max are in the way"
         )

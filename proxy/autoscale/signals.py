@@ -64,16 +64,16 @@ class Signals:
         return found
 
 
-class Senses(ScaledPools):
-    """Where the autoscaler learns what pods do not report: `look` brings `signals` up to date."""
+class SignalSource(ScaledPools):
+    """The source of signals that pods do not report."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__()
         self._catalogue = catalogue
         self.signals = Signals()
 
-    async def look(self) -> None:
-        """To be awaited before every decision."""
+    async def update(self) -> None:
+        """Update `signals`; awaited before every decision."""
         raise NotImplementedError
 
     def known(self, pool: str, role: str, now: float) -> Known:
@@ -90,7 +90,7 @@ class Senses(ScaledPools):
                 gauge.cell(*role).value = backlog
 
 
-class OwnSenses(Senses, Listener):
+class OwnSignals(SignalSource, Listener):
     """Signals of one process. Attempts are counted only where `autoscale` names the pool."""
 
     def __init__(
@@ -115,7 +115,7 @@ class OwnSenses(Senses, Listener):
         if attempt.stage is Stage.PREFILL and attempt.succeeded and attempt.last_byte_at is not None:
             self._observe(attempt, attempt.last_byte_at)
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         self.signals = self.current()
 
     def read(self) -> None:

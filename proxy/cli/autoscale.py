@@ -52,7 +52,7 @@ def evaluate(file: Path) -> None:
         raise Misconfigured(error) from None
     for problem in question.overlooked:
         click.secho(f"Warning: {problem}", fg="yellow", err=True)
-    click.echo(json.dumps(evaluation.result(question.answer()), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(evaluation.result(question.evaluate()), indent=2, ensure_ascii=False))
 
 
 @autoscale.command("validate")

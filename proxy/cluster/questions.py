@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import orjson
 
-from proxy.autoscale.signals import Senses, Signals
+from proxy.autoscale.signals import Signals, SignalSource
 from proxy.cluster.messages import BROKER, Kind, record
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
@@ -309,7 +309,7 @@ class WorkerModelReads(ModelReads):
             log.warning("the supervisor did not read the models of pods: %s", error)
 
 
-class WorkersSenses(Senses):
+class WorkerSignals(SignalSource):
     """The signals of all workers, added up. A worker that does not answer counts with its last answer."""
 
     def __init__(self, catalogue: Catalogue, questions: Questions, workers: Callable[[], Sequence[Asked]]) -> None:
@@ -318,7 +318,7 @@ class WorkersSenses(Senses):
         self._workers = workers
         self._last: dict[int, Signals] = {}
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         workers = self._workers()
         await asyncio.gather(*(self._ask(worker) for worker in workers if worker.answers))
         there = {worker.number for worker in workers}

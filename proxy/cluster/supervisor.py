@@ -19,7 +19,7 @@ from proxy.app import App
 from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
 from proxy.cluster.messages import Kind, records
-from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkersSenses
+from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import SharedState
 from proxy.cluster.shared import Ejections, PeerLoads, Roster, SharedBreakers
 from proxy.cluster.sharing import OtherHosts, shared_ejections
@@ -92,11 +92,11 @@ class Supervisor:
         self._exposition = HostExposition(
             self._catalogue, self._series, questions, self._children, lambda: self.serving, readers
         )
-        self._senses = WorkersSenses(self._catalogue, questions, self._children)
+        self._signals = WorkerSignals(self._catalogue, questions, self._children)
         self.autoscaling = Autoscaling(
-            settings.autoscale, settings.replicas, self.fleet, self._senses, self._catalogue, self._clock, self._random
+            settings.autoscale, settings.replicas, self.fleet, self._signals, self._catalogue, self._clock, self._random
         )
-        readers.extend((self._senses.read, self.autoscaling.read))
+        readers.extend((self._signals.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
         self._others: OtherHosts | None = None
         if settings.replicas.is_shared and shares:
@@ -153,7 +153,7 @@ class Supervisor:
             await self._workers.start(settings.source, settings.reliability.drain.grace)
             self._has_started = True
             await self._polling.first_contact()
-            await self.autoscaling.begin(stack)
+            await self.autoscaling.start(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -222,7 +222,7 @@ class Supervisor:
         draft.assign(self._breakers, settings=settings.reliability.breaker)
         draft.assign(self, _door=build_authenticator(settings.security, self._clock, draft))
         self._polling.build(settings, draft)
-        draft.assign(self._senses, pools=settings.autoscale.pools)
+        draft.assign(self._signals, pools=settings.autoscale.pools)
         draft.assign(self.autoscaling, settings=settings.autoscale)
         return draft
 

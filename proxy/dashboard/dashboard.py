@@ -43,10 +43,8 @@ Read = Callable[[], Awaitable[Series]]
 
 
 def of_process(catalogue: Catalogue) -> Read:
-    series = Series(catalogue.families)
-
     async def read() -> Series:
-        return series
+        return Series(catalogue.families)
 
     return read
 
@@ -66,7 +64,7 @@ class Dashboard:
         self,
         fleet: Fleet,
         clock: Clock,
-        counts: Callable[[Endpoint], Counts] | None,
+        counts: Counts | None,
         breaker: Callable[[Endpoint], str],
         series: Read,
         scaled: Callable[[], Mapping[str, ScaledPool]],

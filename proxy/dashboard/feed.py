@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -40,13 +40,8 @@ FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
 Row = list[Any]
 
 
-class Counts(Protocol):
-    """`telemetry.endpoints.EndpointCounts` is one."""
-
-    @property
-    def attempts(self) -> dict[str, int]:
-        """By how they ended."""
-
+Counts = Callable[[Endpoint], Mapping[str, int]]
+"""Returns the attempts of an endpoint, by ending."""
 
 Paces = Callable[[Endpoint], tuple[float, float] | None]
 
@@ -58,7 +53,7 @@ class PodRows:
     fleet: Fleet
     clock: Clock
     breaker: Callable[[Endpoint], str]
-    counts: Callable[[Endpoint], Counts]
+    counts: Counts
     paces: Callable[[], Paces]
     rows: dict[str, bytes] = field(init=False, default_factory=dict)
     """The latest rows in JSON, by the name of the pod."""
@@ -84,7 +79,7 @@ class PodRows:
         metrics, view, load = endpoint.metrics, endpoint.view, endpoint.load
         never = math.isinf(metrics.scraped_at)
         prefill, per_token = pace or (None, None)
-        attempts = self.counts(endpoint).attempts
+        attempts = self.counts(endpoint)
         sent = sum(attempts.values())
         return [
             *(endpoint.pool, endpoint.role, endpoint.state.value, self.breaker(endpoint)),
@@ -102,39 +97,21 @@ class PodRows:
         ]
 
 
-FAMILY = "attempts"
-
-
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """Implements `dashboard.pods.Counts`."""
-
-    attempts: dict[str, int] = field(default_factory=dict)
-
-
 class SummedCounts:
-    """Attempts by pod, from the sums over workers. `series` returns the latest sums; None before the first read."""
+    """Attempts of each endpoint, summed over workers. `series` returns the latest sums; None before the first read."""
 
     def __init__(self, series: Callable[[], Series | None]) -> None:
         self._series = series
         self._read: Series | None = None
-        self._counts: dict[str, Summed] = {}
+        self._counts: dict[str, dict[str, int]] = {}
 
-    def of(self, endpoint: Endpoint) -> Summed:
+    def of(self, endpoint: Endpoint) -> Mapping[str, int]:
         series = self._series()
         if series is not None and series is not self._read:
-            self._read, self._counts = series, _by_pod(series)
-        return self._counts.get(endpoint.name, NOTHING)
-
-
-def _by_pod(series: Series) -> dict[str, Summed]:
-    counts: dict[str, Summed] = {}
-    for (pod, ending), number in series.by(FAMILY, "endpoint", "ending").items():
-        counts.setdefault(pod, Summed()).attempts[ending] = round(number)
-    return counts
-
-
-NOTHING = Summed()
+            self._read, self._counts = series, {}
+            for (name, ending), number in series.by("attempts", "endpoint", "ending").items():
+                self._counts.setdefault(name, {})[ending] = round(number)
+        return self._counts.get(endpoint.name, {})
 
 
 MOST_TENANTS = 12

@@ -50,32 +50,24 @@ FIELDS = (
 """Times are seconds; a field without a value is left out."""
 
 
-class AccessLog:
-    """`write_some` is `os.write` of some file descriptor: it may block, for it is called in a thread of its own, and
-    may take a part only. Use as `async with`."""
+class AccessLog(LineWriter):
+    """Use as `async with`. `write_some` writes a part of the bytes, as `os.write` does. It may block: a thread calls
+    it."""
 
     def __init__(self, write_some: Callable[[bytes], int], clock: Clock, lost: Counter) -> None:
-        self._write_some = write_some
+        def write_all(batch: bytes) -> None:
+            while batch:
+                batch = batch[write_some(batch) :]
+
+        super().__init__("the access log", write_all, lost.add)
         self._clock = clock
-        self._writer = LineWriter("the access log", self._write_all, lost.add)
 
     def write(self, requests: Sequence[Record]) -> None:
-        """Formats the records of requests and hands them to the writer; drops them while it is too far behind."""
-        if self._writer.is_behind:
-            self._writer.drop(len(requests))
+        """Format the records of requests for the writer; drop them while it is too far behind."""
+        if self.is_behind:
+            self.drop(len(requests))
             return
-        self._writer.put(lines_of(requests, self._clock.wall() - self._clock.now()))
-
-    async def __aenter__(self) -> AccessLog:
-        await self._writer.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._writer.__aexit__(*error)
-
-    def _write_all(self, batch: bytes) -> None:
-        while batch:
-            batch = batch[self._write_some(batch) :]
+        self.put(lines_of(requests, self._clock.wall() - self._clock.now()))
 
 
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Self
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class LineWriter:
         self._thread.join(STOP_TIMEOUT)
         return not self._thread.is_alive()
 
-    async def __aenter__(self) -> LineWriter:
+    async def __aenter__(self) -> Self:
         self.start()
         return self
 

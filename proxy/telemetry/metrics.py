@@ -31,32 +31,11 @@ class Cell(Protocol):
     def dump(self) -> Any:
         """Return the state of this cell, ready for JSON."""
 
-    def merge(self, dumped: Any) -> None:
+    def merge(self, dumped: Any, /) -> None:
         """Add the dump of another cell."""
 
 
 C = TypeVar("C", bound=Cell)
-
-
-class Counter:
-    """A value that only increases."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def add(self, amount: float = 1.0) -> None:
-        self.value += amount
-
-    def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
-        yield Sample(name + "_total", labels, self.value)
-
-    def dump(self) -> float:
-        return self.value
-
-    def merge(self, dumped: float) -> None:
-        self.value += dumped
 
 
 class Gauge:
@@ -67,14 +46,25 @@ class Gauge:
     def __init__(self) -> None:
         self.value = 0.0
 
+    def add(self, amount: float = 1.0) -> None:
+        self.value += amount
+
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
         yield Sample(name, labels, self.value)
 
     def dump(self) -> float:
         return self.value
 
-    def merge(self, dumped: float) -> None:
-        self.value += dumped
+    merge = add
+
+
+class Counter(Gauge):
+    """A value that only increases."""
+
+    __slots__ = ()
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
+        yield Sample(name + "_total", labels, self.value)
 
 
 class Histogram:
@@ -113,7 +103,7 @@ class Histogram:
     def dump(self) -> tuple[float, list[int]]:
         return self.sum, self.counts
 
-    def merge(self, dumped: tuple[float, list[int]]) -> None:
+    def merge(self, dumped: tuple[float, list[int]], /) -> None:
         self.sum += dumped[0]
         self.counts = [own + other for own, other in zip(self.counts, dumped[1], strict=True)]
 

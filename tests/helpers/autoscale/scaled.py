@@ -14,7 +14,7 @@ from proxy.autoscale.measures import Known
 from proxy.autoscale.prometheus import Unanswered
 from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
-from proxy.autoscale.signals import Senses
+from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
@@ -59,14 +59,14 @@ def policy(**changed: Any) -> PoolSettings:
     return policies(**changed).pools["default"]
 
 
-class Sixth(Senses):
-    """Senses that know what they are told."""
+class GivenSignals(SignalSource):
+    """Signals that a test sets."""
 
     def __init__(self) -> None:
         super().__init__(Catalogue("test"))
         self.all: dict[str, Known] = {"prefill": Known(backlog=1.5), "decode": Known()}
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         pass
 
     def known(self, pool: str, role: str, now: float) -> Known:
@@ -94,7 +94,7 @@ class Rig:
     def __init__(self, prefill: int = 1, decode: int = 1, **changed: Any) -> None:
         self.clock = ManualClock(now=1000.0)
         self.fleet = Fleet(self.clock)
-        self.senses, self.hand, self.leads = Sixth(), Recording(), True
+        self.signals, self.hand, self.leads = GivenSignals(), Recording(), True
         self.queries: dict[str, float] = {}
         """What a Prometheus says."""
         for role, count in (("prefill", prefill), ("decode", decode)):
@@ -104,7 +104,7 @@ class Rig:
             "default",
             policy(**changed),
             self.fleet,
-            self.senses,
+            self.signals,
             self.clock,
             random.Random(1),
             lambda endpoint: 0,

@@ -68,7 +68,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
     dashboard = Dashboard(
         fleet,
         clock,
-        endpoints.of,
+        lambda endpoint: endpoints.of(endpoint).attempts,
         lambda endpoint: made.breakers.get(endpoint, "closed"),
         of_process(catalogue),
         dict,

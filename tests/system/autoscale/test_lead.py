@@ -79,7 +79,7 @@ async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
 async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_asking_for_the_lease(scheme: str) -> None:
     failed_before = failures["lease-of-the-autoscaler"]
     path = "/main" if scheme == "redis+sentinel" else ""
-    asked = Counting(Lease(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS))
+    asked = Counting(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS)
     async with AsyncExitStack() as stack:
         lead = Lead(SystemClock())
         await lead.share(stack, asked, every=0.01)
@@ -88,15 +88,11 @@ async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_asking_for_the_le
         assert failures["lease-of-the-autoscaler"] == failed_before
 
 
-class Counting:
-    """A lease that counts how often it was asked for."""
+class Counting(Lease):
+    """A lease that counts its attempts."""
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self.times = 0
-        self.seconds = lease.seconds
-        self.release, self.close = lease.release, lease.close
+    times = 0
 
     async def take(self) -> bool:
         self.times += 1
-        return await self._lease.take()
+        return await super().take()

@@ -11,6 +11,7 @@ from proxy.autoscale.autoscaling import Autoscaling, Lead
 from proxy.autoscale.measures import Known
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
+from proxy.cluster.redis_transport import Lease
 from proxy.cluster.settings import ReplicaSettings
 from proxy.core.ports import ManualClock
 from proxy.telemetry.metrics import Catalogue
@@ -24,7 +25,7 @@ class Shown:
     def __init__(self, rig: Rig, settings: AutoscaleSettings) -> None:
         self.catalogue = Catalogue("test")
         self.autoscaling = Autoscaling(
-            settings, ReplicaSettings(), rig.fleet, rig.senses, self.catalogue, rig.clock, random.Random(1)
+            settings, ReplicaSettings(), rig.fleet, rig.signals, self.catalogue, rig.clock, random.Random(1)
         )
 
     def samples(self) -> dict[tuple[str, ...], float]:
@@ -47,7 +48,7 @@ async def test_what_is_recommended_is_shown() -> None:
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         samples = shown.samples()
     assert samples["desired_replicas", "default", "decode"] == 2
@@ -61,7 +62,7 @@ async def test_what_nobody_knows_is_not_shown_as_nothing() -> None:
     rig = Rig(prefill=0)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         samples = shown.samples()
     assert samples["valid", "default"] == 0
@@ -73,10 +74,10 @@ async def test_what_was_recommended_last_is_shown_while_nothing_can_be_seen() ->
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         before = shown.samples()
-        rig.senses.all["prefill"] = Known()
+        rig.signals.all["prefill"] = Known()
         rig.clock.advance(100.0)
         await shown.autoscaling.pools["default"].step()
         after = shown.samples()
@@ -92,7 +93,7 @@ async def test_every_reason_is_shown_whether_it_holds_or_not() -> None:
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         reasons = {key[2]: value for key, value in shown.samples().items() if key[0] == "reason"}
     assert set(reasons) == {cause.value for cause in Cause}
@@ -103,7 +104,7 @@ async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
     rig = Rig()
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         shown.autoscaling.settings = AutoscaleSettings()
         assert shown.samples() == {}
@@ -116,7 +117,7 @@ async def test_other_settings_keep_the_loop() -> None:
     rig = Rig()
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         await shown.decided()
         loop = shown.autoscaling.pools["default"].loop
         shown.autoscaling.settings = dataclasses.replace(policies(), interval=30.0)  # type: ignore[arg-type]
@@ -127,12 +128,12 @@ async def test_a_signal_pauses_all_pools() -> None:
     rig = Rig()
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
-        await shown.autoscaling.begin(stack)
+        await shown.autoscaling.start(stack)
         shown.autoscaling.pause_all()
         assert shown.autoscaling.pools["default"].loop.controls.paused
 
 
-class OneLease:
+class OneLease(Lease):
     """That somebody else may have."""
 
     seconds = 60.0

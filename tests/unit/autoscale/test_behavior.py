@@ -21,7 +21,7 @@ UNLIMITED = Behavior(ScaleUp(select="none"), ScaleDown(select="none", stabilizat
 def follow(behavior: Behavior, begin: int, recommended: Iterable[int]) -> list[int]:
     """The totals, tick by tick, of a fleet that does what it is told at once."""
     damping, current, totals = Damping(behavior), begin, []
-    damping.begin(0.0, begin)
+    damping.start(0.0, begin)
     for tick, wanted in enumerate(recommended):
         current, _ = damping.correct(tick * TICK, current, wanted)
         damping.applied(tick * TICK, current)

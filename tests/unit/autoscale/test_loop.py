@@ -319,25 +319,6 @@ class TestDecisions:
         assert prefill["share"]["baseline"] == pytest.approx(0.3)
 
 
-async def test_it_turns_at_its_interval() -> None:
-    rig = Rig()
-    waited: list[float] = []
-
-    class Enough(Exception):
-        pass
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 3:
-            raise Enough
-
-    loop = Loop("default", pool(), rig.cluster, rig.clock, sleep=sleep)
-    with pytest.raises(Enough):
-        await loop.run(15.0)
-    assert waited == [15.0] * 3
-    assert len(loop.history) == 3
-
-
 async def test_another_policy_keeps_windows_and_history() -> None:
     """Else every reload would scale down at once, or wait anew."""
     rig = Rig(behavior={"scaleDown": {"select": "none", "stabilization": "60s"}, "panic": {"hold": "0s"}})

@@ -71,20 +71,20 @@ def test_who_waits_for_a_kv_cache_asks_for_as_much_as_who_has_it() -> None:
 
 def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
     taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
-    assert taken.look(0.0, [[one], [other]]) is None
+    assert taken.rate(0.0, [[one], [other]]) is None
     one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
-    assert taken.look(10.0, [[one], [other]]) == 200.0
+    assert taken.rate(10.0, [[one], [other]]) == 200.0
     other.publish(replace(other.metrics, prefix_queries=9000.0), 0)
-    assert taken.look(20.0, [[one], [other]]) == 100.0
+    assert taken.rate(20.0, [[one], [other]]) == 100.0
     one.publish(replace(one.metrics, prefix_queries=100.0, prefix_hits=0.0), 0)
-    assert taken.look(WINDOW + 10.0, [[one]]) == 0.0
+    assert taken.rate(WINDOW + 10.0, [[one]]) == 0.0
     one.publish(replace(one.metrics, prefix_queries=400.0), 0)
-    assert taken.look(WINDOW + 20.0, [[one]]) == 300.0 / WINDOW
+    assert taken.rate(WINDOW + 20.0, [[one]]) == 300.0 / WINDOW
 
 
 def test_pods_that_count_nothing_are_no_reading() -> None:
     taken = Taken()
-    assert [taken.look(now, [[pod()]]) for now in (0.0, 10.0)] == [None, None]
+    assert [taken.rate(now, [[pod()]]) for now in (0.0, 10.0)] == [None, None]
 
 
 def test_any_other_name_is_that_of_an_attribute() -> None:
@@ -112,17 +112,17 @@ def test_a_pod_has_the_role_of_its_labels() -> None:
 
 def test_a_percentile_forgets_what_was_long_ago() -> None:
     recent = Recent()
-    assert recent.look(0.0, [(1.0, 100.0), (2.0, 100.0)]) is None
-    assert recent.look(10.0, [(1.0, 100.0), (2.0, 110.0)]) == pytest.approx(1.9)
-    assert recent.look(20.0, [(1.0, 120.0), (2.0, 130.0)]) == pytest.approx(1.7, abs=0.2)
-    assert recent.look(20.0 + WINDOW, [(1.0, 120.0), (2.0, 130.0)]) is None
+    assert recent.percentile(0.0, [(1.0, 100.0), (2.0, 100.0)]) is None
+    assert recent.percentile(10.0, [(1.0, 100.0), (2.0, 110.0)]) == pytest.approx(1.9)
+    assert recent.percentile(20.0, [(1.0, 120.0), (2.0, 130.0)]) == pytest.approx(1.7, abs=0.2)
+    assert recent.percentile(20.0 + WINDOW, [(1.0, 120.0), (2.0, 130.0)]) is None
 
 
 def test_a_histogram_that_begins_anew_is_no_reading() -> None:
     recent = Recent()
-    recent.look(0.0, [(1.0, 100.0)])
-    assert recent.look(10.0, [(1.0, 5.0)]) is None
-    assert recent.look(20.0, [(1.0, 15.0)]) == pytest.approx(0.9)
+    recent.percentile(0.0, [(1.0, 100.0)])
+    assert recent.percentile(10.0, [(1.0, 5.0)]) is None
+    assert recent.percentile(20.0, [(1.0, 15.0)]) == pytest.approx(0.9)
 
 
 def test_a_pod_is_one_replica_and_its_ranks_are_the_unit_of_load() -> None:
@@ -133,14 +133,14 @@ def test_a_pod_is_one_replica_and_its_ranks_are_the_unit_of_load() -> None:
     assert seen.value("requests_running") == [4.0, 0.0]
     assert seen.value("uncached_tokens") == 250.0
     taken = Taken()
-    taken.look(0.0, [ranks])
+    taken.rate(0.0, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=100.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
-    taken.look(1.0, [ranks])
+    taken.rate(1.0, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=300.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
-    assert taken.look(2.0, [ranks]) == pytest.approx(200.0 / 2)
-    taken.look(2.5, [ranks])
+    assert taken.rate(2.0, [ranks]) == pytest.approx(200.0 / 2)
+    taken.rate(2.5, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=400.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
-    assert taken.look(3.0, [ranks[:1]]) == pytest.approx(300.0 / 3), "a rank that no longer serves does not count"
+    assert taken.rate(3.0, [ranks[:1]]) == pytest.approx(300.0 / 3), "a rank that no longer serves does not count"

@@ -14,7 +14,7 @@ from tests.helpers.autoscale.scaled import EXEC, Rig, policy
 
 async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
     rig = Rig(prefill=1, decode=2)
-    rig.senses.all["prefill"] = Known(backlog=4.4)
+    rig.signals.all["prefill"] = Known(backlog=4.4)
     decision = await rig.step()
     assert dict(decision.desired) == {"prefill": 3, "decode": 2}
     assert rig.hand.said == [("prefill", 3)]
@@ -23,7 +23,7 @@ async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
 async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
     """Else it would be ordered again, or taken back."""
     rig = Rig()
-    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = Known(backlog=3.0)
     await rig.step()
     decision = await rig.step()
     assert decision.situations["prefill"].current == 2
@@ -36,7 +36,7 @@ async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
 
 async def test_replicas_that_never_come_are_asked_for_again() -> None:
     rig = Rig()
-    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = Known(backlog=3.0)
     for _ in range(42):
         rig.report_all("decode")
         await rig.step()
@@ -105,7 +105,7 @@ async def test_before_any_pod_of_a_role_is_found_nothing_is_known_of_it() -> Non
 async def test_what_a_pod_said_long_ago_it_has_not_said() -> None:
     rig = Rig()
     rig.clock.advance(46.0)
-    rig.senses.all["prefill"] = Known()
+    rig.signals.all["prefill"] = Known()
     decision = await rig.step()
     assert not decision.valid
     assert "kv_cache_utilization_sum" in decision.missing["decode"]
@@ -142,7 +142,7 @@ async def test_nothing_is_left_of_a_role_that_is_gone() -> None:
 async def test_a_proxy_that_does_not_lead_decides_and_does_nothing() -> None:
     rig = Rig(decode=3)
     rig.leads = False
-    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = Known(backlog=3.0)
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
     assert decision.desired == {"prefill": 2, "decode": 1}
@@ -189,7 +189,7 @@ async def test_what_a_proxy_before_had_marked_is_cleared_once() -> None:
 
 async def test_an_acknowledgement_counts_as_ordered() -> None:
     rig = Rig(actuator=None)
-    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = Known(backlog=3.0)
     decision = await rig.step()
     rig.pool.acknowledge(decision.id, {"prefill": 2})
     decision = await rig.step()
@@ -200,7 +200,7 @@ async def test_an_acknowledgement_counts_as_ordered() -> None:
 
 async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
     rig = Rig(decode=1, actuator={**EXEC, "roles": ["prefill"]})
-    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = Known(backlog=3.0)
     rig.report_all("decode", kv_usage=1.0)
     await rig.step()
     assert rig.hand.said == [("prefill", 2)]

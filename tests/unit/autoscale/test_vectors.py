@@ -55,7 +55,7 @@ def is_number(value: Any) -> bool:
 
 
 def distribute(told: dict[str, Any]) -> Any:
-    return evaluation.result(evaluation.question(told).answer())
+    return evaluation.result(evaluation.question(told).evaluate())
 
 
 def validate(told: dict[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from proxy.dashboard.feed import MOST_BEHIND, MOST_VIEWERS, Feed, Panel, PodRows
 from proxy.dashboard.samples import Samples
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
-from proxy.telemetry.endpoints import EndpointCounts
 from tests.helpers.waiting import PATIENCE
 
 Events = AsyncGenerator[bytes, None]
@@ -26,10 +25,7 @@ class Shown:
     def __init__(self) -> None:
         self.fleet, self.value, self.reads = Fleet(ManualClock()), 1, 0
         self.fails = False
-        nothing = EndpointCounts()
-        rows = PodRows(
-            self.fleet, ManualClock(), lambda pod: "closed", lambda pod: nothing, lambda: lambda endpoint: None
-        )
+        rows = PodRows(self.fleet, ManualClock(), lambda pod: "closed", lambda pod: {}, lambda: lambda endpoint: None)
         panels = [Panel("panel", self.read), Panel("broken", self.fail)]
         self.feed = Feed(rows, Samples(), self.sample, panels, ManualClock(), interval=0.001)
 

@@ -21,7 +21,11 @@ class Map:
         self.counts = EndpointSeries(Catalogue("test"), self.fleet, (), self.clock)
         self.pace: tuple[float, float] | None = None
         self.rows = PodRows(
-            self.fleet, self.clock, lambda pod: "closed", self.counts.of, lambda: lambda endpoint: self.pace
+            self.fleet,
+            self.clock,
+            lambda pod: "closed",
+            lambda pod: self.counts.of(pod).attempts,
+            lambda: lambda endpoint: self.pace,
         )
         self.pods = [self.add(name) for name in names]
 

@@ -133,8 +133,8 @@ class Told:
 async def test_metrics_and_signals_are_what_their_queries_say() -> None:
     clock, settings = ManualClock(now=100.0), querying()
     queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
-    await queries.look(settings)
-    measured = Measured((), Known(), 101.0, 45.0, queried=queries.answers)
+    await queries.update(settings)
+    measured = Measured((), Known(), 101.0, 45.0, queried=queries.values)
     prefill, decode = settings.roles
     metrics, signals = metrics_of(settings, prefill, measured), signals_of(settings, decode, measured)
     assert (metrics["arrivals"].value, metrics["arrivals"].at) == (12.0, 100.0)
@@ -144,12 +144,12 @@ async def test_metrics_and_signals_are_what_their_queries_say() -> None:
 async def test_a_value_that_is_not_renewed_grows_old(caplog: pytest.LogCaptureFixture) -> None:
     clock, settings, told = ManualClock(now=100.0), querying(), Told(**{"sum(rate(asked[1m]))": 12.0})
     queries = Queries(told, clock)
-    await queries.look(settings)
+    await queries.update(settings)
     told.values = {}
     for _ in range(3):
         clock.advance(15)
-        await queries.look(settings)
-    assert {source: one.at for source, one in queries.answers.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
+        await queries.update(settings)
+    assert {source: one.at for source, one in queries.values.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
     assert told.asked == 8
     assert sum("has no value" in one.message for one in caplog.records) == 2
 
@@ -157,9 +157,9 @@ async def test_a_value_that_is_not_renewed_grows_old(caplog: pytest.LogCaptureFi
 async def test_what_is_not_asked_for_any_more_is_forgotten() -> None:
     clock = ManualClock(now=100.0)
     queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0}), clock)
-    await queries.look(querying())
-    await queries.look(pool())
-    assert not queries.answers
+    await queries.update(querying())
+    await queries.update(pool())
+    assert not queries.values
 
 
 def test_queries_need_somebody_to_ask() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.autoscale.signals import Signals
-from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkersSenses
+from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkerSignals
 from proxy.settings import from_mapping
 from proxy.telemetry.metrics import Catalogue, Dump
 
@@ -61,26 +61,26 @@ def test_signals_of_another_shape_are_refused(body: bytes) -> None:
 async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
     settings = from_mapping({"autoscale": {"pools": {"default": {"roles": [{"name": "prefill", "min": 1, "max": 1}]}}}})
     workers = Workers({1: signals(100, 0).packed()})
-    senses = WorkersSenses(Catalogue("test"), workers, lambda: [Worker(1)])
-    senses.pools = settings.autoscale.pools
-    await senses.look()
-    assert senses.known("default", "prefill", 0.0).ttft is None
+    source = WorkerSignals(Catalogue("test"), workers, lambda: [Worker(1)])
+    source.pools = settings.autoscale.pools
+    await source.update()
+    assert source.known("default", "prefill", 0.0).ttft is None
     workers.said[1] = signals(100, 10).packed()
-    await senses.look()
-    assert senses.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
+    await source.update()
+    assert source.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
     workers.said[1] = signals(0, 1).packed()
-    await senses.look()
-    known = senses.known("default", "prefill", 30.0)
+    await source.update()
+    known = source.known("default", "prefill", 30.0)
     assert (known.ttft, known.queued, known.backlog) == (None, 3, 0.5)
 
 
 async def test_a_worker_that_does_not_answer_counts_with_its_last_answer_until_it_is_gone() -> None:
     workers, there = Workers({1: signals(1, 0).packed(), 2: signals(1, 0).packed()}), [Worker(1), Worker(2)]
-    senses = WorkersSenses(Catalogue("test"), workers, lambda: there)
-    await senses.look()
+    source = WorkerSignals(Catalogue("test"), workers, lambda: there)
+    await source.update()
     del workers.said[2]
-    await senses.look()
-    assert senses.signals.queued == {"default": 6}
+    await source.update()
+    assert source.signals.queued == {"default": 6}
     del there[1]
-    await senses.look()
-    assert senses.signals.queued == {"default": 3}
+    await source.update()
+    assert source.signals.queued == {"default": 3}
