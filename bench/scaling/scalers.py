@@ -81,7 +81,7 @@ class Independent(Scaler):
             return seen.current
         if role not in self._begun:
             self._begun.add(role)
-            damping.begin(now, seen.current)
+            damping.start(now, seen.current)
         found, _ = damping.correct(now, seen.current, wanted)
         damping.applied(now, found)
         return found
