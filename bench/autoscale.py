@@ -4,8 +4,8 @@
     python bench/autoscale.py --scaler independent,kvlane --also '{"coordination": {"alpha": 0.5}}'
 
 Requests come when they come (`bench/scaling/loads.py`), pods take two minutes to start, there are GPUs for twelve of
-them, and a pod that is taken away finishes what it has. All on the virtual clock; the engines are those of
-bench/quality.py, every request is prefilled on one pod and answered by another.
+them, and a pod that is taken away finishes what it has. All on the virtual clock; the engines are the ones of
+bench/quality.py, every request is prefilled on one pod and decoded on another.
 
     fixed         all GPUs, divided by what the load needs of each role in the mean
     fixed mean    divided like that: as many pods as kvlane had in the mean, in the same run
@@ -15,8 +15,8 @@ bench/quality.py, every request is prefilled on one pod and answered by another.
                   config/autoscale/prefill-decode.yaml, mode: preferred, and each role between a third and two thirds,
                   which is the same ratio
 
-All that scale begin with the first, decide every 15 seconds, are told the same metrics with the same targets, and may
-have eight pods of a role. Only kvlane is told how many GPUs there are; what asks for more waits until some are free.
+All that scale begin with the first, decide every 15 seconds, get the same metrics with the same targets, and may
+have eight pods of a role. Only kvlane knows how many GPUs there are; what asks for more waits until some are free.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _contestants(options: argparse.Namespace) -> Iterator[tuple[str, Mapping[str
 def play(
     load: Load, jobs: Sequence[Job], scaler: str, shape: Shape, changed: Mapping[str, Any], pods: int | None = None
 ) -> Played:
-    """`pods` at the beginning: all there can be, unless given. Raises ConfigError for a policy that is none."""
+    """`pods` at the beginning: all there can be, unless given. Raises ConfigError for a wrong policy."""
     clock, fleet = ManualClock(), Fleet(shape)
     fleet.begin(_fixed(jobs, shape, pods or shape.pods))
     make: Mapping[str, Callable[[], Scaler]] = {
@@ -164,10 +164,10 @@ def _held(job: Job, shape: Shape) -> float:
 def _rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
     for cell in cells:
         found = summary(cell.runs)
-        yield [cell.load, cell.scaler, *(_said(name, *found[name]) for name in COLUMNS)]
+        yield [cell.load, cell.scaler, *(_reported(name, *found[name]) for name in COLUMNS)]
 
 
-def _said(name: str, value: float, half: float) -> str:
+def _reported(name: str, value: float, half: float) -> str:
     _, form, unit = COLUMNS[name]
     sure = f" ±{half * unit:{form}}" if name in SURE and not math.isnan(half) else ""
     return format(value * unit, form) + sure

@@ -1,10 +1,10 @@
-"""What one viewer of the dashboard costs the proxy: CPU time per picture, of which there is one per second.
+"""What one viewer of the dashboard costs the proxy: CPU time per picture; there is one per second.
 
     python bench/dashboard.py [--pods 500] [--rate 1000] [--pictures 40] [--json]
 
 A real fleet, prefix index and admin port; a viewer in another process reads /dashboard/events as a browser does.
 Between two pictures happens what happens in a second: a twentieth of the pods has been scraped, and `--rate` requests
-have come, been answered and been counted. What that costs is not the dashboard's, and is taken off, as is what the
+have come, got responses and been counted. What that costs is not the dashboard's, and is taken off, as is what the
 event loop costs without a viewer. Pictures are made ten times as often as in service, so that two minutes are enough.
 """
 
@@ -137,7 +137,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
             config=dict,
             session=session,
             stopping=lambda: False,
-            configurations=None,  # type: ignore[arg-type]  # nobody asks for them
+            configurations=None,  # type: ignore[arg-type]  # not requested
             dashboard=dashboard.routes,
         )
         admin = await stack.enter_async_context(AdminServer(Admin(port=0), application))
@@ -167,7 +167,7 @@ async def _cost(load: str, rate: int, life: Life, pods: list[Endpoint], port: in
 
 
 async def _window(life: Life, pods: list[Endpoint], rate: int, pictures: int) -> float:
-    """Seconds of CPU per interval, less those that life takes."""
+    """Seconds of CPU per interval, without the seconds that the traffic takes."""
     began, lived = time.process_time(), 0.0
     for _ in range(pictures):
         before = time.process_time()

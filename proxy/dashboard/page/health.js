@@ -51,8 +51,8 @@ function troubles(pod, medians) {
   if (slow) add("warn", "slow", slow);
   if (pod.kv > FULL) add("warn", "full", `KV cache ${percent(pod.kv)} full: requests may be preempted`);
   if (pod.state === "draining") add("idle", "draining", pod.leaving ? "leaves when it is empty" : "drains: no new requests");
-  if (waits(pod)) add("warn", "starting", "has never answered: kvlane doctor with its URL says why");
-  else if (pod.state === "starting") add("idle", "starting", "has not answered yet");
+  if (waits(pod)) add("warn", "starting", "has never responded: kvlane doctor with its URL says why");
+  else if (pod.state === "starting") add("idle", "starting", "has not responded yet");
   return found.sort((one, other) => order(one.tone) - order(other.tone));
 }
 

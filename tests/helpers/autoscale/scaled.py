@@ -86,7 +86,7 @@ class Recording(Hand):
         self.marks.append((list(pods), doomed))
 
     @property
-    def said(self) -> list[tuple[str, int]]:
+    def result(self) -> list[tuple[str, int]]:
         return [(order.role, order.count) for order in self.orders]
 
 
@@ -111,14 +111,14 @@ class Rig:
             lambda: self.leads,
             self.ask,
         )
-        self.take_hand()
+        self.replace_hand()
 
     async def ask(self, query: str) -> float:
         if query not in self.queries:
             raise Unanswered("no series")
         return self.queries[query]
 
-    def take_hand(self) -> None:
+    def replace_hand(self) -> None:
         """What is ordered is recorded, and not done."""
         if self.pool._guard is not None:
             self.pool._guard.hand = self.hand

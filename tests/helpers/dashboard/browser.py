@@ -32,7 +32,7 @@ AXE = Path(os.environ.get("KVLANE_AXE", ROOT / ".venv/axe/node_modules/axe-core/
 
 needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: install npm, then: make axe")
 
-LOOK_INTERVAL = 0.03
+POLL_INTERVAL = 0.03
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class Page:
         try:
             async with asyncio.timeout(PATIENCE):
                 while not (found := await self.ask(script, *arguments)):
-                    await asyncio.sleep(LOOK_INTERVAL)
+                    await asyncio.sleep(POLL_INTERVAL)
                 return found
         except TimeoutError:
             raise AssertionError(f"{script} did not come true; the page:\n{await self.text('body')}") from None
@@ -106,12 +106,12 @@ class Page:
         return str(await self.ask("document.activeElement.ariaLabel ?? document.activeElement.textContent"))
 
     async def complaints(self) -> list[str]:
-        """Of the browser: errors, and what the security policy has stopped. What the port refuses is none."""
+        """Return the errors of the browser and violations of the security policy, without refusals of the port."""
         entries = await self._do(self.driver.get_log, "browser")
         return [entry["message"] for entry in entries if "Failed to load resource" not in entry["message"]]
 
     async def violations(self) -> list[str]:
-        """Of the rules of WCAG that axe-core knows, those that are serious."""
+        """Return the serious violations of WCAG rules that axe-core finds."""
         await self._do(lambda: self.driver.execute_script(AXE.read_text()))
         script = "axe.run(document, {resultTypes: ['violations']}).then(arguments[0])"
         found = await self._do(self.driver.execute_async_script, script)
@@ -122,7 +122,7 @@ class Page:
         ]
 
     def _act(self, css: str, act: Callable[[WebElement], None]) -> None:
-        """On what stands there: where the page is drawn anew between the look and the act, that has not happened."""
+        """Act on the element; try again if the page replaced the element in between."""
         while True:
             with suppress(StaleElementReferenceException):
                 return act(self._found(css))

@@ -31,7 +31,7 @@ ABOUT = {
 
 @dataclass
 class Scene:
-    """`breakers` are the states of those that are not closed."""
+    """`breakers` has the states of breakers that are not closed."""
 
     clock: SystemClock
     fleet: Fleet
@@ -51,7 +51,7 @@ class Scene:
         fresh = Metrics(scraped_at=self.clock.now(), freshness=Freshness.FRESH, block_size=16, blocks=8192)
         endpoint.publish(replace(fresh, **metrics), 0)
 
-    def answer(self, seconds: float, number: int = 1) -> None:
+    def reply(self, seconds: float, number: int = 1) -> None:
         """So many requests whose first tokens took so long."""
         for _ in range(number):
             self.catalogue.ttft.cell("m", "true").observe(seconds)
@@ -96,10 +96,10 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
         yield made
 
 
-async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
+async def events(reply: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
     """Name and data of each."""
     name = ""
-    async for line in answer.content:
+    async for line in reply.content:
         head, _, rest = line.decode().rstrip("\n").partition(": ")
         if head == "event":
             name = rest

@@ -35,7 +35,7 @@ class Received:
 
 
 class Collector:
-    """`async with`. While `takes` is false it refuses everything; while `hangs` it answers nothing, and holds so many
+    """`async with`. While `takes` is false it refuses everything; while `hangs` it does not respond, and holds so many
     as `held` says."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Collector:
 
     async def __aenter__(self) -> Collector:
         application = web.Application(client_max_size=1 << 28)
-        application.router.add_post("/v1/traces", self._take)
+        application.router.add_post("/v1/traces", self._accept)
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -61,7 +61,7 @@ class Collector:
         await self._runner.cleanup()
 
     def release(self) -> None:
-        """It answers all that it held, and hangs no more."""
+        """Respond to all held requests, and no longer hang."""
         self.hangs = False
         self._released.set()
 
@@ -72,7 +72,7 @@ class Collector:
         """It has so many spans."""
         await until(lambda: len(self.spans) >= number)
 
-    async def _take(self, request: web.Request) -> web.Response:
+    async def _accept(self, request: web.Request) -> web.Response:
         body = await request.read()
         if self.hangs:
             self.held += 1

@@ -56,7 +56,7 @@ class FakeCall:
 
 
 class World:
-    """Everything of the room, wired as the composition root does it."""
+    """The telemetry of a process, built as the composition root does it."""
 
     def __init__(self, access_log: AccessLog | None = None, limit: int = 1000) -> None:
         self.clock = ManualClock()
@@ -73,7 +73,7 @@ class World:
         return Seen(body.decode())
 
     def request(self, attempt: Attempt) -> None:
-        """All that is said of a request with one leg."""
+        """Report all events of a request with one attempt."""
         self.decided(attempt)
         self.observer.first_byte(attempt)
         self.observer.attempt_ended(attempt)
@@ -84,8 +84,8 @@ class World:
         """The decision took 20 microseconds."""
         self.observer.decided(attempt.request, (), attempt.decision, self.clock.now() - 2e-5)
 
-    def leg(self, endpoint: Endpoint, model: str = "sim", number: int = 0, stream: bool = True) -> Attempt:
-        """A leg whose answer came whole: first byte after 0.3 s, eleven tokens in one more second."""
+    def attempt_of(self, endpoint: Endpoint, model: str = "sim", number: int = 0, stream: bool = True) -> Attempt:
+        """An attempt with a complete response: first byte after 0.3 s, eleven tokens in one more second."""
         request = InferenceRequest("req-1", "/v1/chat/completions", model, Prompt((b"x" * 400,)), stream=stream)
         attempt = Attempt(request, Decision(endpoint), endpoint, number, 0.0)
         attempt.status, attempt.ending = 200, Ending.COMPLETE

@@ -14,27 +14,27 @@ from tests.helpers.autoscale.orders import order
 
 RECORD = """
 import json, os, sys
-said = {"argv": sys.argv[2:], "stdin": json.load(sys.stdin) if "stdin" in sys.argv[1] else None}
-said["environment"] = {key: value for key, value in os.environ.items() if key.startswith("AUTOSCALE_")}
-open(sys.argv[1], "w").write(json.dumps(said))
+result = {"argv": sys.argv[2:], "stdin": json.load(sys.stdin) if "stdin" in sys.argv[1] else None}
+result["environment"] = {key: value for key, value in os.environ.items() if key.startswith("AUTOSCALE_")}
+open(sys.argv[1], "w").write(json.dumps(result))
 """
 
 
-async def test_a_program_is_told_in_three_ways(tmp_path: Path) -> None:
+async def test_a_program_receives_the_order_in_three_ways(tmp_path: Path) -> None:
     file = tmp_path / "stdin.json"
     argv = [sys.executable, "-c", RECORD, str(file), "{role}={desired}", "{current}", "{victims}", "$HOME; true"]
     assert await Command(argv, 10.0).scale(order(2, 4, ("d-3", "d-2"))) is Outcome.OK
-    said = json.loads(file.read_text())
-    assert said["argv"] == ["decode=2", "4", "d-3,d-2", "$HOME; true"]
-    assert said["environment"] == {
+    result = json.loads(file.read_text())
+    assert result["argv"] == ["decode=2", "4", "d-3,d-2", "$HOME; true"]
+    assert result["environment"] == {
         "AUTOSCALE_POOL": "default",
         "AUTOSCALE_ROLE": "decode",
         "AUTOSCALE_DESIRED": "2",
         "AUTOSCALE_CURRENT": "4",
         "AUTOSCALE_VICTIMS": "d-3,d-2",
     }
-    assert said["stdin"]["decision_id"] == 7
-    assert said["stdin"]["order"] == {"role": "decode", "current": 4, "desired": 2, "victims": ["d-3", "d-2"]}
+    assert result["stdin"]["decision_id"] == 7
+    assert result["stdin"]["order"] == {"role": "decode", "current": 4, "desired": 2, "victims": ["d-3", "d-2"]}
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, Outcome.OK), (75, Outcome.BUSY), (1, Outcome.ERROR)])
@@ -55,7 +55,7 @@ async def test_a_program_that_there_is_not_is_an_error() -> None:
         await Command(["/nowhere/scale"], 1.0).scale(order(4))
 
 
-async def test_compose_is_told_how_many_of_a_service_there_are(tmp_path: Path) -> None:
+async def test_compose_receives_the_number_of_containers(tmp_path: Path) -> None:
     file = tmp_path / "said.json"
     compose = Compose({"decode": "vllm-d"}, 10.0, "gpu", "/srv", program=(sys.executable, "-c", RECORD, str(file)))
     assert await compose.scale(order(5)) is Outcome.OK

@@ -22,7 +22,7 @@ SECONDS = 4.0
 
 
 @needs_redis
-async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without_the_store(tmp_path: Path) -> None:
+async def test_one_of_three_leads_another_one_when_it_is_gone_and_none_without_the_store(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
         leads = [Lead(SystemClock()) for _ in range(3)]
         stacks = [AsyncExitStack() for _ in leads]
@@ -76,14 +76,14 @@ async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
-async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_asking_for_the_lease(scheme: str) -> None:
+async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_trying_to_get_the_lease(scheme: str) -> None:
     failed_before = failures["lease-of-the-autoscaler"]
     path = "/main" if scheme == "redis+sentinel" else ""
-    asked = Counting(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS)
+    queried = Counting(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS)
     async with AsyncExitStack() as stack:
         lead = Lead(SystemClock())
-        await lead.share(stack, asked, every=0.01)
-        await until(lambda: asked.times > 3)
+        await lead.share(stack, queried, every=0.01)
+        await until(lambda: queried.times > 3)
         assert not lead.is_ours
         assert failures["lease-of-the-autoscaler"] == failed_before
 

@@ -176,13 +176,13 @@ async def test_ranks_with_a_port_each_are_one_pod_and_are_drained_together(page:
         await page.says("[data-key=drain]", "Take it back")
 
 
-async def test_percentiles_are_drawn_and_said(page: Page) -> None:
+async def test_percentiles_are_drawn_and_described(page: Page) -> None:
     async with scene(pods=1) as made:
         await page.open(f"{made.url}/dashboard")
         await page.until("document.querySelector('#trends svg[role=img]')")
         for _ in range(2):
-            made.answer(0.3, number=20)
-            made.answer(7.0, number=1)
+            made.reply(0.3, number=20)
+            made.reply(7.0, number=1)
             await page.until("document.querySelector('#trends .path.line-0').getAttribute('d')")
         label = "document.querySelector('#trends svg[role=img]').getAttribute('aria-label')"
         await page.until(f"/Time to first token: p50 \\d+ ms, p90/.test({label})")
@@ -227,7 +227,7 @@ def state_of(made: Scene, name: str) -> EndpointState:
     return endpoint.state
 
 
-async def test_a_key_is_asked_for_where_one_is_needed_and_kept_nowhere(page: Page) -> None:
+async def test_a_key_is_requested_if_one_is_needed_and_kept_nowhere(page: Page) -> None:
     async with scene(pods=2, api_key="s3cret") as made:
         await page.open(f"{made.url}/dashboard")
         await page.until("document.querySelector('#key-dialog').open")
@@ -263,13 +263,13 @@ async def test_who_closes_the_question_for_the_key_can_have_it_again(page: Page)
         await page.until("!document.querySelector('#enter-key')")
 
 
-async def test_a_pod_that_never_answers_is_something_to_look_at(page: Page) -> None:
+async def test_a_pod_that_never_responds_is_a_finding(page: Page) -> None:
     async with scene(pods=1) as made:
         made.fleet.add(PodSettings(url="http://vllm-9:8000", name="vllm-9"))
         await page.open(f"{made.url}/dashboard")
-        await page.says("#findings", "vllm-9 has not answered yet")
+        await page.says("#findings", "vllm-9 has not responded yet")
         await page.says("#attention-title", "All is well")
-        await page.says("#findings", "vllm-9 has never answered: kvlane doctor")
+        await page.says("#findings", "vllm-9 has never responded: kvlane doctor")
         await page.says("#attention-title", "1 thing to look at")
 
 
@@ -304,13 +304,13 @@ async def test_all_of_it_can_be_done_with_the_keyboard(page: Page) -> None:
             await page.press(TAB)
         await page.press(ENTER)
         await page.says("[data-key=drain]", "Take it back")
-        assert await page.focus() == "Take it back", "the focus stays where it was while the dialog is drawn anew"
+        assert await page.focus() == "Take it back", "the focus stays where it was while the dialog is drawn again"
         await page.press(ESCAPE)
         await page.until("!document.querySelector('#dialog').open")
         assert (await page.focus()).startswith("vllm-0"), "the focus goes back to where it came from"
 
 
-async def test_a_lost_connection_is_said_and_comes_back(page: Page) -> None:
+async def test_a_lost_connection_is_shown_and_comes_back(page: Page) -> None:
     async with scene(pods=1) as made:
         await page.open(f"{made.url}/dashboard")
         await page.says("#connection", "live")

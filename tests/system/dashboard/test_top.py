@@ -74,7 +74,7 @@ def test_rates_are_those_of_the_last_ten_seconds() -> None:
     assert picture.rows()[0].rate == pytest.approx(3.0)
 
 
-def test_several_workers_are_asked_with_the_points_and_rates_are_of_the_time_in_between() -> None:
+def test_counts_of_several_workers_change_with_points_and_rates_cover_the_time_in_between() -> None:
     picture = Picture()
     about = {"version": "1.0", "panics": [], "workers": 2}
     old = {**everything({"a": row(sent=100)}), "about": about, "points": [{"t": 20.0, "good": 1.0}]}
@@ -87,7 +87,7 @@ def test_several_workers_are_asked_with_the_points_and_rates_are_of_the_time_in_
         assert picture.rows()[0].rate == (expected if expected is None else pytest.approx(expected))
 
 
-def test_a_proxy_that_was_restarted_begins_a_picture_anew() -> None:
+def test_a_restarted_proxy_replaces_the_whole_picture() -> None:
     picture = picture_of({"a": row(sent=1000), "b": row()})
     picture.apply("all", everything({"a": row(sent=2)}), 1.0)
     (pod,) = picture.rows()
@@ -144,7 +144,7 @@ def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
     assert figures.ttft_90 == pytest.approx(0.82)
 
 
-def test_an_engine_that_has_begun_anew_or_is_idle_has_no_figures() -> None:
+def test_an_engine_that_was_restarted_or_is_idle_has_no_figures() -> None:
     (busy,) = totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0)
     (fresh,) = totals_in(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
     assert between(busy, fresh).hit_ratio is between(busy, fresh).ttft_90 is between(busy, fresh).tokens is None
@@ -182,7 +182,7 @@ def test_five_hundred_pods_fit_any_terminal(size: tuple[int, int]) -> None:
         assert "500" in lines[-1]
 
 
-def test_what_all_long_names_end_with_is_left_out_so_that_they_can_be_told_apart() -> None:
+def test_a_common_end_of_long_names_is_left_out_so_that_they_differ() -> None:
     picture = picture_of({f"vllm-deployment-{n}.llm.svc.cluster.local:8000": row(role="decode") for n in range(20)})
     lines = screen(picture, View(), (80, 24), 0.0).plain.split("\n")[HEAD:]
     assert [line.split()[:2] for line in lines[:2]] == [
@@ -268,14 +268,14 @@ class Proxy:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
-        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await answer.prepare(request)
+        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await reply.prepare(request)
         event = b"event: all\ndata: %s\n\n" % orjson.dumps(everything({self.name: row()}))
-        await answer.write(event[:20])
-        await answer.write(event[20:])
+        await reply.write(event[:20])
+        await reply.write(event[20:])
         with suppress(ConnectionResetError, asyncio.CancelledError):
             await asyncio.sleep(60)
-        return answer
+        return reply
 
 
 @asynccontextmanager
@@ -287,7 +287,7 @@ async def proxy() -> AsyncIterator[tuple[Proxy, FeedClient, Picture]]:
     await one.stop()
 
 
-async def test_a_proxy_that_is_restarted_is_found_again_and_its_absence_is_said() -> None:
+async def test_a_restarted_proxy_is_found_again_and_its_absence_is_shown() -> None:
     async with proxy() as (one, feed, picture), Tasks() as tasks:
         tasks.start(feed.run(), "events")
         await until(lambda: "first" in picture.pods)
@@ -393,7 +393,7 @@ async def test_once_prints_sums_of_ranks_and_on_demand_the_ranks() -> None:
             assert [line.split()[0] for line in lines[titles + 1 :]] == names
 
 
-async def test_nobody_at_the_admin_port_is_an_error_of_one_line() -> None:
+async def test_a_closed_admin_port_is_an_error_of_one_line() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "proxy", "top", "--url", "http://127.0.0.1:1"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},

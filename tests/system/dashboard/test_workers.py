@@ -29,23 +29,23 @@ NEVER_GIVEN_UP = {
 @asynccontextmanager
 async def shown(served: Host) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
     url = f"http://127.0.0.1:{served.supervisor.admin_port}/dashboard/events"
-    async with served.admin_http.get(url) as answer, asyncio.timeout(60):
-        yield events(answer)
+    async with served.admin_http.get(url) as reply, asyncio.timeout(60):
+        yield events(reply)
 
 
 async def test_the_host_shows_what_all_workers_do() -> None:
-    async with host(workers=2) as served, shown(served) as told:
-        _, first = await anext(told)
+    async with host(workers=2) as served, shown(served) as received:
+        _, first = await anext(received)
         assert set(first["pods"]) == {"pod-0", "pod-1"}
         assert first["about"]["workers"] == 2
         assert first["queues"] is None
         for number in range(6):
             await served.chat(f"question {number}")
-        answered = 0.0
-        async for _, change in told:
+        responded = 0.0
+        async for _, change in received:
             point = change.get("point") or {"good": 0, "seconds": 0}
-            answered += point["good"] * point["seconds"]
-            if round(answered) == 6:
+            responded += point["good"] * point["seconds"]
+            if round(responded) == 6:
                 break
 
 
@@ -64,9 +64,9 @@ async def test_what_failed_on_a_pod_is_that_of_all_workers_and_of_those_that_are
 
 
 async def counted(served: Host) -> dict[str, tuple[int, int]]:
-    """By the first picture that a viewer gets: legs that were sent to each pod, and those that failed."""
-    async with shown(served) as told:
-        _, first = await anext(told)
+    """Return the attempts of each pod and the failed ones, from the first snapshot of a viewer."""
+    async with shown(served) as received:
+        _, first = await anext(received)
     sent, failed = (first["fields"].index(name) for name in ("sent", "failed"))
     return {name: (row[sent], row[failed]) for name, row in first["pods"].items()}
 
@@ -95,14 +95,14 @@ async def test_decisions_of_all_workers_are_shown_and_a_click_has_the_table_of_t
     telemetry = {"accessLog": False, "logLevel": "error", "decisions": {}}
     with chromium() as driver:
         async with host(workers=2, telemetry=telemetry) as served:
-            page, asked = Page(driver), [f"of-{number}" for number in range(12)]
+            page, queried = Page(driver), [f"of-{number}" for number in range(12)]
             await page.open(f"http://127.0.0.1:{served.supervisor.admin_port}/dashboard")
-            for name in asked:
+            for name in queried:
                 await ask(served, name)
             await page.ask("document.querySelector('#decisions').scrollIntoView()")
-            await page.until(f"document.querySelectorAll('#decision-list tbody tr').length === {len(asked)}")
-            seen = {await decided(page, number) for number in range(len(asked))}
-            assert seen == set(asked)
+            await page.until(f"document.querySelectorAll('#decision-list tbody tr').length === {len(queried)}")
+            seen = {await decided(page, number) for number in range(len(queried))}
+            assert seen == set(queried)
             await page.ask(f"[{BUTTONS}[0].click(), document.querySelector('#dialog').close(), {BUTTONS}[1].click()]")
             await page.says("#dialog tr.chosen", "chosen")
             await page.press(ESCAPE)

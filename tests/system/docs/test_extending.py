@@ -88,7 +88,7 @@ def test_a_metric_is_listed_and_counts(tmp_path: Path) -> None:
         "from proxy.core.endpoint import Endpoint\n"
         "from tests.helpers.telemetry.fakes import World\n"
         "world, pod = World(), Endpoint('pod-0')\n"
-        "attempt = world.leg(pod)\n"
+        "attempt = world.attempt_of(pod)\n"
         "for candidates in ((pod,), (pod, Endpoint('pod-1'))):\n"
         "    world.observer.decided(attempt.request, candidates, attempt.decision, 0.0)\n"
         "print(world.scrape()['kvlane_decisions_without_choice_total'])\n"

@@ -21,7 +21,7 @@ RULES: Sequence[Mapping[str, str]] = [
 KEPT = re.compile(r"^sum by \(([^)]*)\)")
 REPLACED = re.compile(r'"(\w+)", "\$1", "(\w+)", "\(\.\*\)"')
 
-SAID = {
+REPORTED = {
     'kvlane_requests_total{job="k", instance="a", model="m", path="chat", outcome="complete", status="2xx"}': "7x9",
     'kvlane_requests_total{job="k", instance="a", model="m", path="chat", outcome="refused", status="5xx"}': "2x9",
     'kvlane_pool_waiting_requests_mean{job="k", instance="a", pool="p"}': "3x9",
@@ -50,10 +50,10 @@ def test_a_rule_asks_for_a_series_and_labels_that_there_are(rule: Mapping[str, s
 @needs_promtool
 def test_their_names_have_our_values(tmp_path: Path) -> None:
     promtool("check", "rules", str(FILE))
-    asked: list[Mapping[str, Any]] = [
+    queried: list[Mapping[str, Any]] = [
         {"expr": name, "eval_time": "5m", "exp_samples": [{"labels": name, "value": value}]}
         for name, value in EXPECTED.items()
     ]
     file = tmp_path / "tests.yml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(FILE)], "tests": [case(SAID, asked)]}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(FILE)], "tests": [case(REPORTED, queried)]}))
     promtool("test", "rules", str(file))

@@ -1,4 +1,4 @@
-"""A real Prometheus reads a real proxy, and what the front dashboard asks it has an answer."""
+"""A real Prometheus reads a real proxy, and queries of the front dashboard have results."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ OF_TROUBLE = {"Errors by status", "Refusals by reason", "Failed attempts", "Scor
 """Panels that are empty as long as all is well."""
 
 PATIENCE = 60.0
-"""Seconds, for a Prometheus that asks once a second and wants to see several answers."""
+"""Seconds for a Prometheus that scrapes once a second and needs several scrapes."""
 
 Queries = dict[str, list[str]]
 """By the title of the panel."""
 
 
 @pytest.mark.smoke
-async def test_what_dashboards_ask_is_answered_and_no_alert_fires(tmp_path: Path) -> None:
+async def test_queries_of_dashboards_have_results_and_no_alert_fires(tmp_path: Path) -> None:
     boards = {path.stem: queries(path) for path in DASHBOARDS}
     async with stack(2) as s, prometheus(s, tmp_path) as server:
         async with asyncio.timeout(PATIENCE):
-            while wanting := await without_answer(server, boards["kvlane"]) - OF_TROUBLE:
+            while wanting := await without_result(server, boards["kvlane"]) - OF_TROUBLE:
                 await asyncio.gather(*(s.chat(f"question {number}", max_tokens=8) for number in range(4)))
                 await asyncio.sleep(0.5)
         assert not wanting
-        for asked in boards.values():
-            await without_answer(server, asked)
+        for count in boards.values():
+            await without_result(server, count)
         groups = (await server.get("/api/v1/rules"))["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert rules
@@ -58,11 +58,11 @@ class Server:
         self._session, self._url = session, url
 
     async def get(self, path: str, **query: str) -> Any:
-        """Fails with what Prometheus says of a query that it does not understand."""
-        async with self._session.get(self._url + path, params=query) as answer:
-            said = await answer.json(content_type=None)
-            assert said["status"] == "success", f"{query}: {said}"
-            return said["data"]
+        """Fail with the error of Prometheus for a wrong query."""
+        async with self._session.get(self._url + path, params=query) as reply:
+            content = await reply.json(content_type=None)
+            assert content["status"] == "success", f"{query}: {content}"
+            return content["data"]
 
 
 @asynccontextmanager
@@ -90,8 +90,8 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
-                async with session.get(url) as answer:
-                    if answer.status == 200:
+                async with session.get(url) as reply:
+                    if reply.status == 200:
                         return
             except aiohttp.ClientConnectionError:
                 pass
@@ -99,7 +99,7 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> None:
 
 
 def queries(path: Path) -> Queries:
-    """With what Grafana fills in: all of every variable, and a window in which several answers are."""
+    """Fill in variables as Grafana does: all values, and a window with several scrapes."""
     found: Queries = {}
     for panel in json.loads(path.read_text())["panels"]:
         for target in panel.get("targets", ()):
@@ -108,11 +108,11 @@ def queries(path: Path) -> Queries:
     return found
 
 
-async def without_answer(server: Server, asked: Queries) -> set[str]:
-    """Titles of the panels of which a query has none."""
+async def without_result(server: Server, count: Queries) -> set[str]:
+    """Return the titles of panels with a query without a result."""
     return {
         title
-        for title, texts in asked.items()
+        for title, texts in count.items()
         for text in texts
         if not (await server.get("/api/v1/query", query=text))["result"]
     }

@@ -140,9 +140,9 @@ def expressions() -> Sequence[str]:
 
 
 def test_every_series_of_a_rule_is_in_the_catalogue() -> None:
-    asked = {name for text in expressions() for name in SERIES.findall(RECORDED.sub("", text))}
-    assert len(asked) > 20
-    assert asked <= set(Catalogue("test").sample_names)
+    queried = {name for text in expressions() for name in SERIES.findall(RECORDED.sub("", text))}
+    assert len(queried) > 20
+    assert queried <= set(Catalogue("test").sample_names)
 
 
 def test_every_label_a_rule_selects_by_is_one_of_its_series() -> None:
@@ -155,9 +155,9 @@ def test_every_label_a_rule_selects_by_is_one_of_its_series() -> None:
 def test_alerts_and_dashboards_ask_only_for_what_is_recorded() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     texts = [*expressions(), *(path.read_text() for path in DASHBOARDS)]
-    asked = {name for text in texts for name in RECORDED.findall(text)}
-    assert asked
-    assert asked <= recorded
+    queried = {name for text in texts for name in RECORDED.findall(text)}
+    assert queried
+    assert queried <= recorded
 
 
 def test_every_alert_has_a_row_that_says_what_to_do() -> None:
@@ -199,13 +199,13 @@ def test_every_alert_fires_when_it_should_and_none_of_a_healthy_fleet(tmp_path: 
 
 @needs_promtool
 def test_prometheus_can_read_what_dashboards_ask(tmp_path: Path) -> None:
-    asked = [
+    queried = [
         re.sub(r"\$\w+", ".*", target["expr"].replace("$__rate_interval", "5m"))
         for path in DASHBOARDS
         for panel in json.loads(path.read_text())["panels"]
         for target in panel.get("targets", ())
     ]
-    as_rules = [{"record": f"asked:{number}", "expr": text} for number, text in enumerate(asked)]
+    as_rules = [{"record": f"asked:{number}", "expr": text} for number, text in enumerate(queried)]
     file = tmp_path / "asked.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": as_rules}]}))
     promtool("check", "rules", str(file))

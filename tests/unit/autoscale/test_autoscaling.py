@@ -58,7 +58,7 @@ async def test_what_is_recommended_is_shown() -> None:
     assert samples["decisions_total", "default", "decode", "none", ""] == 1
 
 
-async def test_what_nobody_knows_is_not_shown_as_nothing() -> None:
+async def test_unknown_values_are_not_shown_as_zero() -> None:
     rig = Rig(prefill=0)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -134,21 +134,21 @@ async def test_a_signal_pauses_all_pools() -> None:
 
 
 class OneLease(Lease):
-    """That somebody else may have."""
+    """A lease that another process may have."""
 
     seconds = 60.0
 
     def __init__(self) -> None:
-        self.is_free, self.told = True, list[str]()
+        self.is_free, self.received = True, list[str]()
 
     async def take(self) -> bool:
         return self.is_free
 
     async def release(self) -> None:
-        self.told.append("release")
+        self.received.append("release")
 
     async def close(self) -> None:
-        self.told.append("close")
+        self.received.append("close")
 
 
 async def until_it_is(lead: Lead, ours: bool) -> None:
@@ -159,13 +159,13 @@ async def until_it_is(lead: Lead, ours: bool) -> None:
 
 async def test_who_has_the_lease_leads() -> None:
     lead, lease = Lead(ManualClock()), OneLease()
-    assert lead.is_ours, "nobody else could"
+    assert lead.is_ours, "there is no other process"
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=0.001)
         for is_free in (True, False, True):
             lease.is_free = is_free
             await until_it_is(lead, is_free)
-    assert lease.told == ["release", "close"]
+    assert lease.received == ["release", "close"]
 
 
 async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
@@ -174,7 +174,7 @@ async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=60.0)
         assert not lead.is_ours
-    assert lease.told == ["close"]
+    assert lease.received == ["close"]
 
 
 class SuspendedMachine(ManualClock):
@@ -226,4 +226,4 @@ async def test_who_slept_through_his_lease_does_not_lead_before_he_has_it_again(
         for seconds, ours in ((59.0, True), (2.0, False)):
             clock.advance(seconds)
             assert lead.is_ours is ours
-    assert lease.told == ["close"], "another one may have it"
+    assert lease.received == ["close"], "another one may have it"

@@ -18,10 +18,10 @@ CALM = Panic(hold=Duration(0.0))
 UNLIMITED = Behavior(ScaleUp(select="none"), ScaleDown(select="none", stabilization=Duration(WINDOW)), CALM)
 
 
-def follow(behavior: Behavior, begin: int, recommended: Iterable[int]) -> list[int]:
-    """The totals, tick by tick, of a fleet that does what it is told at once."""
-    damping, current, totals = Damping(behavior), begin, []
-    damping.start(0.0, begin)
+def totals_of(behavior: Behavior, initial: int, recommended: Iterable[int]) -> list[int]:
+    """Return the totals, tick by tick, of a fleet that scales at once."""
+    damping, current, totals = Damping(behavior), initial, []
+    damping.start(0.0, initial)
     for tick, wanted in enumerate(recommended):
         current, _ = damping.correct(tick * TICK, current, wanted)
         damping.applied(tick * TICK, current)
@@ -36,47 +36,47 @@ def follow(behavior: Behavior, begin: int, recommended: Iterable[int]) -> list[i
     st.sampled_from([0.0, 20.0, 300.0]),
 )
 def test_22_after_the_load_has_fallen_for_good_the_total_falls_too(
-    begin: int, before: list[int], select: str, window: float
+    initial: int, before: list[int], select: str, window: float
 ) -> None:
     """A history of corrected values in place of raw ones would hold itself up for ever."""
     down = ScaleDown(instances=4, percent=50, select=select, stabilization=Duration(window))  # type: ignore[arg-type]
     enough = 40 + int(window / TICK) + 40 * int(down.period / TICK)
-    totals = follow(replace(UNLIMITED, scale_down=down), begin, [*before, *[1] * enough])
+    totals = totals_of(replace(UNLIMITED, scale_down=down), initial, [*before, *[1] * enough])
     assert totals[-1] == 1
 
 
 def test_22_a_fall_from_ten_to_four_is_done_when_the_window_has_passed() -> None:
-    totals = follow(UNLIMITED, 10, [10, *[4] * 30])
+    totals = totals_of(UNLIMITED, 10, [10, *[4] * 30])
     assert totals[int(WINDOW / TICK)] == 10
     assert totals[int(WINDOW / TICK) + 1] == 4
 
 
 def test_23_nothing_shrinks_at_the_start_before_the_window_has_passed() -> None:
-    totals = follow(UNLIMITED, 10, [2] * 30)
+    totals = totals_of(UNLIMITED, 10, [2] * 30)
     assert set(totals[: int(WINDOW / TICK) + 1]) == {10}
     assert totals[-1] == 2
 
 
 def test_a_short_peak_in_the_window_holds_the_total() -> None:
-    assert follow(UNLIMITED, 4, [4, 8, *[4] * 20])[-1] == 8
+    assert totals_of(UNLIMITED, 4, [4, 8, *[4] * 20])[-1] == 8
 
 
 def test_growth_waits_until_it_was_recommended_for_its_window() -> None:
     behavior = replace(UNLIMITED, scale_up=ScaleUp(select="none", stabilization=Duration(60.0)))
-    assert follow(behavior, 2, [6] * 7) == [2, 2, 2, 2, 2, 6, 6]
-    assert set(follow(behavior, 2, [6, 6, 2, 6, 6, 6])) == {2}
+    assert totals_of(behavior, 2, [6] * 7) == [2, 2, 2, 2, 2, 6, 6]
+    assert set(totals_of(behavior, 2, [6, 6, 2, 6, 6, 6])) == {2}
 
 
 @pytest.mark.parametrize(("select", "most"), [("or", 20), ("and", 14), ("none", 50)])
 def test_growth_per_period_is_limited(select: str, most: int) -> None:
     up = ScaleUp(4, 100, Duration(60.0), select)  # type: ignore[arg-type]
-    totals = follow(replace(UNLIMITED, scale_up=up), 10, [50] * 4)
+    totals = totals_of(replace(UNLIMITED, scale_up=up), 10, [50] * 4)
     assert totals == [most] * 4
 
 
 def test_a_new_period_begins_when_the_old_one_has_passed() -> None:
     up = ScaleUp(4, 0, Duration(60.0))
-    totals = follow(replace(UNLIMITED, scale_up=up), 10, [50] * 12)
+    totals = totals_of(replace(UNLIMITED, scale_up=up), 10, [50] * 12)
     assert totals == [14] * 5 + [18] * 5 + [22] * 2
 
 
@@ -87,12 +87,12 @@ def test_a_limit_whose_period_is_zero_does_not_apply(select: str) -> None:
         ScaleDown(1, 50, Duration(0.0), select, Duration(0.0)),  # type: ignore[arg-type]
         CALM,
     )
-    assert follow(behavior, 10, [50, 1]) == [50, 1]
+    assert totals_of(behavior, 10, [50, 1]) == [50, 1]
 
 
 def test_by_default_half_of_the_replicas_may_go_in_a_minute_and_one_at_least() -> None:
     down = ScaleDown(stabilization=Duration(0.0))
-    totals = follow(replace(UNLIMITED, scale_down=down), 10, [1] * 22)
+    totals = totals_of(replace(UNLIMITED, scale_down=down), 10, [1] * 22)
     assert totals == [5] * 5 + [3] * 5 + [2] * 5 + [1] * 7
 
 
@@ -100,23 +100,23 @@ class TestPanic:
     BEHAVIOR = replace(UNLIMITED, scale_up=ScaleUp(1, 0, Duration(60.0)), panic=Panic(hold=Duration(60.0)))
 
     def test_twice_what_runs_is_gone_to_at_once(self) -> None:
-        assert follow(self.BEHAVIOR, 4, [8]) == [8]
-        assert follow(self.BEHAVIOR, 4, [7]) == [5]
+        assert totals_of(self.BEHAVIOR, 4, [8]) == [8]
+        assert totals_of(self.BEHAVIOR, 4, [7]) == [5]
 
     def test_nothing_is_taken_away_while_it_lasts(self) -> None:
         behavior = replace(self.BEHAVIOR, scale_down=ScaleDown(select="none", stabilization=Duration(0.0)))
-        assert follow(behavior, 4, [8, 2, 2, 2, 2, 2]) == [8, 8, 8, 8, 8, 2]
+        assert totals_of(behavior, 4, [8, 2, 2, 2, 2, 2]) == [8, 8, 8, 8, 8, 2]
 
     def test_its_own_percentage_limits_it(self) -> None:
         slow = replace(self.BEHAVIOR, panic=Panic(hold=Duration(60.0), percent=100))
-        assert follow(slow, 4, [40, 40]) == [8, 8]
+        assert totals_of(slow, 4, [40, 40]) == [8, 8]
 
     def test_its_own_percentage_does_not_apply_where_its_period_is_zero(self) -> None:
         fast = replace(self.BEHAVIOR, panic=Panic(hold=Duration(60.0), percent=100, period=Duration(0.0)))
-        assert follow(fast, 4, [40]) == [40]
+        assert totals_of(fast, 4, [40]) == [40]
 
     def test_from_zero_it_grows(self) -> None:
-        assert follow(self.BEHAVIOR, 0, [5]) == [5]
+        assert totals_of(self.BEHAVIOR, 0, [5]) == [5]
 
     def test_an_idle_fleet_of_none_does_not_panic(self) -> None:
         assert Damping(self.BEHAVIOR).correct(0.0, 0, 0) == (0, False)

@@ -1,7 +1,7 @@
-"""The recommender before a fleet that answers: replicas take two minutes to start, and the load does not wait.
+"""The recommender with a fleet that reacts: replicas take two minutes to start, and the load does not wait.
 
 A fluid model: a prefill replica does one second of prefill per second, a decode replica holds one KV cache. Requests
-that are not prefilled wait, those that find no room in a KV cache wait too.
+that are not prefilled wait, prompts that do not fit into a KV cache wait too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Fleet:
             ),
         }
 
-    def follow(self, recommended: Any, now: float) -> None:
+    def totals_of(self, recommended: Any, now: float) -> None:
         for name, role in self.roles.items():
             self.moved += abs(recommended[name] - role.current)
             role.scale(recommended[name], now)
@@ -96,7 +96,7 @@ def run(policy: PoolSettings, load_of: Any, ticks: int, start: tuple[int, int] =
         now = tick * TICK
         found = recommender.recommend(now, fleet.tick(now, *load_of(now)))
         assert found is not None
-        fleet.follow(found.replicas, now)
+        fleet.totals_of(found.replicas, now)
     return fleet
 
 

@@ -123,7 +123,7 @@ async def test_a_step_is_no_larger_than_allowed_and_never_out_of_bounds() -> Non
     assert rig.counts == [9]
 
 
-async def test_the_last_replica_goes_only_if_that_is_said_twice() -> None:
+async def test_the_last_replica_goes_only_if_two_settings_permit_it() -> None:
     assert await Rig().to(0, 1, low=0) is Outcome.REFUSED
     rig = Rig(allow_zero=True)
     rig.pods.all = {"d-0": Replica("d-0", "decode")}
@@ -149,7 +149,7 @@ async def test_the_kill_switch_lets_pods_back_in(tmp_path: Path) -> None:
     assert rig.pods.draining == []
 
 
-async def test_a_new_pod_of_an_old_name_drains_anew() -> None:
+async def test_a_new_pod_with_an_old_name_drains_again() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
     assert await rig.to(2) is Outcome.BUSY
@@ -201,7 +201,7 @@ async def test_pods_are_empty_before_they_go() -> None:
     assert (order.count, order.victims) == (2, ("d-0",))
 
 
-async def test_a_pod_that_has_just_been_told_may_still_be_sent_a_request() -> None:
+async def test_a_pod_that_just_started_to_drain_may_still_receive_a_request() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
     assert await rig.to(2) is Outcome.BUSY

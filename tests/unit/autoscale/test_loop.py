@@ -18,7 +18,7 @@ from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool
 
 
 class Cluster:
-    """Two roles that do at once what they are told, and can be made unobservable."""
+    """Two roles that scale at once, and can be made unobservable."""
 
     def __init__(self, clock: ManualClock, prefill: int = 3, decode: int = 7) -> None:
         self._clock = clock
@@ -55,10 +55,10 @@ class Stuck:
 
     def __init__(self, outcome: Outcome | None = None) -> None:
         self._outcome = outcome
-        self.asked: list[tuple[int, str]] = []
+        self.queried: list[tuple[int, str]] = []
 
     async def apply(self, decision: Decision, role: str) -> Outcome:
-        self.asked.append((decision.id, role))
+        self.queried.append((decision.id, role))
         if self._outcome is None:
             raise OSError("no way to get there")
         return self._outcome
@@ -113,7 +113,7 @@ async def test_what_grows_goes_first() -> None:
     decision = await rig.step()
     assert decision.desired["prefill"] > 3
     assert decision.desired["decode"] < 7
-    assert stuck.asked == [(1, "prefill"), (1, "decode")]
+    assert stuck.queried == [(1, "prefill"), (1, "decode")]
 
 
 async def test_an_actuator_that_hangs_does_not_hold_up_the_loop() -> None:
@@ -128,19 +128,19 @@ async def test_an_actuator_that_hangs_does_not_hold_up_the_loop() -> None:
     assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
 
 
-async def test_an_actuator_that_fails_is_asked_again_and_takes_nothing_with_it() -> None:
+async def test_an_actuator_that_fails_is_called_again_and_breaks_nothing() -> None:
     broken = Stuck()
     rig = Rig(actuator=broken)
     rig.cluster.metrics["decode"][KV_SUM] = 8.0
     for _ in range(2):
         await rig.step()
     assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
-    assert {number for number, _ in broken.asked} == {1, 2}
+    assert {number for number, _ in broken.queried} == {1, 2}
 
 
 class TestBlind:
     @pytest.mark.parametrize("how", ["source", "hanging", "stale", "missing", "not-a-number"])
-    async def test_the_last_values_are_held_and_said_not_to_be_valid(self, how: str) -> None:
+    async def test_the_last_values_are_held_and_marked_invalid(self, how: str) -> None:
         rig = Rig(mode="dry_run")
         rig.cluster.metrics["decode"][KV_SUM] = 8.0
         seen = await rig.step()
@@ -150,15 +150,15 @@ class TestBlind:
         assert dict(held.desired) == dict(seen.desired)
         assert held.recommendation is None
 
-    async def test_nobody_acts(self) -> None:
+    async def test_no_actuator_is_called(self) -> None:
         stuck = Stuck(Outcome.OK)
         rig = Rig(actuator=stuck)
         rig.cluster.metrics["decode"][KV_SUM] = 8.0
         await rig.step()
-        before = len(stuck.asked)
+        before = len(stuck.queried)
         blind(rig.cluster, "stale", rig.clock)
         await rig.step()
-        assert len(stuck.asked) == before
+        assert len(stuck.queried) == before
         assert before
 
     async def test_from_the_start_it_is_what_runs_and_never_zero(self) -> None:
@@ -168,8 +168,8 @@ class TestBlind:
         assert dict(decision.desired) == {"prefill": 3, "decode": 7}
         rig = Rig()
         rig.cluster.breaks = True
-        said = (await rig.step()).as_dict()
-        assert said["roles"]["decode"]["desired"] is None
+        result = (await rig.step()).as_dict()
+        assert result["roles"]["decode"]["desired"] is None
 
     async def test_it_goes_on_when_something_is_seen_again(self) -> None:
         rig = Rig()
@@ -196,12 +196,12 @@ async def test_what_is_no_number_is_null_in_json() -> None:
     rig = Rig(mode="dry_run")
     rig.cluster.metrics["prefill"] = {BACKLOG: [1.5, float("nan"), 1.5]}
     rig.cluster.metrics["decode"] = {KV_SUM: float("inf")}
-    said = json.loads(json.dumps((await rig.step()).as_dict(), allow_nan=False))
-    assert said["roles"]["prefill"]["metrics"] == {BACKLOG: [1.5, None, 1.5]}
-    assert said["roles"]["decode"]["metrics"] == {KV_SUM: None}
+    result = json.loads(json.dumps((await rig.step()).as_dict(), allow_nan=False))
+    assert result["roles"]["prefill"]["metrics"] == {BACKLOG: [1.5, None, 1.5]}
+    assert result["roles"]["decode"]["metrics"] == {KV_SUM: None}
 
 
-async def test_a_signal_that_is_missing_is_said_so_and_the_others_still_count() -> None:
+async def test_a_missing_signal_is_reported_and_the_others_still_count() -> None:
     rig = Rig(mode="dry_run")
     rig.cluster.signals = {"prefill": {"ttft": 2.0}, "decode": {"queue_depth": 1.0}}
     decision = await rig.step()
@@ -306,12 +306,17 @@ class TestDecisions:
     async def test_as_json_they_have_what_they_were_made_of(self) -> None:
         rig = Rig(mode="dry_run")
         rig.cluster.signals = {"prefill": {"queue_depth": 21.0, "ttft": 1.9}, "decode": {"queue_depth": 0.0}}
-        said = json.loads(json.dumps((await rig.step()).as_dict()))
-        assert (said["pool"], said["decision_id"], said["valid"], said["mode"]) == ("default", 1, True, "dry_run")
-        assert said["ts"] == rig.clock.wall() - 15.0
-        assert said["total"] == {"current": 10, "raw": 10, "corrected": 10, "min": 2, "max": 60}
-        assert said["coordination"]["applied"] == "preferred"
-        prefill, decode = said["roles"]["prefill"], said["roles"]["decode"]
+        result = json.loads(json.dumps((await rig.step()).as_dict()))
+        assert (result["pool"], result["decision_id"], result["valid"], result["mode"]) == (
+            "default",
+            1,
+            True,
+            "dry_run",
+        )
+        assert result["ts"] == rig.clock.wall() - 15.0
+        assert result["total"] == {"current": 10, "raw": 10, "corrected": 10, "min": 2, "max": 60}
+        assert result["coordination"]["applied"] == "preferred"
+        prefill, decode = result["roles"]["prefill"], result["roles"]["decode"]
         assert (prefill["current"], prefill["ready"], prefill["min"], prefill["max"]) == (3, 3, 1, 20)
         assert prefill["signals"] == {"queue_depth": 21.0, "ttft": 1.9}
         assert prefill["metrics"] == {BACKLOG: 4.5}
@@ -320,7 +325,7 @@ class TestDecisions:
 
 
 async def test_another_policy_keeps_windows_and_history() -> None:
-    """Else every reload would scale down at once, or wait anew."""
+    """Otherwise every reload would scale down at once, or wait again."""
     rig = Rig(behavior={"scaleDown": {"select": "none", "stabilization": "60s"}, "panic": {"hold": "0s"}})
     await rig.step(40.0)
     rig.cluster.metrics = {"prefill": {BACKLOG: 0.1}, "decode": {KV_SUM: 0.1}}
@@ -344,7 +349,7 @@ async def test_an_order_that_new_bounds_do_not_allow_is_void() -> None:
     assert rig.loop.controls.overrides() == {"prefill": 5}
 
 
-async def test_nothing_more_is_said_of_a_role_that_is_gone() -> None:
+async def test_a_removed_role_is_no_longer_reported() -> None:
     rig = Rig()
     await rig.step()
     roles = [{"name": "prefill", "min": 1, "max": 20, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]}]

@@ -37,7 +37,7 @@ def test_without_a_ready_pod_what_waits_is_all_that_is_known() -> None:
     assert seen.mean("queue_depth") == 4.0
 
 
-def test_what_was_said_too_long_ago_is_not_known() -> None:
+def test_old_metrics_are_missing() -> None:
     seen = measured(pod(kv_usage=0.5), pod(kv_usage=0.9, age=46.0))
     assert seen.value("kv_cache_utilization") == [0.5, None]
     assert seen.mean("kv_cache_utilization") == 0.5
@@ -118,7 +118,7 @@ def test_a_percentile_forgets_what_was_long_ago() -> None:
     assert recent.percentile(20.0 + WINDOW, [(1.0, 120.0), (2.0, 130.0)]) is None
 
 
-def test_a_histogram_that_begins_anew_is_no_reading() -> None:
+def test_a_reset_histogram_is_no_reading() -> None:
     recent = Recent()
     recent.percentile(0.0, [(1.0, 100.0)])
     assert recent.percentile(10.0, [(1.0, 5.0)]) is None

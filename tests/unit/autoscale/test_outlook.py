@@ -60,7 +60,7 @@ def test_what_waits_for_replicas_is_not_carried_on() -> None:
 
 
 def test_the_trend_from_before_it_was_too_much_goes_on() -> None:
-    """0.01 per second, of which the replicas that are full show no more."""
+    """0.01 per second; full replicas do not show the growth."""
     rising, full = [2.0 + 0.15 * at for at in range(9)], [3.3] * 4
     assert carried([*rising, *full], ready=4) == pytest.approx(rising[-1] + 0.01 * (4 * 15 + 120))
     assert carried([*rising, *[3.3] * 30], ready=4) == 3.3

@@ -1,4 +1,4 @@
-"""Replicas change their role where somebody is short of them, so many at a time, and with surge one after the other."""
+"""Replicas change their role where a role lacks them, a limited number at a time, and with surge one by one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HELD = {
 }
 
 
-def asked(told: Recommender, situations: dict[str, Situation], at: float = 0.0) -> Recommendation:
-    found = told.recommend(at, situations)
+def queried(received: Recommender, situations: dict[str, Situation], at: float = 0.0) -> Recommendation:
+    found = received.recommend(at, situations)
     assert found is not None
     return found
 
@@ -31,47 +31,47 @@ def needing(prefill: int, decode: int, wants: tuple[int, int], **more: Any) -> d
 
 def test_what_is_held_beyond_need_stays_where_it_is() -> None:
     """The window holds twelve; two and four are needed, and their shares of twelve would be others than what runs."""
-    found = asked(Recommender(pool(behavior=HELD)), needing(6, 6, (2, 4)))
+    found = queried(Recommender(pool(behavior=HELD)), needing(6, 6, (2, 4)))
     assert found.result.replicas != {"prefill": 6, "decode": 6}
     assert found.replicas == {"prefill": 6, "decode": 6}
 
 
 def test_a_role_that_is_short_gets_what_another_has_too_much() -> None:
-    found = asked(Recommender(pool(behavior=HELD)), needing(8, 4, (3, 7)))
+    found = queried(Recommender(pool(behavior=HELD)), needing(8, 4, (3, 7)))
     assert found.replicas["decode"] >= 7
 
 
 def test_a_role_that_is_pressed_gets_more_than_it_asks_for() -> None:
     calm, hot = needing(3, 7, (3, 7)), needing(3, 7, (3, 7), prefill_signals=PRESSED)
-    assert asked(Recommender(pool()), calm).replicas["prefill"] == 3
-    assert asked(Recommender(pool()), hot).replicas["prefill"] > 3
+    assert queried(Recommender(pool()), calm).replicas["prefill"] == 3
+    assert queried(Recommender(pool()), hot).replicas["prefill"] > 3
 
 
-def test_preferred_ratios_are_kept_though_nobody_is_short() -> None:
+def test_preferred_ratios_are_kept_although_no_role_is_short() -> None:
     bands = {"prefill": {"min": 20, "max": 40}}
     kept = pool(behavior=HELD, coordination={"mode": "preferred", "preferredRatio": bands})
-    assert asked(Recommender(kept), needing(6, 4, (2, 2))).replicas == {"prefill": 4, "decode": 6}
+    assert queried(Recommender(kept), needing(6, 4, (2, 2))).replicas == {"prefill": 4, "decode": 6}
 
 
 def test_the_total_is_enough_for_each_role_to_get_what_it_asks_for_within_the_ratios() -> None:
     bands = {"prefill": {"min": 25, "max": 50}}
     narrow = pool(coordination={"mode": "preferred", "alpha": 0, "preferredRatio": bands})
-    found = asked(Recommender(narrow), needing(3, 3, (6, 2)))
+    found = queried(Recommender(narrow), needing(3, 3, (6, 2)))
     assert (found.raw, found.replicas) == (12, {"prefill": 6, "decode": 6})
     off = pool(coordination={"mode": "off", "preferredRatio": bands})
-    assert asked(Recommender(off), needing(3, 3, (6, 2))).raw == 8
+    assert queried(Recommender(off), needing(3, 3, (6, 2))).raw == 8
 
 
 def test_behind_the_gate_a_role_that_asks_for_more_still_gets_it() -> None:
     starting = needing(8, 4, (3, 8), decode_ready=3)
-    found = asked(Recommender(pool(behavior=HELD)), starting)
+    found = queried(Recommender(pool(behavior=HELD)), starting)
     assert found.gated
     assert found.replicas["decode"] >= 8
 
 
 def test_in_panic_replicas_go_to_the_role_that_asks_for_them() -> None:
     panicking = pool(behavior={**HELD, "panic": {"hold": "60s"}}, coordination={"mode": "preferred", "alpha": 0})
-    found = asked(Recommender(panicking), needing(2, 2, (8, 2)))
+    found = queried(Recommender(panicking), needing(2, 2, (8, 2)))
     assert found.panic
     assert found.replicas == {"prefill": 8, "decode": 2}
 
@@ -79,7 +79,7 @@ def test_in_panic_replicas_go_to_the_role_that_asks_for_them() -> None:
 @pytest.mark.parametrize(("most", "after"), [(0, 5), (1, 2), (3, 4), (9, 5)])
 def test_so_many_change_their_role_in_one_decision(most: int, after: int) -> None:
     limited = pool(behavior=HELD, maxMoves=most, coordination={"mode": "preferred", "alpha": 0})
-    found = asked(Recommender(limited), needing(9, 1, (5, 5)))
+    found = queried(Recommender(limited), needing(9, 1, (5, 5)))
     assert found.replicas == {"prefill": 10 - after, "decode": after}
 
 
@@ -94,38 +94,38 @@ def test_what_is_added_goes_to_the_role_that_asks_for_it() -> None:
     """By shares decode misses more; but it has what it asks for, and would have to give it back."""
     calm = pool(behavior=HELD, coordination={"mode": "preferred", "hysteresisPercent": 20})
     usage = {"queue_depth": 40.0, "kv_cache_utilization": 0.6}
-    found = asked(Recommender(calm), needing(4, 11, (5, 11), decode_signals=usage))
+    found = queried(Recommender(calm), needing(4, 11, (5, 11), decode_signals=usage))
     assert found.result.target["decode"] - 11 > found.result.target["prefill"] - 4
     assert found.replicas == {"prefill": 5, "decode": 11}
 
 
-def test_no_more_change_their_role_than_somebody_is_short_of() -> None:
+def test_no_more_replicas_change_their_role_than_a_role_lacks() -> None:
     """Nine are held; by shares of three and five it would be three and six."""
     calm = pool(behavior=HELD, coordination={"mode": "preferred", "alpha": 0})
-    found = asked(Recommender(calm), needing(5, 4, (2, 5)))
+    found = queried(Recommender(calm), needing(5, 4, (2, 5)))
     assert found.result.replicas == {"prefill": 3, "decode": 6}
     assert found.replicas == {"prefill": 4, "decode": 5}
 
 
 class TestSurge:
-    def told(self, gpus: float) -> Recommender:
+    def received(self, gpus: float) -> Recommender:
         policy = {"mode": "preferred", "alpha": 0}
         behavior = {**HELD, "scaleDown": {"select": "none", "stabilization": "0s"}}
         return Recommender(pool(behavior=behavior, surge=True, gpuBudget=gpus, settle="0s", coordination=policy))
 
     def test_a_replica_starts_in_one_role_before_it_leaves_the_other(self) -> None:
-        told = self.told(gpus=12)
-        assert asked(told, needing(6, 4, (4, 6)), 0.0).replicas == {"prefill": 6, "decode": 6}
+        received = self.received(gpus=12)
+        assert queried(received, needing(6, 4, (4, 6)), 0.0).replicas == {"prefill": 6, "decode": 6}
         starting = needing(6, 6, (4, 6), decode_ready=4)
-        assert asked(told, starting, 60.0).replicas == {"prefill": 6, "decode": 6}
-        assert asked(told, needing(6, 6, (4, 6)), 120.0).replicas == {"prefill": 4, "decode": 6}
+        assert queried(received, starting, 60.0).replicas == {"prefill": 6, "decode": 6}
+        assert queried(received, needing(6, 6, (4, 6)), 120.0).replicas == {"prefill": 4, "decode": 6}
 
     def test_without_gpus_to_spare_it_leaves_first(self) -> None:
-        assert asked(self.told(gpus=11), needing(6, 4, (4, 6))).replicas == {"prefill": 4, "decode": 6}
+        assert queried(self.received(gpus=11), needing(6, 4, (4, 6))).replicas == {"prefill": 4, "decode": 6}
 
     def test_what_drains_does_not_hold_the_others(self) -> None:
-        told = self.told(gpus=12)
+        received = self.received(gpus=12)
         draining = needing(6, 6, (4, 6), prefill_ready=5)
         draining["prefill"] = Situation(6, 5, 1, {BACKLOG: 6.0}, {})
         draining["decode"] = Situation(6, 6, 0, {KV_SUM: 4.8}, {})
-        assert asked(told, draining).replicas == {"prefill": 4, "decode": 6}
+        assert queried(received, draining).replicas == {"prefill": 4, "decode": 6}

@@ -120,7 +120,7 @@ def test_1_and_2_the_total_is_kept_within_the_bounds_of_every_role(
 
 
 @given(roles_of(), coordinations(mode="off"), totals, metrics_of, st.booleans())
-def test_3_off_is_the_cost_baseline_whatever_else_is_said(
+def test_3_off_is_the_cost_baseline_whatever_the_other_settings_are(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any, panic: bool
 ) -> None:
     live = bounded(roles, coordination, total)
@@ -130,7 +130,7 @@ def test_3_off_is_the_cost_baseline_whatever_else_is_said(
 
 
 @given(roles_of(), coordinations(), totals, metrics_of, st.booleans())
-def test_4_the_same_question_has_the_same_answer(
+def test_4_the_same_question_has_the_same_result(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any, panic: bool
 ) -> None:
     ask = (roles, coordination, total, metrics, panic)
@@ -155,7 +155,7 @@ def test_6_every_role_is_within_one_replica_of_its_target(
 
 
 @given(roles_of(), coordinations(), totals, metrics_of)
-def test_7_and_9_a_band_that_is_missed_is_said_so_with_one_reason(
+def test_7_and_9_a_missed_band_is_reported_with_one_reason(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any
 ) -> None:
     result = distribute(roles, coordination, total, metrics)
@@ -277,7 +277,7 @@ def test_17_more_pressure_never_means_less(
 ) -> None:
     roles = [dataclasses.replace(role, current=(role.current or 0)) for role in roles]
     worse = {**metrics, "prefill": {name: value + by for name, value in metrics["prefill"].items()}}
-    before, after = (distribute(roles, coordination, total, told) for told in (metrics, worse))
+    before, after = (distribute(roles, coordination, total, received) for received in (metrics, worse))
     assume(not any(Cause.IDLE in one.reasons or Cause.HYSTERESIS in one.reasons for one in (before, after)))
     assert after.replicas["prefill"] >= before.replicas["prefill"]
 
@@ -302,9 +302,9 @@ def projections(draw: st.DrawFn) -> tuple[list[float], list[float], list[float],
 
 @given(projections())
 def test_19_a_projection_has_the_sum_the_bounds_and_the_proportions(
-    told: tuple[list[float], list[float], list[float], float],
+    received: tuple[list[float], list[float], list[float], float],
 ) -> None:
-    quotas, low, high, total = told
+    quotas, low, high, total = received
     found = project(quotas, low, high, total)
     assert math.isclose(math.fsum(found), total, abs_tol=1e-6)
     assert all(a - 1e-9 <= x <= b + 1e-9 for a, x, b in zip(low, found, high, strict=True))
@@ -343,9 +343,9 @@ def test_a_further_signal_moves_the_share_of_its_role_and_never_the_total(
     roles: list[Role], metrics: dict[str, dict[str, float]], total: int, saturation: float, value: float
 ) -> None:
     signals = {"prefill": {"kv_transfers": Signal("vllm:transfers", saturation, 1.0)}}
-    told = {**metrics, "prefill": {**metrics["prefill"], "kv_transfers": value}}
+    received = {**metrics, "prefill": {**metrics["prefill"], "kv_transfers": value}}
     bare, more = Coordination(mode="preferred"), Coordination(mode="preferred", signals=signals)
-    before, after = distribute(roles, bare, total, told), distribute(roles, more, total, told)
+    before, after = distribute(roles, bare, total, received), distribute(roles, more, total, received)
     assert before.total == after.total
     if after.total:
         known, at_most = pressure(before), pressure(after)

@@ -61,12 +61,12 @@ def test_maxima_that_contradict_each_other_are_exceeded_in_proportion() -> None:
     assert result.reasons == (Cause.INFEASIBLE,)
 
 
-def test_where_whole_numbers_leave_no_room_the_bands_are_taken_as_they_are() -> None:
+def test_bands_are_used_as_they_are_if_no_whole_number_fits() -> None:
     """2 + 3 + 4 are all that the bands have of them, and 10 are to be divided."""
     roles = [Role(name, 0, 10, weight=weight) for name, weight in (("a", 8.0), ("b", 1.0), ("c", 1.0))]
     bands = {"a": {"min": 20, "max": 29}, "b": {"min": 30, "max": 39}, "c": {"min": 40, "max": 49}}
-    told = Coordination(mode="preferred", baseline="weights", alpha=0.0, preferred_ratio=bands)
-    result = distribute(roles, told, 10, {})
+    received = Coordination(mode="preferred", baseline="weights", alpha=0.0, preferred_ratio=bands)
+    result = distribute(roles, received, 10, {})
     assert result.target == pytest.approx({"a": 2.9, "b": 3.1, "c": 4.0})
     assert result.reasons == (Cause.UNAVAILABLE, Cause.ROUNDING)
 
@@ -117,13 +117,13 @@ def test_a_signal_without_weight_is_not_looked_at() -> None:
     assert result.pressure == {"prefill": None, "decode": None}
 
 
-def test_a_further_signal_cannot_take_the_place_of_one_that_is_there() -> None:
+def test_a_further_signal_cannot_replace_an_existing_one() -> None:
     signals = {"prefill": {"queue_depth": Signal("x", 1.0, 100.0)}}
     bare = distribute(ROLES, PREFERRED, 10, HOT_PREFILL)
     assert distribute(ROLES, replace(PREFERRED, signals=signals), 10, HOT_PREFILL) == bare
 
 
-def test_with_three_roles_one_replica_more_can_take_one_from_a_role() -> None:
+def test_with_three_roles_one_replica_more_can_cost_a_role_one() -> None:
     """Largest remainders do that; the dead band and the gate damp it."""
     roles = [Role(name, 0, 50, weight=weight) for name, weight in (("a", 6.0), ("b", 6.0), ("c", 2.0))]
     by_weight = Coordination(mode="preferred", baseline="weights", alpha=0.0)

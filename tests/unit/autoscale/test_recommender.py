@@ -11,8 +11,8 @@ from tests.helpers.autoscale.pools import pool, seen
 HOT = {"queue_depth": 64.0, "ttft": 4.0}
 
 
-def first(told: Recommender, situations: object, at: float = 0.0) -> Recommendation:
-    found = told.recommend(at, situations)  # type: ignore[arg-type]
+def first(received: Recommender, situations: object, at: float = 0.0) -> Recommendation:
+    found = received.recommend(at, situations)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -36,7 +36,7 @@ def test_without_any_metric_nothing_is_recommended() -> None:
     assert Recommender(pool()).recommend(0.0, blind) is None
 
 
-def test_every_role_gets_what_it_asks_for_unless_it_is_told_otherwise() -> None:
+def test_every_role_gets_what_it_asks_for_by_default() -> None:
     found = first(Recommender(pool()), seen(3, 7, backlog=9.0, kv=4.0))
     assert found.replicas == {"prefill": 6, "decode": 5}
     anchored = first(
@@ -69,10 +69,10 @@ class TestTheGate:
         assert found.replicas == {"prefill": 3, "decode": 5}
 
     def test_it_opens_when_the_metrics_have_seen_what_has_changed(self) -> None:
-        told = Recommender(pool())
-        assert first(told, seen(3, 7, decode_ready=6, prefill_signals=HOT), 0.0).gated
-        assert first(told, seen(3, 7, prefill_signals=HOT), 15.0).gated
-        later = first(told, seen(3, 7, prefill_signals=HOT), 45.0)
+        received = Recommender(pool())
+        assert first(received, seen(3, 7, decode_ready=6, prefill_signals=HOT), 0.0).gated
+        assert first(received, seen(3, 7, prefill_signals=HOT), 15.0).gated
+        later = first(received, seen(3, 7, prefill_signals=HOT), 45.0)
         assert not later.gated
         assert later.replicas["prefill"] > 3
 
@@ -128,32 +128,32 @@ class TestThePast:
     STEADY = {"scaleUp": {"select": "none"}, "scaleDown": {"select": "none", "stabilization": "300s"}}
 
     def test_nothing_shrinks_at_the_start(self) -> None:
-        told = Recommender(pool(behavior=self.STEADY))
-        assert first(told, seen(3, 7, kv=0.8), 0.0).corrected == 10
-        assert first(told, seen(3, 7, kv=0.8), 299.0).corrected == 10
-        assert first(told, seen(3, 7, kv=0.8), 301.0).corrected == 4
+        received = Recommender(pool(behavior=self.STEADY))
+        assert first(received, seen(3, 7, kv=0.8), 0.0).corrected == 10
+        assert first(received, seen(3, 7, kv=0.8), 299.0).corrected == 10
+        assert first(received, seen(3, 7, kv=0.8), 301.0).corrected == 4
 
     def test_nothing_shrinks_at_once_after_a_long_time_without_sight(self) -> None:
-        told = Recommender(pool(behavior=self.STEADY))
+        received = Recommender(pool(behavior=self.STEADY))
         for at in (0.0, 15.0):
-            first(told, seen(3, 7), at)
+            first(received, seen(3, 7), at)
         blind = seen(3, 7, backlog=float("nan"), kv=float("nan"))
-        assert told.recommend(30.0, blind) is None
-        assert first(told, seen(3, 7, kv=0.8), 1000.0).corrected == 10
+        assert received.recommend(30.0, blind) is None
+        assert first(received, seen(3, 7, kv=0.8), 1000.0).corrected == 10
 
     def test_a_short_time_without_sight_changes_nothing(self) -> None:
-        told = Recommender(pool(behavior=self.STEADY))
-        first(told, seen(3, 7), 0.0)
-        assert first(told, seen(3, 7, kv=0.8), 150.0).corrected == 10
-        assert first(told, seen(3, 7, kv=0.8), 301.0).corrected == 4
+        received = Recommender(pool(behavior=self.STEADY))
+        first(received, seen(3, 7), 0.0)
+        assert first(received, seen(3, 7, kv=0.8), 150.0).corrected == 10
+        assert first(received, seen(3, 7, kv=0.8), 301.0).corrected == 4
 
 
 @pytest.mark.parametrize(("spare", "total"), [(0.0, 8), (0.75, 10)])
 def test_what_is_to_spare_is_left_to_each_role(spare: float, total: int) -> None:
     """They ask for three and five, and nothing of a replica is left then."""
     down = {"select": "none", "stabilization": "0s", "spare": spare}
-    told = Recommender(pool(behavior={"scaleUp": {"select": "none"}, "scaleDown": down}))
-    assert first(told, seen(7, 7, backlog=4.5, kv=4.0), 0.0).total == total
+    received = Recommender(pool(behavior={"scaleUp": {"select": "none"}, "scaleDown": down}))
+    assert first(received, seen(7, 7, backlog=4.5, kv=4.0), 0.0).total == total
 
 
 def test_all_roles_can_be_sized_as_one() -> None:

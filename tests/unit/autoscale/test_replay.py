@@ -36,7 +36,7 @@ async def test_the_same_policy_says_the_same() -> None:
     assert all(one.replayed is not None and one.replayed.replicas == one.recorded for one in seen)
 
 
-async def test_another_policy_says_what_it_would_have_said_of_the_fleet_as_it_was() -> None:
+async def test_another_policy_is_replayed_on_the_fleet_as_it_was() -> None:
     history = await recorded()
     grown = [one.replayed.total for one in replay(history, pool(behavior=SLOW)) if one.replayed is not None]
     assert grown[:3] == [10, 10, 11]

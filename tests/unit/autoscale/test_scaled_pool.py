@@ -17,7 +17,7 @@ async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
     rig.signals.all["prefill"] = Known(backlog=4.4)
     decision = await rig.step()
     assert dict(decision.desired) == {"prefill": 3, "decode": 2}
-    assert rig.hand.said == [("prefill", 3)]
+    assert rig.hand.result == [("prefill", 3)]
 
 
 async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
@@ -28,19 +28,19 @@ async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
     decision = await rig.step()
     assert decision.situations["prefill"].current == 2
     assert decision.situations["prefill"].ready == 1
-    assert rig.hand.said == [("prefill", 2)]
+    assert rig.hand.result == [("prefill", 2)]
     rig.add("prefill", 1)
     decision = await rig.step()
     assert (decision.situations["prefill"].current, decision.situations["prefill"].ready) == (2, 2)
 
 
-async def test_replicas_that_never_come_are_asked_for_again() -> None:
+async def test_replicas_that_never_start_are_ordered_again() -> None:
     rig = Rig()
     rig.signals.all["prefill"] = Known(backlog=3.0)
     for _ in range(42):
         rig.report_all("decode")
         await rig.step()
-    assert rig.hand.said == [("prefill", 2), ("prefill", 2)]
+    assert rig.hand.result == [("prefill", 2), ("prefill", 2)]
 
 
 async def test_a_pod_drains_before_it_goes() -> None:
@@ -53,7 +53,7 @@ async def test_a_pod_drains_before_it_goes() -> None:
     rig.report_all("decode", kv_usage=0.5)
     await rig.step()
     assert busy.state is EndpointState.DRAINING
-    assert rig.hand.said == []
+    assert rig.hand.result == []
     rig.report_all("decode", kv_usage=0.75)
     decision = await rig.step()
     assert decision.situations["decode"].draining == 1
@@ -61,7 +61,7 @@ async def test_a_pod_drains_before_it_goes() -> None:
     assert (drain["name"], drain["state"], drain["inflight"]) == ("decode-1", "draining", 1)
     busy.charge(-1, 0)
     await rig.step()
-    assert rig.hand.said == [("decode", 2)]
+    assert rig.hand.result == [("decode", 2)]
     assert rig.hand.orders[0].victims == ("decode-1",)
     assert busy.state is EndpointState.DRAINING, "its end is under way"
     rig.fleet.remove("decode-1")
@@ -87,7 +87,7 @@ async def test_demand_that_returns_ends_a_drain() -> None:
     rig.report_all("decode", kv_usage=1.0)
     await rig.step(0.5)
     assert list(rig.fleet.draining) == []
-    assert rig.hand.said == []
+    assert rig.hand.result == []
 
 
 async def test_before_any_pod_of_a_role_is_found_nothing_is_known_of_it() -> None:
@@ -102,7 +102,7 @@ async def test_before_any_pod_of_a_role_is_found_nothing_is_known_of_it() -> Non
     assert decision.desired["prefill"] == 1
 
 
-async def test_what_a_pod_said_long_ago_it_has_not_said() -> None:
+async def test_old_metrics_of_a_pod_are_missing() -> None:
     rig = Rig()
     rig.clock.advance(46.0)
     rig.signals.all["prefill"] = Known()
@@ -116,7 +116,7 @@ async def test_another_policy_keeps_what_was_seen() -> None:
     rig = Rig(decode=4)
     await rig.step()
     rig.pool.settings = policy(behavior={"scaleDown": {"stabilization": "60s", "select": "none"}})
-    rig.take_hand()
+    rig.replace_hand()
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
     assert (decision.id, decision.desired["decode"]) == (2, 1)
@@ -146,13 +146,13 @@ async def test_a_proxy_that_does_not_lead_decides_and_does_nothing() -> None:
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
     assert decision.desired == {"prefill": 2, "decode": 1}
-    assert rig.hand.said == []
+    assert rig.hand.result == []
     assert list(rig.fleet.draining) == []
     assert rig.pool.described(decision)["leads"] is False
 
 
 @pytest.mark.parametrize("how", ["paused", "dry_run", "no actuator", "no policy"])
-async def test_pods_that_nobody_will_take_away_serve_again(how: str) -> None:
+async def test_pods_that_will_not_be_removed_serve_again(how: str) -> None:
     rig = Rig(decode=3)
     rig.report_all("decode", kv_usage=0.5)
     await rig.step(0.5)
@@ -163,7 +163,7 @@ async def test_pods_that_nobody_will_take_away_serve_again(how: str) -> None:
         rig.pool.end()
     else:
         rig.pool.settings = policy(mode="dry_run") if how == "dry_run" else policy(actuator=None)
-    rig.take_hand()
+    rig.replace_hand()
     if how != "no policy":
         await rig.step(0.5)
     assert list(rig.fleet.draining) == []
@@ -203,7 +203,7 @@ async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
     rig.signals.all["prefill"] = Known(backlog=3.0)
     rig.report_all("decode", kv_usage=1.0)
     await rig.step()
-    assert rig.hand.said == [("prefill", 2)]
+    assert rig.hand.result == [("prefill", 2)]
     assert rig.pool.actuations == {("prefill", "exec", "ok"): 1, ("decode", "exec", "dry_run"): 1}
 
 
@@ -211,7 +211,7 @@ def sized(name: str, metric: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"name": name, "min": 1, "max": 20, "metrics": [metric], **more}
 
 
-async def test_a_role_is_sized_by_a_query_and_stays_as_it_is_without_an_answer() -> None:
+async def test_a_role_is_sized_by_a_query_and_keeps_its_size_without_a_response() -> None:
     queried = {"name": "queued", "kind": "total", "target": 4, "source": "promql: sum(queued)"}
     rig = Rig(decode=2, roles=[sized("decode", queried)], actuator=None)
     assert not (await rig.step()).valid
@@ -222,7 +222,7 @@ async def test_a_role_is_sized_by_a_query_and_stays_as_it_is_without_an_answer()
     assert not (await rig.step()).valid
 
 
-async def test_prefill_is_sized_by_what_its_pods_take_up() -> None:
+async def test_prefill_is_sized_by_the_tokens_that_its_pods_compute() -> None:
     metric = {"name": "prefill_load", "kind": "total", "target": 0.5}
     rig = Rig(roles=[sized("prefill", metric, prefillRate=1000)], actuator=None)
     pod = rig.fleet.endpoints[0]
@@ -267,7 +267,7 @@ async def test_a_pod_with_a_port_for_each_rank_is_one_replica_and_drains_as_one(
     rig.report_all("decode", kv_usage=0.75)
     decision = await rig.step()
     assert (decision.situations["decode"].ready, decision.situations["decode"].draining) == (2, 1)
-    assert rig.hand.said == [("decode", 2)]
+    assert rig.hand.result == [("decode", 2)]
     assert rig.hand.orders[0].victims == ("decode-1",)
 
 

@@ -196,7 +196,7 @@ def test_an_example_is_good_and_explains_itself(policy: Path) -> None:
     assert load(yaml.safe_load(text)["autoscale"]).pools
 
 
-class TestCautions:
+class TestWarnings:
     @pytest.mark.parametrize(
         ("changed", "path"),
         [
@@ -223,7 +223,7 @@ class TestCautions:
             ({}, None),
         ],
     )
-    def test_what_is_hardly_meant_is_said(self, changed: dict[str, Any], path: str | None) -> None:
+    def test_doubtful_settings_are_reported(self, changed: dict[str, Any], path: str | None) -> None:
         metric = [{"name": "m", "kind": "avg", "target": 1}]
         roles = [{"name": name, "min": 1, "max": 20, "metrics": metric} for name in ("prefill", "decode")]
         settings = load({"pools": {"p": {"roles": roles, **changed}}})
@@ -277,16 +277,16 @@ def test_an_actuator_has_what_its_type_needs_and_nothing_else(actuator: str, fau
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "path", "said"),
+    ("old", "new", "path", "result"),
     [
         ("roles:\n", "mode: active\n    roles:\n", "mode", "without an actuator"),
         ("{name: m, kind", "{name: ttft, kind", "roles[0].metrics", "does not shrink"),
     ],
 )
-def test_a_policy_that_hardly_acts_is_warned_of(old: str, new: str, path: str, said: str) -> None:
+def test_a_policy_that_hardly_acts_is_warned_of(old: str, new: str, path: str, result: str) -> None:
     text = (ACTING % "null").replace(old, new, 1)
     found = {problem.path: problem.message for problem in warnings(loaded(text))}
-    assert said in found[f"autoscale.pools.default.{path}"]
+    assert result in found[f"autoscale.pools.default.{path}"]
 
 
 def test_drains_are_longer_for_decode() -> None:

@@ -9,13 +9,13 @@ import pytest
 from proxy.autoscale.demand import MEMORY, Trust
 
 
-def after(came: float, said: float = 1.0, forecasts: int = 40, value: float = 5.0) -> Trust:
-    """So much more came each time, two minutes after it was said."""
+def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 5.0) -> Trust:
+    """The growth that came each time, two minutes after its forecast."""
     trust = Trust()
     for at in range(forecasts):
         now = 240.0 * at
         trust.settle(now, value)
-        trust.say(now + 120, value, said)
+        trust.say(now + 120, value, result)
         trust.settle(now + 120, value + came)
     return trust
 
@@ -25,13 +25,13 @@ def test_without_a_past_all_is_believed() -> None:
 
 
 @pytest.mark.parametrize(("came", "share"), [(1.0, 1.0), (0.5, 0.5), (0.0, 0.0), (-1.0, 0.0), (3.0, 1.0)])
-def test_the_share_is_what_came_of_what_was_said(came: float, share: float) -> None:
+def test_the_share_is_the_growth_over_the_forecast(came: float, share: float) -> None:
     assert after(came).share(0.1) == pytest.approx(share, abs=0.02)
 
 
 def test_small_errors_say_little() -> None:
-    """A tenth of a replica each time is no reason to doubt."""
-    assert after(0.0, said=0.08).share(0.8) > 0.9
+    """A tenth of a replica each time is no reason for distrust."""
+    assert after(0.0, result=0.08).share(0.8) > 0.9
 
 
 def test_what_is_not_due_is_not_judged() -> None:
@@ -43,7 +43,7 @@ def test_what_is_not_due_is_not_judged() -> None:
     assert trust.share(0.8) < 0.01
 
 
-def test_what_falls_due_when_nobody_can_tell_is_not_judged() -> None:
+def test_forecasts_without_a_value_are_dropped() -> None:
     trust = Trust()
     trust.say(120.0, 5.0, 100.0)
     trust.settle(120.0, None)
@@ -52,10 +52,10 @@ def test_what_falls_due_when_nobody_can_tell_is_not_judged() -> None:
 
 
 def test_it_is_forgotten() -> None:
-    trust = after(0.0, said=2.0, forecasts=1)
-    doubt = 1 - trust.share(1.0)
+    trust = after(0.0, result=2.0, forecasts=1)
+    distrust = 1 - trust.share(1.0)
     trust.settle(120.0 + MEMORY, 5.0)
-    assert doubt == pytest.approx(0.5)
+    assert distrust == pytest.approx(0.5)
     assert 1 - trust.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
 
 

@@ -54,72 +54,72 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def distribute(told: dict[str, Any]) -> Any:
-    return evaluation.result(evaluation.question(told).evaluate())
+def distribute(given: dict[str, Any]) -> Any:
+    return evaluation.result(evaluation.question(given).evaluate())
 
 
-def validate(told: dict[str, Any]) -> Any:
-    names = [role["name"] for role in told["roles"]]
+def validate(given: dict[str, Any]) -> Any:
+    names = [role["name"] for role in given["roles"]]
     faults = [
-        *validation.role_faults(told["roles"]),
-        *validation.coordination_faults(told["coordination"], names),
+        *validation.role_faults(given["roles"]),
+        *validation.coordination_faults(given["coordination"], names),
     ]
     return [str(fault) for fault in faults]
 
 
-def rounded(told: dict[str, Any]) -> Any:
-    return round_bounded(told["x"], told["total"], told["names"])
+def rounded(given: dict[str, Any]) -> Any:
+    return round_bounded(given["x"], given["total"], given["names"])
 
 
-def projected(told: dict[str, Any]) -> Any:
-    return project(told["q"], told["min"], told["max"], told["total"])
+def projected(given: dict[str, Any]) -> Any:
+    return project(given["q"], given["min"], given["max"], given["total"])
 
 
-def pressure(told: dict[str, Any]) -> Any:
-    return role_pressure(told["role"], told["metrics"], Coordination(combine=told["combine"]))
+def pressure(given: dict[str, Any]) -> Any:
+    return role_pressure(given["role"], given["metrics"], Coordination(combine=given["combine"]))
 
 
-def desired_for_metric(told: dict[str, Any]) -> Any:
-    value = told["per_pod"] if "per_pod" in told else told["fleet"]
-    return desired(Metric(**told["metric"]), value, told["current"], told["tolerance"])
+def desired_for_metric(given: dict[str, Any]) -> Any:
+    value = given["per_pod"] if "per_pod" in given else given["fleet"]
+    return desired(Metric(**given["metric"]), value, given["current"], given["tolerance"])
 
 
-def drained(told: dict[str, Any]) -> Any:
-    replicas = [Replica(**one) for one in told["pods"]]
-    return [one.name for one in drain_order(replicas, told["role"], told["policy"])]
+def drained(given: dict[str, Any]) -> Any:
+    replicas = [Replica(**one) for one in given["pods"]]
+    return [one.name for one in drain_order(replicas, given["role"], given["policy"])]
 
 
-def cost(told: dict[str, Any]) -> Any:
-    roles = [Role(**one) for one in told["params"]]
-    return cost_baseline(roles, told["total"], told["rate"])
+def cost(given: dict[str, Any]) -> Any:
+    roles = [Role(**one) for one in given["params"]]
+    return cost_baseline(roles, given["total"], given["rate"])
 
 
-def recommended_instances(told: dict[str, Any]) -> Any:
-    """One metric of a fleet is a sum there, those of pods are averages."""
-    current, tolerance = told["current"], told["tolerance"]
-    asked = [
-        desired(Metric(name, "total", target), told["external"][name], current, tolerance)
-        if name in told["external"]
-        else desired(Metric(name, "avg", target), [pod.get(name) for pod in told["ready"]], current, tolerance)
-        for name, target in told["targets"].items()
+def recommended_instances(given: dict[str, Any]) -> Any:
+    """A metric of a fleet is a sum there, metrics of pods are averages."""
+    current, tolerance = given["current"], given["tolerance"]
+    queried = [
+        desired(Metric(name, "total", target), given["external"][name], current, tolerance)
+        if name in given["external"]
+        else desired(Metric(name, "avg", target), [pod.get(name) for pod in given["ready"]], current, tolerance)
+        for name, target in given["targets"].items()
     ]
-    found = recommended(told["min_instances"], told["max_instances"], current, asked)
+    found = recommended(given["min_instances"], given["max_instances"], current, queried)
     return {"skip": True} if found is None else {"recommended": found, "skip": False}
 
 
-def corrected_instances(told: dict[str, Any]) -> Any:
-    """A way to select that is none is no limit there."""
+def corrected_instances(given: dict[str, Any]) -> Any:
+    """An unknown way to select is no limit there."""
 
     def limits(name: str) -> dict[str, Any]:
-        count, percent, select = told[name]
+        count, percent, select = given[name]
         chosen = select.lower() if select in ("Or", "And") else "none"
         return {"instances": count, "percent": percent, "select": chosen}
 
     def seen(name: str) -> list[int]:
-        found: list[int] = told["history"].get(name, [])
+        found: list[int] = given["history"].get(name, [])
         return found
 
-    current = told["current"]
+    current = given["current"]
     past = Past(
         highest_recommended=max(seen("max_rec"), default=None),
         lowest_recommended=min(seen("min_rec"), default=None),
@@ -127,42 +127,42 @@ def corrected_instances(told: dict[str, Any]) -> Any:
         lowest_applied=min([current, *seen("min_corr_stable")]),
         lowest_in_panic=min([current, *seen("min_corr_panic")]),
     )
-    behavior = Behavior(ScaleUp(**limits("up")), ScaleDown(**limits("down")), Panic(percent=told["panic_percent"]))
-    found = corrected(behavior, past, current, told["recommended"], panic=told["panic"])
-    return min(max(found, told["min_instances"]), told["max_instances"])
+    behavior = Behavior(ScaleUp(**limits("up")), ScaleDown(**limits("down")), Panic(percent=given["panic_percent"]))
+    found = corrected(behavior, past, current, given["recommended"], panic=given["panic"])
+    return min(max(found, given["min_instances"]), given["max_instances"])
 
 
-def enforce_role_ratio(told: dict[str, Any]) -> Any:
-    ratio = HardRatio(told["num"], told["den"], told["min_ratio"], told["max_ratio"])
-    found = ratio.repair(told["replicas"], {name: (low, high) for name, (low, high) in told["bounds"].items()})
-    adjusted = found != told["replicas"]
-    return {"replicas": found, "adjusted": adjusted, "ratio": found[told["num"]] / found[told["den"]]}
+def enforce_role_ratio(given: dict[str, Any]) -> Any:
+    ratio = HardRatio(given["num"], given["den"], given["min_ratio"], given["max_ratio"])
+    found = ratio.repair(given["replicas"], {name: (low, high) for name, (low, high) in given["bounds"].items()})
+    adjusted = found != given["replicas"]
+    return {"replicas": found, "adjusted": adjusted, "ratio": found[given["num"]] / found[given["den"]]}
 
 
-def aggregate_external(told: dict[str, Any]) -> Any:
+def aggregate_external(given: dict[str, Any]) -> Any:
     """Whether it is a sum stands in the name there."""
     levels = ("_utilization", "_usage", "_ratio", "_percent", "_saturation")
-    kind: Kind = "value" if told["name"].endswith(levels) else "total"
-    return joined(kind, [(value, replicas) for value, replicas in told["samples"]])
+    kind: Kind = "value" if given["name"].endswith(levels) else "total"
+    return joined(kind, [(value, replicas) for value, replicas in given["samples"]])
 
 
-def window(told: dict[str, Any]) -> Any:
+def window(given: dict[str, Any]) -> Any:
     """The steps themselves, with what was found in the place of what was expected."""
-    best = max if told["best"] == "max" else min
-    records, line = Records(best, told["fresh_ms"]), Line(best, told["fresh_ms"])
+    best = max if given["best"] == "max" else min
+    records, line = Records(best, given["fresh_ms"]), Line(best, given["fresh_ms"])
     found = []
-    for step, *rest in told["steps"]:
+    for step, *rest in given["steps"]:
         at, value = rest[:2]
         if step == "append":
-            (records if told["kind"] == "record" else line).append(at, value)
+            (records if given["kind"] == "record" else line).append(at, value)
             found.append([step, at, value])
         else:
-            found.append([step, at, value, records.find(at) if told["kind"] == "record" else line.find(at, value)])
+            found.append([step, at, value, records.find(at) if given["kind"] == "record" else line.find(at, value)])
     return found
 
 
-def quantile_in_diff(told: dict[str, Any]) -> Any:
-    return quantile_between(told["percentile"], *([tuple(one) for one in told[when]] for when in ("now", "past")))
+def quantile_in_diff(given: dict[str, Any]) -> Any:
+    return quantile_between(given["percentile"], *([tuple(one) for one in given[when]] for when in ("now", "past")))
 
 
 GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -200,14 +200,16 @@ def vectors() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("run", "told", "expected"), vectors())
-def test_a_vector_gives_what_it_says(run: Callable[[dict[str, Any]], Any], told: dict[str, Any], expected: Any) -> None:
+@pytest.mark.parametrize(("run", "given", "expected"), vectors())
+def test_a_vector_gives_what_it_says(
+    run: Callable[[dict[str, Any]], Any], given: dict[str, Any], expected: Any
+) -> None:
     if expected == "see steps":
-        expected = told["steps"]
+        expected = given["steps"]
         assert any(step[0] == "best" for step in expected)
     if isinstance(expected, str) and expected.startswith("error:"):
         with pytest.raises(ValueError):
-            run(told)
+            run(given)
         return
-    found = run(told)
+    found = run(given)
     assert same(found, expected), found

@@ -81,7 +81,7 @@ async def test_the_first_event_has_everything_and_the_others_what_has_changed(sh
         assert (await change_with(events, "panel"))["panel"] == 2
 
 
-async def test_nothing_is_built_while_nobody_looks(shown: Shown) -> None:
+async def test_nothing_is_built_without_viewers(shown: Shown) -> None:
     async with aclosing(shown.feed.events()) as events:
         await next_of(events)
     async with asyncio.timeout(PATIENCE):
@@ -109,7 +109,7 @@ async def test_all_viewers_share_one_picture(shown: Shown) -> None:
         assert shown.reads <= shown.feed.pictures + 1
 
 
-async def test_a_viewer_that_does_not_keep_up_is_sent_everything_anew(shown: Shown) -> None:
+async def test_a_viewer_that_lags_behind_receives_the_whole_snapshot_again(shown: Shown) -> None:
     async with aclosing(shown.feed.events()) as events:
         await next_of(events)
         built = shown.feed.pictures
@@ -122,7 +122,7 @@ async def test_a_viewer_that_does_not_keep_up_is_sent_everything_anew(shown: Sho
         assert "panel" in data
 
 
-async def test_no_more_than_so_many_may_look(shown: Shown) -> None:
+async def test_the_number_of_viewers_is_limited(shown: Shown) -> None:
     viewers = [shown.feed.events() for _ in range(MOST_VIEWERS)]
     for viewer in viewers:
         await next_of(viewer)

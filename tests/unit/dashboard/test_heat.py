@@ -12,7 +12,7 @@ CAPACITY = 100_000
 
 
 class Warm:
-    """An index in which pods answer prompts, and a look at it."""
+    """An index in which pods respond to prompts, and its heat map."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(now=100.0)
@@ -20,12 +20,12 @@ class Warm:
         self.heat = Heat(lambda: [self.index], self.clock)
         self._number = 1000
 
-    def answer(self, pod: Endpoint, beginning: list[int]) -> None:
+    def reply(self, pod: Endpoint, beginning: list[int]) -> None:
         """A prompt that begins so, and ends as no other does."""
         self._number += 10
         self.index.confirm(self.index.reserve([[*beginning, self._number, self._number + 1]], pod, CAPACITY))
 
-    async def look(self) -> dict[str, Any]:
+    async def next_read(self) -> dict[str, Any]:
         self.clock.advance(2.5)
         shown = await self.heat.read()
         self.clock.advance(2.5)
@@ -36,29 +36,29 @@ class Warm:
 async def test_what_prompts_have_in_common_is_hotter_than_what_one_had() -> None:
     warm, pod = Warm(), Endpoint("a")
     for _ in range(4):
-        warm.answer(pod, SHARED)
-        warm.answer(pod, SHARED)
-        shown = await warm.look()
+        warm.reply(pod, SHARED)
+        warm.reply(pod, SHARED)
+        shown = await warm.next_read()
     hottest = max(shown["groups"], key=lambda group: sum(heat for _, heat in group["cells"]))
     assert (hottest["first"], hottest["blocks"]) == (0, len(SHARED))
     others = [heat for group in shown["groups"] if group is not hottest for _, heat in group["cells"]]
     assert all(heat < hottest["cells"][0][1] / 2 for heat in others)
 
 
-async def test_what_one_request_had_leaves_room_for_what_many_had() -> None:
+async def test_prefixes_of_one_request_yield_to_prefixes_of_many() -> None:
     warm, pod = Warm(), Endpoint("a")
     for _ in range(3):
-        warm.answer(pod, SHARED)
-        shown = await warm.look()
+        warm.reply(pod, SHARED)
+        shown = await warm.next_read()
     assert [group["first"] for group in shown["groups"]] == [0]
 
 
-async def test_cells_are_of_the_pods_that_answered() -> None:
+async def test_cells_belong_to_the_pods_that_responded() -> None:
     warm = Warm()
     pods = [Endpoint(f"pod-{number}") for number in (2, 10)]
-    warm.answer(pods[1], SHARED)
-    warm.answer(pods[0], list(range(500, 510)))
-    shown = await warm.look()
+    warm.reply(pods[1], SHARED)
+    warm.reply(pods[0], list(range(500, 510)))
+    shown = await warm.next_read()
     assert shown["pods"] == ["pod-2", "pod-10"]
     by_place = {group["cells"][0][0] for group in shown["groups"]}
     assert by_place == {0, 1}
@@ -67,17 +67,17 @@ async def test_cells_are_of_the_pods_that_answered() -> None:
 
 async def test_what_is_used_no_more_is_forgotten() -> None:
     warm = Warm()
-    warm.answer(Endpoint("a"), SHARED)
-    assert (await warm.look())["groups"]
+    warm.reply(Endpoint("a"), SHARED)
+    assert (await warm.next_read())["groups"]
     warm.clock.advance(600.0)
-    assert not (await warm.look())["groups"]
+    assert not (await warm.next_read())["groups"]
 
 
 async def test_looking_changes_nothing_in_the_index() -> None:
     warm, pod = Warm(), Endpoint("a")
-    warm.answer(pod, SHARED)
+    warm.reply(pod, SHARED)
     version, pairs = warm.index.version, warm.index.pairs
-    await warm.look()
+    await warm.next_read()
     assert (warm.index.version, warm.index.pairs) == (version, pairs)
 
 
@@ -85,8 +85,8 @@ async def test_memory_is_bounded_however_different_prompts_are() -> None:
     warm, pod = Warm(), Endpoint("a")
     for number in range(40):
         for other in range(100):
-            warm.answer(pod, [number * 10_000 + other * 10 + 7])
-        await warm.look()
+            warm.reply(pod, [number * 10_000 + other * 10 + 7])
+        await warm.next_read()
     assert len(warm.heat._uses) <= MOST_KNOWN + 100 * 3
 
 

@@ -10,7 +10,7 @@ async def test_a_pod_that_is_three_times_slower_has_three_times_the_pace() -> No
     assert 2.5 < slow / usual < 3.5
 
 
-async def test_of_a_pod_that_has_hardly_answered_nothing_is_said() -> None:
+async def test_a_pod_with_few_responses_has_no_pace() -> None:
     fleet = Fleet("new", "other")
     assert fleet.producer.pace(fleet.pods[0]) is None
     await fleet.learn(times=2)

@@ -35,14 +35,14 @@ class Map:
         return endpoint
 
     async def changes(self) -> dict[str, dict[str, Any] | None]:
-        told = await self.rows.changes()
+        received = await self.rows.changes()
         return {
             name: None if row is None else dict(zip(FIELDS, orjson.loads(row), strict=True))
-            for name, row in told.items()
+            for name, row in received.items()
         }
 
 
-async def test_the_first_look_tells_all_and_the_next_what_has_changed() -> None:
+async def test_the_first_read_returns_all_rows_and_the_next_the_changed_rows() -> None:
     fleet = Map("a", "b", "c")
     assert set(await fleet.changes()) == {"a", "b", "c"}
     assert await fleet.changes() == {}
@@ -53,7 +53,7 @@ async def test_the_first_look_tells_all_and_the_next_what_has_changed() -> None:
     assert (changed["b"]["requests"], changed["b"]["tokens"]) == (2, 300)
 
 
-async def test_a_pod_that_is_gone_is_told_once() -> None:
+async def test_a_removed_pod_is_reported_once() -> None:
     fleet = Map("a", "b")
     await fleet.changes()
     fleet.fleet.remove("a")
@@ -88,7 +88,7 @@ async def test_a_pod_that_was_never_reached_is_shown_too() -> None:
     assert row["stale"]
 
 
-async def test_before_the_first_scrape_nothing_is_said_of_its_age() -> None:
+async def test_there_is_no_age_before_the_first_scrape() -> None:
     row = (await Map("a").changes())["a"]
     assert row is not None
     assert row["scrapedAt"] is None

@@ -16,9 +16,9 @@ class Sampled:
         self.samples = Samples()
         self.at = 0.0
         self.pods: list[Endpoint] = []
-        self.look()
+        self.next_read()
 
-    def look(self, later: float = INTERVAL) -> dict[str, Any] | None:
+    def next_read(self, later: float = INTERVAL) -> dict[str, Any] | None:
         self.at += later
         return self.samples.add(Totals.of(Series(self.catalogue.families), self.at, self.pods), 1000 + self.at)
 
@@ -32,7 +32,7 @@ class Sampled:
 
     def tokens(self) -> dict[str, Any]:
         """What the next point says of tokens and cache hits."""
-        point = self.look()
+        point = self.next_read()
         assert point is not None
         return {key: point[key] for key in ("in", "out", "tokensFrom", "hits", "hitsFrom")}
 
@@ -45,7 +45,7 @@ def test_a_point_is_what_happened_since_the_one_before() -> None:
     sampled.catalogue.predicted_prompt.cell().add(200)
     sampled.catalogue.predicted_hits.cell().add(50)
     sampled.catalogue.refused.cell("rate-limited").add(3)
-    point = sampled.look()
+    point = sampled.next_read()
     assert point is not None
     assert point["good"] == 0.8
     assert point["predicted"] == 0.25
@@ -58,33 +58,33 @@ def test_a_point_is_what_happened_since_the_one_before() -> None:
 def test_a_quiet_time_has_rates_and_no_percentiles() -> None:
     sampled = Sampled()
     sampled.catalogue.ttft.cell("m", "true").observe(1.0)
-    sampled.look()
-    point = sampled.look()
+    sampled.next_read()
+    point = sampled.next_read()
     assert point is not None
     assert point["good"] == 0.0
     assert point["ttft"] is None
 
 
-def test_no_point_spans_a_time_in_which_nobody_looked() -> None:
+def test_no_point_spans_a_time_without_reads() -> None:
     sampled = Sampled()
-    assert sampled.look(later=600.0) is None
-    assert sampled.look() is not None
+    assert sampled.next_read(later=600.0) is None
+    assert sampled.next_read() is not None
     assert len(sampled.samples.points) == 1
 
 
 def test_totals_that_shrink_with_a_worker_that_is_gone_give_no_point() -> None:
     sampled = Sampled()
     sampled.catalogue.retries.cell().add(5)
-    sampled.look()
+    sampled.next_read()
     sampled.catalogue.retries.cell().value = 1.0
-    assert sampled.look() is None
-    assert sampled.look() is not None
+    assert sampled.next_read() is None
+    assert sampled.next_read() is not None
 
 
 def test_a_quarter_of_an_hour_is_kept() -> None:
     sampled = Sampled()
     for _ in range(KEPT + 5):
-        sampled.look()
+        sampled.next_read()
     assert len(sampled.samples.points) == KEPT
     assert KEPT * INTERVAL == 900
 
@@ -118,7 +118,7 @@ def test_tokens_and_cache_hits_are_those_that_the_pods_count() -> None:
     sampled = Sampled()
     sampled.report("a", **counted(1000, 500, 1000, 0))
     sampled.report("b", **counted(70, 60, 70, 50))
-    sampled.look()
+    sampled.next_read()
     sampled.report("a", **counted(2000, 700, 2000, 250))
     sampled.report("b", **counted(1070, 160, 1070, 300))
     assert sampled.tokens() == {"in": 400.0, "out": 60.0, "tokensFrom": "pods", "hits": 0.25, "hitsFrom": "pods"}
@@ -128,7 +128,7 @@ def test_tokens_are_those_of_responses_while_a_pod_with_requests_does_not_count_
     sampled = Sampled()
     sampled.report("a", **counted(0, 0))
     sampled.report("other-engine", running=1)
-    sampled.look()
+    sampled.next_read()
     sampled.report("a", **counted(1000, 1000))
     sampled.catalogue.completion_tokens.cell("m").add(50)
     sampled.catalogue.prompt_tokens.cell("m").add(100)
@@ -146,7 +146,7 @@ def test_a_pod_that_joined_restarted_or_was_stale_is_counted_from_its_second_sam
     sampled.report("same", **counted(100, 100))
     sampled.report("restarted", **counted(9000, 9000))
     sampled.report("stale", freshness=Freshness.STALE, **counted(500, 500))
-    sampled.look()
+    sampled.next_read()
     sampled.report("same", **counted(110, 105))
     sampled.report("restarted", **counted(50, 50))
     sampled.report("stale", **counted(5000, 5000))
@@ -163,7 +163,7 @@ def test_tokens_of_prefill_and_decode_pods_are_counted_once() -> None:
     sampled = Sampled()
     sampled.report("p", role="prefill", **counted(0, 0))
     sampled.report("d", role="decode", **counted(0, 0))
-    sampled.look()
+    sampled.next_read()
     sampled.report("p", **counted(1000, 1, 1000, 400))
     sampled.report("d", **counted(1000, 200, 1000, 1000))
     assert sampled.tokens() == {"in": 200.0, "out": 40.0, "tokensFrom": "pods", "hits": 0.4, "hitsFrom": "pods"}

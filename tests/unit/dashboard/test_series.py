@@ -45,6 +45,6 @@ async def test_workers_are_added_up() -> None:
     assert series.buckets("time_to_first_token_seconds")[-1][1] == 20.0
 
 
-def test_errors_of_pods_are_failures_whoever_rendered_them() -> None:
+def test_errors_of_pods_are_failures_also_if_kvlane_rendered_them() -> None:
     counts = Totals.of(Series(counted().families), 1.0).counts
     assert (counts["good"], counts["failed"], counts["gone"], counts["refused"]) == (7, 5, 1, 5)

@@ -62,7 +62,7 @@ async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
     output = Output()
     world = World(log := log_to(output, clock=ManualClock(1.5)))
     world.clock.advance(1.5)
-    attempt = world.leg(world.fleet.add("pod-a"), number=1)
+    attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
     async with log:
         world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt)
         world.observer.flush()
@@ -185,7 +185,7 @@ async def test_what_is_taken_in_parts_is_written_whole() -> None:
 TEXT = st.text(st.characters(exclude_categories=())) | st.sampled_from(['},{"time":', ',"ttft":null', "},{", "\\"])
 SECONDS = st.floats(0, 1e6)
 TOKENS = st.integers(0, 2**40)
-LEGS = st.tuples(
+ATTEMPTS = st.tuples(
     TEXT,
     TEXT,
     st.none() | SECONDS,
@@ -199,7 +199,7 @@ RECORDS = st.tuples(
     st.integers(100, 599),
     st.sampled_from([*Ending, *Reason]),
     TOKENS,
-    st.just(NO_ATTEMPT) | LEGS,
+    st.just(NO_ATTEMPT) | ATTEMPTS,
 )
 
 
@@ -213,8 +213,8 @@ def test_a_batch_reads_as_its_lines_one_by_one(records: list[Record], epoch: flo
 
 
 def plain_line(record: Record, epoch: float) -> bytes:
-    (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, leg = record
-    model, endpoint, first, usage, received, attempt = leg
+    (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, attempt_of = record
+    model, endpoint, first, usage, received, attempt = attempt_of
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(ended_at + epoch, UTC),
         "request_id": request_id,

@@ -39,9 +39,9 @@ def test_there_is_a_dashboard() -> None:
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 def test_every_series_of_a_dashboard_is_in_the_catalogue(path: Path) -> None:
     known = set(Catalogue("test").sample_names)
-    asked = {name for expression in expressions(load(path)) for name in SERIES.findall(RECORDED.sub("", expression))}
-    assert len(asked) > 7
-    assert asked <= known
+    queried = {name for expression in expressions(load(path)) for name in SERIES.findall(RECORDED.sub("", expression))}
+    assert len(queried) > 7
+    assert queried <= known
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
@@ -87,6 +87,6 @@ def test_prometheus_asks_the_admin_port() -> None:
 
 def test_process_series_of_the_dashboards_are_exposed() -> None:
     texts = [text for dashboard in map(load, DASHBOARDS) for text in expressions(dashboard)]
-    asked = {name for text in texts for name in re.findall(r"\bprocess_[a-z_]+", text)}
-    assert asked
-    assert all(name in World().scrape().text for name in asked)
+    queried = {name for text in texts for name in re.findall(r"\bprocess_[a-z_]+", text)}
+    assert queried
+    assert all(name in World().scrape().text for name in queried)

@@ -48,25 +48,25 @@ def test_a_pod_that_was_never_scraped_shows_no_measurements() -> None:
 def test_all_series_of_a_pod_vanish_with_it() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
-    world.decided(world.leg(endpoint))
-    world.observer.attempt_ended(world.leg(endpoint))
+    world.decided(world.attempt_of(endpoint))
+    world.observer.attempt_ended(world.attempt_of(endpoint))
     assert '"pod-a"' in world.scrape().text
     world.fleet.endpoints.clear()
     assert '"pod-a"' not in world.scrape().text
 
 
-def test_a_leg_that_outlives_its_pod_brings_no_series_back() -> None:
+def test_an_attempt_that_outlives_its_pod_brings_no_series_back() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     world.scrape()
     world.fleet.endpoints.clear()
-    world.observer.attempt_ended(world.leg(endpoint))
+    world.observer.attempt_ended(world.attempt_of(endpoint))
     assert '"pod-a"' not in world.scrape().text
 
 
 def test_a_pod_that_comes_back_under_its_name_counts_from_zero() -> None:
     world = World()
-    world.observer.attempt_ended(world.leg(world.fleet.add("pod-a")))
+    world.observer.attempt_ended(world.attempt_of(world.fleet.add("pod-a")))
     world.observer.flush()
     world.fleet.endpoints.clear()
     world.fleet.add("pod-a")
@@ -75,11 +75,11 @@ def test_a_pod_that_comes_back_under_its_name_counts_from_zero() -> None:
     assert seen["kvlane_scheduling_decisions_total"] == {("pod-a",): 0}
 
 
-def test_pods_that_are_gone_are_forgotten_although_nobody_scrapes() -> None:
+def test_removed_pods_are_forgotten_without_scrapes() -> None:
     world = World()
     for number in range(50):
         world.fleet.endpoints.clear()
-        world.observer.attempt_ended(world.leg(world.fleet.add(f"pod-{number}")))
+        world.observer.attempt_ended(world.attempt_of(world.fleet.add(f"pod-{number}")))
         world.observer.flush()
     assert len(world.series._counts) == 1
 
@@ -98,7 +98,7 @@ def test_pods_beyond_the_limit_are_added_up() -> None:
     world = World(limit=2)
     for number in range(5):
         endpoint = world.fleet.add(f"pod-{number}", waiting=1)
-        world.decided(world.leg(endpoint))
+        world.decided(world.attempt_of(endpoint))
     seen = world.scrape()
     assert seen["kvlane_endpoint_waiting_requests"] == {("pod-0",): 1, ("pod-1",): 1, ("other",): 3}
     assert seen["kvlane_scheduling_decisions_total"] == {("pod-0",): 1, ("pod-1",): 1, ("other",): 3}

@@ -21,7 +21,7 @@ async def crowded() -> World:
     world = World()
     for number in range(1100):
         endpoint = world.fleet.add(f"pod-{number}")
-        world.request(world.leg(endpoint, model=f'model "{number % 50}"\\\n'))
+        world.request(world.attempt_of(endpoint, model=f'model "{number % 50}"\\\n'))
     world.observer.flush()
     await world.series.read()
     return world
@@ -48,7 +48,7 @@ async def test_openmetrics_is_for_those_who_accept_it() -> None:
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text;version=x", "text/plain;version=;;", "*/*", ",,;="])
-async def test_a_strange_accept_header_is_answered_all_the_same(accept: str) -> None:
+async def test_an_unknown_accept_header_gets_the_text_format(accept: str) -> None:
     body, _ = await expose(World().catalogue, accept)
     assert b"kvlane_build_info" in body
 
@@ -92,7 +92,7 @@ def longest_step(pods: int) -> int:
     """Calls, of Python and of C, that an exposition makes between two turns of the event loop, at most."""
     world = World()
     for number in range(pods):
-        world.request(world.leg(world.fleet.add(f"pod-{number}")))
+        world.request(world.attempt_of(world.fleet.add(f"pod-{number}")))
     calls, steps = itertools.count(), [0]
     rendering = world.exposition.render("")
     with contextlib.suppress(StopIteration):

@@ -11,14 +11,17 @@ from proxy.core.errors import BadRequest
 from proxy.telemetry.logs import AUDIT, ROOT, LogLevels, set_up
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
-ROOM, BELOW = "proxy.fleet", "proxy.fleet.store"
+LOGGER, BELOW = "proxy.fleet", "proxy.fleet.store"
 
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
     """Given back as they were found."""
     root = logging.getLogger()
-    handlers, levels = root.handlers[:], {one: one.level for one in map(logging.getLogger, (None, ROOM, BELOW, AUDIT))}
+    handlers, levels = (
+        root.handlers[:],
+        {one: one.level for one in map(logging.getLogger, (None, LOGGER, BELOW, AUDIT))},
+    )
     logging.getLogger(BELOW)
     yield
     root.handlers[:] = handlers
@@ -30,13 +33,13 @@ def levels_of() -> LogLevels:
     return LogLevels(lambda: LogLevel.WARNING)
 
 
-def test_a_room_says_more_and_so_do_those_below_it_until_its_level_is_taken_back() -> None:
+def test_a_logger_and_the_loggers_below_it_log_more_until_the_level_is_reset() -> None:
     stream, levels = io.StringIO(), levels_of()
     set_up(Telemetry(log_level=LogLevel.WARNING), stream)
-    levels.change({ROOM: "debug"})
+    levels.change({LOGGER: "debug"})
     logging.getLogger(BELOW).debug("heard")
     logging.getLogger("proxy.gateway").info("not heard")
-    levels.change({ROOM: None})
+    levels.change({LOGGER: None})
     logging.getLogger(BELOW).info("not heard either")
     assert stream.getvalue().splitlines()[0].endswith("heard")
     assert stream.getvalue().count("\n") == 1
@@ -46,48 +49,48 @@ def test_what_is_shown_are_levels_that_were_given_and_the_root_s() -> None:
     set_up(Telemetry(log_level=LogLevel.WARNING), io.StringIO())
     levels = levels_of()
     assert levels.shown()["levels"] == {ROOT: "warning"}
-    levels.change({ROOM: "DEBUG", ROOT: "error"})
-    assert levels.shown()["levels"] == {ROOT: "error", ROOM: "debug"}
+    levels.change({LOGGER: "DEBUG", ROOT: "error"})
+    assert levels.shown()["levels"] == {ROOT: "error", LOGGER: "debug"}
     levels.change({ROOT: None})
-    assert levels.shown()["levels"] == {ROOT: "warning", ROOM: "debug"}
-    assert {ROOM, BELOW} <= set(levels.shown()["rooms"])
+    assert levels.shown()["levels"] == {ROOT: "warning", LOGGER: "debug"}
+    assert {LOGGER, BELOW} <= set(levels.shown()["rooms"])
 
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
         ({"proxy.flet": "debug"}, "did you mean 'proxy.fleet'"),
-        ({ROOM: "loud"}, "'loud' is not a log level; use one of debug, info, warning, error"),
-        ({ROOM: "debug", "nowhere.at.all.xyz": "debug"}, "There is no logger"),
+        ({LOGGER: "loud"}, "'loud' is not a log level; use one of debug, info, warning, error"),
+        ({LOGGER: "debug", "nowhere.at.all.xyz": "debug"}, "There is no logger"),
         ({AUDIT: "error"}, "There is no logger"),
-        ([ROOM], "Send loggers with their levels"),
+        ([LOGGER], "Send loggers with their levels"),
         ({}, "Send loggers with their levels"),
     ],
     ids=str,
 )
-def test_what_cannot_be_done_changes_nothing(wanted: object, said: str) -> None:
-    before = logging.getLogger(ROOM).level
+def test_what_cannot_be_done_changes_nothing(wanted: object, result: str) -> None:
+    before = logging.getLogger(LOGGER).level
     with pytest.raises(BadRequest) as refused:
         levels_of().change(wanted)
-    assert said in str(refused.value)
-    assert logging.getLogger(ROOM).level == before
+    assert result in str(refused.value)
+    assert logging.getLogger(LOGGER).level == before
 
 
-def test_others_take_what_they_are_told_and_nothing_else_stays() -> None:
-    told: list[bytes] = []
-    here, there = LogLevels(lambda: LogLevel.INFO, told.append), levels_of()
+def test_other_processes_apply_published_levels_and_nothing_else_stays() -> None:
+    received: list[bytes] = []
+    here, there = LogLevels(lambda: LogLevel.INFO, received.append), levels_of()
     there.change({"proxy.fleet.store": "debug"})
-    here.change({ROOM: "error"})
-    there.apply(told[-1])
-    assert there.shown()["levels"].keys() == {ROOT, ROOM}
+    here.change({LOGGER: "error"})
+    there.apply(received[-1])
+    assert there.shown()["levels"].keys() == {ROOT, LOGGER}
     assert logging.getLogger(BELOW).level == logging.NOTSET
 
 
 def test_a_record_of_a_request_has_its_id_for_collectors() -> None:
     stream = io.StringIO()
     set_up(Telemetry(log_format=LogFormat.JSON), stream)
-    logging.getLogger(ROOM).warning("request %s: %s failed", "abc", "it")
-    logging.getLogger(ROOM).warning("pod %s is late", "a")
+    logging.getLogger(LOGGER).warning("request %s: %s failed", "abc", "it")
+    logging.getLogger(LOGGER).warning("pod %s is late", "a")
     of_a_request, other = map(json.loads, stream.getvalue().splitlines())
     assert of_a_request["request_id"] == "abc"
     assert of_a_request["message"] == "request abc: it failed"

@@ -62,7 +62,7 @@ async def test_counters_and_histograms_are_added_up() -> None:
     assert values["kvlane_time_to_first_token_seconds_bucket", bucket] == 2
 
 
-async def test_gauges_of_processes_are_told_apart() -> None:
+async def test_gauges_of_processes_have_a_label() -> None:
     values = await merged((dump(lag=0.5), "0"), (dump(lag=0.25), "1"))
     assert values["kvlane_event_loop_lag_seconds", (("worker", "0"),)] == 0.5
     assert values["kvlane_event_loop_lag_seconds", (("worker", "1"),)] == 0.25
@@ -88,7 +88,7 @@ async def test_counts_of_workers_that_ended_stay_in_the_sums() -> None:
     assert "kvlane_event_loop_lag_seconds" not in ended
 
 
-async def test_figures_of_processes_are_told_apart_and_cpu_time_is_added_up() -> None:
+async def test_figures_of_processes_have_a_label_and_cpu_time_is_added_up() -> None:
     catalogue = Catalogue("1")
     await catalogue.read()
     values = await merged((sent(catalogue), "0"), (sent(catalogue), "1"))

@@ -21,7 +21,7 @@ from tests.helpers.waiting import PATIENCE
 def test_a_whole_stream_is_counted_once_everywhere() -> None:
     world = World()
     world.clock.advance(1.5)
-    world.request(world.leg(world.fleet.add("pod-a")))
+    world.request(world.attempt_of(world.fleet.add("pod-a")))
     seen = world.scrape()
     assert seen["kvlane_requests_total"] == {("sim", "complete", "chat", "2xx"): 1}
     assert seen["kvlane_time_to_first_token_seconds_sum"] == {("sim", "true"): 0.3, ("sim", "false"): 0}
@@ -40,7 +40,7 @@ def test_a_whole_stream_is_counted_once_everywhere() -> None:
 
 def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
     world = World()
-    attempt = world.leg(world.fleet.add("pod-a"))
+    attempt = world.attempt_of(world.fleet.add("pod-a"))
     attempt.usage = None
     world.observer.attempt_ended(attempt)
     seen = world.scrape()
@@ -51,7 +51,7 @@ def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
 @pytest.mark.parametrize("change", ["one token", "no stream", "no last byte"])
 def test_time_per_token_is_not_invented(change: str) -> None:
     world = World()
-    attempt = world.leg(world.fleet.add("pod-a"), stream=change != "no stream")
+    attempt = world.attempt_of(world.fleet.add("pod-a"), stream=change != "no stream")
     if change == "one token":
         attempt.usage = Usage(100, 1)
     if change == "no last byte":
@@ -60,16 +60,16 @@ def test_time_per_token_is_not_invented(change: str) -> None:
     assert world.scrape()["kvlane_time_per_output_token_seconds_count"] == {("sim",): 0}
 
 
-def test_an_answer_in_one_piece_has_its_own_time_to_first_token() -> None:
+def test_a_response_in_one_piece_has_its_own_time_to_first_token() -> None:
     world = World()
-    world.observer.first_byte(world.leg(world.fleet.add("pod-a"), stream=False))
+    world.observer.first_byte(world.attempt_of(world.fleet.add("pod-a"), stream=False))
     assert world.scrape()["kvlane_time_to_first_token_seconds_count"] == {("sim", "true"): 0, ("sim", "false"): 1}
 
 
 def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
     world = World()
-    world.request(world.leg(world.fleet.add("pod-a")))
-    failed = world.leg(world.fleet.endpoints[0])
+    world.request(world.attempt_of(world.fleet.add("pod-a")))
+    failed = world.attempt_of(world.fleet.endpoints[0])
     failed.status = 500
     world.request(failed)
     seen = world.scrape()
@@ -79,10 +79,10 @@ def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
 
 
-Leg = tuple[str, bool, int | None, Usage | None, float | None]
+Given = tuple[str, bool, int | None, Usage | None, float | None]
 """Model, stream, status, usage, and when the last byte came."""
 
-legs = st.tuples(
+given_attempts = st.tuples(
     st.sampled_from(["a", "b", "c"]),
     st.booleans(),
     st.sampled_from([200, 201, 399, 400, 503, None]),
@@ -91,13 +91,13 @@ legs = st.tuples(
 )
 
 
-@given(st.lists(legs, max_size=12))
-def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Leg]) -> None:
+@given(st.lists(given_attempts, max_size=12))
+def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Given]) -> None:
     together, alone = World(), World()
     for world in (together, alone):
         endpoint = world.fleet.add("pod-a")
         for model, stream, status, usage, last in given:
-            attempt = world.leg(endpoint, model, stream=stream)
+            attempt = world.attempt_of(endpoint, model, stream=stream)
             attempt.status, attempt.usage, attempt.last_byte_at = status, usage, last
             if status is not None:
                 world.observer.first_byte(attempt)
@@ -112,17 +112,17 @@ def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Le
         *("time_per_output_token_seconds_count", "time_per_output_token_seconds_sum"),
     ):
         assert batch[f"kvlane_{name}"] == pytest.approx(single[f"kvlane_{name}"])
-    whole = {model: [leg for leg in given if leg[0] == model and leg[2] in (200, 201, 399)] for model in "abc"}
+    whole = {model: [one for one in given if one[0] == model and one[2] in (200, 201, 399)] for model in "abc"}
     assert batch["kvlane_completion_tokens_total"] == {
-        (model,): sum(usage.completion_tokens for _, _, _, usage, _ in answered if usage)
-        for model, answered in whole.items()
-        if answered
+        (model,): sum(usage.completion_tokens for _, _, _, usage, _ in responded if usage)
+        for model, responded in whole.items()
+        if responded
     }
 
 
 def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
     world = World()
-    attempt = world.leg(world.fleet.add("pod-a"))
+    attempt = world.attempt_of(world.fleet.add("pod-a"))
     attempt.usage = Usage(100, 11, None)
     world.observer.attempt_ended(attempt)
     seen = world.scrape()
@@ -130,10 +130,10 @@ def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> 
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
 
 
-def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for() -> None:
+def test_predicted_hits_are_counted_with_their_prompts() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
-    predicted, unpredicted = world.leg(endpoint), world.leg(endpoint)
+    predicted, unpredicted = world.attempt_of(endpoint), world.attempt_of(endpoint)
     predicted.predicted_cached_tokens = 48
     world.observer.attempt_ended(predicted)
     world.observer.attempt_ended(unpredicted)
@@ -142,12 +142,12 @@ def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for()
     assert seen["kvlane_prefix_predicted_hit_tokens_total"] == {(): 48}
 
 
-def test_a_second_leg_is_a_retry_and_both_attempts_are_attempts() -> None:
+def test_a_second_attempt_is_a_retry_and_both_are_counted() -> None:
     world = World()
-    first = world.leg(world.fleet.add("pod-a"))
+    first = world.attempt_of(world.fleet.add("pod-a"))
     first.status, first.ending = None, Ending.UPSTREAM_FAILED
     world.observer.attempt_ended(first)
-    world.observer.attempt_ended(world.leg(world.fleet.add("pod-b"), number=1))
+    world.observer.attempt_ended(world.attempt_of(world.fleet.add("pod-b"), number=1))
     seen = world.scrape()
     assert seen["kvlane_retries_total"] == {(): 1}
     assert seen["kvlane_attempts_total"] == {("upstream-failed", "pod-a"): 1, ("complete", "pod-b"): 1}
@@ -184,9 +184,9 @@ def test_paths_are_grouped_so_that_ids_and_scanners_make_no_series(path: str, gr
     assert world.scrape()["kvlane_requests_total"] == {("", "refused", group, "4xx"): 1}
 
 
-def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
+def test_a_model_becomes_a_label_after_a_response_of_a_pod_for_it() -> None:
     world = World()
-    invented = world.leg(world.fleet.add("pod-a"), model="invented")
+    invented = world.attempt_of(world.fleet.add("pod-a"), model="invented")
     invented.status = 404
     world.request(invented)
     seen = world.scrape()
@@ -195,9 +195,9 @@ def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
 
 
 @pytest.mark.parametrize("made_up", ["x" * 257, "\ud800"])
-def test_a_name_that_is_no_label_is_none_even_if_a_pod_answers_for_it(made_up: str) -> None:
+def test_an_unusable_name_is_no_label_even_if_a_pod_responds_for_it(made_up: str) -> None:
     world = World()
-    world.request(world.leg(world.fleet.add("pod-a"), model=made_up))
+    world.request(world.attempt_of(world.fleet.add("pod-a"), model=made_up))
     assert world.scrape()["kvlane_prompt_tokens_total"] == {("other",): 100}
 
 
@@ -205,7 +205,7 @@ def test_models_beyond_the_limit_are_one_series() -> None:
     world = World(limit=3)
     endpoint = world.fleet.add("pod-a")
     for number in range(10):
-        world.request(world.leg(endpoint, model=f"model-{number}"))
+        world.request(world.attempt_of(endpoint, model=f"model-{number}"))
     seen = world.scrape()
     assert seen["kvlane_prompt_tokens_total"] == {
         ("model-0",): 100, ("model-1",): 100, ("model-2",): 100, ("other",): 700
@@ -226,20 +226,20 @@ def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
 
 def test_the_first_byte_of_a_stream_shows_while_the_stream_goes_on() -> None:
     world = World()
-    world.observer.first_byte(world.leg(world.fleet.add("pod-a")))
+    world.observer.first_byte(world.attempt_of(world.fleet.add("pod-a")))
     assert world.scrape()["kvlane_time_to_first_token_seconds_count"]["sim", "true"] == 1
 
 
-def test_every_request_has_its_model_although_its_leg_was_in_an_earlier_batch() -> None:
+def test_every_request_has_its_model_although_its_attempt_was_in_an_earlier_batch() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     for _ in range(3):
-        failed = world.leg(endpoint)
+        failed = world.attempt_of(endpoint)
         failed.status = 500
         world.observer.first_byte(failed)
         world.observer.attempt_ended(failed)
     for number in range(2 * BATCH + 1):
-        world.request(world.leg(endpoint, model=f"model-{number}"))
+        world.request(world.attempt_of(endpoint, model=f"model-{number}"))
     assert ("other", "complete", "chat", "2xx") not in world.scrape()["kvlane_requests_total"]
 
 
@@ -247,7 +247,7 @@ async def test_the_event_loop_runs_between_two_batches() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     for _ in range(BATCH + 1):
-        world.observer.attempt_ended(world.leg(endpoint))
+        world.observer.attempt_ended(world.attempt_of(endpoint))
     settling = asyncio.get_running_loop().create_task(world.observer.settle())
     seen = []
     while not settling.done():
@@ -260,11 +260,11 @@ async def test_what_two_settle_at_a_time_is_counted_once_and_whole_for_both() ->
     world = World()
     endpoint = world.fleet.add("pod-a")
     for _ in range(3 * BATCH):
-        world.request(world.leg(endpoint))
+        world.request(world.attempt_of(endpoint))
     async with asyncio.TaskGroup() as group:
         group.create_task(world.observer.settle())
         await asyncio.sleep(0)
-        world.request(world.leg(endpoint))
+        world.request(world.attempt_of(endpoint))
         await world.observer.settle()
         assert world.series.of(endpoint).attempts == {"complete": 3 * BATCH + 1}
         assert world.series.of(endpoint).decisions == 3 * BATCH + 1
@@ -279,13 +279,13 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
     world = World()
     endpoint = world.fleet.add("pod-a")
     running = asyncio.get_running_loop().create_task(world.observer.run())
-    strange = world.leg(endpoint)
+    strange = world.attempt_of(endpoint)
     strange.ending = None
     world.observer.attempt_ended(strange)
     async with asyncio.timeout(PATIENCE):
         while not caplog.records:
             await asyncio.sleep(0.001)
-        world.observer.attempt_ended(world.leg(endpoint))
+        world.observer.attempt_ended(world.attempt_of(endpoint))
         while not world.series.of(endpoint).attempts:
             await asyncio.sleep(0.001)
     running.cancel()
@@ -294,7 +294,7 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
 
 def test_nothing_that_is_kept_holds_a_request_or_its_body() -> None:
     world = World()
-    world.request(world.leg(world.fleet.add("pod-a")))
+    world.request(world.attempt_of(world.fleet.add("pod-a")))
     kept = [*world.observer._decided, *world.observer._begun, *world.observer._attempts, *world.observer._requests]
     assert len(kept) == 4
     assert all(isinstance(value, str | int | float | Ending | Endpoint | Usage | None) for value in flat(kept))

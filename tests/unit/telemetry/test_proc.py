@@ -42,7 +42,7 @@ def test_where_files_must_be_counted_they_are_counted_in_pieces(
     assert ("process_open_fds", 25) in pieces
 
 
-async def test_where_there_is_no_proc_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_there_are_no_figures_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "_FDS", str(tmp_path / "missing"))
     catalogue = Catalogue("test")
     await catalogue.read()

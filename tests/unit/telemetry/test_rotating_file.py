@@ -15,7 +15,7 @@ def file(path: Path, max_size: int = 1_000_000, keep: int = 2) -> RotatingFile:
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
+def space_for(size: int) -> Iterator[None]:
     """Files may not be larger meanwhile, as on a disk that is full: what fits is written, and then nothing more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -40,7 +40,7 @@ def test_a_new_file_begins_with_its_head_and_an_old_one_goes_on(tmp_path: Path) 
     assert path.read_bytes() == b"head\none\ntwo\n"
 
 
-def test_a_full_file_makes_room_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_a_full_file_is_rotated_and_the_oldest_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     writer = file(path, max_size=12)
     for line in (b"one\n", b"two\n", b"three\n", b"four\n"):
@@ -51,7 +51,7 @@ def test_a_full_file_makes_room_and_the_oldest_goes(tmp_path: Path) -> None:
     assert not (tmp_path / "r.jsonl.3").exists()
 
 
-def test_with_nothing_to_keep_a_full_file_is_begun_anew(tmp_path: Path) -> None:
+def test_with_nothing_to_keep_a_full_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     writer = file(path, max_size=12, keep=0)
     writer.write(b"one\n")
@@ -60,7 +60,7 @@ def test_with_nothing_to_keep_a_full_file_is_begun_anew(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["lock", "r.jsonl"]
 
 
-def test_several_writers_share_a_file_and_make_room_once(tmp_path: Path) -> None:
+def test_several_writers_share_a_file_and_rotate_it_once(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     first, second = file(path, max_size=14), file(path, max_size=14)
     first.write(b"one\n")
@@ -71,7 +71,7 @@ def test_several_writers_share_a_file_and_make_room_once(tmp_path: Path) -> None
     assert path.read_bytes() == b"head\nthree\n4\n"
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_away_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     writer = file(path)
     writer.write(b"one\n")
@@ -84,7 +84,7 @@ def test_on_a_full_disk_lines_are_written_whole_or_not_at_all(tmp_path: Path) ->
     path = tmp_path / "r.jsonl"
     writer = file(path)
     writer.write(b"one\n")
-    with room_for(11), pytest.raises(OSError):
+    with space_for(11), pytest.raises(OSError):
         writer.write(b"a longer line\n")
     assert path.read_bytes() == b"head\none\n"
     writer.write(b"two\n")

@@ -23,12 +23,12 @@ class Taken(SpanExporter):
         self.names: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.asked = threading.Event()
+        self.queried = threading.Event()
         self.results: list[SpanExportResult | Exception] = []
         """Results of the next exports."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.asked.set()
+        self.queried.set()
         if not self.gate.wait(20):
             return SpanExportResult.FAILURE
         self.names.extend(span.name for span in spans)
@@ -59,12 +59,12 @@ async def test_all_that_ended_is_sent_in_its_order() -> None:
     assert lost.value == 0
 
 
-async def test_what_finds_no_room_is_lost_and_counted_and_nobody_waits() -> None:
+async def test_spans_beyond_the_limit_are_dropped_and_counted_without_waiting() -> None:
     taken, lost = Taken(), Counter()
     taken.gate.clear()
     async with sending(taken, lost, most=600) as tracer:
         end(tracer, *range(600))
-        await asyncio.to_thread(taken.asked.wait, 10)
+        await asyncio.to_thread(taken.queried.wait, 10)
         end(tracer, *range(600, 2000))
         assert lost.value == 1400
         taken.gate.set()
@@ -79,8 +79,8 @@ async def test_spans_that_the_collector_rejects_are_counted_and_the_first_failur
     async with sending(taken, lost) as tracer:
         for number in range(3):
             end(tracer, number)
-            taken.asked.clear()
-            await asyncio.to_thread(taken.asked.wait, 10)
+            taken.queried.clear()
+            await asyncio.to_thread(taken.queried.wait, 10)
     assert lost.value == 2
     assert caplog.text.count("the collector rejected spans") == 1
     assert "no route" in caplog.text

@@ -47,9 +47,9 @@ class FakeApiServer:
 
     async def get(self, request: web.Request) -> web.Response:
         self._check(request)
-        answer = self._scale()
+        reply = self._scale()
         self.version += self.changed_meanwhile
-        return answer
+        return reply
 
     async def patch(self, request: web.Request) -> web.Response:
         self._check(request)
@@ -86,7 +86,7 @@ async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[Fake
     assert server.patches == 1
 
 
-async def test_what_somebody_else_has_changed_is_left_for_the_next_time(
+async def test_a_conflicting_change_is_left_for_the_next_time(
     api: tuple[FakeApiServer, Kubernetes, Path],
 ) -> None:
     server, kubernetes, _ = api
@@ -97,7 +97,7 @@ async def test_what_somebody_else_has_changed_is_left_for_the_next_time(
     assert await kubernetes.scale(order(5)) is Outcome.OK
 
 
-async def test_the_token_is_read_anew(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
+async def test_the_token_is_read_again(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, token = api
     server.token = "second"
     assert await kubernetes.scale(order(5)) is Outcome.REFUSED

@@ -36,7 +36,7 @@ def querying() -> PoolSettings:
 
 
 class FakePrometheus:
-    """Answers instant queries with the text of a value, or with a whole result."""
+    """Responds to instant queries with the text of a value, or with a whole result."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -48,8 +48,8 @@ class FakePrometheus:
         self.headers.append(request.headers.get("authorization"))
         found = self.values.get(request.query["query"])
         if found is None:
-            said = {"status": "error", "errorType": "bad_data", "error": "parse error"}
-            return web.json_response(said, status=400)
+            content = {"status": "error", "errorType": "bad_data", "error": "parse error"}
+            return web.json_response(content, status=400)
         if isinstance(found, str):
             found = {"resultType": "vector", "result": [{"metric": {}, "value": [1790000000.0, found]}]}
         return web.json_response({"status": "success", "data": found})
@@ -86,7 +86,7 @@ async def test_a_query_that_is_wrong_says_why(server: tuple[FakePrometheus, str]
         (PrometheusSettings("https://127.0.0.1:1", ca_file="/nowhere/ca"), "FileNotFound"),
     ],
 )
-async def test_a_server_that_cannot_be_asked_is_no_value(settings: PrometheusSettings, why: str) -> None:
+async def test_an_unreachable_server_is_no_value(settings: PrometheusSettings, why: str) -> None:
     with pytest.raises(Unanswered, match=why):
         await ask(settings, "up")
 
@@ -107,24 +107,24 @@ def test_only_one_finite_number_is_a_value(data: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["", [], None, {"status": "error"}, {"status": "success"}])
-def test_what_is_no_answer_of_prometheus_is_no_value(said: Any) -> None:
+def test_a_response_that_is_not_of_prometheus_is_no_value(content: Any) -> None:
     with pytest.raises(Unanswered):
-        value_of(said)
+        value_of(content)
 
 
 def test_a_scalar_is_a_value() -> None:
     assert value_of(json.loads('{"status":"success","data":{"resultType":"scalar","result":[1,"0.5"]}}')) == 0.5
 
 
-class Told:
-    """Answers what it was told, and counts."""
+class GivenValues:
+    """Returns given values, and counts."""
 
     def __init__(self, **values: float) -> None:
         self.values = values
-        self.asked = 0
+        self.count = 0
 
     async def __call__(self, query: str) -> float:
-        self.asked += 1
+        self.count += 1
         if query not in self.values:
             raise Unanswered("no series")
         return self.values[query]
@@ -132,7 +132,7 @@ class Told:
 
 async def test_metrics_and_signals_are_what_their_queries_say() -> None:
     clock, settings = ManualClock(now=100.0), querying()
-    queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
+    queries = Queries(GivenValues(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
     await queries.update(settings)
     measured = Measured((), Known(), 101.0, 45.0, queried=queries.values)
     prefill, decode = settings.roles
@@ -142,27 +142,27 @@ async def test_metrics_and_signals_are_what_their_queries_say() -> None:
 
 
 async def test_a_value_that_is_not_renewed_grows_old(caplog: pytest.LogCaptureFixture) -> None:
-    clock, settings, told = ManualClock(now=100.0), querying(), Told(**{"sum(rate(asked[1m]))": 12.0})
-    queries = Queries(told, clock)
+    clock, settings, received = ManualClock(now=100.0), querying(), GivenValues(**{"sum(rate(asked[1m]))": 12.0})
+    queries = Queries(received, clock)
     await queries.update(settings)
-    told.values = {}
+    received.values = {}
     for _ in range(3):
         clock.advance(15)
         await queries.update(settings)
     assert {source: one.at for source, one in queries.values.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
-    assert told.asked == 8
+    assert received.count == 8
     assert sum("has no value" in one.message for one in caplog.records) == 2
 
 
-async def test_what_is_not_asked_for_any_more_is_forgotten() -> None:
+async def test_values_of_removed_queries_are_dropped() -> None:
     clock = ManualClock(now=100.0)
-    queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0}), clock)
+    queries = Queries(GivenValues(**{"sum(rate(asked[1m]))": 12.0}), clock)
     await queries.update(querying())
     await queries.update(pool())
     assert not queries.values
 
 
-def test_queries_need_somebody_to_ask() -> None:
+def test_queries_need_a_prometheus() -> None:
     signals = {"decode": {"swap": {"source": "promql: ", "saturation": 2}}}
     section = {"roles": ROLES, "coordination": {"mode": "preferred", "signals": signals}}
     with pytest.raises(ConfigError) as caught:
@@ -174,6 +174,6 @@ def test_queries_need_somebody_to_ask() -> None:
 
 
 @pytest.mark.parametrize("prometheus", [{"url": "prometheus"}, {"url": "http://p", "token": "a", "tokenFile": "b"}])
-def test_a_prometheus_that_is_none_is_said(prometheus: dict[str, Any]) -> None:
+def test_a_wrong_prometheus_is_reported(prometheus: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="prometheus"):
         load({"prometheus": prometheus, "pools": {}})

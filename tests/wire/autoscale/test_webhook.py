@@ -21,7 +21,7 @@ class Hook:
         self.status = 204
         self.seen: list[tuple[dict[str, str], bytes]] = []
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def receive(self, request: web.Request) -> web.Response:
         self.seen.append((dict(request.headers), await request.read()))
         return web.Response(status=self.status, headers={"location": "/elsewhere"})
 
@@ -29,7 +29,7 @@ class Hook:
 @pytest.fixture
 async def hook() -> AsyncIterator[tuple[Hook, str]]:
     hook, app = Hook(), web.Application()
-    app.router.add_post("/scale", hook.take)
+    app.router.add_post("/scale", hook.receive)
     async with TestServer(app) as server:
         yield hook, str(server.make_url("/scale"))
 
@@ -42,8 +42,8 @@ async def test_what_is_sent_is_signed(hook: tuple[Hook, str]) -> None:
     (headers, body), (again, _) = server.seen
     expected = hmac.new(b"key", body, hashlib.sha256).hexdigest()
     assert {name.lower(): value for name, value in headers.items()}["x-signature"] == f"sha256={expected}"
-    said = json.loads(body)
-    assert (said["sent_at"], said["order"]["desired"], said["pool"]) == (123.0, 5, "default")
+    result = json.loads(body)
+    assert (result["sent_at"], result["order"]["desired"], result["pool"]) == (123.0, 5, "default")
     assert headers["idempotency-key"] == again["idempotency-key"] == "default/decode/7/5"
 
 
@@ -69,6 +69,6 @@ async def test_the_status_says_what_came_of_it(hook: tuple[Hook, str], status: i
     assert await Webhook(url, None, 5.0, lambda: 0.0).scale(order(5)) is outcome
 
 
-async def test_nobody_there_is_an_error() -> None:
+async def test_a_closed_port_is_an_error() -> None:
     with pytest.raises(ClientError):
         await Webhook("http://127.0.0.1:1/scale", None, 5.0, lambda: 0.0).scale(order(5))

@@ -27,8 +27,8 @@ async def test_who_waits_is_shown_by_band_and_tenant() -> None:
     async with stack(1, SimConfig(time_scale=1), ONE_AT_A_TIME) as proxy, Tasks() as tasks:
         for tenant in ("acme", "acme", "globex", "acme"):
             tasks.start(ask(proxy, tenant), tenant)
-        async with proxy.http.get(f"{proxy.admin}/dashboard/events") as answer, asyncio.timeout(PATIENCE):
-            async for _, shown in events(answer):
+        async with proxy.http.get(f"{proxy.admin}/dashboard/events") as reply, asyncio.timeout(PATIENCE):
+            async for _, shown in events(reply):
                 waiting = {} if "queues" not in shown else by_tenant(shown)
                 if sum(waiting.values()) == 3:
                     break
@@ -44,17 +44,17 @@ def by_tenant(shown: Any) -> dict[str, int]:
 
 async def ask(proxy: Stack, tenant: str) -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "Tell me all."}], "max_tokens": 4000}
-    async with proxy.http.post(proxy.url + CHAT, json={**body, "ignore_eos": True}, headers={TENANT: tenant}) as answer:
-        await answer.read()
+    async with proxy.http.post(proxy.url + CHAT, json={**body, "ignore_eos": True}, headers={TENANT: tenant}) as reply:
+        await reply.read()
 
 
 async def test_what_should_be_there_is_shown_for_each_role() -> None:
     async with (
         stack(1, settings=ONE_AT_A_TIME) as proxy,
-        proxy.http.get(f"{proxy.admin}/dashboard/events") as answer,
+        proxy.http.get(f"{proxy.admin}/dashboard/events") as reply,
         asyncio.timeout(PATIENCE),
     ):
-        async for _, shown in events(answer):
+        async for _, shown in events(reply):
             roles = [pool.get("roles") for pool in shown.get("scaling", ())]
             if any(roles):
                 break
@@ -62,7 +62,7 @@ async def test_what_should_be_there_is_shown_for_each_role() -> None:
         assert roles[0]["vllm"]["current"] == 1
 
 
-def test_a_shadow_profile_is_told_by_how_it_agreed_and_what_it_would_have_saved() -> None:
+def test_a_shadow_profile_shows_how_often_it_agreed_and_what_it_would_have_saved() -> None:
     catalogue = Catalogue("test")
     catalogue.shadow.cell("new", "true").add(3)
     catalogue.shadow.cell("new", "false").add(2)

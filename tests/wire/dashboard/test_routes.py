@@ -15,14 +15,14 @@ KEY = {"authorization": "Bearer s3cret"}
 async def test_the_page_and_its_parts_need_no_key_and_its_events_do() -> None:
     async with scene(pods=1, api_key="s3cret") as made, aiohttp.ClientSession(made.url) as http:
         for path in ("/dashboard", *(f"/dashboard/assets/{name}" for name in load())):
-            async with http.get(path) as answer:
-                assert answer.status == 200, path
+            async with http.get(path) as reply:
+                assert reply.status == 200, path
         for path in ("/dashboard/events", "/dashboard/other", "/admin/config/source"):
-            async with http.get(path) as answer:
-                assert answer.status == 401, path
-        async with http.get("/dashboard/events", headers=KEY) as answer:
-            assert answer.status == 200
-            name, data = await anext(events(answer))
+            async with http.get(path) as reply:
+                assert reply.status == 401, path
+        async with http.get("/dashboard/events", headers=KEY) as reply:
+            assert reply.status == 200
+            name, data = await anext(events(reply))
     assert name == "all"
     assert set(data["pods"]) == {"vllm-0"}
 
@@ -30,14 +30,14 @@ async def test_the_page_and_its_parts_need_no_key_and_its_events_do() -> None:
 async def test_who_comes_to_the_port_itself_is_sent_to_the_page() -> None:
     async with scene(pods=1, api_key="s3cret") as made, aiohttp.ClientSession(made.url) as http:
         for path in ("/", "/dashboard/"):
-            async with http.get(path) as answer:
-                assert (answer.status, answer.url.path, answer.content_type) == (200, "/dashboard", "text/html"), path
+            async with http.get(path) as reply:
+                assert (reply.status, reply.url.path, reply.content_type) == (200, "/dashboard", "text/html"), path
 
 
 async def test_the_page_may_load_and_reach_nothing_but_its_own_port() -> None:
-    async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/dashboard") as answer:
-        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
-        assert answer.content_type == "text/html"
+    async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/dashboard") as reply:
+        policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
+        assert reply.content_type == "text/html"
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["frame-ancestors"] == "'none'"
@@ -45,25 +45,25 @@ async def test_the_page_may_load_and_reach_nothing_but_its_own_port() -> None:
 
 async def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
     async with scene() as made, aiohttp.ClientSession(made.url) as http:
-        async with http.get("/dashboard/assets/app.js") as answer:
-            tag = answer.headers["etag"]
-        async with http.get("/dashboard/assets/app.js", headers={"if-none-match": tag}) as answer:
-            assert answer.status == 304
-            assert await answer.read() == b""
-        async with http.get("/dashboard/assets/app.js", headers={"if-none-match": '"other"'}) as answer:
-            assert answer.status == 200
+        async with http.get("/dashboard/assets/app.js") as reply:
+            tag = reply.headers["etag"]
+        async with http.get("/dashboard/assets/app.js", headers={"if-none-match": tag}) as reply:
+            assert reply.status == 304
+            assert await reply.read() == b""
+        async with http.get("/dashboard/assets/app.js", headers={"if-none-match": '"other"'}) as reply:
+            assert reply.status == 200
 
 
 async def test_only_files_of_the_page_are_served() -> None:
     async with scene() as made, aiohttp.ClientSession(made.url) as http:
         for name in ("feed.py", "..%2Ffeed.py", "%2e%2e/feed.py", ""):
-            async with http.get(f"/dashboard/assets/{name}") as answer:
-                assert answer.status == 404, name
+            async with http.get(f"/dashboard/assets/{name}") as reply:
+                assert reply.status == 404, name
 
 
 async def test_what_was_written_is_shown_without_its_secrets() -> None:
-    async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/admin/config/source") as answer:
-        text = await answer.text()
+    async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/admin/config/source") as reply:
+        text = await reply.text()
     assert "port: 8000" in text
     assert "secret" not in text
     assert "apiKey: '***'" in text

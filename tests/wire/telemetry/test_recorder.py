@@ -57,14 +57,14 @@ async def test_a_request_is_one_line_with_what_a_replay_needs(tmp_path: Path) ->
     assert "stream" not in line
 
 
-async def test_neither_prompts_nor_sessions_nor_answers_are_in_the_record(tmp_path: Path) -> None:
+async def test_neither_prompts_nor_sessions_nor_responses_are_in_the_record(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     async with recording(path) as s:
         body = {"model": "sim", "messages": [{"role": "user", "content": SECRET_WORDS}]}
-        _, answer = await s.post("/v1/chat/completions", body, {"x-session-id": "lovelace-1", "user": "ada"})
+        _, reply = await s.post("/v1/chat/completions", body, {"x-session-id": "lovelace-1", "user": "ada"})
     written = path.read_bytes()
     assert requests(path)
-    for word in (b"Lovelace", b"lovelace-1", b"patient", b"ada", answer["choices"][0]["message"]["content"].encode()):
+    for word in (b"Lovelace", b"lovelace-1", b"patient", b"ada", reply["choices"][0]["message"]["content"].encode()):
         assert word not in written
 
 
@@ -80,7 +80,9 @@ async def test_the_hashes_cannot_be_had_without_the_secret(tmp_path: Path) -> No
     assert lines(tmp_path / "one")[0]["salt"] != lines(tmp_path / "other")[0]["salt"]
 
 
-async def test_prompts_that_begin_alike_have_chains_that_begin_alike_also_after_a_restart(tmp_path: Path) -> None:
+async def test_prompts_with_a_common_prefix_have_chains_with_one_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "record.jsonl"
     for ending in ("What now?", "What then?"):
         async with recording(path) as s:
@@ -98,7 +100,7 @@ async def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
-async def test_streams_adapters_refusals_and_pods_are_told_apart(tmp_path: Path) -> None:
+async def test_streams_adapters_refusals_and_pods_differ(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     async with recording(path) as s:
         async with s.http.post(
@@ -148,8 +150,8 @@ async def test_a_path_that_cannot_be_written_costs_lines_and_no_request(
                 assert response.status == 200
                 await asyncio.sleep(0.05)
             await until_lost(s, 3)
-    said = [record.getMessage() for record in caplog.records if "the record" in record.getMessage()]
-    assert len([message for message in said if "cannot be written" in message]) == 1
+    result = [record.getMessage() for record in caplog.records if "the record" in record.getMessage()]
+    assert len([message for message in result if "cannot be written" in message]) == 1
 
 
 async def until_lost(s: Stack, count: int) -> None:
@@ -224,7 +226,7 @@ class TestTheSecret:
 
 
 async def test_times_of_all_processes_are_counted_from_one_moment(tmp_path: Path) -> None:
-    """Those of a process that started later are larger."""
+    """Times of a process that started later are larger."""
     path = tmp_path / "record.jsonl"
     for _ in range(2):
         async with recording(path) as s:
