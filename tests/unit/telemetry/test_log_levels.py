@@ -57,7 +57,7 @@ def test_what_is_shown_are_levels_that_were_given_and_the_root_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "result"),
     [
         ({"proxy.flet": "debug"}, "did you mean 'proxy.fleet'"),
         ({LOGGER: "loud"}, "'loud' is not a log level; use one of debug, info, warning, error"),

@@ -106,7 +106,7 @@ def test_only_one_finite_number_is_a_value(data: Any, why: str) -> None:
         value_of({"status": "success", "data": data})
 
 
-@pytest.mark.parametrize("said", ["", [], None, {"status": "error"}, {"status": "success"}])
+@pytest.mark.parametrize("content", ["", [], None, {"status": "error"}, {"status": "success"}])
 def test_a_response_that_is_not_of_prometheus_is_no_value(content: Any) -> None:
     with pytest.raises(Unanswered):
         value_of(content)
