@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from proxy.app import App
-from proxy.cli.configuration import reader, settings_of
+from proxy.cli.configuration import reader
 from proxy.core.params import Duration
 from proxy.core.ports import SystemClock
 from proxy.settings import Settings
@@ -32,7 +32,7 @@ def main(factor: float, config: str, port: int, admin_port: int, *pods: str) -> 
         "admin": {"port": admin_port},
         "telemetry": {"accessLog": False, "logLevel": "warning"},
     }
-    settings = settings_of(reader(None if config == "-" else Path(config), pods, os.environ, overrides))
+    settings = reader(None if config == "-" else Path(config), pods, os.environ, overrides).again()
     logs.set_up(settings.telemetry, sys.stderr)
     if factor != 1:
         settings = slowed(settings, factor)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
 from proxy import __version__
+from proxy.core.errors import ConfigError, KvlaneError
 from proxy.core.params import suggestion
 
 COMMANDS = {
@@ -34,6 +36,17 @@ NAMES = {"import": "import_"}
 """Functions of commands whose names Python reserves."""
 
 
+class Misconfigured(click.ClickException):
+    """A configuration has faults; the message has a line for each."""
+
+    exit_code = 2
+
+    def __init__(self, error: ConfigError) -> None:
+        count = len(error.problems)
+        head = f"the configuration has {count} faults:" if count > 1 else "the configuration has a fault:"
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in error.problems)]))
+
+
 class Commands(click.Group):
     """`--help` needs no imports; a command imports what it needs."""
 
@@ -46,6 +59,14 @@ class Commands(click.Group):
         module, _ = COMMANDS[name]
         command: click.Command = getattr(importlib.import_module(f"proxy.cli.{module}"), NAMES.get(name, name))
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise Misconfigured(error) from None
+        except KvlaneError as error:
+            raise click.ClickException(str(error)) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -18,7 +18,6 @@ from proxy.autoscale import settings as policies
 from proxy.autoscale.evaluation import Step, Summary, summary
 from proxy.autoscale.evaluation import replay as replayed
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, warnings
-from proxy.cli.configuration import Misconfigured
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import suggestion
 
@@ -46,10 +45,7 @@ def evaluate(file: Path) -> None:
     the nearest one inside, and bands that contradict each other are used as far as possible. Exit code 2 if the roles
     or the total cannot be used.
     """
-    try:
-        question = evaluation.question(yaml_source.read_json(_text(file), str(file)))
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    question = evaluation.question(yaml_source.read_json(_text(file), str(file)))
     for problem in question.overlooked:
         click.secho(f"Warning: {problem}", fg="yellow", err=True)
     click.echo(json.dumps(evaluation.result(question.evaluate()), indent=2, ensure_ascii=False))
@@ -92,47 +88,32 @@ def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None
 
 
 def _policies(file: Path) -> AutoscaleSettings:
-    """Raises Misconfigured."""
-    try:
-        data = yaml_source.read(_text(file), str(file), os.environ)
-        if not isinstance(data, Mapping) or policies.PATH not in data:
-            raise ConfigError([Problem(str(file), f"has no section {policies.PATH}")])
-        return policies.load(data[policies.PATH])
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    """Raises ConfigError."""
+    data = yaml_source.read(_text(file), str(file), os.environ)
+    if not isinstance(data, Mapping) or policies.PATH not in data:
+        raise ConfigError([Problem(str(file), f"has no section {policies.PATH}")])
+    return policies.load(data[policies.PATH])
 
 
 def _text(file: Path) -> str:
-    if str(file) == "-":
-        return sys.stdin.read()
-    try:
-        return yaml_source.text_of(file)
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    return sys.stdin.read() if str(file) == "-" else yaml_source.text_of(file)
 
 
 def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
-    """Raises Misconfigured."""
+    """Raises ConfigError."""
     try:
         found = yaml_source.read_json(text, source)
     except ConfigError:
-        found = _lines(text, source)
-    if isinstance(found, Mapping):
-        found = found.get("decisions", [found])
-    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) for one in found):
-        raise Misconfigured(ConfigError([Problem(source, "holds no decisions")]))
-    return found
-
-
-def _lines(text: str, source: str) -> list[Any]:
-    try:
-        return [
+        found = [
             yaml_source.read_json(line, f"{source}:{at}")
             for at, line in enumerate(text.splitlines(), 1)
             if line.strip()
         ]
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    if isinstance(found, Mapping):
+        found = found.get("decisions", [found])
+    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) for one in found):
+        raise ConfigError([Problem(source, "holds no decisions")])
+    return found
 
 
 def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[Mapping[str, Any]]:

@@ -19,29 +19,17 @@ from proxy.config.load import Reader
 from proxy.config.schema import markdown
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
-from proxy.core.errors import ConfigError, KvlaneError, cause
+from proxy.core.errors import ConfigError, cause
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
 from proxy.scheduling.reference import PluginReference, reference, references, spell
 from proxy.scheduling.reference import markdown as plugins_markdown
-from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
 
 config_option = click.option(
     "-c", "--config", type=click.Path(path_type=Path), help="YAML file: kvlane's own, or an EndpointPickerConfig."
 )
 pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
-
-
-class Misconfigured(click.ClickException):
-    """Every fault on a line of its own."""
-
-    exit_code = 2
-
-    def __init__(self, error: ConfigError) -> None:
-        count = len(error.problems)
-        head = f"the configuration has {count} faults:" if count > 1 else "the configuration has a fault:"
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in error.problems)]))
 
 
 def reader(
@@ -57,16 +45,6 @@ def reader(
     if pods:
         overrides["pods"] = {"static": [{"url": url} for url in pods]}
     return Reader(config, overrides, environ)
-
-
-def settings_of(source: Reader) -> Settings:
-    """Raises Misconfigured."""
-    try:
-        return source.again()
-    except ConfigError as error:
-        raise Misconfigured(error) from None
-    except KvlaneError as error:
-        raise click.ClickException(str(error)) from None
 
 
 @click.command()
@@ -88,11 +66,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     if reference:
         click.echo(markdown(), nl=False)
         return
-    try:
-        settings = settings_of(reader(config, pods, os.environ))
-        described = redacted(App(settings).effective())
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    settings = reader(config, pods, os.environ).again()
+    described = redacted(App(settings).effective())
     if as_json:
         click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
     else:
@@ -138,10 +113,7 @@ def schema(output: Path | None) -> None:
     With the second line at the top of a YAML file, editors that use the YAML language server complete its keys, show
     what they mean, and mark what is wrong. `kvlane check` finds more: what only shows when all is read together.
     """
-    try:
-        text = json.dumps(written(Registry.discover()), indent=1, ensure_ascii=False)
-    except ConfigError as error:
-        raise Misconfigured(error) from None
+    text = json.dumps(written(Registry.discover()), indent=1, ensure_ascii=False)
     if output is None:
         click.echo(text)
         return

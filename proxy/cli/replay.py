@@ -15,10 +15,10 @@ import click
 import orjson
 import yaml
 
-from proxy.cli.configuration import Misconfigured, config_option
+from proxy.cli.configuration import config_option
 from proxy.config.load import load as load_settings
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.errors import ConfigError, cause
+from proxy.core.errors import cause
 from proxy.core.params import parse_duration
 from proxy.lab.fit import Fit, TooLittle, fit
 from proxy.lab.record import Record, load
@@ -134,11 +134,9 @@ class Situation:
 
 
 def settings_of(config: Path | None, pool: str) -> Settings:
-    """Return the settings with this pool at the top level. Raise Misconfigured, and Unusable without such a pool."""
+    """Return the settings with this pool at the top level. Raise ConfigError, and Unusable without such a pool."""
     try:
         return (load_settings(config, os.environ) if config else Settings()).alone(pool)
-    except ConfigError as error:
-        raise Misconfigured(error) from None
     except KeyError:
         raise Unusable(f"{config or 'the defaults'}: there is no pool {pool!r}") from None
 

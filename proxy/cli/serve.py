@@ -21,7 +21,7 @@ import uvloop
 
 from proxy import yaml_source
 from proxy.app import App
-from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
+from proxy.cli.configuration import config_option, pod_option, reader
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
@@ -133,7 +133,7 @@ def serve(
         overrides["extproc"] = {"port": extproc_port}
     source = reader(config, pods, os.environ, overrides)
     watched = None if config is None or not watches else ConfigurationFiles(config)
-    settings = settings_of(source)
+    settings = source.again()
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
     raise_open_files_limit()
@@ -167,8 +167,6 @@ async def _serve(settings: Settings, source: Reader, watched: ConfigurationFiles
             await signals.stop(serving.settle)
     except OSError as error:
         raise _cannot_start(error, settings) from None
-    except ConfigError as error:  # of a file that the configuration names
-        raise Misconfigured(error) from None
     except StartFailed as error:
         raise click.ClickException(str(error)) from None
 

@@ -18,8 +18,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from proxy.auth.authenticator import hashed, new_key
 from proxy.cli.admin import files
-from proxy.cli.configuration import Misconfigured
-from proxy.core.errors import ConfigError, cause
+from proxy.core.errors import cause
 from proxy.core.params import plain
 from proxy.core.ports import SystemClock
 from proxy.fleet.settings import PodSettings
@@ -213,8 +212,6 @@ def _write(make: Callable[[], Imported], output: Path | None) -> None:
     try:
         made = make()
         made.check()
-    except ConfigError as error:
-        raise Misconfigured(error) from None
     except (Unreadable, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if output is None:
