@@ -199,10 +199,10 @@ def metrics(as_markdown: bool) -> None:
     Their values are at the admin port of a proxy that runs: curl localhost:9190/metrics
     """
     if as_markdown:
-        lines = [
-            f"| `{name}` | {kind} | {_code(labels)} | {_escaped(text)} |\n" for name, kind, labels, text in _rows()
-        ]
-        click.echo(HEAD + "".join(lines), nl=False)
+        click.echo(HEAD, nl=False)
+        for name, kind, labels, text in _rows():
+            in_code, escaped = ", ".join(f"`{label}`" for label in labels), text.replace("|", "\\|")
+            click.echo(f"| `{name}` | {kind} | {in_code} | {escaped} |")
         return
     for name, _, labels, text in _rows():
         click.echo(f"{name}{{{','.join(labels)}}}  {text}" if labels else f"{name}  {text}")
@@ -211,11 +211,3 @@ def metrics(as_markdown: bool) -> None:
 def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for family in Catalogue(__version__).families:
         yield family.sample_names[0], family.kind, family.labels, family.help
-
-
-def _code(labels: tuple[str, ...]) -> str:
-    return ", ".join(f"`{label}`" for label in labels)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -121,10 +121,12 @@ class _Stay:
 def fit(record: Record, budget: int) -> Fit:
     """`budget` are the tokens that a step computes at most. Raises TooLittle."""
     by_pod: defaultdict[str, list[_Stay]] = defaultdict(list)
-    for stay in _stays(record):
-        by_pod[stay.seen.pod].append(stay)
+    for job, seen in zip(record.workload.jobs, record.seen, strict=bool(record.seen)):
+        if seen.ttft is not None:
+            start = job.arrival
+            by_pod[seen.pod].append(_Stay(job, seen, start, start + seen.ttft, start + seen.duration))
     firsts = {pod: _first_tokens(stays, budget) for pod, stays in by_pod.items()}
-    paces = {pod: _that_took_their_time(_paces(stays)) for pod, stays in by_pod.items()}
+    paces = {pod: _paces(stays) for pod, stays in by_pod.items()}
     met, whole = sum(map(len, firsts.values())), sum(map(len, paces.values()))
     if met < FEWEST or whole < FEWEST:
         raise TooLittle(
@@ -153,12 +155,8 @@ def _paces(stays: Sequence[_Stay]) -> list[Row]:
         if stay.job.output_tokens > 1 and stay.seen.is_whole and stay.end > stay.first:
             near = timely[bisect_left(begins, stay.first - longest) : bisect_right(begins, stay.end)]
             found.append(_pace(stay, [one for one in near if one is not stay and one.end > stay.first]))
-    return found
-
-
-def _that_took_their_time(paces: Sequence[Row]) -> list[Row]:
-    least = TOGETHER * _median([_step(row) for row in paces])
-    return [row for row in paces if _step(row) >= least]
+    least = TOGETHER * _median([_step(row) for row in found])
+    return [row for row in found if _step(row) >= least]
 
 
 def _step(pace: Row) -> float:
@@ -192,13 +190,6 @@ def _all(rows: Mapping[str, list[Row]]) -> list[Row]:
     """No more than a fit takes seconds for."""
     found = [row for of_pod in rows.values() for row in of_pod]
     return found[:: -(-len(found) // MOST_ROWS)] if found else []
-
-
-def _stays(record: Record) -> Iterator[_Stay]:
-    """Of all requests whose first token was seen."""
-    for job, seen in zip(record.workload.jobs, record.seen, strict=bool(record.seen)):
-        if seen.ttft is not None:
-            yield _Stay(job, seen, job.arrival, job.arrival + seen.ttft, job.arrival + seen.duration)
 
 
 def _in_company(stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, int]]:

@@ -62,7 +62,8 @@ def load(paths: Sequence[Path], rng: Random, pool: str = DEFAULT_POOL) -> Record
     for path in paths:
         reader.read(path)
     if not reader.found:
-        raise BadTrace(f"{paths[0]}: there is no request in it that could be replayed{_reasons(reader.left_out)}")
+        reasons = "".join(f"; {number} {why}" for why, number in reader.left_out.items())
+        raise BadTrace(f"{paths[0]}: there is no request in it that could be replayed{reasons}")
     return reader.record(paths[0].name.split(".")[0])
 
 
@@ -70,10 +71,6 @@ def _is_record(path: Path) -> bool:
     for _, row in rows(path):
         return "hash_ids" not in row
     raise BadTrace(f"{path}: there is no request in it")
-
-
-def _reasons(left_out: Mapping[str, int]) -> str:
-    return "".join(f"; {number} {why}" for why, number in left_out.items())
 
 
 _Line = tuple[Job, Sequence[str], Seen]

@@ -265,13 +265,11 @@ def tune(
     first = int(jobs * TUNED)
     search = _Search(tunable, workload.window(0, first), fleet, objective, seed, say)
     best = search.climbed(search.halved(trials))
-    held_out = workload.window(first, jobs - first)
-    before, after = (_held_out(tunable.settings(values), held_out, fleet, seed) for values in (tunable.values, best))
+    rest, seeds = _from_zero(workload.window(first, jobs - first)), range(seed + 1, seed + 1 + HELD_OUT_SEEDS)
+    before, after = (
+        [replay(tunable.settings(values), rest, fleet, one).fared for one in seeds] for values in (tunable.values, best)
+    )
     return Tuned(best, gain(before, after, objective, Random(seed)), search.runs)
-
-
-def _held_out(settings: Settings, workload: Workload, fleet: Fleet, seed: int) -> list[Sequence[Fared]]:
-    return [replay(settings, _from_zero(workload), fleet, seed + 1 + at).fared for at in range(HELD_OUT_SEEDS)]
 
 
 def _from_zero(workload: Workload) -> Workload:

@@ -24,7 +24,7 @@ from proxy.fleet.dialects import DIALECTS, Dialect, Specs
 from proxy.fleet.scrape import parse_models, parse_ranks
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.upstream.pool import IDLE_LIMIT
-from proxy.telemetry.exposition import SampleReader, Samples, ScrapeError
+from proxy.telemetry.exposition import SampleReader, ScrapeError
 from proxy.tools.findings import CACHE, Caching, Events, Exposition, PodReport, Ranks, Transfer
 
 T = TypeVar("T")
@@ -374,8 +374,8 @@ async def _connected(
             await writer.wait_closed()
 
 
-_SERIES_CONNECTORS = {"vllm:nixl_": "nixl"}
-"""By how their series begin; an engine has them from its start."""
+NIXL_SERIES = "vllm:nixl_"
+"""The prefix of NIXL's series; an engine has them from its start."""
 _READER = SampleReader()
 
 
@@ -388,7 +388,7 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
         scrape = parse_ranks(text, dialect)
     except ScrapeError:
         return None
-    parts = _parts(dialect)
+    parts, cache = _parts(dialect), samples.get(_found(dialect.cache_info, names))
     return Exposition(
         engine=engine,
         metrics=scrape.total,
@@ -396,8 +396,8 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
         seconds=seconds,
         missing=tuple(part for part, specs in parts.items() if not _found(specs, names)),
         old=tuple(name for specs in parts.values() if (name := _found(specs, names)) and name != specs[0].name),
-        labels=_cache_labels(dialect.cache_info, samples),
-        connector=_series_connector(names),
+        labels=cache[0].labels if cache else {},
+        connector="nixl" if any(name.startswith(NIXL_SERIES) for name in names) else "",
         ranks=tuple(scrape.ranks),
     )
 
@@ -415,16 +415,5 @@ def _parts(dialect: Dialect) -> Mapping[str, Specs]:
     return {part: specs for part, specs in parts.items() if specs}
 
 
-def _series_connector(names: Collection[str]) -> str:
-    return next(
-        (connector for name in names for at, connector in _SERIES_CONNECTORS.items() if name.startswith(at)), ""
-    )
-
-
 def _found(specs: Specs, names: Collection[str]) -> str:
     return next((spec.name for spec in specs if spec.name in names), "")
-
-
-def _cache_labels(specs: Specs, samples: Samples) -> Mapping[str, str]:
-    found = samples.get(_found(specs, samples.keys()))
-    return found[0].labels if found else {}

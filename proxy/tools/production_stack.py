@@ -161,7 +161,8 @@ def _dynamic(path: Path) -> Values:
     """YAML may have the backends below their models. Raises Unreadable."""
     values = dict(mapping(read(path), str(path)))
     if isinstance(models := values.get("static_models"), Mapping):
-        backends = [url for model in models.values() for url in _backends(model)]
+        found = [mapping(model, "static_models").get("static_backends") for model in models.values()]
+        backends = [url for urls in found for url in items(urls, "static_backends")]
         values = {
             **values,
             "static_backends": ",".join(map(str, backends)),
@@ -170,10 +171,6 @@ def _dynamic(path: Path) -> Values:
     if isinstance(aliases := values.get("static_aliases"), Mapping):
         values["static_aliases"] = ",".join(f"{alias}:{model}" for alias, model in aliases.items())
     return values
-
-
-def _backends(model: Any) -> list[Any]:
-    return items(mapping(model, "static_models").get("static_backends"), "static_backends")
 
 
 def _listed(text: Any) -> list[str]:

@@ -44,8 +44,9 @@ class Nixl(Connector):
         elif params.get("do_remote_prefill"):
             if "remote_engine_id" not in params:
                 raise EngineStops("KeyError: 'remote_engine_id'")
+            names = ("remote_host", "remote_port", "remote_engine_id", "remote_request_id")
             for sequence in sequences:
-                sequence.transfer = Incoming(self, request, _named_in(params))
+                sequence.transfer = Incoming(self, request, _key(*map(params.get, names)))
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
         """Return the parameters of the first sequence; caches of other sequences expire."""
@@ -70,11 +71,6 @@ class Nixl(Connector):
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": first.progress.cached_tokens,
         }
-
-
-def _named_in(params: Any) -> str:
-    names = ("remote_host", "remote_port", "remote_engine_id", "remote_request_id")
-    return _key(*(params.get(name) for name in names))
 
 
 def _key(*parts: Any) -> str:

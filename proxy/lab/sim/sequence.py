@@ -285,7 +285,7 @@ class Sequence:
         self._text += word
         if sampling.stop and self._stops(len(word)):
             return self._finished(Finish.STOP)
-        if sampling.script is not None and self._script_ended(sampling.script):
+        if sampling.script is not None and len(self._text) - len(self.prompt) >= len(sampling.script):
             return self._finished(Finish.STOP)
         if self.progress.generated_tokens >= sampling.max_tokens:
             return self._finished(Finish.LENGTH)
@@ -300,9 +300,6 @@ class Sequence:
     def _next_piece(self, script: bytes) -> bytes:
         written = len(self._text) - len(self.prompt)
         return script[written : written + BYTES_PER_TOKEN]
-
-    def _script_ended(self, script: bytes) -> bool:
-        return len(self._text) - len(self.prompt) >= len(script)
 
     def _stops(self, new: int) -> bool:
         """Cut the text at the earliest stop string that ends in its last `new` bytes."""

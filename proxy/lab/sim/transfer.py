@@ -25,7 +25,7 @@ class Holding:
         self._give_back = give_back
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
-        self._expiry: asyncio.TimerHandle | None = None
+        self.expiry: asyncio.TimerHandle | None = None
 
     def computed(self) -> None:
         self._settled.set()
@@ -34,9 +34,6 @@ class Holding:
         """When it is computed; False if it never will be."""
         await self._settled.wait()
         return not self.is_gone
-
-    def expire_in(self, seconds: float, expired: Callable[[], None]) -> None:
-        self._expiry = asyncio.get_running_loop().call_later(seconds, expired)
 
     def fetched(self) -> None:
         self.was_fetched = True
@@ -53,8 +50,8 @@ class Holding:
         self.is_gone = True
         self._settled.set()
         self._ended.set()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        if self.expiry is not None:
+            self.expiry.cancel()
 
     async def ended(self) -> bool:
         """Whether it was fetched."""
@@ -175,7 +172,13 @@ class Connector:
 
     def expire(self, holding: Holding, sequence: Sequence) -> None:
         """Give up the holding if no pod fetches it in time."""
-        holding.expire_in(self.scaled(self.config.transfer.expiry), lambda: self._expired(holding, sequence))
+
+        def expired() -> None:
+            self.driver.engine_of(sequence).stats.expired_transfers += 1
+            holding.end()
+
+        seconds = self.scaled(self.config.transfer.expiry)
+        holding.expiry = asyncio.get_running_loop().call_later(seconds, expired)
 
     def pull(self, incoming: Incoming, sequence: Sequence, tokens: int) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._pull(incoming, sequence, tokens), name="pull")
@@ -205,10 +208,6 @@ class Connector:
         self._holdings.pop(key, None)
         self.fabric.forget(key)
         self.driver.give_back(sequence)
-
-    def _expired(self, holding: Holding, sequence: Sequence) -> None:
-        self.driver.engine_of(sequence).stats.expired_transfers += 1
-        holding.end()
 
 
 class Outgoing(Transfer):
