@@ -21,7 +21,7 @@ from proxy.lab.sim.faults import Condition, Fault, Faults, Kind
 from proxy.lab.sim.http import REMEMBERED, RequestLog, Service, reset
 from proxy.lab.sim.kv_events import KvEvents
 from proxy.lab.sim.routes import application
-from proxy.lab.sim.transfer import Connector, Embeddings, Fabric
+from proxy.lab.sim.transfer import Embeddings, Fabric
 
 BACKLOG = 1024
 
@@ -59,7 +59,7 @@ class Port:
             self._kept.pop().close()
 
     def _keep(self, address: tuple[Any, ...]) -> None:
-        """Not where the loop closes its sockets later, as uvloop does."""
+        """Reserve the address, unless the loop closes its sockets later, as uvloop does."""
         is_v6 = len(address) == 4
         sock = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,9 +107,7 @@ class SimPod:
         self._wall = wall
         self._runner: web.AppRunner | None = None
         self._driving: asyncio.Task[None] | None = None
-        self._driver: EngineDriver | None = None
-        self._connector: Connector | None = None
-        self._embeddings: Embeddings | None = None
+        self._service: Service | None = None
         self._outage: asyncio.Task[None] | None = None
         self._dead: list[web.AppRunner] = []
         """Runners of engines that were killed: their responses hang."""
@@ -180,7 +178,7 @@ class SimPod:
             await runner.cleanup()
             raise
         self.host = host
-        self._runner, self._driver, self._connector, self._embeddings = runner, driver, connector, embeddings
+        self._runner, self._service = runner, service
         self._driving = loop.create_task(driver.run(), name=f"engine of {self.url}")
 
     async def stop(self, grace: float = 0.2) -> None:
@@ -213,8 +211,8 @@ class SimPod:
             return
         if fault.kind is Kind.ENGINE_DEAD:
             await self._stop_driving()
-            if self._driver is not None:
-                self._driver.fail_all()
+            if self._service is not None:
+                self._service.driver.fail_all()
         if fault.kind in (Kind.SHUTTING_DOWN, Kind.ENGINE_DEAD):
             await asyncio.sleep(fault.seconds)
             await self._crash()
@@ -237,7 +235,7 @@ class SimPod:
             await self.start(self.host, self.port)
 
     async def _end_outage(self) -> None:
-        """It does not come back by itself, and what hangs is cut."""
+        """Cancel the outage, and cut hanging responses."""
         if self._outage is not None:
             self._outage.cancel()
             await asyncio.wait([self._outage])
@@ -268,11 +266,10 @@ class SimPod:
         await runner.cleanup()
 
     async def _stop_driving(self) -> None:
-        """What it kept for other pods is lost, what it was about to fetch is not."""
-        if self._connector is not None:
-            self._connector.close()
-        if self._embeddings is not None:
-            self._embeddings.close()
+        """Stop the engines. Caches that were kept for other pods are lost."""
+        if self._service is not None:
+            self._service.connector.close()
+            self._service.embeddings.close()
         if self._driving is not None:
             self._driving.cancel()
             await asyncio.wait([self._driving])

@@ -29,23 +29,6 @@ WORDS = tuple(
 _EOS_STEPS = 1 << 32
 
 
-class Writer:
-    """Writes one response, word by word."""
-
-    def __init__(self, prompt: bytes | bytearray, seed: int, eos_probability: float) -> None:
-        self._hash = xxh3_64(prompt, seed=seed)
-        self._eos_below = int(eos_probability * _EOS_STEPS)
-
-    def next_word(self, *, may_end: bool) -> bytes | None:
-        """Return the next word, or None at the end of the response."""
-        digest = self._hash.intdigest()
-        if may_end and (digest >> 32) < self._eos_below:
-            return None
-        word = WORDS[digest & 63]
-        self._hash.update(word)
-        return word
-
-
 def tokens_in(text: bytes | bytearray) -> int:
     return -(-len(text) // BYTES_PER_TOKEN)
 
@@ -245,7 +228,7 @@ class Sequence:
     """Of prompt and response together."""
     _text: bytearray = field(init=False)
     _shown: int = field(init=False)
-    _writer: Writer | None = field(init=False, default=None)
+    _hash: xxh3_64 | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._text = bytearray(self.prompt)
@@ -292,10 +275,17 @@ class Sequence:
         return Output(self, self._show(len(self._text) - sampling.held_back), None)
 
     def _next_word(self) -> bytes | None:
-        if self._writer is None:
-            self._writer = Writer(self.prompt, self.sampling.seed, self.sampling.eos_probability)
-        ignored = self.sampling.ignore_eos or self.progress.generated_tokens < self.sampling.min_tokens
-        return self._writer.next_word(may_end=not ignored)
+        """Return the next word, or None at the end of the response. It depends on the text before it and the seed."""
+        sampling = self.sampling
+        if self._hash is None:
+            self._hash = xxh3_64(self.prompt, seed=sampling.seed)
+        digest = self._hash.intdigest()
+        may_end = not sampling.ignore_eos and self.progress.generated_tokens >= sampling.min_tokens
+        if may_end and (digest >> 32) < int(sampling.eos_probability * _EOS_STEPS):
+            return None
+        word = WORDS[digest & 63]
+        self._hash.update(word)
+        return word
 
     def _next_piece(self, script: bytes) -> bytes:
         written = len(self._text) - len(self.prompt)

@@ -106,8 +106,8 @@ async def held(pods: Iterable[SimPod]) -> AsyncIterator[None]:
     async def hold() -> None:
         while True:
             for pod in pods:
-                assert pod._driver is not None
-                pod._driver.freeze(0.3)
+                assert pod._service is not None
+                pod._service.driver.freeze(0.3)
             await asyncio.sleep(0.1)
 
     async with Tasks() as tasks:
