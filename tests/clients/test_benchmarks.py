@@ -20,7 +20,7 @@ ANSWER = 8
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-async def test_vllms_own_benchmark_finds_every_request_served(backend: str, tmp_path: Path) -> None:
+async def test_vllm_bench_serve_completes_every_request(backend: str, tmp_path: Path) -> None:
     needs(VLLM, "vLLM (make test-vllm)")
     path = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}[backend]
     asked = ["--backend", backend, "--endpoint", path, "--model", "sim", "--tokenizer", tokenizer(tmp_path)]
@@ -37,7 +37,7 @@ async def test_vllms_own_benchmark_finds_every_request_served(backend: str, tmp_
         await s.idle()
 
 
-async def test_aiperf_finds_every_request_served(tmp_path: Path) -> None:
+async def test_aiperf_completes_every_request(tmp_path: Path) -> None:
     needs(aiperf := PYTHON.with_name("aiperf"), "aiperf")
     asked = ["--model", "sim", "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer(tmp_path)]
     load = ["--concurrency", "4", "--request-count", str(REQUESTS), "--isl", "20", "--osl", str(ANSWER)]

@@ -24,7 +24,7 @@ CLIENTS: dict[str, list[str | Path]] = {
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_client_chats_streams_calls_tools_embeds_is_refused_and_leaves(client: str) -> None:
+async def test_a_client_can_chat_stream_call_tools_embed_get_errors_and_cancel(client: str) -> None:
     of_node = client == "openai-node"
     needs(NODE / "node_modules" if of_node else PYTHON, client)
     async with stack(2, SLOW) as s:

@@ -8,7 +8,7 @@ from asyncio.subprocess import PIPE
 from proxy.offload import kill
 
 
-async def test_a_process_that_is_killed_before_it_reads_its_input_leaves_no_error_that_nothing_retrieves() -> None:
+async def test_a_process_killed_before_it_reads_its_input_leaves_no_unretrieved_error() -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input(); input()", stdin=PIPE)
@@ -21,7 +21,7 @@ async def test_a_process_that_is_killed_before_it_reads_its_input_leaves_no_erro
     assert errors == []
 
 
-async def test_a_process_that_has_ended_can_be_killed_again() -> None:
+async def test_killing_an_ended_process_is_harmless() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "", stdin=PIPE)
     await process.wait()
     await kill(process)

@@ -61,13 +61,13 @@ async def parser() -> AsyncIterator[BodyParser]:
     [chat(), chat(1_500_000, stream=True, max_tokens=7), chat(kv_transfer_params={"host": "x"}), b'{"prompt": "x"}'],
     ids=["small", "large", "with an engine's internals", "without a model"],
 )
-async def test_what_comes_back_is_what_the_parser_gives(parser: BodyParser, body: bytes) -> None:
+async def test_results_equal_those_of_the_parser(parser: BodyParser, body: bytes) -> None:
     path = CHAT if b"messages" in body else "/v1/completions"
 
     assert await parser.parse_apart(path, body, "application/json") == parse(path, body)
 
 
-async def test_of_a_prompt_that_is_longer_than_anything_hashed_the_beginning_comes_back(parser: BodyParser) -> None:
+async def test_the_start_of_a_prompt_beyond_the_hashed_length_is_returned(parser: BodyParser) -> None:
     for path, body in (
         (CHAT, chat(3_000_000)),
         ("/v1/completions", orjson.dumps({"model": "m", "prompt": ["x" * 1_500_000] * 3})),
@@ -80,7 +80,7 @@ async def test_of_a_prompt_that_is_longer_than_anything_hashed_the_beginning_com
         assert all(map(bytes.startswith, here.prompt.parts, apart.prompt.parts))
 
 
-async def test_what_the_parser_refuses_is_refused_with_the_same_words(parser: BodyParser) -> None:
+async def test_the_messages_of_parser_errors_are_kept(parser: BodyParser) -> None:
     for body, kind in (
         (b"{", InvalidJson),
         (b'{"model": 1}', BadRequest),
@@ -95,7 +95,7 @@ async def test_what_the_parser_refuses_is_refused_with_the_same_words(parser: Bo
 
 
 @pytest.mark.smoke
-async def test_bodies_that_come_at_once_are_read_one_after_the_other(parser: BodyParser) -> None:
+async def test_concurrent_bodies_are_parsed_in_turn(parser: BodyParser) -> None:
     bodies = [chat(size * 100_000) for size in range(1, 6)]
 
     found = await asyncio.gather(*(parser.parse_apart(CHAT, body, "") for body in bodies))
@@ -103,7 +103,7 @@ async def test_bodies_that_come_at_once_are_read_one_after_the_other(parser: Bod
     assert found == [parse(CHAT, body) for body in bodies]
 
 
-async def test_a_request_that_is_given_up_does_not_shift_the_answers_of_others(parser: BodyParser) -> None:
+async def test_an_abandoned_request_does_not_shift_the_results_of_others(parser: BodyParser) -> None:
     await parser.parse_apart(CHAT, chat(), "")
     first = asyncio.get_running_loop().create_task(parser.parse_apart(CHAT, chat(2_000_000), ""))
     await asyncio.sleep(0.001)
@@ -114,7 +114,7 @@ async def test_a_request_that_is_given_up_does_not_shift_the_answers_of_others(p
     assert first.cancelled()
 
 
-async def test_a_process_that_dies_costs_no_request(parser: BodyParser) -> None:
+async def test_a_crashed_process_loses_no_request(parser: BodyParser) -> None:
     body = chat(1000)
     await parser.parse_apart(CHAT, body, "")
     process = process_of(parser)
@@ -135,12 +135,12 @@ async def test_the_process_ends_with_its_owner() -> None:
     assert process.returncode is not None
 
 
-async def test_nothing_is_started_for_those_who_send_no_large_bodies() -> None:
+async def test_no_process_starts_without_large_bodies() -> None:
     async with BodyParser() as parser:
         assert worker_pids(parser) == []
 
 
-async def test_a_body_whose_client_leaves_while_it_waits_is_not_parsed(parser: BodyParser) -> None:
+async def test_a_queued_body_whose_client_leaves_is_not_parsed(parser: BodyParser) -> None:
     pids = await stopped(parser)
     given = parser.pool.given
     begun = [asyncio.create_task(parser.parse_apart(CHAT, chat(), "")) for _ in range(2)]
@@ -156,7 +156,7 @@ async def test_a_body_whose_client_leaves_while_it_waits_is_not_parsed(parser: B
     assert parser.pool.given == given + 2
 
 
-async def test_a_process_that_becomes_free_as_the_client_that_waits_for_it_leaves_takes_the_next_body(
+async def test_a_process_freed_as_its_waiting_client_leaves_parses_the_next_body(
     parser: BodyParser,
 ) -> None:
     for worker in parser.pool._workers:
@@ -172,7 +172,7 @@ async def test_a_process_that_becomes_free_as_the_client_that_waits_for_it_leave
     assert parser.pool.waiting == 0
 
 
-async def test_a_large_body_whose_client_leaves_while_it_is_parsed_gives_way_to_the_next_one(
+async def test_a_body_whose_client_leaves_during_parsing_is_abandoned_for_the_next(
     parser: BodyParser,
 ) -> None:
     await stopped(parser)
@@ -183,7 +183,7 @@ async def test_a_large_body_whose_client_leaves_while_it_is_parsed_gives_way_to_
     assert (await parser.parse_apart(CHAT, chat(QUICK + 1), "")).model == "m"
 
 
-async def test_a_large_body_that_is_parsed_does_not_hold_up_smaller_ones(parser: BodyParser) -> None:
+async def test_parsing_a_large_body_does_not_delay_smaller_ones(parser: BodyParser) -> None:
     pids = await stopped(parser)
     os.kill(pids[0], signal.SIGCONT)
     large = [asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), "")) for _ in range(3)]
@@ -195,7 +195,7 @@ async def test_a_large_body_that_is_parsed_does_not_hold_up_smaller_ones(parser:
         task.cancel()
 
 
-async def test_a_body_under_which_processes_die_is_refused_and_not_parsed_here(parser: BodyParser) -> None:
+async def test_a_body_that_crashes_processes_is_refused(parser: BodyParser) -> None:
     asked = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
     killed: set[int] = set()
     while not asked.done():
@@ -208,7 +208,7 @@ async def test_a_body_under_which_processes_die_is_refused_and_not_parsed_here(p
     assert len(killed) == 2
 
 
-async def test_of_a_prompt_of_very_many_parts_the_first_come_back(parser: BodyParser) -> None:
+async def test_the_first_of_very_many_parts_are_returned(parser: BodyParser) -> None:
     body = orjson.dumps({"prompt": ["a"] * (MOST_PARTS + 10)})
 
     assert len((await parser.parse_apart("/v1/completions", body, "")).prompt.parts) == MOST_PARTS
@@ -234,7 +234,7 @@ NAMED = b'--B\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
 DASHES = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"-- " * 100_000
 
 
-async def test_a_large_form_is_read_whole_and_the_beginning_of_a_streamed_one_is_read_too() -> None:
+async def test_a_large_form_is_read_completely_and_the_start_of_a_streamed_one() -> None:
     whole, beginning = Sent(NAMED + DASHES + b"\r\n--B--\r\n", FORM), Sent(NAMED + DASHES, FORM, upload=object())
     for call in (whole, beginning):
         assert is_large_form(call)
@@ -243,7 +243,7 @@ async def test_a_large_form_is_read_whole_and_the_beginning_of_a_streamed_one_is
         await parsed_form(Sent(NAMED + DASHES, FORM))
 
 
-def test_a_request_without_a_body_of_its_own_is_of_the_model_in_its_query_however_large_its_body_is() -> None:
+def test_a_request_with_the_model_in_its_query_ignores_the_size_of_its_body() -> None:
     for headers in ({}, FORM):
         call = Sent(chat(1_000_000), headers, "GET", "/v1/realtime", "?model=other")
         assert not is_large_form(call)

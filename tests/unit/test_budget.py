@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
-def test_an_exception_names_tests_that_exist(name: str) -> None:
+def test_an_exception_names_existing_tests(name: str) -> None:
     file, _, test = name.partition("::")
     path = ROOT / file
     assert path.exists()

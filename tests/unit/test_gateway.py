@@ -251,7 +251,7 @@ class World:
         self.bindings.forget(endpoint)
 
 
-async def test_a_good_answer_leaves_its_blocks_and_nothing_else() -> None:
+async def test_a_successful_response_leaves_its_blocks_and_nothing_else() -> None:
     world = World()
     (leg,) = await world.serve(good)
     assert leg.succeeded
@@ -275,7 +275,7 @@ class Faulty(Listener):
         explode()
 
 
-async def test_listeners_that_fail_cost_no_request_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_listeners_cost_no_request_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World(first=Faulty())
     for _ in range(2):
         (leg,) = await world.serve(good)
@@ -289,7 +289,7 @@ async def test_listeners_that_fail_cost_no_request_and_are_logged_once(caplog: p
     world.assert_that_nothing_is_left()
 
 
-async def test_a_listener_that_fails_at_a_refusal_does_not_change_its_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_listener_at_a_refusal_does_not_change_its_error(caplog: pytest.LogCaptureFixture) -> None:
     world = World("empty-filter", first=Faulty())
     relay = ScriptedRelay([good])
     with pytest.raises(NoEndpoints):
@@ -300,7 +300,7 @@ async def test_a_listener_that_fails_at_a_refusal_does_not_change_its_error(capl
     world.assert_that_nothing_is_left()
 
 
-async def test_pods_that_take_no_connection_are_all_tried_before_any_is_tried_again() -> None:
+async def test_unreachable_pods_are_all_tried_before_any_is_tried_again() -> None:
     world = World(names="abcde")
     relay = ScriptedRelay([refused])
     with pytest.raises(BadGateway, match="tried 7"):
@@ -311,7 +311,7 @@ async def test_pods_that_take_no_connection_are_all_tried_before_any_is_tried_ag
     world.assert_that_nothing_is_left()
 
 
-async def test_a_retry_passes_over_pods_that_drain_and_does_not_count_them() -> None:
+async def test_a_retry_skips_draining_pods_and_does_not_count_them() -> None:
     world = World()
 
     async def refused_while_the_others_drain(attempt: Attempt) -> None:
@@ -323,7 +323,7 @@ async def test_a_retry_passes_over_pods_that_drain_and_does_not_count_them() -> 
     assert second.number == 1
 
 
-async def test_a_retry_passes_over_a_pod_that_another_has_replaced_under_its_name() -> None:
+async def test_a_retry_skips_a_pod_that_was_replaced_under_its_name() -> None:
     world = World()
     replaced: list[Endpoint] = []
 
@@ -338,7 +338,7 @@ async def test_a_retry_passes_over_a_pod_that_another_has_replaced_under_its_nam
 
 
 @pytest.mark.parametrize("ends", [good, broken])
-async def test_nothing_is_remembered_of_a_pod_that_leaves_during_an_attempt(ends: Script) -> None:
+async def test_nothing_is_kept_of_a_pod_removed_during_an_attempt(ends: Script) -> None:
     world = World()
     relay = ScriptedRelay([])
 
@@ -358,7 +358,7 @@ async def test_nothing_is_remembered_of_a_pod_that_leaves_during_an_attempt(ends
     world.assert_that_nothing_is_left()
 
 
-async def test_a_pod_that_took_the_request_and_is_silent_is_not_followed_by_another() -> None:
+async def test_a_silent_pod_that_got_the_request_is_not_followed_by_another() -> None:
     world = World()
     with pytest.raises(GatewayTimeout):
         await world.serve(too_late)
@@ -366,7 +366,7 @@ async def test_a_pod_that_took_the_request_and_is_silent_is_not_followed_by_anot
 
 
 @pytest.mark.parametrize("script", [broken, too_late])
-async def test_what_fails_in_the_relay_leaves_nothing(script: Script) -> None:
+async def test_a_failure_in_the_relay_leaves_nothing(script: Script) -> None:
     world = World()
     with pytest.raises((RuntimeError, GatewayTimeout)):
         await world.serve(script)
@@ -389,7 +389,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing(extra: str, tur
 
 
 @pytest.mark.parametrize("leaves", ["a", "b"])
-async def test_a_pod_that_leaves_while_producers_wait_is_not_chosen(leaves: str) -> None:
+async def test_a_pod_removed_while_producers_wait_is_not_chosen(leaves: str) -> None:
     world = World("hung-producer", names="ab")
     serving = asyncio.ensure_future(world.serve(good))
     await asyncio.sleep(0)
@@ -398,7 +398,7 @@ async def test_a_pod_that_leaves_while_producers_wait_is_not_chosen(leaves: str)
     assert leg.endpoint.name != leaves
 
 
-async def test_a_request_that_nobody_can_serve_any_more_when_producers_have_waited_is_refused() -> None:
+async def test_a_request_without_pods_after_the_producers_is_refused() -> None:
     world = World("hung-producer", names="a")
     serving = asyncio.ensure_future(world.serve(good))
     await asyncio.sleep(0)
@@ -409,7 +409,7 @@ async def test_a_request_that_nobody_can_serve_any_more_when_producers_have_wait
 
 
 @pytest.mark.parametrize("extra", ["bad-hooks", "bad-producer", "bad-scorer", "hung-producer"])
-async def test_a_plugin_that_fails_beside_the_decision_does_not_cost_the_request(extra: str) -> None:
+async def test_a_plugin_that_fails_outside_the_decision_does_not_cost_the_request(extra: str) -> None:
     world = World(extra)
     (leg,) = await world.serve(good)
     assert leg.succeeded
@@ -417,7 +417,7 @@ async def test_a_plugin_that_fails_beside_the_decision_does_not_cost_the_request
 
 
 @pytest.mark.parametrize("extra", ["bad-filter", "bad-handler"])
-async def test_a_filter_or_handler_that_fails_costs_no_request_and_one_log_line(
+async def test_a_failing_filter_or_handler_costs_no_request_and_one_log_line(
     extra: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(extra)
@@ -428,7 +428,7 @@ async def test_a_filter_or_handler_that_fails_costs_no_request_and_one_log_line(
     world.assert_that_nothing_is_left()
 
 
-async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -> None:
+async def test_a_pod_removed_during_its_request_is_dropped_permanently() -> None:
     world = World()
     await world.serve(world.removed_meanwhile)
     assert len(world.fleet.endpoints) == 2
@@ -436,7 +436,7 @@ async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -
     world.assert_that_nothing_is_left()
 
 
-async def test_what_is_about_a_stored_response_goes_to_its_pod_at_once() -> None:
+async def test_a_request_about_a_stored_response_goes_to_its_pod_at_once() -> None:
     world = World()
 
     async def stored(attempt: Attempt) -> None:
@@ -450,7 +450,7 @@ async def test_what_is_about_a_stored_response_goes_to_its_pod_at_once() -> None
         assert not leg.request.state  # No producer was asked.
 
 
-async def test_a_response_of_a_pod_that_is_gone_is_not_asked_of_it() -> None:
+async def test_a_response_of_a_removed_pod_is_not_requested() -> None:
     world = World()
     await world.serve(world.removed_meanwhile)
     with pytest.raises(UnknownResponse):

@@ -49,7 +49,7 @@ async def produced(producer: DataProducer) -> bool | None:
     return request.state.read(DONE)
 
 
-async def test_who_says_how_long_it_takes_has_the_time_for_it() -> None:
+async def test_a_producer_gets_its_declared_time() -> None:
     assert await produced(Slow()) is None
     assert await produced(Patient()) is True
 
@@ -69,7 +69,7 @@ class BrokenSlow(Broken):
     waits: ClassVar[bool] = True
 
 
-async def test_a_producer_that_raises_is_counted_and_logged_once_a_minute_by_its_name(
+async def test_a_raising_producer_is_counted_and_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, counted = ManualClock(), list[str]()
@@ -100,7 +100,7 @@ class Forgetful(EndpointRemoved):
         self.forgotten.append(endpoint)
 
 
-def test_a_plugin_that_fails_to_forget_a_pod_hinders_no_other_plugin(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_that_fails_to_drop_a_pod_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     clock, counted = ManualClock(), list[tuple[str, str]]()
     bad = {"name": "bad", "type": "forgetful", "parameters": {"fails": True}}
     plugins = [bad, {"name": "good", "type": "forgetful"}]

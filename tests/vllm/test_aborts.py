@@ -46,7 +46,7 @@ def test_a_stream_in_the_middle_is_aborted(fleet: Fleet, record_property: Any) -
     record_property("idle after", f"{took * 1000:.0f} ms")
 
 
-def test_an_answer_that_is_no_stream_is_aborted(fleet: Fleet, record_property: Any) -> None:
+def test_a_complete_response_is_aborted(fleet: Fleet, record_property: Any) -> None:
     with fleet.http.pending("/v1/completions", ENDLESS) as answer:
         wait_until(lambda: fleet.busy() == 1)
         took = seconds_to_idle(fleet, answer.hang_up())
@@ -54,7 +54,7 @@ def test_an_answer_that_is_no_stream_is_aborted(fleet: Fleet, record_property: A
     record_property("idle after", f"{took * 1000:.0f} ms")
 
 
-def test_clients_that_leave_all_at_once_leave_nothing_behind(fleet: Fleet, record_property: Any) -> None:
+def test_clients_that_leave_together_leave_nothing_behind(fleet: Fleet, record_property: Any) -> None:
     """40 streams on two engines that run 16 at a time, so that some wait in the engines' queues."""
     with contextlib.ExitStack() as stack:
         bodies = [{**ENDLESS, "prompt": f"Tell {number} people", "stream": True} for number in range(40)]

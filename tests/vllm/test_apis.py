@@ -33,14 +33,14 @@ def without(answer: Any, *volatile: str) -> Any:
     ],
     ids=["chat", "completion", "token ids", "batch", "messages"],
 )
-def test_an_answer_is_that_of_the_engine(fleet: Fleet, path: str, body: Any) -> None:
+def test_a_response_equals_that_of_the_engine(fleet: Fleet, path: str, body: Any) -> None:
     answer = fleet.http.post(path, body)
     direct = fleet.engine(answer.pod).http.post(path, body)
     assert answer.status == 200
     assert without(answer.json) == without(direct.json)
 
 
-def test_a_request_that_names_no_model_gets_the_base_model(fleet: Fleet) -> None:
+def test_a_request_without_a_model_gets_the_base_model(fleet: Fleet) -> None:
     answer = fleet.http.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1})
     assert (answer.status, answer.json["model"]) == (200, MODEL)
 
@@ -64,7 +64,7 @@ def test_the_models_of_all_pods_are_listed_once(fleet: Fleet) -> None:
     assert cards[ADAPTER]["parent"] == MODEL
 
 
-def test_a_lora_adapter_is_asked_for_where_it_is_loaded(fleet: Fleet, record_property: Any) -> None:
+def test_requests_for_a_lora_adapter_go_to_pods_that_loaded_it(fleet: Fleet, record_property: Any) -> None:
     pods = [fleet.http.post("/v1/completions", asked(model=ADAPTER, prompt=f"{n}")).pod for n in range(6)]
     assert pods == [fleet.adapted.name] * 6
     record_property("requests", len(pods))
@@ -88,7 +88,7 @@ def test_a_stored_response_is_found_and_continued_on_its_pod(fresh: Fleet, recor
     record_property("pods", len(used))
 
 
-def test_a_response_that_nobody_has_is_404(fleet: Fleet) -> None:
+def test_an_unknown_response_is_404(fleet: Fleet) -> None:
     assert fleet.http.get("/v1/responses/resp_nobody").status == 404
     assert respond(fleet, "More", previous_response_id="resp_nobody").status == 404
 

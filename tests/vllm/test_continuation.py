@@ -77,7 +77,7 @@ class Scissors(Tap):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_cut_anywhere_a_stream_goes_on_as_one(fleet: Fleet, tmp_path: Path, path: str, record_property: Any) -> None:
+def test_a_stream_cut_anywhere_continues_as_one(fleet: Fleet, tmp_path: Path, path: str, record_property: Any) -> None:
     body = BODIES[path]
     whole = read(fleet.engines[0].http.post(path, body))
     texts = usages = 0

@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_error_is_relayed_untouched(fleet: Fleet, case: str) -> None:
+def test_an_error_is_relayed_unchanged(fleet: Fleet, case: str) -> None:
     path, fields, status = REFUSED[case]
     body = {"model": MODEL, **fields}
     answer = fleet.http.post(path, body)
@@ -39,7 +39,7 @@ def test_an_error_is_relayed_untouched(fleet: Fleet, case: str) -> None:
     assert answer.headers["content-type"] == direct.headers["content-type"]
 
 
-def test_a_field_that_nobody_knows_is_left_to_the_engine(fleet: Fleet) -> None:
+def test_an_unknown_field_is_left_to_the_engine(fleet: Fleet) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "no_such_field": {"deep": [1]}}
     assert fleet.http.post(COMPLETIONS, body).status == 200
 
@@ -62,12 +62,12 @@ def test_control_paths_of_an_engine_are_not_relayed(fleet: Fleet, path: str) -> 
         assert answer.headers["x-kvlane-reason"] == "unknown-path"
 
 
-def test_a_model_that_no_pod_has_is_404(fleet: Fleet) -> None:
+def test_an_unknown_model_is_404(fleet: Fleet) -> None:
     answer = fleet.http.post(CHAT, {"model": "nobody", "messages": HELLO})
     assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"", b'"text"'], ids=["cut", "list", "empty", "string"])
-def test_a_body_that_is_no_object_is_400(fleet: Fleet, body: Any) -> None:
+def test_a_body_that_is_not_an_object_is_400(fleet: Fleet, body: Any) -> None:
     answer = fleet.http.post(CHAT, body)
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")

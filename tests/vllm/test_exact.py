@@ -107,7 +107,7 @@ def following(fleet: Fleet, folder: Path, mode: str) -> Iterator[Fleet]:
         yield replace(fleet, proxy=proxy)
 
 
-def test_a_conversation(exact: Fleet, record_property: Any) -> None:
+def test_a_conversation_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
     """Four, a turn each in turn, with parts in the contents of some messages."""
     predictions = Predictions(exact)
     talks: list[list[dict[str, Any]]] = [[{"role": "system", "content": text(150)}] for _ in range(4)]
@@ -120,7 +120,7 @@ def test_a_conversation(exact: Fleet, record_property: Any) -> None:
     predictions.check(record_property)
 
 
-def test_a_chat_with_tools(exact: Fleet, record_property: Any) -> None:
+def test_a_chat_with_tools_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
     """Calls and results stand in the history, and tools in the prompt."""
     predictions = Predictions(exact)
     for tools in (TOOLS, TOOLS[:2], TOOLS[2:]):
@@ -141,7 +141,7 @@ def test_a_chat_with_tools(exact: Fleet, record_property: Any) -> None:
     predictions.check(record_property)
 
 
-def test_adapters(exact: Fleet, record_property: Any) -> None:
+def test_adapters_are_matched_exactly(exact: Fleet, record_property: Any) -> None:
     """What an adapter has cached is of no use to its base, nor the other way round."""
     predictions = Predictions(exact)
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_adapters(exact: Fleet, record_property: Any) -> None:
     predictions.check(record_property)
 
 
-def test_a_salt(exact: Fleet, record_property: Any) -> None:
+def test_a_salt_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
     """Nobody profits from what somebody with another salt has cached."""
     predictions = Predictions(exact)
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_salt(exact: Fleet, record_property: Any) -> None:
     predictions.check(record_property)
 
 
-def test_a_completion(exact: Fleet, record_property: Any) -> None:
+def test_a_completion_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
     """The same text again and again, longer each time; blocks that end with the prompt are computed anew."""
     predictions = Predictions(exact)
     document = "\n".join(text(12) for _ in range(120))
@@ -173,7 +173,7 @@ def test_a_completion(exact: Fleet, record_property: Any) -> None:
     predictions.check(record_property)
 
 
-def test_token_ids(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_token_ids_are_matched_exactly(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     """Prompts of whole blocks: the last one is computed each time."""
     with following(fleet, tmp_path, "local") as exact:
         predictions = Predictions(exact)
@@ -183,7 +183,7 @@ def test_token_ids(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
         predictions.check(record_property)
 
 
-def test_blocks_that_were_evicted(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_evicted_blocks_are_not_matched(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     """Prompts of more tokens than both caches have room for, each asked twice, the second time in another order."""
     with following(fleet, tmp_path, "local") as exact:
         predictions = Predictions(exact)
@@ -195,7 +195,7 @@ def test_blocks_that_were_evicted(fleet: Fleet, tmp_path: Path, record_property:
         predictions.check(record_property)
 
 
-def test_a_proxy_that_comes_later_asks_for_what_it_missed(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_a_late_proxy_requests_missed_events(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     """It knows what the pods hold although it never sent them anything."""
     documents = [text(300) for _ in range(6)]
     for document in documents:
@@ -208,7 +208,7 @@ def test_a_proxy_that_comes_later_asks_for_what_it_missed(fleet: Fleet, tmp_path
         assert all(predicted > 0 for predicted, _ in predictions.pairs)
 
 
-def test_an_engine_that_forgets_is_not_believed_to_remember(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_an_engine_whose_cache_was_reset_is_not_matched(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     """A cache can be cleared from outside; that is published with the next step."""
     with following(fleet, tmp_path, "local") as exact:
         predictions = Predictions(exact)

@@ -22,7 +22,7 @@ def asked(number: int) -> dict[str, Any]:
     return {"model": MODEL, "prompt": f"Hello {number}", "max_tokens": 2, "ignore_eos": True}
 
 
-def test_a_frozen_engine_is_left_alone_and_comes_back(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_a_frozen_engine_is_ejected_and_returns(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     pods = [{"url": url} for url in fleet.urls]
     reliability = {"health": {"stall": f"{STALL:g}s", "interval": "1s"}, "breaker": {"slowStart": 0}}
     config = json.dumps({"pods": {"static": pods}, "reliability": reliability})

@@ -60,7 +60,7 @@ def test_a_conversation_stays_on_its_pod(fresh: Fleet, record_property: Any) -> 
     record_property("cached per turn of the first", ", ".join(figures))
 
 
-def test_cached_answers_begin_sooner(fleet: Fleet, record_property: Any) -> None:
+def test_cached_prompts_start_sooner(fleet: Fleet, record_property: Any) -> None:
     """Time to the first token of a stream, new and repeated, through the proxy and directly; medians of three."""
     for size in (512, 2048, 6000):
         cold, warm = first_bytes(fleet.http, size)
@@ -72,7 +72,7 @@ def test_cached_answers_begin_sooner(fleet: Fleet, record_property: Any) -> None
     assert warm < cold / 2
 
 
-def test_the_proxy_itself_takes_little(fleet: Fleet, record_property: Any) -> None:
+def test_the_overhead_of_the_proxy_is_small(fleet: Fleet, record_property: Any) -> None:
     """One token of a short prompt, on one connection; a tenth of a second would be a fault, not a slow host."""
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
     through = statistics.median(fleet.http.seconds_each("/v1/completions", body, 60))
@@ -81,7 +81,7 @@ def test_the_proxy_itself_takes_little(fleet: Fleet, record_property: Any) -> No
     record_property("median", f"{through * 1000:.1f} ms, directly {directly * 1000:.1f} ms")
 
 
-def test_the_pods_are_known_as_they_are(fleet: Fleet, record_property: Any) -> None:
+def test_the_pods_are_recognised_with_their_properties(fleet: Fleet, record_property: Any) -> None:
     pods = fleet.proxy.pods()
     assert set(pods) == {engine.name for engine in fleet.engines}
     for engine in fleet.engines:
@@ -96,7 +96,7 @@ def test_the_pods_are_known_as_they_are(fleet: Fleet, record_property: Any) -> N
     record_property("blocks", f"{adapted['blocks']} of {adapted['blockSize']} tokens")
 
 
-def test_what_runs_on_a_pod_is_seen(fleet: Fleet) -> None:
+def test_running_requests_on_a_pod_are_seen(fleet: Fleet) -> None:
     body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": 8000, "ignore_eos": True}
     with fleet.http.pending("/v1/completions", body) as stream:
         assert stream.read(6) == b"data: "

@@ -47,7 +47,7 @@ def test_a_stream_is_relayed_byte_for_byte(fleet: Fleet, tmp_path: Path, case: s
     record_property("events", answer.body.count(b"\n\n"))
 
 
-def test_a_stream_says_what_the_engine_says_directly(fleet: Fleet) -> None:
+def test_a_stream_equals_that_of_the_engine(fleet: Fleet) -> None:
     """At temperature 0; events may differ, since an engine under pressure puts two tokens into one."""
     body = {"model": MODEL, "messages": HELLO, "stream": True, "temperature": 0, **LIMIT}
     answer = fleet.http.post("/v1/chat/completions", body)
@@ -55,7 +55,7 @@ def test_a_stream_says_what_the_engine_says_directly(fleet: Fleet) -> None:
     assert said(answer) == said(direct) != ""
 
 
-def test_usage_comes_last_and_only_when_asked_for(fleet: Fleet) -> None:
+def test_usage_comes_last_and_only_on_request(fleet: Fleet) -> None:
     chat = {"model": MODEL, "messages": HELLO, "stream": True, **LIMIT}
     without = events(fleet.http.post("/v1/chat/completions", chat))
     assert not any(event.get("usage") for event in without)
@@ -72,7 +72,7 @@ def test_the_request_id_of_the_client_reaches_the_engine(fleet: Fleet) -> None:
     assert answer.json["id"] == "chatcmpl-of-the-client"
 
 
-def test_a_stream_arrives_while_it_is_made(fleet: Fleet, record_property: Any) -> None:
+def test_a_stream_arrives_while_it_is_generated(fleet: Fleet, record_property: Any) -> None:
     """The first bytes are there while the engine still works on the rest."""
     body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": 400, "ignore_eos": True}
     with fleet.http.pending("/v1/completions", body) as stream:

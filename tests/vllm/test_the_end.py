@@ -27,7 +27,7 @@ def test_no_fault_was_logged(fleet: Fleet) -> None:
     assert "Traceback" not in fleet.proxy.program.log
 
 
-def test_a_proxy_that_is_stopped_lets_streams_end(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+def test_a_stopping_proxy_lets_streams_end(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     with proxy(fleet.urls, tmp_path / "proxy.log") as second:
         with second.http.pending(COMPLETIONS, asked(200, stream=True)) as stream:
             assert stream.read(6) == b"data: "
@@ -39,7 +39,7 @@ def test_a_proxy_that_is_stopped_lets_streams_end(fleet: Fleet, tmp_path: Path, 
     record_property("stopped after", f"{time.monotonic() - started:.1f} s, 200 tokens included")
 
 
-def test_the_stream_of_an_engine_that_is_killed_does_not_end_well(fleet: Fleet) -> None:
+def test_the_stream_of_a_killed_engine_ends_with_an_error(fleet: Fleet) -> None:
     with fleet.http.pending(COMPLETIONS, asked(8000, model=ADAPTER, stream=True)) as stream:
         assert stream.read(6) == b"data: "
         fleet.adapted.program.kill()
@@ -48,7 +48,7 @@ def test_the_stream_of_an_engine_that_is_killed_does_not_end_well(fleet: Fleet) 
     assert b'"error"' in rest.split(b"\n\n")[-2]
 
 
-def test_the_other_engine_answers_then(fleet: Fleet, record_property: Any) -> None:
+def test_the_other_engine_responds_then(fleet: Fleet, record_property: Any) -> None:
     """Half of the prompts had been at home on the one that is gone."""
     answers = [fleet.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
     assert [answer.status for answer in answers] == [200] * 20
@@ -56,14 +56,14 @@ def test_the_other_engine_answers_then(fleet: Fleet, record_property: Any) -> No
     record_property("requests", len(answers))
 
 
-def test_a_model_that_only_the_killed_engine_had_is_503(fleet: Fleet) -> None:
+def test_a_model_of_the_killed_engine_alone_is_503(fleet: Fleet) -> None:
     """It was known, so it is not 404."""
     wait_until(lambda: fleet.proxy.pods()[fleet.adapted.name]["state"] != "ready")
     assert fleet.http.post(COMPLETIONS, asked(1, model=ADAPTER)).status == 503
     assert fleet.http.get("/health").status == 200
 
 
-def test_a_stream_of_an_engine_that_is_told_to_stop_says_how_it_ended(fleet: Fleet, record_property: Any) -> None:
+def test_a_stream_of_a_stopping_engine_shows_how_it_ended(fleet: Fleet, record_property: Any) -> None:
     """vLLM finishes it, or aborts it and says so, or leaves it open without a byte, which kvlane ends."""
     with fleet.http.pending(COMPLETIONS, asked(2000, stream=True)) as stream:
         assert stream.read(6) == b"data: "

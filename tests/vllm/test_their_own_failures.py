@@ -97,9 +97,7 @@ def usual(start: Callable[..., Engine], survivor: Engine) -> Iterator[Engine]:
     engine.program.stop()
 
 
-def test_a_queue_that_is_full_costs_no_request(
-    survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
-) -> None:
+def test_a_full_queue_costs_no_request(survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any) -> None:
     """Two bursts. A full queue is a 503, or, in a burst, an error event under a head that says 200."""
     direct = burst(bounded.http, 12)
     refused = [answer for answer in direct if answer.status == 503]
@@ -114,7 +112,7 @@ def test_a_queue_that_is_full_costs_no_request(
     record_property("through the proxy", f"{len(answers)} of {len(answers)} whole, {retried:.0f} retries")
 
 
-def test_streams_of_an_engine_that_freezes_end_with_an_error(
+def test_streams_of_a_freezing_engine_end_with_an_error(
     survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
 ) -> None:
     """Those that had begun; the others wait no longer than until it is known that the engine stands still."""
@@ -129,7 +127,7 @@ def test_streams_of_an_engine_that_freezes_end_with_an_error(
     wait_until(lambda: bounded.busy() == 0)
 
 
-def test_an_engine_that_finishes_before_it_stops_gets_nothing_new(
+def test_an_engine_that_finishes_before_it_stops_gets_no_new_requests(
     survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
 ) -> None:
     """It says 200 at /health all the while, and 500 to every new request."""
@@ -144,7 +142,7 @@ def test_an_engine_that_finishes_before_it_stops_gets_nothing_new(
     bounded.program.stop()
 
 
-def test_an_engine_that_stops_at_once_leaves_nobody_hanging(
+def test_an_engine_that_stops_at_once_leaves_no_client_waiting(
     survivor: Engine, usual: Engine, tmp_path: Path, record_property: Any
 ) -> None:
     """Its server takes no connections then, and sends nothing on those that it has, nor closes them."""
@@ -156,7 +154,7 @@ def test_an_engine_that_stops_at_once_leaves_nobody_hanging(
         check(pair, streams, wholes, record_property)
 
 
-def test_an_engine_whose_core_is_killed_leaves_nobody_hanging(
+def test_an_engine_whose_core_is_killed_leaves_no_client_waiting(
     survivor: Engine, usual: Engine, tmp_path: Path, record_property: Any
 ) -> None:
     """The server outlives it for a moment, in which it says 500."""

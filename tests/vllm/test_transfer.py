@@ -108,7 +108,7 @@ def with_files(folder: Path) -> Sequence[Start]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
-def test_an_answer_is_that_of_one_engine(split: Split, path: str, stream: bool, record_property: Any) -> None:
+def test_a_response_equals_that_of_one_engine(split: Split, path: str, stream: bool, record_property: Any) -> None:
     """At temperature 0: what the first engine says if it is asked for all of it."""
     body = findable(split.prefill, path, stream)
     answer, transferred = split.ask(path, body)
@@ -121,7 +121,7 @@ def test_an_answer_is_that_of_one_engine(split: Split, path: str, stream: bool, 
     record_property("transferred", transferred)
 
 
-def test_a_prompt_is_computed_on_one_engine_and_answered_by_the_other(split: Split, record_property: Any) -> None:
+def test_a_prompt_is_computed_on_one_engine_and_decoded_on_the_other(split: Split, record_property: Any) -> None:
     """Of its 4,000 tokens the second engine computes those that are behind the last whole block, if any."""
     local = "vllm:prompt_tokens_by_source_total"
     ids = [300 + number % 3_700 for number in range(4_000)]
@@ -135,7 +135,7 @@ def test_a_prompt_is_computed_on_one_engine_and_answered_by_the_other(split: Spl
     record_property(f"by {local.removeprefix('vllm:')}", difference(before, after))
 
 
-def test_the_time_to_the_first_token_is_that_of_its_parts(split: Split, record_property: Any) -> None:
+def test_the_time_to_the_first_token_is_the_sum_of_its_parts(split: Split, record_property: Any) -> None:
     """Beside what the first engine takes alone. What neither engine counts is left: the proxy, and HTTP on the way."""
     alone, rounds = [], []
     for number in range(ROUNDS):
@@ -150,7 +150,7 @@ def test_the_time_to_the_first_token_is_that_of_its_parts(split: Split, record_p
         record_property(part, f"{1000 * median(one[part] for one in rounds):.0f} ms")
 
 
-def test_usage_says_what_was_cached_and_not_what_was_transferred(split: Split, record_property: Any) -> None:
+def test_usage_reports_cached_and_not_transferred_tokens(split: Split, record_property: Any) -> None:
     """A prompt that nobody has seen was not cached, wherever it was computed; the same once more was."""
     body = asked(CHAT)
     cached = [split.ask(CHAT, body)[0].json["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
@@ -159,13 +159,13 @@ def test_usage_says_what_was_cached_and_not_what_was_transferred(split: Split, r
     record_property("cached tokens", f"{cached[0]}, then {cached[1]}")
 
 
-def test_the_request_id_of_the_client_reaches_the_answer(split: Split) -> None:
+def test_the_request_id_of_the_client_is_in_the_response(split: Split) -> None:
     answer = split.proxy.http.post(CHAT, asked(CHAT), {"X-Request-Id": "from-the-client"})
     assert answer.json["id"] == "chatcmpl-from-the-client"
     assert answer.headers["x-request-id"] == "from-the-client"
 
 
-def test_what_one_pod_must_do_alone_it_does(split: Split) -> None:
+def test_requests_that_cannot_be_split_are_served_by_one_pod(split: Split) -> None:
     answer, transferred = split.ask(CHAT, {**asked(CHAT), "n": 2, "temperature": 1})
     assert (answer.status, len(answer.json["choices"]), transferred) == (200, 2, 0)
 

@@ -23,7 +23,7 @@ async def echo(request: web.Request) -> web.Response:
     return web.Response(status=203, body=await request.read(), headers={"x-path": request.path_qs})
 
 
-async def test_a_response_is_read_whole() -> None:
+async def test_a_response_is_read_completely() -> None:
     async with TestServer(serving(echo)) as server:
         url = str(server.make_url("/a"))
         response = await outbound.fetch("POST", url, 30.0, data=b"body", params={"b": "c"})
@@ -31,7 +31,7 @@ async def test_a_response_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_response_that_is_larger_than_its_limit_is_refused(chunked: bool) -> None:
+async def test_a_response_larger_than_its_limit_is_refused(chunked: bool) -> None:
     async def large(request: web.Request) -> web.StreamResponse:
         response = web.Response(body=b"x" * 100_001)
         if chunked:
@@ -57,7 +57,7 @@ async def test_a_unix_socket_serves_any_host(tmp_path: Path) -> None:
     assert (response.status, response.headers["x-path"]) == (203, "/b")
 
 
-def test_a_connection_whose_other_end_is_gone_fails_within_half_a_minute() -> None:
+def test_a_connection_to_a_vanished_peer_fails_within_half_a_minute() -> None:
     with outbound.tcp_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         options = (getattr(socket, name) for name in outbound._KEEP_ALIVE)

@@ -18,7 +18,7 @@ def stand_still(seconds: float = 0.3) -> None:
     time.sleep(seconds)
 
 
-async def test_what_is_computed_takes_next_to_no_time() -> None:
+async def test_computations_last_almost_no_time() -> None:
     assert isinstance(asyncio.get_running_loop(), PatientLoop)
     began, machines = SystemClock().now(), time.monotonic()
     stand_still()
@@ -26,7 +26,7 @@ async def test_what_is_computed_takes_next_to_no_time() -> None:
     assert time.monotonic() - machines >= 0.3
 
 
-async def test_what_is_waited_for_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_last_their_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PatientLoop, "skips", False)
     loop = asyncio.get_running_loop()
     began, machines = loop.time(), time.monotonic()
@@ -35,7 +35,7 @@ async def test_what_is_waited_for_takes_all_of_it(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - machines >= 0.199
 
 
-async def test_a_wait_that_nothing_can_end_is_skipped() -> None:
+async def test_a_wait_without_other_events_is_skipped() -> None:
     loop = asyncio.get_running_loop()
     began, machines = loop.time(), time.monotonic()
     await asyncio.sleep(3600)
@@ -70,7 +70,7 @@ async def test_the_clock_of_the_proxy_is_the_loops() -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_no_time_out_comes_before_what_is_on_its_way() -> None:
+async def test_no_timeout_precedes_bytes_in_transit() -> None:
     async def script(request: Received) -> None:
         stand_still()
         await request.send(plain())
@@ -79,13 +79,13 @@ async def test_no_time_out_comes_before_what_is_on_its_way() -> None:
         assert (await port.ask(post())).status == 200
 
 
-async def test_who_does_wait_too_long_is_told_so() -> None:
+async def test_a_too_long_wait_is_reported() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.Event().wait()
 
 
-async def test_a_process_can_be_said_to_have_stood_still() -> None:
+async def test_a_process_can_be_suspended() -> None:
     began = SystemClock().now()
     CLOCK.stand_still(5.0)
     assert SystemClock().now() - began >= 5.0

@@ -38,11 +38,11 @@ async def test_a_program_receives_the_order_in_three_ways(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, Outcome.OK), (75, Outcome.BUSY), (1, Outcome.ERROR)])
-async def test_the_exit_code_says_what_came_of_it(code: int, outcome: Outcome) -> None:
+async def test_the_exit_code_gives_the_result(code: int, outcome: Outcome) -> None:
     assert await Command([sys.executable, "-c", f"raise SystemExit({code})"], 10.0).scale(order(4)) is outcome
 
 
-async def test_a_program_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+async def test_a_command_that_exceeds_its_timeout_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "late"
     program = f"import time; time.sleep(600); open({str(file)!r}, 'w')"  # who is not killed is waited for
     with pytest.raises(TimeoutError):
@@ -50,7 +50,7 @@ async def test_a_program_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-async def test_a_program_that_there_is_not_is_an_error() -> None:
+async def test_a_missing_command_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
         await Command(["/nowhere/scale"], 1.0).scale(order(4))
 

@@ -55,7 +55,7 @@ async def test_one_of_three_leads_another_one_when_it_is_gone_and_none_without_t
 
 
 @needs_redis
-async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path: Path) -> None:
+async def test_a_leader_that_crashes_is_replaced_when_its_lease_expires(tmp_path: Path) -> None:
     async with store(tmp_path) as redis, AsyncExitStack() as stack:
         dead = Lease(settings(redis.url), "autoscale", SECONDS)
         assert await dead.take()
@@ -66,7 +66,7 @@ async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path:
         await until(lambda: lead.is_ours)
 
 
-async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
+async def test_another_prefix_has_its_own_lease(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
         one, two = (Lease(settings(redis.url, prefix=prefix), "autoscale", 30.0) for prefix in ("a", "b"))
         assert await one.take()

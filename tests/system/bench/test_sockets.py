@@ -26,7 +26,7 @@ def kvlane(slower: float = 1.0) -> Program:
     return routers.program("default", slower, NOWHERE)
 
 
-def test_requests_over_sockets_are_all_answered_and_their_hits_counted() -> None:
+def test_all_requests_over_sockets_complete_and_their_hits_are_counted() -> None:
     jobs = generate("conversations", 60, 30.0, Random(3)).jobs
     played = sockets.play(kvlane(), jobs, FAST, 1.0)
     assert all(one.ended is not None for one in played.outcomes)
@@ -38,7 +38,7 @@ def test_requests_over_sockets_are_all_answered_and_their_hits_counted() -> None
     assert len(played.late) == 60
 
 
-def test_a_pod_that_restarts_loses_what_it_answers() -> None:
+def test_a_restarted_pod_loses_its_running_requests() -> None:
     jobs = named([Job(0.0, 100, 200, (at,)) for at in range(4)] + [Job(2.0, 100, 2, (9,))])
     played = sockets.play(kvlane(), jobs, FAST, 1.0, [Restart(0, at=0.6, down=0.2)])
     lost = Counter(one.ended is None for one in played.outcomes[:4])
@@ -46,7 +46,7 @@ def test_a_pod_that_restarts_loses_what_it_answers() -> None:
     assert played.outcomes[4].ended is not None
 
 
-def test_a_router_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> None:
+def test_the_log_of_a_router_that_does_not_start_is_shown(tmp_path: Path) -> None:
     def command(site: Site) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('out of order')"]
 
@@ -54,7 +54,7 @@ def test_a_router_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> N
         pass
 
 
-def test_what_was_chosen_before_is_sent_straight_to_the_pods() -> None:
+def test_requests_with_a_recorded_choice_go_straight_to_the_pods() -> None:
     jobs = named([Job(0.05 * at, 100, 2, (at % 3,)) for at in range(12)])
     pods = [0, 1, 1] * 4
     played = sockets.play(routers.Given("oracle", pods), jobs, FAST, 1.0)
@@ -70,14 +70,14 @@ def test_the_oracle_chooses_on_the_virtual_clock_for_pods_behind_sockets() -> No
     assert found["hit"] == pytest.approx(experiment.virtual("oracle", 1.0, 0)["hit"], abs=0.1)
 
 
-def test_what_was_chosen_before_is_of_no_use_where_pods_restart() -> None:
+def test_recorded_choices_are_refused_with_restarting_pods() -> None:
     scenario = Scenario(pods=2, restart_at=1.0)
     experiment = Experiment(scenario, generator="shared-prompt", requests=30, seeds=1, known_capacity=30.0)
     with pytest.raises(routers.NoSuchRouter, match="--virtual"):
         experiment.over_sockets("oracle", 1.0, 0, 1.0, NOWHERE)
 
 
-def test_a_peer_that_is_not_installed_says_how_to_install_it() -> None:
+def test_a_missing_peer_is_reported_with_its_installation() -> None:
     with pytest.raises(SystemExit, match="pip install"):
         routers.program("vllm-router", 1.0, NOWHERE)
 
@@ -85,7 +85,7 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it() -> None:
 BODY = b'{"model":"sim","stream":true,"max_tokens":3,"prompt":"abcd","stream_options":{"include_usage":true}}'
 
 
-async def test_an_answer_is_timed_and_its_usage_read() -> None:
+async def test_a_response_is_timed_and_its_usage_read() -> None:
     async with SimPod(SimConfig(time_scale=20)) as pod:
         answer = await ask(pod.port, "/v1/completions", BODY, "a session")
         assert answer.whole
@@ -94,7 +94,7 @@ async def test_an_answer_is_timed_and_its_usage_read() -> None:
         assert pod.requests[0].headers["x-session-id"] == "a session"
 
 
-async def test_an_answer_that_is_refused_or_cut_is_not_whole() -> None:
+async def test_a_refused_or_truncated_response_is_not_complete() -> None:
     async with SimPod() as pod:
         refused = await ask(pod.port, "/v1/completions", BODY.replace(b"sim", b"other"))
         assert (refused.status, refused.whole) == (404, False)

@@ -26,13 +26,13 @@ async def test_the_data_port_is_recognised(words: tuple[str, ...]) -> None:
     assert result.stderr.rstrip().endswith("Is this the admin port, 9190 unless configured?")
 
 
-async def test_what_is_not_there_is_no_question_of_ports() -> None:
+async def test_a_missing_pod_is_not_reported_as_a_wrong_port() -> None:
     async with stack(1, settings={"telemetry": {"decisions": {}}}) as s:
         result = await run("explain", "--id", "nothing", "--url", s.admin)
     assert (result.exit_code, "9190" in result.stderr) == (2, False)
 
 
-async def test_a_scheme_that_the_port_does_not_speak_is_named() -> None:
+async def test_a_wrong_scheme_is_reported() -> None:
     async with stack(1) as s:
         result = await run("drain", "pod-0", "--url", s.admin.replace("http:", "https:"))
     assert result.exit_code == 2

@@ -24,7 +24,7 @@ def script(shell: str) -> str:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_is_one_that_the_shell_takes(shell: str) -> None:
+def test_the_script_is_valid_in_the_shell(shell: str) -> None:
     assert "_KVLANE_COMPLETE" in script(shell)
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
@@ -32,7 +32,7 @@ def test_the_script_is_one_that_the_shell_takes(shell: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_a_shell_that_is_not_known_is_refused() -> None:
+def test_an_unknown_shell_is_refused() -> None:
     result = CliRunner().invoke(main, ["completion", "csh"])
     assert result.exit_code == 2
     assert "'csh' is not one of 'bash', 'zsh', 'fish'" in result.output
@@ -61,7 +61,7 @@ def test_files_are_left_to_the_shell(words: str) -> None:
     assert completions(words) == [("file", "")]
 
 
-async def test_pods_are_those_of_the_proxy_that_runs() -> None:
+async def test_pods_come_from_the_running_proxy() -> None:
     async with stack(3) as s:
         async with s.http.post(f"{s.admin}/admin/pods/pod-1/drain"):
             pass
@@ -92,7 +92,7 @@ async def test_the_key_of_the_port_is_used() -> None:
         ("kvlane drain ", ["10.0.0.7:8000", "10.0.0.7:8001"]),
     ],
 )
-def test_bash_is_given_what_stands_behind_the_colon(line: str, offered: list[str], tmp_path: Path) -> None:
+def test_bash_gets_completions_after_a_colon(line: str, offered: list[str], tmp_path: Path) -> None:
     """Of names like HOST:PORT. Record its questions, and respond here."""
     kvlane = tmp_path / "kvlane"
     reply = "plain,10.0.0.7:8000\nplain,10.0.0.7:8001"

@@ -24,7 +24,7 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, 1), (2, 3)])
-def test_what_exists_after_the_start_is_left_out(workers: int, processes: int, tmp_path: Path) -> None:
+def test_objects_from_the_start_are_excluded_from_collections(workers: int, processes: int, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITNESS)
     pod, data = free_port(), free_port()
     ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--workers", str(workers)]

@@ -55,7 +55,7 @@ def limits_of(process: Kvlane) -> tuple[int, int]:
     return resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
 
 
-async def test_the_soft_limit_is_raised_to_the_hard_limit_with_a_warning_if_that_is_low() -> None:
+async def test_the_soft_limit_is_raised_to_the_hard_limit_and_a_low_hard_limit_is_warned_of() -> None:
     async with Pod(answering(plain())) as pod:
         ports = [*ON_LOOPBACK, "--port", str(free_port()), "--admin-port", "0"]
         with kvlane("serve", "--pod", pod.endpoint.url, *ports, ulimit="-Sn 128 && ulimit -Hn 300") as process:
@@ -66,7 +66,7 @@ async def test_the_soft_limit_is_raised_to_the_hard_limit_with_a_warning_if_that
     assert "the limit on open files is 300, too low for listen.maxConnections (20000)" in process.errors
 
 
-async def test_when_descriptors_run_out_clients_get_503_and_no_pod_is_blamed() -> None:
+async def test_without_free_descriptors_clients_get_503_and_no_pod_is_ejected() -> None:
     done = asyncio.Event()
 
     async def script(request: Received) -> None:

@@ -53,7 +53,7 @@ def serving(file: Path, *options: str) -> Iterator[Serving]:
         assert "Traceback" not in process.errors
 
 
-def test_sighup_takes_the_file_again_and_options_still_win(tmp_path: Path) -> None:
+def test_sighup_reads_the_file_again_and_options_have_precedence(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(written(2))
     with serving(file) as it:
@@ -64,7 +64,7 @@ def test_sighup_takes_the_file_again_and_options_still_win(tmp_path: Path) -> No
         assert (version["number"], version["origin"], version["needsRestart"]) == (2, "SIGHUP", [])
 
 
-def test_a_file_with_faults_or_none_at_all_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_a_faulty_or_missing_file_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(written(2))
     with serving(file) as it:
@@ -81,7 +81,7 @@ def test_a_file_with_faults_or_none_at_all_leaves_everything_as_it_was(tmp_path:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_mounted_config_map_that_changes_is_taken_where_it_is_watched(tmp_path: Path, workers: str) -> None:
+def test_a_changed_config_map_is_applied_with_watch(tmp_path: Path, workers: str) -> None:
     """Kubernetes mounts a file as a link by way of a folder, and turns the link of the folder around."""
     for name, attempts in (("..v1", 2), ("..v2", 6)):
         (tmp_path / name).mkdir()
@@ -97,7 +97,7 @@ def test_a_mounted_config_map_that_changes_is_taken_where_it_is_watched(tmp_path
         assert it.shown()["version"]["origin"] == "watch"
 
 
-def test_a_file_that_is_not_watched_is_not_taken(tmp_path: Path) -> None:
+def test_a_changed_file_is_not_applied_without_watch(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(written(2))
     with serving(file) as it, serving(file, "--watch") as other:

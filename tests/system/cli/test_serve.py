@@ -54,7 +54,7 @@ def test_sim_serves_its_model_and_its_adapters(pods: list[str]) -> None:
     assert [card["id"] for card in json.loads(body)["data"]] == ["sim", "poems"]
 
 
-def test_sim_pods_are_like_the_gpus_that_are_named_in_turn() -> None:
+def test_sim_pods_alternate_between_the_named_gpus() -> None:
     port = free_port(2)
     gpus = ("--gpu", "generic-8b", "--gpu", "h100-tp4-llama-3.3-70b")
     with kvlane("sim", "--port", str(port), "--pods", "2", *gpus, "--slow-pod", "3", "--noise", "0.1") as sim:
@@ -63,7 +63,7 @@ def test_sim_pods_are_like_the_gpus_that_are_named_in_turn() -> None:
             assert f'num_gpu_blocks="{blocks}"'.encode() in ask(f"http://127.0.0.1:{port + at}/metrics")[1]
 
 
-def test_sim_pods_have_roles_and_hand_prompts_over() -> None:
+def test_sim_pods_have_roles_and_transfer_prompts() -> None:
     port = free_port(2)
     body = {"model": "sim", "prompt": "Hello!", "max_tokens": 1}
     with kvlane("sim", "--port", str(port), "--roles", "PD", "--time-scale", "2") as sim:
@@ -79,7 +79,7 @@ def test_sim_pods_have_roles_and_hand_prompts_over() -> None:
         assert sim.output.endswith(f"port {port} to {port + 1}: prefill, decode\n")
 
 
-def test_pods_on_the_command_line_are_all_it_takes(serving: Serving, pods: list[str]) -> None:
+def test_pods_on_the_command_line_are_sufficient(serving: Serving, pods: list[str]) -> None:
     status, body = ask(serving.url + "/v1/chat/completions", CHAT)
     assert (status, len(json.loads(body)["choices"])) == (200, 1)
     _, listed = ask(serving.admin + "/admin/pods")
@@ -135,7 +135,7 @@ def test_sim_reports_a_port_that_is_in_use(pods: list[str]) -> None:
 
 
 @pytest.mark.smoke
-def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: Path) -> None:
+def test_options_override_the_file(pods: list[str], tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(
         "listen: {host: 127.0.0.1, port: 1}\nadmin: {port: 0}\npods: {static: [{url: '${POD}', name: mine}]}\n"
@@ -176,9 +176,7 @@ def test_a_file_with_faults_is_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_file_that_the_configuration_names_and_that_cannot_be_read_prevents_the_start(
-    tmp_path: Path, workers: str
-) -> None:
+def test_an_unreadable_referenced_file_prevents_the_start(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(
         "listen: {port: 0, maxConnections: 10}\nadmin: {port: 0}\npods: {static: [{url: http://127.0.0.1:9}]}\n"
@@ -193,7 +191,7 @@ def test_a_file_that_the_configuration_names_and_that_cannot_be_read_prevents_th
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_signal_to_pause_autoscaling_ends_no_process_without_scaling_policies(pods: list[str], workers: str) -> None:
+def test_the_pause_signal_without_scaling_policies_ends_no_process(pods: list[str], workers: str) -> None:
     data = free_port()
     ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--pod", pods[0]]
     with kvlane("serve", *ports, "--workers", workers) as process:

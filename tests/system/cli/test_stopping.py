@@ -72,7 +72,7 @@ def serving(pod: str, folder: Path, workers: int, settle: float = BRIEF) -> Iter
 
 
 @WORKERS
-def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_have(
+def test_health_is_503_after_sigterm_while_new_requests_are_still_served(
     pod: str, tmp_path: Path, workers: int
 ) -> None:
     with serving(pod, tmp_path, workers, LONG) as it:
@@ -87,7 +87,7 @@ def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_
 
 
 @WORKERS
-def test_balancers_have_the_time_to_hear_of_it_and_no_more(pod: str, tmp_path: Path, workers: int) -> None:
+def test_new_requests_are_served_for_the_settle_time_only(pod: str, tmp_path: Path, workers: int) -> None:
     with serving(pod, tmp_path, workers, SETTLE) as it:
         until_ready(it.url + "/health", it.process)
         stopped_at = time.monotonic()
@@ -110,7 +110,7 @@ def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, w
 
 
 @pytest.mark.smoke
-def test_who_interrupts_it_at_a_terminal_does_not_wait_for_balancers(pod: str, tmp_path: Path) -> None:
+def test_ctrl_c_skips_the_settle_time(pod: str, tmp_path: Path) -> None:
     with serving(pod, tmp_path, 1, settle=600.0) as it, it.stream(100_000):
         it.process.signal(signal.SIGINT)
         it.until_health_is(0)

@@ -45,7 +45,7 @@ def statuses(url: str, method: str, path: str) -> set[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_logs_that_are_not_read_delay_neither_requests_nor_the_end(pod: str, tmp_path: Path, workers: int) -> None:
+def test_unread_logs_delay_neither_requests_nor_the_exit(pod: str, tmp_path: Path, workers: int) -> None:
     data, admin = free_port(), free_port()
     file = tmp_path / "kvlane.yaml"
     given = {
@@ -68,7 +68,7 @@ def test_logs_that_are_not_read_delay_neither_requests_nor_the_end(pod: str, tmp
 
 
 @pytest.mark.parametrize("module", ["proxy.parsing", "proxy.prefix.tokenizer"])
-def test_a_process_for_large_bodies_that_crashes_ends_though_standard_error_is_full(module: str) -> None:
+def test_a_crashing_parser_process_ends_even_if_standard_error_is_full(module: str) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):

@@ -40,23 +40,23 @@ async def test_a_chat(s: Stack) -> None:
     assert len(text(await curl(s, *JSON, "-d", QUESTION)).split()) == 5
 
 
-async def test_json_that_curl_calls_a_form_is_for_the_pod_to_refuse(s: Stack) -> None:
+async def test_json_sent_as_a_form_is_refused_by_the_pod(s: Stack) -> None:
     """As vLLM does: `-d` needs the header."""
     assert "Unsupported Media Type" in json.loads(await curl(s, "-d", QUESTION))["error"]["message"]
 
 
 @pytest.mark.smoke
-async def test_a_stream_as_it_comes(s: Stack) -> None:
+async def test_a_stream(s: Stack) -> None:
     events = await curl(s, "-N", *JSON, "-d", QUESTION.replace("{", '{"stream": true, ', 1))
     assert events.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("version", ["--http1.0", "--http1.1", "--http2"])
-async def test_any_version_of_http_that_it_offers(s: Stack, version: str) -> None:
+async def test_every_http_version_of_curl(s: Stack, version: str) -> None:
     assert text(await curl(s, version, *JSON, "-d", QUESTION))
 
 
-async def test_a_large_body_whose_sending_it_asks_for_first(s: Stack, tmp_path: Path) -> None:
+async def test_a_large_body_after_100_continue(s: Stack, tmp_path: Path) -> None:
     question = json.loads(QUESTION)
     question["messages"][0]["content"] = "the sea " * 2_000
     body = tmp_path / "question.json"
@@ -70,11 +70,11 @@ async def test_a_body_of_unknown_length(s: Stack, tmp_path: Path) -> None:
     assert text(await curl(s, *JSON, "-H", "Transfer-Encoding: chunked", "--data-binary", f"@{body}"))
 
 
-async def test_an_answer_that_may_be_compressed(s: Stack) -> None:
+async def test_a_compressed_response(s: Stack) -> None:
     assert text(await curl(s, "--compressed", *JSON, "-d", QUESTION))
 
 
-async def test_a_file_that_is_uploaded(s: Stack, tmp_path: Path) -> None:
+async def test_a_file_upload(s: Stack, tmp_path: Path) -> None:
     sound = tmp_path / "a.wav"
     sound.write_bytes(b"\r\n--\0" * 1000)
     heard = await curl(s, "-F", "model=sim", "-F", f"file=@{sound}", path="/v1/audio/transcriptions")

@@ -100,7 +100,7 @@ def vanish(proxy: Proxy) -> None:
 
 
 @pytest.mark.smoke
-async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
+async def test_proxies_share_their_state(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)
     one.remember([1, 2, 3])
@@ -112,7 +112,7 @@ async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
     assert not one.bound
 
 
-async def test_doubts_stay_with_the_host_that_has_them(deployed: Deployed) -> None:
+async def test_ejection_reasons_are_local_to_a_host(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.own_doubts["a"] = ["ill"]
     one.ejections.changed()
@@ -122,7 +122,7 @@ async def test_doubts_stay_with_the_host_that_has_them(deployed: Deployed) -> No
     assert not one.replica._batch._records
 
 
-async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deployed) -> None:
+async def test_a_suspended_host_does_not_consider_others_silent(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     one.dispatch(2)
     await until(lambda: two.remote == 2)
@@ -134,7 +134,7 @@ async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deploy
     assert one.series.losses.value == two.series.losses.value == 0
 
 
-async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deployed: Deployed) -> None:
+async def test_a_new_host_receives_loads_and_index(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)
     two.dispatch(3)
@@ -148,7 +148,7 @@ async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deploye
     await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2 and late.bound)
 
 
-async def test_hosts_divide_by_those_they_hear_of_and_one_at_a_time_tries_a_pod(deployed: Deployed) -> None:
+async def test_hosts_share_limits_with_live_hosts_and_trial_requests_one_at_a_time(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     await until(lambda: sorted([one.replica.place, two.replica.place]) == [(2, 0), (2, 1)])
     assert abs(one.shared_breakers.pause(one.pod) - two.shared_breakers.pause(two.pod)) == TURN
@@ -158,7 +158,7 @@ async def test_hosts_divide_by_those_they_hear_of_and_one_at_a_time_tries_a_pod(
     await until(lambda: one.replica.place == (1, 0))
 
 
-async def test_a_host_that_says_nothing_is_forgotten_after_its_lease(deployed: Deployed) -> None:
+async def test_a_silent_host_is_removed_after_its_lease(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     one.dispatch(2)
     one.reserve([1, 2])
@@ -167,7 +167,7 @@ async def test_a_host_that_says_nothing_is_forgotten_after_its_lease(deployed: D
     await until(lambda: two.remote == 0 and two.depth([1, 2]) == 0 and two.knows == 0)
 
 
-async def test_a_host_that_says_goodbye_is_forgotten_at_once(deployed: Deployed) -> None:
+async def test_a_host_that_stops_is_removed_at_once(deployed: Deployed) -> None:
     one = await deployed.join(lease=60.0)
     two = Proxy(settings(deployed.redis.url, lease=60.0))
     async with two.deployment:
@@ -178,7 +178,7 @@ async def test_a_host_that_says_goodbye_is_forgotten_at_once(deployed: Deployed)
     await two.replica.close()
 
 
-async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_back_empty(deployed: Deployed) -> None:
+async def test_without_the_store_each_host_continues_alone_and_recovers_with_an_empty_store(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     one.dispatch(2)
     await until(lambda: two.remote == 2)
@@ -198,7 +198,7 @@ async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_
     await until(lambda: two.remote == 0)
 
 
-async def test_who_is_cut_off_is_forgotten_and_what_was_on_its_way_counts_no_more(deployed: Deployed) -> None:
+async def test_a_disconnected_host_is_removed_and_its_late_packets_are_ignored(deployed: Deployed) -> None:
     wall = await deployed.wall()
     near, far = await deployed.join(lease=SHORT), await deployed.join(wall.url, lease=SHORT)
     await until(lambda: near.knows == far.knows == 1 and far.deployment.is_connected)
@@ -216,7 +216,7 @@ async def test_who_is_cut_off_is_forgotten_and_what_was_on_its_way_counts_no_mor
     assert (near.remote, far.remote) == (1, 1)
 
 
-async def test_a_store_that_hangs_is_noticed_and_used_again_when_it_goes_on(deployed: Deployed) -> None:
+async def test_a_hanging_store_is_detected_and_used_again_when_it_resumes(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     deployed.redis.stop()
     await until(lambda: not one.deployment.is_connected and not two.deployment.is_connected)
@@ -225,7 +225,7 @@ async def test_a_store_that_hangs_is_noticed_and_used_again_when_it_goes_on(depl
     await until(lambda: two.remote == 3 and one.deployment.is_connected and two.deployment.is_connected)
 
 
-async def test_nothing_waits_for_a_store_that_was_never_there(deployed: Deployed) -> None:
+async def test_no_request_waits_for_a_missing_store(deployed: Deployed) -> None:
     deployed.redis.kill()
     one = await deployed.join()
     one.dispatch(1)
@@ -237,7 +237,7 @@ async def test_nothing_waits_for_a_store_that_was_never_there(deployed: Deployed
     await until(lambda: two.remote == 1 and two.depth([1]) == 1)
 
 
-async def test_who_missed_a_packet_asks_for_what_is_in_flight(deployed: Deployed) -> None:
+async def test_a_host_that_missed_a_packet_requests_the_state(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)
     await until(lambda: two.remote == 2)
@@ -248,7 +248,7 @@ async def test_who_missed_a_packet_asks_for_what_is_in_flight(deployed: Deployed
     assert two.series.missed.value == 1
 
 
-async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
+async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.cluster.deployment.MOST_WAITING", 2000)
@@ -267,7 +267,7 @@ async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
     assert two.series.missed.value >= 1
 
 
-async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
+async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
     """A store that reads again, before what waited for it has gone out."""
     one, two = await deployed.pair()
     await until(lambda: one.deployment._direct is not None)
@@ -279,7 +279,7 @@ async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
     await until(lambda: two.remote == 3)
 
 
-async def test_hosts_see_who_serves_with_another_configuration(deployed: Deployed) -> None:
+async def test_hosts_report_other_hosts_with_another_configuration(deployed: Deployed) -> None:
     one, two = await deployed.join(name="one"), await deployed.join(name="two", config="b")
     await until(lambda: one.deployment.status()["others"] == [{"name": "two", "sameConfig": False}])
     await until(lambda: one.series.disagreeing.value == 1)
@@ -287,14 +287,14 @@ async def test_hosts_see_who_serves_with_another_configuration(deployed: Deploye
     await until(lambda: one.series.disagreeing.value == 0)
 
 
-async def test_one_that_has_not_said_who_it_is_has_no_other_configuration(deployed: Deployed) -> None:
+async def test_a_host_of_unknown_identity_is_not_reported_as_disagreeing(deployed: Deployed) -> None:
     one, _ = await deployed.pair()
     one.deployment._received(packed(Say.NEWS, b"stranger", 1, b""))
     assert {"name": "", "sameConfig": None} in one.deployment.status()["others"]
     assert one.series.disagreeing.value == 0
 
 
-async def test_those_of_another_prefix_are_others(deployed: Deployed) -> None:
+async def test_hosts_with_another_prefix_are_independent(deployed: Deployed) -> None:
     one, two = await deployed.join(), await deployed.join(prefix="else")
     await until(lambda: one.deployment.is_connected and two.deployment.is_connected)
     one.dispatch(1)
@@ -302,12 +302,12 @@ async def test_those_of_another_prefix_are_others(deployed: Deployed) -> None:
     assert (two.remote, two.knows) == (0, 0)
 
 
-async def test_staleness_is_what_news_take(deployed: Deployed) -> None:
+async def test_staleness_is_the_delay_of_packets(deployed: Deployed) -> None:
     one, _ = await deployed.pair()
     await until(lambda: 0.0 < one.deployment.status()["staleness"] < LEASE)
 
 
-async def test_nobody_is_reloaded_by_another_host_or_believes_who_makes_no_sense(deployed: Deployed) -> None:
+async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     stranger = b"stranger"
     settings_of_a_supervisor = frame(0, record(Kind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}"))))
@@ -333,7 +333,7 @@ async def test_nobody_is_reloaded_by_another_host_or_believes_who_makes_no_sense
     await until(lambda: two.remote == 1)
 
 
-async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
+async def test_hosts_of_another_version_are_ignored_and_logged_once(
     deployed: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = await deployed.pair()
@@ -352,7 +352,7 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
     await until(lambda: two.remote == 1)
 
 
-async def test_a_turn_of_a_conversation_takes_few_bytes_even_where_nothing_can_be_gathered() -> None:
+async def test_a_turn_of_a_conversation_takes_few_bytes_without_batching() -> None:
     """Of 100 blocks and 5 more; each of its three moments has a packet of its own."""
     proxy = Proxy(settings("redis://nobody"))
     proxy.deployment._publishes = True
@@ -384,7 +384,7 @@ SPENT = (1.0, 10.0, 5.0, 5.0, 10.0)
 
 
 @pytest.mark.parametrize(("policy", "others"), [("localShare", 2), ("open", 0)])
-async def test_what_the_others_spend_while_nobody_hears_of_them(
+async def test_charges_during_a_disconnection_are_assumed(
     deployed: Deployed, policy: Literal["localShare", "open"], others: int
 ) -> None:
     """Two others are taken to do the same as this one, or nothing."""
@@ -445,7 +445,7 @@ async def host_of_many(redis: Store, lease: float = LEASE) -> AsyncIterator[Host
     await host.hub.close()
 
 
-async def test_workers_of_one_host_and_a_process_of_another_know_of_each_other(deployed: Deployed) -> None:
+async def test_workers_of_a_host_and_a_process_of_another_share_state(deployed: Deployed) -> None:
     async with host_of_many(deployed.redis) as host:
         a, b = await host.join(1), await host.join(2)
         other = await deployed.join()
@@ -461,7 +461,7 @@ async def test_workers_of_one_host_and_a_process_of_another_know_of_each_other(d
         await until(lambda: other.remote == 2 and b.pod.load.requests == 6)
 
 
-async def test_a_worker_that_joins_late_hears_of_other_hosts_too(deployed: Deployed) -> None:
+async def test_a_late_worker_receives_the_state_of_other_hosts(deployed: Deployed) -> None:
     other = await deployed.join()
     other.dispatch(4)
     other.remember([1, 2, 3])
@@ -476,7 +476,7 @@ async def test_a_worker_that_joins_late_hears_of_other_hosts_too(deployed: Deplo
         await until(lambda: third.remote == 5 and third.depth([1, 2, 3]) == 3)
 
 
-async def test_when_another_host_is_gone_all_workers_forget_it(deployed: Deployed) -> None:
+async def test_all_workers_remove_a_stopped_host(deployed: Deployed) -> None:
     async with host_of_many(deployed.redis, SHORT) as host:
         a = await host.join(1)
         other = await deployed.join(lease=SHORT)
@@ -492,7 +492,7 @@ async def test_when_another_host_is_gone_all_workers_forget_it(deployed: Deploye
 # Leases.
 
 
-async def test_a_lease_is_held_by_one_until_it_is_given_back(deployed: Deployed) -> None:
+async def test_a_lease_has_one_holder_until_it_is_released(deployed: Deployed) -> None:
     one, two = (Lease(settings(deployed.redis.url), "autoscale", 60.0) for _ in range(2))
     assert await one.take()
     assert not await two.take()
@@ -509,7 +509,7 @@ async def test_a_lease_is_held_by_one_until_it_is_given_back(deployed: Deployed)
     await deployed.redis.start()
 
 
-async def test_a_lease_that_runs_out_is_anybodys(deployed: Deployed) -> None:
+async def test_an_expired_lease_is_free(deployed: Deployed) -> None:
     brief, other = (Lease(settings(deployed.redis.url), "autoscale", seconds) for seconds in (0.3, 60.0))
     assert await brief.take()
     async with asyncio.timeout(PATIENCE):
@@ -527,7 +527,7 @@ ACL += ["-@all", "+@connection", "+@pubsub", "+set", "+eval", "+get", "+pexpire"
 CLUSTER = ["--cluster-enabled", "yes", "--cluster-port"]
 
 
-async def test_the_store_of_an_acl_and_a_cluster_of_one(tmp_path: Path) -> None:
+async def test_a_store_with_an_acl_and_a_cluster_of_one_node(tmp_path: Path) -> None:
     async with store(tmp_path, *ACL, "+cluster", *CLUSTER, str(free_port())) as redis, AsyncExitStack() as stack:
         await _slots(redis)
         url = redis.url.replace("redis:", "redis+cluster:").removesuffix("/0")
@@ -544,7 +544,7 @@ async def test_the_store_of_an_acl_and_a_cluster_of_one(tmp_path: Path) -> None:
         await until(lambda: "invalid username" in refused.deployment.status().get("why", ""))
 
 
-async def test_an_acl_that_allows_what_the_documents_say_is_enough(tmp_path: Path) -> None:
+async def test_the_documented_acl_is_sufficient(tmp_path: Path) -> None:
     async with store(tmp_path, *ACL) as redis, AsyncExitStack() as stack:
         deployed = Deployed(stack, redis)
         one, two = await deployed.pair(username="kvlane", password="secret")
@@ -572,7 +572,7 @@ async def _slots(redis: Store) -> None:
     writer.close()
 
 
-async def test_the_master_that_sentinels_name(deployed: Deployed, tmp_path: Path) -> None:
+async def test_sentinels_name_the_master(deployed: Deployed, tmp_path: Path) -> None:
     port = free_port()
     conf = tmp_path / "sentinel.conf"
     watched = f"sentinel monitor chat 127.0.0.1 {deployed.redis.port} 1\n"
@@ -591,7 +591,7 @@ async def test_the_master_that_sentinels_name(deployed: Deployed, tmp_path: Path
         await sentinel.wait()
 
 
-async def test_sentinels_behind_tls_that_have_a_password_of_their_own(tmp_path: Path) -> None:
+async def test_sentinels_with_tls_and_their_own_password(tmp_path: Path) -> None:
     authority, ports = Authority(tmp_path), (free_port(), free_port())
     own = str(authority.issue("redis"))
     files = ("--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", str(authority.file))
@@ -624,7 +624,7 @@ async def test_sentinels_behind_tls_that_have_a_password_of_their_own(tmp_path: 
             await sentinel.wait()
 
 
-async def test_a_store_behind_tls_is_trusted_if_its_certificate_is(tmp_path: Path) -> None:
+async def test_a_tls_store_with_a_valid_certificate_is_trusted(tmp_path: Path) -> None:
     authority, port = Authority(tmp_path), free_port()
     own = str(authority.issue("redis"))
     files = ("--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", str(authority.file))

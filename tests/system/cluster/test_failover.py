@@ -101,7 +101,7 @@ async def watched(folder: Path) -> AsyncIterator[tuple[Store, Store, Sentinels]]
         yield stores[0], stores[1], sentinels
 
 
-async def test_when_the_master_dies_hosts_go_on_over_the_one_that_sentinels_put_in_its_place(tmp_path: Path) -> None:
+async def test_hosts_continue_over_the_new_master_after_a_failover(tmp_path: Path) -> None:
     async with watched(tmp_path) as (master, replica, sentinels), AsyncExitStack() as stack:
         url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in sentinels.ports) + "/chat"
         one, two = Proxy(settings(url, lease=2.0)), Proxy(settings(url, lease=2.0))

@@ -17,7 +17,7 @@ for _ in range(20):
 """
 
 
-def test_batches_longer_than_a_pipe_takes_at_once_do_not_mix(tmp_path: Path) -> None:
+def test_batches_longer_than_a_pipe_buffer_do_not_mix(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     processes = [

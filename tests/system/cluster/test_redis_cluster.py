@@ -65,7 +65,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield found
 
 
-async def test_hosts_at_different_nodes_know_of_each_other_and_go_on_when_a_node_dies(cluster: Cluster) -> None:
+async def test_hosts_on_different_nodes_share_state_and_survive_a_node(cluster: Cluster) -> None:
     async with AsyncExitStack() as stack:
         hosts = [Proxy(settings(cluster.url(number), lease=2.0)) for number in range(3)]
         for host in hosts:
@@ -86,7 +86,7 @@ async def test_hosts_at_different_nodes_know_of_each_other_and_go_on_when_a_node
         await until(lambda: all(host.pod.load.requests == 7 for host in hosts), LONG)
 
 
-async def test_who_knows_several_nodes_goes_on_over_the_next_when_one_dies(cluster: Cluster) -> None:
+async def test_a_host_switches_to_the_next_node(cluster: Cluster) -> None:
     url = f"{cluster.url(2)},127.0.0.1:{cluster.nodes[0].port}"
     async with AsyncExitStack() as stack:
         one, two = (Proxy(settings(each, lease=2.0)) for each in (url, cluster.url(1)))
@@ -107,7 +107,7 @@ async def test_who_knows_several_nodes_goes_on_over_the_next_when_one_dies(clust
         await cluster.nodes[2].start()
 
 
-async def test_a_lease_is_one_for_all_whichever_node_has_its_key(cluster: Cluster) -> None:
+async def test_a_lease_is_unique_over_all_nodes(cluster: Cluster) -> None:
     for name in ("autoscale", "a", "b", "c", "d"):
         leases = [Lease(settings(cluster.url(number)), name, 30.0) for number in range(3)]
         try:

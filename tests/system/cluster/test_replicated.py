@@ -112,7 +112,7 @@ async def all_known(proxy: Replicated, prompts: int) -> None:
 
 
 @needs_redis
-async def test_what_one_proxy_sent_where_another_one_follows(site: Site) -> None:
+async def test_a_proxy_finds_the_pod_to_which_another_proxy_sent_the_prompt(site: Site) -> None:
     one, two = await site.proxy(scheduling=BY_PREFIX), await site.proxy(scheduling=BY_PREFIX)
     await met(site, one, two)
     places = {}
@@ -125,7 +125,7 @@ async def test_what_one_proxy_sent_where_another_one_follows(site: Site) -> None
 
 
 @needs_redis
-async def test_requests_that_run_through_one_count_at_the_other_until_they_end(site: Site) -> None:
+async def test_requests_in_flight_at_one_proxy_count_at_the_other_until_they_end(site: Site) -> None:
     one, two = await site.proxy(), await site.proxy()
     await met(site, one, two)
     async with held(site.sim.pods):
@@ -137,7 +137,7 @@ async def test_requests_that_run_through_one_count_at_the_other_until_they_end(s
 
 @needs_redis
 @pytest.mark.smoke
-async def test_a_host_with_workers_and_a_proxy_without_know_of_each_other(site: Site) -> None:
+async def test_a_host_with_workers_and_a_single_proxy_share_state(site: Site) -> None:
     host, one = await site.host(2, scheduling=BY_PREFIX), await site.proxy(scheduling=BY_PREFIX)
     await met(site, host, one)
     places = {number: await site.chat(host, f"{number} {LONG}") for number in range(6)}
@@ -152,7 +152,7 @@ async def test_a_host_with_workers_and_a_proxy_without_know_of_each_other(site: 
 
 
 @needs_redis
-async def test_a_pod_that_an_operator_drains_is_drained_everywhere_until_he_takes_it_back_anywhere(site: Site) -> None:
+async def test_a_drain_applies_on_all_proxies_until_any_of_them_undrains(site: Site) -> None:
     host, one = await site.host(1), await site.proxy()
     await met(site, host, one)
     await site.admin(one, "POST", "/admin/pods/pod-1/drain")
@@ -176,7 +176,7 @@ def counts(proxy: Replicated, requests: float) -> bool:
 
 
 @needs_redis
-async def test_a_limit_is_of_the_deployment_and_without_the_store_each_has_its_part(site: Site) -> None:
+async def test_a_limit_applies_to_the_deployment_and_in_parts_without_the_store(site: Site) -> None:
     one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
     await met(site, one, two)
     for _ in range(3):
@@ -186,7 +186,7 @@ async def test_a_limit_is_of_the_deployment_and_without_the_store_each_has_its_p
 
 
 @needs_redis
-async def test_what_is_to_be_alike_is_said_to_differ_where_it_does(site: Site) -> None:
+async def test_differing_settings_are_reported(site: Site) -> None:
     one, two = await site.proxy(), await site.proxy(reliability={"retries": {"attempts": 7}})
     await met(site, one, two)
     said = (await site.admin(one, "GET", "/readyz"))["replicas"]
@@ -195,9 +195,7 @@ async def test_what_is_to_be_alike_is_said_to_differ_where_it_does(site: Site) -
 
 @needs_redis
 @pytest.mark.parametrize("to_each", [(20, 20), (40, 0), (30, 10)])
-async def test_a_burst_gets_what_a_limit_has_and_no_more_whichever_proxies_it_goes_to(
-    site: Site, to_each: tuple[int, int]
-) -> None:
+async def test_a_burst_over_all_proxies_gets_exactly_its_limit(site: Site, to_each: tuple[int, int]) -> None:
     """One more is let in where less is left than there are proxies. A machine may be too busy for news to be in time,
     but not each time; without parts it would be 12 whenever both are asked for enough."""
     names = [f"app{number}" for number in range(10)]
@@ -216,7 +214,7 @@ async def test_a_burst_gets_what_a_limit_has_and_no_more_whichever_proxies_it_go
 
 
 @needs_redis
-async def test_limits_that_come_with_a_reload_are_of_the_deployment(site: Site) -> None:
+async def test_limits_of_a_reload_apply_to_the_deployment(site: Site) -> None:
     one, two = await site.proxy(), await site.proxy()
     await met(site, one, two)
     await one.reload(site.settings(security=KEYS))
@@ -225,7 +223,7 @@ async def test_limits_that_come_with_a_reload_are_of_the_deployment(site: Site) 
 
 
 @needs_redis
-async def test_without_the_store_each_allows_its_part(site: Site) -> None:
+async def test_without_the_store_each_proxy_allows_its_part(site: Site) -> None:
     one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
     await met(site, one, two)
     site.redis.kill()
@@ -238,7 +236,7 @@ async def test_without_the_store_each_allows_its_part(site: Site) -> None:
 
 
 @needs_redis
-async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_comes_back(site: Site) -> None:
+async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_recovers(site: Site) -> None:
     one, two = await site.proxy(), await site.host(1)
     await met(site, one, two)
     stop = asyncio.Event()
@@ -271,7 +269,7 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_comes_back
 
 
 @needs_redis
-async def test_probes_and_metrics_say_how_it_stands_with_the_others(site: Site) -> None:
+async def test_probes_and_metrics_show_the_state_of_the_replicas(site: Site) -> None:
     one, two = await site.proxy(replicas={"name": "left"}), await site.host(1, replicas={"name": "right"})
     await met(site, one, two)
     said = (await site.admin(one, "GET", "/readyz"))["replicas"]
@@ -285,7 +283,7 @@ async def test_probes_and_metrics_say_how_it_stands_with_the_others(site: Site) 
 
 @needs_redis
 @pytest.mark.parametrize("limits", ["localShare", "open"])
-async def test_readiness_says_in_detail_that_the_store_is_away_and_stays(site: Site, limits: str) -> None:
+async def test_readiness_stays_and_its_details_name_the_lost_store(site: Site, limits: str) -> None:
     one = await site.proxy(replicas={"limits": limits})
     host = await site.host(1, replicas={"limits": limits})
     await met(site, one, host)
@@ -326,14 +324,14 @@ async def test_readiness_says_in_detail_that_the_store_is_away_and_stays(site: S
         ({"store": "redis://x", "prefix": ""}, "prefix is empty"),
     ],
 )
-def test_a_store_that_cannot_be_is_refused(given: dict[str, Any], fault: str) -> None:
+def test_an_invalid_store_is_refused(given: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         ReplicaSettings(**given)
     with pytest.raises((ConfigError, Invalid), match="replicas"):
         from_mapping({"replicas": given})
 
 
-def test_without_the_library_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     settings = from_mapping({"replicas": {"store": "redis://x"}})
     for make in (lambda: app_of(settings), lambda: Supervisor(settings, 2)):
@@ -341,14 +339,14 @@ def test_without_the_library_it_is_said_what_is_missing(monkeypatch: pytest.Monk
             make()
 
 
-def test_an_option_of_the_store_that_there_is_not_is_found_at_the_start() -> None:
+def test_an_unknown_option_of_the_store_is_refused_at_start() -> None:
     pytest.importorskip("redis", reason="needs the extra: pip install 'kvlane[redis]'")
     for url in ("redis://x?bogus=1", "redis+sentinel://x/chat?bogus=1", "redis+cluster://x,y?bogus=1"):
         with pytest.raises(ConfigError, match="bogus"):
             app_of(from_mapping({"replicas": {"store": url}}))
 
 
-def test_a_proxy_by_itself_shares_nothing() -> None:
+def test_a_single_proxy_shares_nothing() -> None:
     assert not isinstance(app_of(from_mapping({})), Replicated)
 
 
@@ -362,7 +360,7 @@ def parts(proxy: Replicated, cap: str, most: int) -> int:
 @pytest.mark.parametrize(
     ("cap", "all_pods", "per_pod"), [({"maxConcurrent": 5}, 5, 5), ({"maxConcurrentPerPod": 1}, 3, 1)]
 )
-async def test_all_proxies_together_keep_a_cap_and_use_it(
+async def test_all_proxies_together_reach_a_cap_and_do_not_exceed_it(
     site: Site, cap: dict[str, int], all_pods: int, per_pod: int
 ) -> None:
     one, host = await site.proxy(flowControl=cap), await site.host(2, flowControl=cap)
@@ -376,7 +374,7 @@ async def test_all_proxies_together_keep_a_cap_and_use_it(
 
 
 @needs_redis
-async def test_a_cap_is_had_by_the_one_who_needs_it_and_divided_again_without_the_store(site: Site) -> None:
+async def test_one_busy_proxy_gets_the_whole_cap_which_is_divided_again_without_the_store(site: Site) -> None:
     one, two = await site.proxy(flowControl={"maxConcurrent": 4}), await site.proxy(flowControl={"maxConcurrent": 4})
     await met(site, one, two)
     await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)

@@ -44,7 +44,7 @@ async def stream(session: aiohttp.ClientSession, host_: Host, tokens: int) -> in
         return (await response.read()).count(b"data: ")
 
 
-async def test_two_workers_are_one_proxy() -> None:
+async def test_two_workers_behave_as_one_proxy() -> None:
     async with host(2, **BY_LOAD) as it:
         answered = await asyncio.gather(*(it.chat(f"Question {number}", 2) for number in range(40)))
         assert len(answered) == 40
@@ -62,7 +62,7 @@ async def test_two_workers_are_one_proxy() -> None:
 
 
 @pytest.mark.smoke
-async def test_what_one_worker_knows_of_a_prefix_all_know() -> None:
+async def test_all_workers_know_the_prefixes_of_one_worker() -> None:
     """By a profile in which nothing but the prefix decides; the default one weighs it against a prefill that takes no
     time here."""
     async with host(2, scheduling=BY_PREFIX) as it:
@@ -106,7 +106,7 @@ async def _index_blocks(it: Host) -> list[float]:
     return [blocks[f'kvlane_prefix_index_blocks{{worker="{worker}"}}'] for worker in (0, 1)]
 
 
-async def test_a_host_is_not_ready_before_all_of_its_workers_are() -> None:
+async def test_a_host_is_ready_when_all_of_its_workers_are() -> None:
     """What reaches the port of the other one waits until that one serves."""
     async with SimFleet(1) as sim:
         supervisor = Supervisor(configured(sim), 2)
@@ -129,7 +129,7 @@ async def test_a_host_is_not_ready_before_all_of_its_workers_are() -> None:
             await supervisor.__aexit__(None, None, None)
 
 
-async def test_a_worker_whose_event_loop_is_blocked_is_replaced_and_its_clients_are_served(
+async def test_a_worker_with_a_blocked_event_loop_is_replaced_and_its_clients_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
@@ -147,7 +147,7 @@ async def test_a_worker_whose_event_loop_is_blocked_is_replaced_and_its_clients_
         assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 2, "total": 2}
 
 
-async def test_a_supervisor_that_was_blocked_itself_does_not_blame_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
     monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
     clock = ManualClock()
@@ -168,7 +168,7 @@ async def test_a_supervisor_that_was_blocked_itself_does_not_blame_its_workers(m
     assert await process.wait() == -signal.SIGKILL
 
 
-async def test_a_worker_that_is_killed_resets_nobody_in_its_accept_queue_and_is_replaced() -> None:
+async def test_a_killed_worker_resets_no_client_in_its_accept_queue_and_is_replaced() -> None:
     async with host(2) as it:
         await it.chat("warm")
         before = set(it.supervisor.pids)
@@ -187,7 +187,7 @@ async def test_a_worker_that_is_killed_resets_nobody_in_its_accept_queue_and_is_
         assert len(pods) == 10
 
 
-async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_counted_is_not() -> None:
+async def test_requests_in_flight_of_a_killed_worker_are_dropped_and_its_counters_are_kept() -> None:
     async with host(1, config=SLOW) as it, aiohttp.ClientSession() as session:
         await it.chat("first", 1)
         await until(lambda: it.in_flight() == 0)
@@ -205,7 +205,7 @@ async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_count
 
 
 @pytest.mark.parametrize("listen", [{}, {"keepAlive": "10m"}])
-async def test_a_reload_interrupts_nobody_and_workers_stay_unless_they_cannot_change(listen: dict[str, Any]) -> None:
+async def test_a_reload_interrupts_no_request_and_replaces_workers_only_if_needed(listen: dict[str, Any]) -> None:
     async with (
         host(2, pods=1, config=SLOW, **BY_LOAD) as it,
         SimFleet(1, SLOW) as extra,
@@ -252,7 +252,7 @@ async def test_no_request_is_lost_while_workers_change_and_are_replaced() -> Non
         assert served > 50
 
 
-async def test_workers_change_in_place_what_they_share_and_keep_what_they_know() -> None:
+async def test_workers_apply_shared_settings_in_place_and_keep_their_state() -> None:
     document = "The pod holds a prefix. " * 300
     async with host(2, pods=3) as it:
         first = await it.chat(document)
@@ -279,7 +279,7 @@ async def test_workers_change_in_place_what_they_share_and_keep_what_they_know()
             assert response.status == 404
 
 
-async def test_a_reload_that_a_worker_cannot_follow_is_taken_back_by_all(tmp_path: Path) -> None:
+async def test_a_reload_that_one_worker_refuses_is_rolled_back_by_all(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("[{name: a, key: secret-key}]")
     async with host(2) as it:
@@ -299,7 +299,7 @@ async def test_a_reload_that_a_worker_cannot_follow_is_taken_back_by_all(tmp_pat
         assert set(it.supervisor.pids) == pids
 
 
-async def test_the_successor_of_a_worker_that_dies_has_the_settings_of_the_reload() -> None:
+async def test_the_successor_of_a_crashed_worker_has_the_reloaded_settings() -> None:
     async with host(1) as it:
         changed = from_mapping({**configured(it.sim).given, "models": {"aliases": {"best": "sim"}}})
         await it.supervisor.reload(changed)
@@ -313,7 +313,7 @@ async def test_the_successor_of_a_worker_that_dies_has_the_settings_of_the_reloa
             assert response.status == 200
 
 
-async def test_workers_that_do_not_start_are_an_error_and_leave_nothing_behind() -> None:
+async def test_workers_that_do_not_start_are_an_error_and_leave_no_process() -> None:
     async with SimFleet(1) as sim:
         settings = configured(sim)
         unreadable = replace(settings, source={**settings.source, "listen": {"port": "none"}})

@@ -56,14 +56,14 @@ async def said_to(redis: Store, *words: str) -> bytes:
         (("--user", "default", "on", "nopass", "~*", "resetchannels", "+@all"), "/0", "no permissions"),
     ],
 )
-async def test_a_store_that_refuses_is_named_with_its_reason(
+async def test_a_refusing_store_is_reported_with_its_reason(
     tmp_path: Path, options: tuple[str, ...], path: str, why: str
 ) -> None:
     async with deployed_on(tmp_path, *options) as deployed:
         await goes_on_alone(await deployed.join(deployed.redis.url.removesuffix("/0") + path), why)
 
 
-async def test_a_store_with_no_place_left_is_tried_until_it_has_one(tmp_path: Path) -> None:
+async def test_a_full_store_is_retried_until_it_accepts(tmp_path: Path) -> None:
     async with deployed_on(tmp_path, "--maxclients", "2") as deployed, AsyncExitStack() as first:
         one = Proxy(settings(deployed.redis.url))
         await first.enter_async_context(one.deployment)
@@ -75,7 +75,7 @@ async def test_a_store_with_no_place_left_is_tried_until_it_has_one(tmp_path: Pa
         await until(lambda: two.deployment.is_connected)
 
 
-async def test_a_store_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> None:
+async def test_a_store_that_accepts_and_does_not_respond_is_given_up(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -86,20 +86,20 @@ async def test_a_store_that_accepts_and_says_nothing_is_given_up(tmp_path: Path)
         await goes_on_alone(one, "no answer")
 
 
-async def test_a_store_that_is_far_away_is_used_like_any_other(tmp_path: Path) -> None:
+async def test_a_distant_store_works(tmp_path: Path) -> None:
     async with deployed_on(tmp_path) as deployed, Wall(deployed.redis.port, 0.1) as far:
         one, two = await deployed.join(far.url), await deployed.join(far.url)
         await know_each_other(one, two)
         await until(lambda: one.deployment.status()["staleness"] >= 0.1)
 
 
-async def test_a_replica_that_is_read_only_passes_on_what_is_said_and_gives_no_lease(tmp_path: Path) -> None:
+async def test_a_read_only_replica_passes_messages_and_grants_no_lease(tmp_path: Path) -> None:
     async with deployed_on(tmp_path, "--replicaof", "127.0.0.1", str(free_port())) as deployed:
         await know_each_other(await deployed.join(), await deployed.join())
         await _gives_no_lease(deployed.redis.url)
 
 
-async def test_a_store_without_memory_passes_on_what_is_said(tmp_path: Path) -> None:
+async def test_a_store_without_memory_passes_messages(tmp_path: Path) -> None:
     async with deployed_on(tmp_path, "--maxmemory", "1") as deployed:
         await know_each_other(await deployed.join(), await deployed.join())
         assert (
@@ -109,7 +109,7 @@ async def test_a_store_without_memory_passes_on_what_is_said(tmp_path: Path) -> 
         await _gives_no_lease(deployed.redis.url)
 
 
-async def test_a_cluster_that_is_down_passes_on_what_is_said(tmp_path: Path) -> None:
+async def test_a_cluster_that_is_down_passes_messages(tmp_path: Path) -> None:
     options = "--cluster-enabled", "yes", "--cluster-port", str(free_port())
     async with deployed_on(tmp_path, *options) as deployed:
         await know_each_other(await deployed.join(), await deployed.join())
@@ -117,7 +117,7 @@ async def test_a_cluster_that_is_down_passes_on_what_is_said(tmp_path: Path) -> 
         await _gives_no_lease(deployed.redis.url)
 
 
-async def test_who_is_not_allowed_to_publish_any_more_says_so_and_comes_back(tmp_path: Path) -> None:
+async def test_a_lost_permission_to_publish_is_reported_and_recovers(tmp_path: Path) -> None:
     """Publishing asks for no replies, so it is noticed by what does not come back."""
     async with deployed_on(tmp_path) as deployed:
         one, two = await deployed.pair(lease=SHORT)
@@ -128,7 +128,7 @@ async def test_who_is_not_allowed_to_publish_any_more_says_so_and_comes_back(tmp
         await until(lambda: one.knows == two.knows == 1 and two.remote == 1)
 
 
-async def test_connections_that_are_cut_over_and_over_leave_no_sockets(tmp_path: Path) -> None:
+async def test_repeatedly_cut_connections_leak_no_sockets(tmp_path: Path) -> None:
     async with deployed_on(tmp_path) as deployed:
         one, two = await deployed.pair()
         before = len(os.listdir("/proc/self/fd"))
@@ -140,7 +140,7 @@ async def test_connections_that_are_cut_over_and_over_leave_no_sockets(tmp_path:
         await know_each_other(one, two)
 
 
-async def test_whatever_goes_wrong_with_a_message_is_a_loss_and_not_silence(tmp_path: Path) -> None:
+async def test_a_failure_of_a_message_counts_as_a_lost_connection(tmp_path: Path) -> None:
     def fails(message: bytes) -> None:
         raise ArithmeticError("of nobody's making")
 

@@ -45,7 +45,7 @@ def policy(file: Path | None = None, low: int = 1) -> dict[str, Any]:
     return {"autoscale": {"interval": "100ms", "pools": {"default": section}}}
 
 
-async def test_a_pod_goes_when_no_worker_has_a_request_on_it(tmp_path: Path) -> None:
+async def test_a_pod_is_removed_when_no_worker_has_a_request_on_it(tmp_path: Path) -> None:
     file = tmp_path / "orders"
     async with host(2, pods=2, config=SLOW, **policy(file, low=2)) as it:
         async with held(it.sim.pods):
@@ -64,7 +64,7 @@ async def test_a_pod_goes_when_no_worker_has_a_request_on_it(tmp_path: Path) -> 
             assert await it.chat(f"another one {number}") != victim.name
 
 
-async def test_what_workers_see_is_added_up() -> None:
+async def test_signals_of_workers_are_summed() -> None:
     async with host(2, pods=2, **policy()) as it:
         for number in range(10):
             await it.chat(f"question {number}")
@@ -78,7 +78,7 @@ async def test_what_workers_see_is_added_up() -> None:
         }
 
 
-async def test_all_pools_are_paused_at_once() -> None:
+async def test_all_pools_are_paused_together() -> None:
     async with (
         SimFleet(1, SimConfig(time_scale=20)) as sim,
         Supervisor(configured(sim, **policy()), 1) as supervisor,

@@ -89,7 +89,7 @@ async def world(**reliability: Any) -> AsyncIterator[World]:
             yield World(supervisor, engines, given)
 
 
-async def test_a_breaker_that_one_worker_opens_is_open_in_all() -> None:
+async def test_a_breaker_that_one_worker_opens_is_open_in_all_workers() -> None:
     async with world(breaker={"failures": 3, "open": "1h"}) as w:
         ill = w.engines[0]
         ill.is_ill = True
@@ -101,7 +101,7 @@ async def test_a_breaker_that_one_worker_opens_is_open_in_all() -> None:
         assert ill.asked == asked
 
 
-async def test_one_request_at_a_time_tries_the_pod_whichever_worker_has_it() -> None:
+async def test_one_trial_request_at_a_time_over_all_workers() -> None:
     async with world(breaker={"failures": 3, "open": "100ms", "slowStart": 0}) as w:
         ill = w.engines[0]
         ill.is_ill = True
@@ -124,7 +124,7 @@ async def test_one_request_at_a_time_tries_the_pod_whichever_worker_has_it() -> 
         assert "pod-0" in await w.ask_all()
 
 
-async def test_what_the_supervisor_finds_in_its_checks_all_workers_know() -> None:
+async def test_all_workers_know_the_ejections_of_the_supervisor() -> None:
     async with world(health={"interval": "50ms", "timeout": "30s"}, breaker={"slowStart": 0}) as w:
         w.engines[0].is_unwell = True
         await until(lambda: bool(w.doubts()))

@@ -35,7 +35,7 @@ async def ask(it: Host, name: str) -> None:
         await response.read()
 
 
-async def test_decisions_of_all_workers_are_found_and_a_request_is_tried_by_one() -> None:
+async def test_decisions_of_all_workers_are_listed_and_one_worker_explains_a_request() -> None:
     async with (
         SimFleet(2, SimConfig(time_scale=20)) as sim,
         Supervisor(configured(sim, telemetry=ON), 2) as supervisor,
@@ -63,7 +63,7 @@ async def test_decisions_of_all_workers_are_found_and_a_request_is_tried_by_one(
 
 
 @pytest.mark.parametrize("workers", [2])
-async def test_off_is_off_in_all_of_them(workers: int) -> None:
+async def test_recording_is_off_in_all_workers(workers: int) -> None:
     async with (
         SimFleet(1, SimConfig(time_scale=20)) as sim,
         Supervisor(configured(sim), workers) as supervisor,

@@ -40,7 +40,7 @@ def _of(record: Any) -> tuple[tuple[float, int], tuple[float, int]]:
     ],
     ids=str,
 )
-async def test_all_workers_together_keep_a_cap_and_serve_everybody(
+async def test_all_workers_together_keep_a_cap_and_serve_all_requests(
     cap: dict[str, int], all_pods: int, per_pod: int
 ) -> None:
     async with host(2, 2, SimConfig(time_scale=1), flowControl=cap) as h:

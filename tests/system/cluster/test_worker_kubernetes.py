@@ -17,7 +17,7 @@ from tests.helpers.waiting import PATIENCE, until
 from tests.wire.models.test_cluster import rewrite, rule
 
 
-async def test_workers_have_the_pods_and_the_rewrites_of_a_cluster() -> None:
+async def test_workers_have_the_pods_and_rewrites_of_a_cluster() -> None:
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(FakeApiServer())
         sim = SimPod(SimConfig(time_scale=20))

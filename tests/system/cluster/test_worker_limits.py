@@ -27,7 +27,7 @@ async def ask(it: Host, key: str = "k") -> int:
         return response.status
 
 
-async def test_two_workers_give_a_key_no_more_than_one_would() -> None:
+async def test_two_workers_grant_a_key_no_more_than_its_limit() -> None:
     async with host(2, security=FEW) as it:
         seen, began = [], time.monotonic()
         for _ in range(16):

@@ -32,7 +32,7 @@ async def nap(it: Host, http: aiohttp.ClientSession, number: int) -> None:
     await until_workers_show(it.supervisor, lambda lines: ready_pods(1 - number) in lines)
 
 
-async def test_workers_know_names_and_who_sleeps_and_wake_them_together() -> None:
+async def test_workers_share_names_and_sleeping_pods_and_wake_them_once() -> None:
     async with host(2, pods=2, models=MODELS) as it, aiohttp.ClientSession() as http:
         assert {name for _, name in [await ask(it) for _ in range(6)]} == {"gpt-4o"}
         rewrites = 'kvlane_model_rewrites_total{model="sim",rule="alias"}'
@@ -46,7 +46,7 @@ async def test_workers_know_names_and_who_sleeps_and_wake_them_together() -> Non
         assert sorted(pod.engine.sleep_level for pod in it.sim.pods) == [0, 1]
 
 
-async def test_an_adapter_that_is_loaded_at_run_time_is_found_by_every_worker() -> None:
+async def test_every_worker_finds_an_adapter_that_is_loaded_at_run_time() -> None:
     config = [SimConfig(model="base", time_scale=20), SimConfig(model="base", time_scale=20)]
     async with host(2, pods=2, config=config, refresh=RARELY) as it:
         it.sim.pods[1].serve_models(lora_adapters=["poems"])
@@ -58,7 +58,7 @@ async def test_an_adapter_that_is_loaded_at_run_time_is_found_by_every_worker() 
         assert await status(it, "invented") == (404, None)
 
 
-async def test_workers_have_the_models_of_a_pod_read_after_its_404() -> None:
+async def test_a_404_at_one_worker_makes_the_supervisor_read_the_models_again() -> None:
     config = [SimConfig(model="base", time_scale=20), SimConfig(model="base", time_scale=20)]
     async with host(2, pods=2, config=config, refresh=RARELY) as it:
         it.sim.pods[0].serve_models("other")

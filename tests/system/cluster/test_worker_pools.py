@@ -63,7 +63,7 @@ def serve(lines: set[str], *pods: str) -> bool:
     return {one for one in lines if one.startswith("kvlane_endpoint_state{")} == {state(pod, "ready") for pod in pods}
 
 
-async def test_every_worker_knows_which_pod_is_in_which_pool_and_what_others_have_sent_there() -> None:
+async def test_every_worker_knows_the_pool_of_each_pod_and_the_load_from_others() -> None:
     async with host(scheduling=BY_PREFIX) as it:
         assert set(await asked(it, "small")) == {(200, "pod-0")}
         assert set(await asked(it, "large")) == {(200, "pod-1"), (200, "pod-2")}
@@ -79,7 +79,7 @@ async def test_every_worker_knows_which_pod_is_in_which_pool_and_what_others_hav
         assert {pod for _, pod in [await ask(it, "large", DOCUMENT) for _ in range(8)]} == {first}
 
 
-async def test_caps_of_a_pool_hold_for_all_workers_and_nobody_waits_in_another() -> None:
+async def test_caps_of_a_pool_hold_for_all_workers_and_do_not_affect_other_pools() -> None:
     async with host(flowControl={"maxConcurrent": 4}) as it:
         async with held(it.sim.pods[1:]):
             flood = [asyncio.ensure_future(ask(it, "large", f"question {number}", 30)) for number in range(24)]
@@ -93,7 +93,7 @@ async def test_caps_of_a_pool_hold_for_all_workers_and_nobody_waits_in_another()
         assert 2 <= most <= 8
 
 
-async def test_all_workers_follow_when_a_pool_comes_and_goes() -> None:
+async def test_all_workers_add_and_remove_a_pool() -> None:
     async with host() as it:
         one = {"url": it.sim.urls[0], "name": "pod-0"}
         alone = configured(it.sim, pods={"static": [one]})

@@ -11,7 +11,7 @@ from tests.helpers.waiting import until
 RANKS = 3
 
 
-async def test_all_workers_know_the_ranks_of_a_pod_and_a_drain_is_of_all_ranks() -> None:
+async def test_all_workers_know_the_ranks_of_a_pod_and_a_drain_covers_all_ranks() -> None:
     config = SimConfig(time_scale=20, data_parallel_size=RANKS)
     async with host(2, pods=1, config=config) as it:
         await until(lambda: len(it.supervisor.fleet.ready) == RANKS)

@@ -122,7 +122,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_sigterm_drains_every_worker_and_each_request_has_its_line(config: Path, sim: SimFleet) -> None:
+async def test_sigterm_drains_every_worker_and_every_request_is_logged(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
         short = await asyncio.gather(*(answer(served.url, 1) for _ in range(20)))
         running = [asyncio.create_task(answer(served.url, 20)) for _ in range(6)]
@@ -153,7 +153,7 @@ async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path, si
         await answer(served.url, 1)
 
 
-async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next_one_serves(config: Path) -> None:
+async def test_a_worker_that_gets_sigterm_finishes_its_requests_while_its_successor_serves(config: Path) -> None:
     async with SimFleet(2, [SLOW, replace(SLOW, model="slow")]) as sim:
         rewrite(config, pods={"static": [{"url": url} for url in sim.urls]})
         async with serving(config, workers=2) as served:
@@ -169,7 +169,7 @@ async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next
             assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
 
 
-async def test_workers_whose_supervisor_was_killed_end_what_they_have_begun_and_go(config: Path, sim: SimFleet) -> None:
+async def test_workers_without_a_supervisor_finish_their_requests_and_exit(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
         workers = served.workers
         assert len(workers) == 2
@@ -181,7 +181,7 @@ async def test_workers_whose_supervisor_was_killed_end_what_they_have_begun_and_
         await until(lambda: not any(map(alive, workers)))
 
 
-async def test_a_port_that_is_taken_is_said_and_nothing_starts(config: Path) -> None:
+async def test_with_a_port_in_use_no_worker_starts(config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         rewrite(config, listen={"host": "127.0.0.1", "port": other.getsockname()[1]})
         async with serving(config) as served:

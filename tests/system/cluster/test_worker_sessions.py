@@ -32,7 +32,7 @@ async def ask(it: Host, session: str) -> str:
         return response.headers["x-kvlane-endpoint"]
 
 
-async def test_two_workers_agree_on_the_pod_of_a_session() -> None:
+async def test_two_workers_choose_the_same_pod_for_a_session() -> None:
     async with host(2, pods=4, scheduling=BY_ID) as it:
         for number in range(8):
             await _agree(it, f"session {number}")

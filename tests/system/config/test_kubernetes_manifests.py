@@ -80,7 +80,7 @@ def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 
 
 @each_stack
-def test_it_renders_to_known_kinds_each_of_them_once(stack: str) -> None:
+def test_it_renders_to_known_kinds_once_each(stack: str) -> None:
     found = [(kind(item), item["metadata"]["name"]) for item in rendered(stack)]
     assert len(set(found)) == len(found)
     assert {each for each, _ in found} == KINDS | ({MONITOR} if stack == "overlays/ha" else set())
@@ -88,7 +88,7 @@ def test_it_renders_to_known_kinds_each_of_them_once(stack: str) -> None:
 
 @pytest.mark.skipif(find_spec("kubernetes_validate") is None, reason="needs the package kubernetes-validate")
 @each_stack
-def test_every_object_fits_its_schema_and_has_no_field_that_is_none(stack: str) -> None:
+def test_every_object_fits_its_schema(stack: str) -> None:
     validate = import_module("kubernetes_validate").validate
     for item in rendered(stack):
         if kind(item) != MONITOR:
@@ -96,7 +96,7 @@ def test_every_object_fits_its_schema_and_has_no_field_that_is_none(stack: str) 
 
 
 @each_stack
-def test_whatever_names_labels_names_those_of_pods_that_there_are(stack: str) -> None:
+def test_label_selectors_match_labels_of_pods(stack: str) -> None:
     pods = [item["spec"]["template"]["metadata"]["labels"] for item in rendered(stack) if item["kind"] == "Deployment"]
     for item in rendered(stack):
         spec = item.get("spec", {})
@@ -111,7 +111,7 @@ def test_whatever_names_labels_names_those_of_pods_that_there_are(stack: str) ->
 
 
 @each_stack
-def test_ports_configurations_and_accounts_that_are_named_exist(stack: str) -> None:
+def test_referenced_ports_configurations_and_accounts_exist(stack: str) -> None:
     pod, config = template(stack)["spec"], settings(stack)
     (container,) = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -141,7 +141,7 @@ def test_the_configuration_serves_and_has_time_to_drain(stack: str) -> None:
 
 
 @each_stack
-def test_the_role_allows_what_the_configuration_asks_for_and_no_more(stack: str) -> None:
+def test_the_role_grants_exactly_what_the_configuration_needs(stack: str) -> None:
     rules = one(stack, "Role")["rules"]
     assert {(*rule["apiGroups"], name) for rule in rules for name in rule["resources"]} == set(asked(settings(stack)))
     assert {tuple(rule["verbs"]) for rule in rules} == {("list", "watch")}
@@ -158,7 +158,7 @@ def asked(config: Settings) -> Iterator[tuple[str, str]]:
 
 
 @each_stack
-def test_the_network_lets_through_what_kvlane_needs(stack: str) -> None:
+def test_the_network_policy_permits_what_kvlane_needs(stack: str) -> None:
     policy = one(stack, "NetworkPolicy")["spec"]
     config = settings(stack)
     opened = [port for port in (config.listen.port, config.admin.port, config.extproc.port) if port is not None]
@@ -173,7 +173,7 @@ def test_the_network_lets_through_what_kvlane_needs(stack: str) -> None:
 
 
 @each_stack
-def test_a_container_may_do_nothing_that_it_need_not(stack: str) -> None:
+def test_containers_have_minimal_privileges(stack: str) -> None:
     for item in rendered(stack):
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]["spec"]
@@ -186,7 +186,7 @@ def test_a_container_may_do_nothing_that_it_need_not(stack: str) -> None:
                 assert "memory" in container["resources"]["limits"]
 
 
-def test_with_a_store_there_are_several_who_know_of_each_other_over_it() -> None:
+def test_with_a_store_several_replicas_share_state() -> None:
     config = settings("overlays/ha")
     store = one("overlays/ha", "Service", called="kvlane-redis")
     assert config.replicas.store == f"redis://{store['metadata']['name']}:{store['spec']['ports'][0]['port']}/0"
@@ -196,7 +196,7 @@ def test_with_a_store_there_are_several_who_know_of_each_other_over_it() -> None
         assert one(stack, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 1
 
 
-def test_a_gateway_finds_its_picker_and_speaks_what_it_speaks() -> None:
+def test_a_gateway_finds_its_picker_and_its_protocol() -> None:
     config = settings("overlays/gateway")
     ports = {port["port"]: port for port in one("overlays/gateway", "Service")["spec"]["ports"]}
     assert config.extproc.port in ports

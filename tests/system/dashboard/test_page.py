@@ -54,7 +54,7 @@ def tile(pod: str) -> str:
     return f"[data-key=pod-{pod}]"
 
 
-async def test_the_fleet_is_shown_and_follows_what_happens(page: Page) -> None:
+async def test_the_fleet_is_shown_and_updated(page: Page) -> None:
     async with scene(pods=3) as made:
         await page.open(f"{made.url}/dashboard")
         await page.until(f"{TILES}.length === 3")
@@ -71,7 +71,7 @@ async def test_the_fleet_is_shown_and_follows_what_happens(page: Page) -> None:
         assert await page.complaints() == []
 
 
-async def test_what_is_sick_stands_first_with_its_reason(page: Page) -> None:
+async def test_findings_are_listed_first_with_their_reason(page: Page) -> None:
     async with scene(pods=6) as made:
         ill, broken = made.fleet.get("vllm-4"), made.fleet.get("vllm-5")
         assert ill is not None
@@ -205,7 +205,7 @@ async def test_tokens_and_cache_hits_are_shown_with_their_source(page: Page) -> 
 
 
 @pytest.mark.smoke
-async def test_a_pod_is_drained_and_taken_back(page: Page) -> None:
+async def test_a_pod_is_drained_and_undrained(page: Page) -> None:
     async with scene(pods=2) as made:
         await page.open(f"{made.url}/dashboard")
         await page.until(f"{TILES}.length === 2")
@@ -249,7 +249,7 @@ async def test_a_key_is_requested_if_one_is_needed_and_kept_nowhere(page: Page) 
         await page.until("document.querySelector('#key-dialog').open")
 
 
-async def test_who_closes_the_question_for_the_key_can_have_it_again(page: Page) -> None:
+async def test_the_closed_key_dialog_can_be_reopened(page: Page) -> None:
     async with scene(pods=2, api_key="s3cret") as made:
         await page.open(f"{made.url}/dashboard")
         await page.until("document.querySelector('#key-dialog').open")
@@ -273,7 +273,7 @@ async def test_a_pod_that_never_responds_is_a_finding(page: Page) -> None:
         await page.says("#attention-title", "1 thing to look at")
 
 
-async def test_a_fleet_without_pods_says_how_to_add_one(page: Page) -> None:
+async def test_an_empty_fleet_explains_how_to_add_a_pod(page: Page) -> None:
     async with scene() as made:
         await page.open(f"{made.url}/dashboard")
         await page.says("#fleet-legend", "POST /admin/pods")
@@ -283,7 +283,7 @@ async def test_a_fleet_without_pods_says_how_to_add_one(page: Page) -> None:
         await page.says("#fleet-legend", "No pod is like that.")
 
 
-async def test_all_of_it_can_be_done_with_the_keyboard(page: Page) -> None:
+async def test_the_keyboard_reaches_everything(page: Page) -> None:
     async with scene(pods=2) as made:
         await page.open(f"{made.url}/dashboard")
         await page.until(f"{TILES}.length === 2")
@@ -350,7 +350,7 @@ async def test_live_requests_decisions_and_a_dry_run(page: Page) -> None:
 
 @needs_axe
 @pytest.mark.parametrize(("pods", "scheme", "width"), [(4, "light", 1400), (60, "dark", 1400), (200, "light", 390)])
-async def test_axe_finds_nothing_serious(page: Page, pods: int, scheme: str, width: int) -> None:
+async def test_axe_finds_no_serious_issue(page: Page, pods: int, scheme: str, width: int) -> None:
     async with scene(pods=pods) as made:
         ill, broken = made.fleet.get("vllm-2"), made.fleet.get("vllm-3")
         assert ill is not None

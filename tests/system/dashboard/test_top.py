@@ -60,13 +60,13 @@ def picture_of(pods: Mapping[str, Any]) -> Picture:
     return picture
 
 
-def test_changes_add_up_and_pods_that_are_gone_go() -> None:
+def test_changes_are_merged_and_removed_pods_disappear() -> None:
     picture = picture_of({"a": row(1), "b": row(2)})
     picture.apply("change", {"at": 101.0, "pods": {"a": row(5), "b": None}}, 1.0)
     assert [(pod.name, pod.requests) for pod in picture.rows()] == [("a", 5)]
 
 
-def test_rates_are_those_of_the_last_ten_seconds() -> None:
+def test_rates_are_over_the_last_ten_seconds() -> None:
     picture = picture_of({"a": row(sent=1000)})
     for second in range(1, 31):
         sent = 1000 if second <= 15 else 1000 + 3 * (second - 15)
@@ -94,7 +94,7 @@ def test_a_restarted_proxy_replaces_the_whole_picture() -> None:
     assert (pod.sent, pod.rate) == (2, None)
 
 
-def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
+def test_old_totals_are_not_shown() -> None:
     picture = Picture()
     picture.apply("all", {**everything({}), "points": [{"t": 98.0, "good": 7.0}]}, 0.0)
     assert picture.totals(20.0)["good"] == 7.0
@@ -115,7 +115,7 @@ def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
         ({}, ["- tok/s out · - in ·"]),
     ],
 )
-def test_tokens_and_cache_hits_of_the_whole_are_shown_with_their_source(point: Any, words: list[str]) -> None:
+def test_total_tokens_and_cache_hits_are_shown_with_their_source(point: Any, words: list[str]) -> None:
     picture = Picture()
     picture.apply("all", {**everything({}), "points": [{"t": 99.0, **point}]}, 0.0)
     drawn = "\n".join(f"{line} ·" for line in screen(picture, View(), (160, 10), 1.0).plain.splitlines())
@@ -133,7 +133,7 @@ vllm:time_to_first_token_seconds_bucket{model_name="m",le="+Inf"} %d
 """
 
 
-def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
+def test_engine_figures_are_differences_of_two_scrapes() -> None:
     before, now = (
         totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0)[0],
         totals_in(EXPOSITION % (175, 300, 250, 10, 15, 15), 2.0)[0],
@@ -152,19 +152,19 @@ def test_an_engine_that_was_restarted_or_is_idle_has_no_figures() -> None:
     assert between(*totals_in(b"", 0.0), *totals_in(b"", 5.0)).tokens is None
 
 
-def test_the_busiest_pods_stand_above_and_equal_ones_by_their_names() -> None:
+def test_the_busiest_pods_are_first_and_equal_ones_sorted_by_name() -> None:
     pods = [Pod("c", requests=1), Pod("b", requests=1), Pod("a", requests=0), Pod("d", requests=9)]
     assert [pod.name for pod in Order().of(pods)] == ["d", "b", "c", "a"]
     assert [pod.name for pod in Order().turned().of(pods)] == ["a", "b", "c", "d"]
     assert [pod.name for pod in Order(TITLES.index("POD")).of(pods)] == ["a", "b", "c", "d"]
 
 
-def test_the_worst_pods_stand_above_by_their_state() -> None:
+def test_pods_sort_by_the_severity_of_their_state() -> None:
     pods = [Pod("good", state="ready"), Pod("bad", state="ejected"), Pod("doubted", state="ready", doubts=("slow",))]
     assert [pod.name for pod in Order(TITLES.index("STATE")).of(pods)] == ["bad", "doubted", "good"]
 
 
-def test_numbers_are_as_short_as_their_columns() -> None:
+def test_numbers_fit_their_columns() -> None:
     assert [number(one) for one in (None, 0, 0.25, 12.5, 99.7, 999.7, 8123, 123_456)] == [
         *("-", "0", "0.2", "12.5", "100", "1.0k", "8.1k", "123k"),
     ]
@@ -192,7 +192,7 @@ def test_a_common_end_of_long_names_is_left_out_so_that_they_differ() -> None:
     assert len({line.split()[0] for line in lines[:19]}) == 19
 
 
-def test_keys_scroll_no_further_than_there_are_pods() -> None:
+def test_scrolling_stops_at_the_last_pod() -> None:
     view = View()
     for key in ("up", "page down", "page down", "down"):
         view = pressed(key, view, total=50, rows=20)
@@ -202,7 +202,7 @@ def test_keys_scroll_no_further_than_there_are_pods() -> None:
     assert pressed("down", View(), total=3, rows=20).top == 0
 
 
-def test_keys_that_come_in_a_burst_are_all_understood() -> None:
+def test_keys_in_a_burst_are_all_processed() -> None:
     assert list(keys_in("s\x1b[Bx\x1b[6~\x1bOAq")) == ["next", "down", "page down", "up", "quit"]
 
 
@@ -301,7 +301,7 @@ async def test_a_restarted_proxy_is_found_again_and_its_absence_is_shown() -> No
         assert "first" not in picture.pods
 
 
-async def test_a_key_that_is_no_longer_good_ends_it_and_a_proxy_that_is_starting_does_not() -> None:
+async def test_a_revoked_key_ends_it_and_a_starting_proxy_does_not() -> None:
     async with proxy() as (one, feed, _), Tasks() as tasks:
         one.status = 503
         following = tasks.start(feed.run(), "events")
@@ -315,7 +315,7 @@ async def test_a_key_that_is_no_longer_good_ends_it_and_a_proxy_that_is_starting
             await feed.first()
 
 
-async def test_looking_at_pods_gives_what_they_counted_in_between() -> None:
+async def test_scrapes_of_visible_pods_give_their_counters() -> None:
     async with stack(2) as s, aiohttp.ClientSession() as session:
         picture, clock = Picture(), ManualClock()
         feed = FeedClient(session, s.admin, picture, clock, lambda: None)
@@ -405,7 +405,7 @@ async def test_a_closed_admin_port_is_an_error_of_one_line() -> None:
     assert "is this the admin port" in errors.decode()
 
 
-async def test_in_a_terminal_it_draws_takes_keys_and_leaves_the_terminal_as_it_was() -> None:
+async def test_in_a_terminal_it_draws_reads_keys_and_restores_the_terminal() -> None:
     async with stack(3) as s:
         outer, inner = pty.openpty()
         before = termios.tcgetattr(inner)
@@ -456,6 +456,6 @@ async def until_drawn(drawn: Drawn, text: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_the_lines_above_the_pods_are_as_many_as_the_screen_reckons_with() -> None:
+def test_the_header_has_as_many_lines_as_the_screen_reserves() -> None:
     lines = screen(picture_of({"only": row()}), View(), (80, 24), 0.0).plain.split("\n")
     assert lines[HEAD].startswith("only")

@@ -33,7 +33,7 @@ async def shown(served: Host) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
         yield events(reply)
 
 
-async def test_the_host_shows_what_all_workers_do() -> None:
+async def test_the_host_shows_all_workers() -> None:
     async with host(workers=2) as served, shown(served) as received:
         _, first = await anext(received)
         assert set(first["pods"]) == {"pod-0", "pod-1"}
@@ -49,7 +49,7 @@ async def test_the_host_shows_what_all_workers_do() -> None:
                 break
 
 
-async def test_what_failed_on_a_pod_is_that_of_all_workers_and_of_those_that_are_gone() -> None:
+async def test_failures_on_a_pod_include_all_current_and_former_workers() -> None:
     async with host(workers=2, reliability=NEVER_GIVEN_UP) as served:
         served.sim.pods[0].faults.set([Fault(Kind.REJECT, status=500)])
         for number in range(20):
@@ -71,7 +71,7 @@ async def counted(served: Host) -> dict[str, tuple[int, int]]:
     return {name: (row[sent], row[failed]) for name, row in first["pods"].items()}
 
 
-def test_sums_are_those_of_the_series_that_were_read_last() -> None:
+def test_sums_are_of_the_series_that_were_read_last() -> None:
     read: list[Series] = []
     counts = SummedCounts(lambda: read[-1] if read else None)
     pod, other = Endpoint("a", "http://a:8000"), Endpoint("b", "http://b:8000")
@@ -91,7 +91,7 @@ BUTTONS = "document.querySelectorAll('#decision-list tbody button')"
 
 
 @needs_chromium
-async def test_decisions_of_all_workers_are_shown_and_a_click_has_the_table_of_the_one_that_decided() -> None:
+async def test_decisions_of_all_workers_are_listed_and_shown_in_full() -> None:
     telemetry = {"accessLog": False, "logLevel": "error", "decisions": {}}
     with chromium() as driver:
         async with host(workers=2, telemetry=telemetry) as served:

@@ -80,18 +80,18 @@ def good(words: list[str], result: Result) -> None:
 
 
 @pytest.mark.parametrize("words", OFFLINE, ids=shlex.join)
-def test_a_command_does_what_it_is_shown_for(words: list[str], desk: Path) -> None:
+def test_a_documented_command_works(words: list[str], desk: Path) -> None:
     good(words, run(words))
 
 
 @pytest.mark.parametrize("words", named({"serve"}), ids=shlex.join)
-def test_what_is_served_is_a_good_configuration(words: list[str], desk: Path) -> None:
+def test_a_served_configuration_is_valid(words: list[str], desk: Path) -> None:
     settings = [pair for pair in itertools.pairwise(words) if pair[0] in ("-c", "--pod")]
     good(words, run([words[0], "check", *itertools.chain.from_iterable(settings)]))
 
 
 @pytest.mark.parametrize("words", named(OPERATES), ids=shlex.join)
-async def test_a_command_that_asks_is_answered(words: list[str], desk: Path) -> None:
+async def test_a_command_that_queries_a_proxy_succeeds(words: list[str], desk: Path) -> None:
     async with asked() as s:
         line = re.sub(r"--slow \S+", "--slow 0s", shlex.join(words)).replace("http://localhost:9190", s.admin)
         for number, pod in enumerate(s.sim.urls):
@@ -115,7 +115,7 @@ async def asked() -> AsyncIterator[Stack]:
         yield s
 
 
-def test_no_block_is_of_a_language_that_nothing_looks_at() -> None:
+def test_every_language_of_a_block_is_tested() -> None:
     found = {fence for page in PAGES for fence in re.findall(r"^ *```+(\w*)$", page.read_text(), re.MULTILINE)}
     assert found - {""} <= LANGUAGES
     for page in PAGES:
@@ -124,14 +124,14 @@ def test_no_block_is_of_a_language_that_nothing_looks_at() -> None:
         assert not any(fences[1::2]), f"{page.name}: a block is not closed"
 
 
-def test_every_line_of_a_shell_is_looked_at() -> None:
+def test_every_line_of_a_shell_block_is_tested() -> None:
     first = {words[0].rpartition("/")[2] for words in WORDS if not words[0].startswith("#")}
     assert first <= {"kvlane", "curl", "make", "python", "git", "kubectl", "ssh"}
     assert all(words[1].startswith("bench/") for words in WORDS if words[0] == "python")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_has_the_options_that_are_shown(script: str) -> None:
+def test_a_script_has_the_documented_options(script: str) -> None:
     shown = {word.partition("=")[0] for words in WORDS if words[1:2] == [script] for word in words if word[:2] == "--"}
     helped = subprocess.run(
         [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -140,36 +140,36 @@ def test_a_script_has_the_options_that_are_shown(script: str) -> None:
     assert not {option for option in shown if not re.search(rf"{option}\b", helped.stdout)}
 
 
-def test_what_kubectl_applies_is_there() -> None:
+def test_manifests_for_kubectl_exist() -> None:
     folders = [words[words.index("-k") + 1] for words in WORDS if words[0] == "kubectl" and "-k" in words]
     assert folders
     assert all((ROOT / folder / "kustomization.yaml").exists() for folder in folders)
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_json_is_json(block: Block) -> None:
+def test_json_blocks_are_valid(block: Block) -> None:
     json.loads(block.text)
 
 
-def test_every_extra_that_is_named_can_be_installed() -> None:
+def test_every_named_extra_can_be_installed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = set(everywhere(r"kvlane\[([a-z,]+)\]"))
     assert named
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-def test_every_profile_of_compose_that_is_named_is_there() -> None:
+def test_every_named_compose_profile_exists() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
     profiles = {name for service in services for name in service.get("profiles", [])}
     assert set(everywhere(r"docker compose --profile (\w+)")) <= profiles
 
 
-def test_every_target_of_make_that_is_named_is_there() -> None:
+def test_every_named_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{target}:" in makefile for target in everywhere(r"`make ([a-z][a-z-]*)"))
 
 
-def test_the_connector_that_is_shown_is_the_one_there_is() -> None:
+def test_the_documented_connector_is_the_source() -> None:
     shown = {block.text for block in blocks("python") if "(Connector)" in block.text}
     source = (ROOT / "proxy" / "disagg" / "connectors" / "nixl.py").read_text()
     assert len(shown) == 1

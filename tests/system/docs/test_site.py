@@ -74,13 +74,13 @@ def test_the_front_page_is_the_readme(pages: dict[Path, Html], site: Path) -> No
     assert {"two-commands", "how-it-decides"} <= pages[site / "index.html"].ids
 
 
-def test_texts_that_stand_elsewhere_have_their_pages(pages: dict[Path, Html], site: Path) -> None:
+def test_pages_from_other_folders_are_in_the_site(pages: dict[Path, Html], site: Path) -> None:
     there = {file.relative_to(site).as_posix() for file in pages}
     assert {"performance.html", "contributing.html"} <= there
     assert {"files/config/index.html", "files/config/latency.yaml.html", "files/proxy/core/plugin.py.html"} <= there
 
 
-def test_every_link_leads_somewhere_in_the_site(pages: dict[Path, Html], site: Path) -> None:
+def test_every_link_in_the_site_is_valid(pages: dict[Path, Html], site: Path) -> None:
     """Files too, and places in pages: `mkdocs build --strict` does not look at what it makes of raw HTML."""
     for file, page in pages.items():
         for link in local(page.links):
@@ -91,27 +91,27 @@ def test_every_link_leads_somewhere_in_the_site(pages: dict[Path, Html], site: P
             assert not anchor or target.suffix != ".html" or anchor in pages[target].ids, f"{file.name}: {link}"
 
 
-def test_nothing_is_fetched_from_elsewhere(pages: dict[Path, Html], site: Path) -> None:
+def test_the_site_fetches_nothing_from_other_sites(pages: dict[Path, Html], site: Path) -> None:
     for file, page in pages.items():
         assert not [url for url in page.fetched if _ELSEWHERE.match(url)], file
     for sheet in site.rglob("*.css"):
         assert not [url for url in _URL.findall(sheet.read_text()) if _ELSEWHERE.match(url)], sheet
 
 
-def test_nothing_is_there_for_which_the_theme_would_fetch_a_script(pages: dict[Path, Html]) -> None:
+def test_no_element_makes_the_theme_fetch_a_script(pages: dict[Path, Html]) -> None:
     """Diagrams and counts of stars come from elsewhere."""
     used = set[str]().union(*(page.classes for page in pages.values()))
     assert not used & {"mermaid", "md-source"}
 
 
-def test_everything_that_is_fetched_is_there(pages: dict[Path, Html], site: Path) -> None:
+def test_every_fetched_file_exists(pages: dict[Path, Html], site: Path) -> None:
     for file, page in pages.items():
         for link in local(page.fetched):
             assert (file.parent / unquote(link).partition("?")[0]).exists(), f"{file.relative_to(site)}: {link}"
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda file: file.name)
-def test_a_picture_can_be_read_in_the_dark_and_by_ear(picture: Path) -> None:
+def test_a_picture_has_a_dark_mode_and_a_description(picture: Path) -> None:
     text = picture.read_text()
     assert "prefers-color-scheme: dark" in text
     assert re.search(r"<title[^>]*>\S", text)

@@ -110,7 +110,7 @@ def by_first_use(names: Sequence[str]) -> list[int]:
 
 
 @pytest.mark.smoke
-async def test_the_same_requests_go_to_the_same_pods_as_through_the_proxy_itself(tmp_path: Path) -> None:
+async def test_requests_go_to_the_same_pods_as_through_the_data_port(tmp_path: Path) -> None:
     settings = {**BLIND, "scheduling": STICKY}
     async with stack(4, settings=settings) as direct:
         wanted = await placements(direct)
@@ -126,7 +126,7 @@ async def test_the_same_requests_go_to_the_same_pods_as_through_the_proxy_itself
 
 
 @pytest.mark.parametrize("edit", [lambda config: None, buffered], ids=["full-duplex", "buffered"])
-async def test_answers_pass_with_what_is_learnt_from_them(tmp_path: Path, edit: Edit) -> None:
+async def test_responses_pass_and_are_learnt_from(tmp_path: Path, edit: Edit) -> None:
     text = "a long prompt " * 8000
     async with through_envoy(tmp_path, edit=edited(edit)) as s:
         response, answer = await s.chat(text)
@@ -143,7 +143,7 @@ async def test_answers_pass_with_what_is_learnt_from_them(tmp_path: Path, edit: 
 
 
 @pytest.mark.parametrize("edit", [lambda config: None, buffered], ids=["full-duplex", "buffered"])
-async def test_an_alias_is_rewritten_on_the_way_there_and_back(tmp_path: Path, edit: Edit) -> None:
+async def test_an_alias_is_rewritten_in_request_and_response(tmp_path: Path, edit: Edit) -> None:
     async with through_envoy(tmp_path, settings={"models": {"aliases": {"nice": "sim"}}}, edit=edited(edit)) as s:
         response, answer = await s.chat(model="nice")
         assert (response.status, answer["model"]) == (200, "nice")
@@ -152,7 +152,7 @@ async def test_an_alias_is_rewritten_on_the_way_there_and_back(tmp_path: Path, e
         assert {record.model for pod in s.pods for record in pod.requests} == {"sim"}
 
 
-async def test_usage_that_only_kvlane_has_asked_for_is_taken_out_again(tmp_path: Path) -> None:
+async def test_usage_that_only_kvlane_requested_is_removed(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, settings={"telemetry": {"accessLog": False, "askForUsage": True}}) as s:
         _, deliver = await events(s, asking("Hi", max_tokens=5))
         assert all(not event.get("usage") and event["choices"] for event in deliver)
@@ -160,7 +160,7 @@ async def test_usage_that_only_kvlane_has_asked_for_is_taken_out_again(tmp_path:
         assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == 5.0
 
 
-async def test_a_gateway_that_shows_no_answers_is_served_without_what_they_say(tmp_path: Path) -> None:
+async def test_a_gateway_without_response_messages_is_served(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, edit=edited(blind)) as s:
         response, _ = await s.chat()
         assert response.status == 200
@@ -168,7 +168,7 @@ async def test_a_gateway_that_shows_no_answers_is_served_without_what_they_say(t
         assert await s.sample('kvlane_requests_total{model="sim",outcome="complete",path="chat",status="2xx"}') == 1.0
 
 
-async def test_keys_are_asked_for_and_end_at_kvlane(tmp_path: Path) -> None:
+async def test_keys_are_required_and_not_passed_on(tmp_path: Path) -> None:
     security = {"apiKeys": [{"key": "sk-0123456789abcdef", "name": "app"}]}
     async with through_envoy(tmp_path, settings={"security": security}) as s:
         response, refused = await s.chat()
@@ -179,7 +179,7 @@ async def test_keys_are_asked_for_and_end_at_kvlane(tmp_path: Path) -> None:
         assert "authorization" not in record.headers
 
 
-async def test_a_prompt_is_computed_by_one_pod_and_answered_by_another(tmp_path: Path) -> None:
+async def test_a_prompt_is_computed_by_one_pod_and_decoded_by_another(tmp_path: Path) -> None:
     sims = [SimConfig(time_scale=SIM.time_scale, transfer=SIM.transfer, role=role, connector="nixl") for role in ROLES]
     roles = [{"role": role} for role in ROLES]
     settings = {"scheduling": SCHEDULING, "disaggregation": {"connector": "nixl"}}
@@ -194,7 +194,7 @@ async def test_a_prompt_is_computed_by_one_pod_and_answered_by_another(tmp_path:
 # what is refused
 
 
-async def test_what_is_answered_here_is_answered_as_at_the_data_port(tmp_path: Path) -> None:
+async def test_local_responses_equal_those_of_the_data_port(tmp_path: Path) -> None:
     async with through_envoy(tmp_path) as s:
         for path, status, reason in (
             ("/health", 200, None),
@@ -208,7 +208,7 @@ async def test_what_is_answered_here_is_answered_as_at_the_data_port(tmp_path: P
         assert (response.status, refused["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_overload_is_refused_with_a_reason_and_a_time(tmp_path: Path) -> None:
+async def test_overload_is_refused_with_a_reason_and_retry_after(tmp_path: Path) -> None:
     flow = {"maxConcurrentPerPod": 1, "maxQueued": 0}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
@@ -220,7 +220,7 @@ async def test_overload_is_refused_with_a_reason_and_a_time(tmp_path: Path) -> N
         await s.idle()
 
 
-async def test_a_client_that_leaves_frees_the_pod_and_one_that_waits_its_place(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_frees_its_pod_or_its_place_in_the_queue(tmp_path: Path) -> None:
     flow = {"maxConcurrentPerPod": 1}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:
         queue = s.app.serving.flow_controls["default"].queue
@@ -243,7 +243,7 @@ async def test_requests_go_only_to_pods_that_the_gateway_allows(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("allowed", [[], ["10.0.0.1:8000"]], ids=["none", "unknown"])
-async def test_where_no_pod_is_allowed_the_request_is_refused(tmp_path: Path, allowed: list[str]) -> None:
+async def test_without_an_allowed_pod_the_request_is_refused(tmp_path: Path, allowed: list[str]) -> None:
     async with through_envoy(tmp_path, edit=lambda s: with_subset(allowed)) as s:
         response, _ = await s.chat()
         assert (response.status, response.headers["x-kvlane-reason"]) == (503, "rejected-no-endpoints")
@@ -269,7 +269,7 @@ async def with_a_pod_gone(folder: Path, fallbacks: int) -> Any:
         yield s, gone
 
 
-async def test_a_pod_that_is_gone_is_left_alone_after_one_request(tmp_path: Path) -> None:
+async def test_an_unreachable_pod_is_avoided_after_one_request(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 0) as (s, gone):
         response, refused = await s.chat(PROMPT)
         assert (response.status, refused["error"]["code"]) == (502, "upstream_failed")
@@ -278,7 +278,7 @@ async def test_a_pod_that_is_gone_is_left_alone_after_one_request(tmp_path: Path
         await until(lambda: s.app.ledger.in_flight == 0)
 
 
-async def test_a_gateway_that_goes_on_to_the_next_pod_is_followed(tmp_path: Path) -> None:
+async def test_the_served_pod_is_read_from_a_gateway_with_fallbacks(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, gone):
         response, _ = await s.chat(PROMPT)
         assert (response.status, response.headers["x-kvlane-endpoint"] != gone) == (200, True)
@@ -286,13 +286,13 @@ async def test_a_gateway_that_goes_on_to_the_next_pod_is_followed(tmp_path: Path
         assert gone in s.app.fleet.own_ejections()
 
 
-async def test_requests_that_a_pod_loses_at_once_all_go_on_to_the_next(tmp_path: Path) -> None:
+async def test_requests_that_a_pod_drops_go_to_the_next_pod(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, _):
         asked = [s.http.post(s.url + CHAT, json=asking(f"{number} " * 99)) for number in range(40)]
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
 
 
-async def test_a_stream_that_its_pod_breaks_off_never_looks_whole(tmp_path: Path) -> None:
+async def test_a_stream_broken_by_its_pod_never_looks_complete(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW) as s:
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as response:
             await response.content.readline()
@@ -311,21 +311,21 @@ def with_another_kvlane_that_is_gone(config: dict[str, Any]) -> None:
     kvlane["load_assignment"]["endpoints"][0]["lb_endpoints"].append(gone)
 
 
-async def test_a_kvlane_that_is_gone_costs_no_request_where_there_is_another(tmp_path: Path) -> None:
+async def test_with_several_kvlanes_a_crashed_one_loses_no_request(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, edit=edited(with_another_kvlane_that_is_gone)) as s:
         prompts = ["x" * size for size in (10, 50_000) * 10]
         answers = await asyncio.gather(*(s.http.post(s.url + CHAT, json=asking(prompt)) for prompt in prompts))
         assert [answer.status for answer in answers] == [200] * len(prompts)
 
 
-def test_a_kvlane_that_stops_is_noticed_in_the_first_minute_of_envoy_too() -> None:
+def test_a_stopping_kvlane_is_noticed_in_envoys_first_minute() -> None:
     """Before that it checks once a minute, unless deliver otherwise."""
     config = yaml.safe_load((FOLDER / "envoy.yaml").read_text())
     (check,) = config["static_resources"]["clusters"][1]["health_checks"]
     assert check["no_traffic_interval"] == check["interval"]
 
 
-async def test_what_runs_when_kvlane_stops_is_cut_or_told_to_come_again(tmp_path: Path) -> None:
+async def test_running_streams_are_ended_or_refused_when_kvlane_stops(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": {"maxConcurrentPerPod": 1}}) as s:
         queue = s.app.serving.flow_controls["default"].queue
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:

@@ -69,7 +69,7 @@ async def worker_of(it: Host) -> str:
         return deliver["x-request-id"][:16]
 
 
-async def test_all_workers_answer_at_one_port() -> None:
+async def test_all_workers_serve_one_port() -> None:
     async with host() as it:
         assert it.supervisor.picker_port
         found: set[str] = set()
@@ -78,7 +78,7 @@ async def test_all_workers_answer_at_one_port() -> None:
                 found.add(await worker_of(it))
 
 
-async def test_a_configuration_that_is_taken_again_is_taken_there_too() -> None:
+async def test_a_reload_applies_to_this_port() -> None:
     async with host() as it, it.channel() as channel:
         one = talk(channel)
         await one.head()
@@ -93,7 +93,7 @@ async def test_a_configuration_that_is_taken_again_is_taken_there_too() -> None:
         assert len(found) <= 2, "the same workers"
 
 
-async def test_workers_that_are_replaced_end_what_they_have_begun_and_others_answer() -> None:
+async def test_replaced_workers_finish_their_requests_while_others_serve() -> None:
     async with host() as it, it.channel() as channel:
         before = {await worker_of(it) for _ in range(10)}
         running = talk(channel)
@@ -106,7 +106,7 @@ async def test_workers_that_are_replaced_end_what_they_have_begun_and_others_ans
         await running.end()
 
 
-async def test_a_port_that_somebody_has_is_an_error() -> None:
+async def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
         taken = gateways(port=other.getsockname()[1])
         async with SimFleet(1) as sim:
@@ -115,7 +115,7 @@ async def test_a_port_that_somebody_has_is_an_error() -> None:
                     await serves.__aenter__()
 
 
-async def test_behind_envoy_nothing_fails_while_workers_are_replaced(tmp_path: Path) -> None:
+async def test_behind_envoy_no_request_fails_while_workers_are_replaced(tmp_path: Path) -> None:
     binary()
     async with host() as it, aiohttp.ClientSession() as http:
         assert it.supervisor.picker_port

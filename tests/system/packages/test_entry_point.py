@@ -78,7 +78,7 @@ def test_its_scorer_decides_and_its_parameters_are_strict(registry: Registry) ->
         scheduling(registry, {"type": "greenest-region-scorer", "parameters": {"regionLabl": "r"}})
 
 
-def test_its_decider_says_who_computes_a_prompt(registry: Registry) -> None:
+def test_its_decider_chooses_who_computes_a_prompt(registry: Registry) -> None:
     decider = {"type": "greener-prefill-decider", "parameters": {"renewableShare": {"north": 0.9, "x": 0.1}}}
     handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider["type"]}}}
     plugins = [decider, handler, {"type": "decode-filter"}, {"type": "prefill-filter"}]
@@ -109,7 +109,7 @@ class TestAScorerWithAnExternalService:
         producer = {"type": "green-forecast-producer", "parameters": {"port": port}}
         return scheduling(registry, producer, {"type": "green-forecast-scorer"})
 
-    async def test_its_service_is_asked_once_about_all_pods(self, registry: Registry) -> None:
+    async def test_its_service_gets_one_query_for_all_pods(self, registry: Registry) -> None:
         asked = []
 
         async def forecast(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ class TestAScorerWithAnExternalService:
         assert asked == [["coal", "wind", "none"]]
         assert [one.name for one in built.scheduler.schedule(mine, pods()).candidates()] == ["wind", "coal", "none"]
 
-    async def test_a_service_that_hangs_leaves_the_datum_missing_and_the_decision_is_made(
+    async def test_a_hanging_service_leaves_the_datum_missing_and_the_decision_is_made(
         self, registry: Registry
     ) -> None:
         hanging = asyncio.Event()

@@ -85,7 +85,7 @@ async def asked(app: App, http: aiohttp.ClientSession, text: str) -> str:
         return response.headers["x-kvlane-endpoint"]
 
 
-async def test_requests_go_where_the_pods_say_their_prompt_is(tmp_path: Path) -> None:
+async def test_requests_go_to_the_pod_that_published_their_prompt(tmp_path: Path) -> None:
     async with proxy(tmp_path) as (app, engines, http):
         (index,) = (one.index for one in app.schedulings["default"].plugins(PrecisePrefixCacheProducer))
         names = [endpoint.name for endpoint in app.fleet.endpoints]
@@ -121,7 +121,7 @@ async def test_metrics_show_the_index_and_the_predictions(tmp_path: Path) -> Non
         assert values["kvlane_prefix_predicted_hit_tokens_total"] == expected
 
 
-async def test_what_cannot_be_tokenised_is_matched_approximately(tmp_path: Path) -> None:
+async def test_prompts_that_cannot_be_tokenised_are_matched_approximately(tmp_path: Path) -> None:
     """The Anthropic API is not tokenised: the second request goes after the first by what was sent alone."""
     async with proxy(tmp_path) as (app, _, http):
         body = {"model": "sim", "max_tokens": 1, "messages": [{"role": "user", "content": "some words of it " * 100}]}
@@ -159,7 +159,7 @@ for module in missing:
 """In a process of its own, since modules that are imported twice are not what they were."""
 
 
-def test_a_package_that_is_missing_is_a_fault_of_the_plugin_that_needs_it(tmp_path: Path) -> None:
+def test_a_missing_package_is_a_fault_of_the_plugin_that_needs_it(tmp_path: Path) -> None:
     configuration = configured(small.write(tmp_path), [{"url": "http://pod:8000"}])
     asked = json.dumps([configuration, ["zmq", "msgpack", "tokenizers", "jinja2"]])
     done = subprocess.run([sys.executable, "-c", WITHOUT], input=asked, capture_output=True, text=True, check=True)
@@ -170,6 +170,6 @@ def test_a_package_that_is_missing_is_a_fault_of_the_plugin_that_needs_it(tmp_pa
     ]
 
 
-def test_a_model_that_cannot_be_read_is_a_fault_with_its_path() -> None:
+def test_an_unreadable_model_is_a_fault_with_its_path() -> None:
     with pytest.raises(ConfigError, match=r"scheduling\.plugins\.token-producer: model: 'nowhere' is no folder"):
         from_mapping(configured("nowhere", [{"url": "http://pod:8000"}]))

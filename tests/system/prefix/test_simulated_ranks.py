@@ -33,7 +33,7 @@ async def subscribed(index: ExactIndex, client: aiohttp.ClientSession, pod: str,
             return
 
 
-async def test_a_prompt_goes_back_to_the_rank_that_published_its_blocks() -> None:
+async def test_a_prompt_returns_to_the_rank_that_published_its_blocks() -> None:
     port = free_port(RANKS)
     async with SimPod(SimConfig(time_scale=50, data_parallel_size=RANKS, kv_events_port=port)) as pod:
         settings = {

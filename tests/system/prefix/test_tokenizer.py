@@ -52,7 +52,7 @@ async def test_a_chat_has_the_tokens_of_its_rendered_text(folder: Path) -> None:
     assert prompt == Prompt((ids("<|start|>user\nHello there<|end|>\n<|start|>assistant\n"),), "salt")
 
 
-async def test_completions_may_be_texts_or_token_ids_one_or_several(folder: Path) -> None:
+async def test_completions_are_texts_or_token_ids_single_or_several(folder: Path) -> None:
     async with opened(folder) as tokens:
         asked = {
             "Hello": (ids("Hello"),),
@@ -69,7 +69,7 @@ async def test_completions_may_be_texts_or_token_ids_one_or_several(folder: Path
         assert generated.tokens == 2
 
 
-async def test_special_tokens_stand_around_a_completion_if_the_tokenizer_puts_them_there(folder: Path) -> None:
+async def test_special_tokens_surround_a_completion_if_the_tokenizer_adds_them(folder: Path) -> None:
     data = json.loads(trained().to_str())
     start = {"SpecialToken": {"id": "<|start|>", "type_id": 0}}
     a = {"Sequence": {"id": "A", "type_id": 0}}
@@ -106,7 +106,7 @@ async def test_special_tokens_stand_around_a_completion_if_the_tokenizer_puts_th
     ],
     ids=str,
 )
-async def test_a_prompt_that_is_uncertain_has_no_tokens(folder: Path, path: str, fields: Any) -> None:
+async def test_an_ambiguous_prompt_has_no_tokens(folder: Path, path: str, fields: Any) -> None:
     async with opened(folder) as tokens:
         assert await tokens.of(request(path, **fields), ()) is None
 
@@ -118,7 +118,7 @@ async def test_a_broken_body_has_no_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [300, 30_000, 80_000])
-async def test_prompts_of_every_size_have_the_tokens_of_the_whole(folder: Path, size: int) -> None:
+async def test_prompts_of_every_size_have_the_tokens_of_the_whole_text(folder: Path, size: int) -> None:
     """At once, in a thread, and in a process of its own."""
     text = ("A line of text with 12 numbers, and été.\n" * (size // 30))[:size]
     async with opened(folder) as tokens:
@@ -128,7 +128,7 @@ async def test_prompts_of_every_size_have_the_tokens_of_the_whole(folder: Path, 
             assert prompt.parts == (ids(f"<|start|>user\n{text}<|end|>\n<|start|>assistant\n"),)
 
 
-async def test_the_loop_runs_on_while_a_long_prompt_is_tokenised(folder: Path) -> None:
+async def test_the_event_loop_runs_while_a_long_prompt_is_tokenised(folder: Path) -> None:
     """Work in a thread that kept the interpreter would let this count to one."""
     text = "".join(f"Line {number} is like no other line.\n" for number in range(1600))
     async with opened(folder) as tokens:
@@ -141,7 +141,7 @@ async def test_the_loop_runs_on_while_a_long_prompt_is_tokenised(folder: Path) -
     assert turns > 20
 
 
-async def test_a_process_that_dies_is_replaced(folder: Path) -> None:
+async def test_a_crashed_process_is_replaced(folder: Path) -> None:
     body = request(CHAT, messages=[{"role": "user", "content": "Some words. " * 6_000}])
     async with opened(folder) as tokens:
         assert await tokens.of(body, ()) is not None
@@ -152,14 +152,14 @@ async def test_a_process_that_dies_is_replaced(folder: Path) -> None:
     assert not list(children())
 
 
-async def test_large_bodies_that_would_wait_too_long_are_not_waited_for(folder: Path) -> None:
+async def test_large_bodies_are_skipped_if_their_wait_would_be_too_long(folder: Path) -> None:
     body = request(CHAT, messages=[{"role": "user", "content": "Some words. " * 6_000}])
     async with opened(folder) as tokens:
         made = await asyncio.gather(*[tokens.of(body, ()) for _ in range(6)])
     assert [prompt is None for prompt in made] == [False] * 4 + [True] * 2
 
 
-async def test_a_large_prompt_that_nobody_waits_for_is_remembered_all_the_same(folder: Path) -> None:
+async def test_a_large_prompt_without_a_waiting_request_is_still_cached(folder: Path) -> None:
     body = request(CHAT, messages=[{"role": "user", "content": "Some words. " * 6_000}])
     async with opened(folder) as tokens:
         with pytest.raises(TimeoutError):
@@ -168,7 +168,7 @@ async def test_a_large_prompt_that_nobody_waits_for_is_remembered_all_the_same(f
         assert await tokens.of(body, ()) is not None
 
 
-async def test_a_template_of_a_file_wins_and_tools_may_have_their_own(tmp_path: Path) -> None:
+async def test_a_template_in_a_file_takes_precedence_and_tools_may_have_their_own(tmp_path: Path) -> None:
     named = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
     folder = small.write(tmp_path, named)
     async with opened(folder) as tokens:
@@ -204,7 +204,7 @@ async def test_a_model_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: 
         TokenSource(lambda: 0.0, State().draft()).local(LocalModel("org/other"))
 
 
-def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_model_is_refused(tmp_path: Path) -> None:
     source = TokenSource(lambda: 0.0, State().draft())
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
         source.local(LocalModel(str(tmp_path)))
@@ -236,7 +236,7 @@ def children() -> Iterator[int]:
             yield int(path.parent.name)
 
 
-async def test_tokens_of_a_plugin_that_is_gone_are_closed_and_the_others_go_on(folder: Path) -> None:
+async def test_a_removed_plugins_tokenizer_is_closed_and_others_continue(folder: Path) -> None:
     state = State()
     opened: dict[str, Tokens] = {}
     for names in (("kept", "dropped"), ("kept",)):

@@ -130,7 +130,7 @@ async def keep_asking(rig: Rig, tokens: int, stop: asyncio.Event) -> None:
         await rig.ask(tokens)
 
 
-async def test_pods_come_under_load_and_go_after_it_and_no_request_is_lost(tmp_path: Path) -> None:
+async def test_pods_are_added_under_load_and_removed_after_it_without_losing_a_request(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         over = asyncio.Event()
         drained: list[str] = []
@@ -179,7 +179,7 @@ async def test_demand_that_returns_ends_a_drain(tmp_path: Path) -> None:
         assert all(one["done"] and one["status"] == 200 for one in it.answers)
 
 
-async def test_the_admin_port_takes_no_program_to_run(tmp_path: Path) -> None:
+async def test_the_admin_port_accepts_no_actuator_command(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         url = f"http://127.0.0.1:{it.app.admin_port}/admin/config"
         pods = {"file": str(tmp_path / "pods.yaml")}
@@ -195,7 +195,7 @@ async def test_the_admin_port_takes_no_program_to_run(tmp_path: Path) -> None:
         await until(lambda: it.app.autoscaling.pools["default"].settings.mode == "dry_run")
 
 
-async def test_a_dry_run_starts_and_stops_nobody(tmp_path: Path) -> None:
+async def test_a_dry_run_scales_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path, mode="dry_run") as it:
         await it.autoscale("/override", {"roles": {"both": 3}, "ttl": "1m"})
         async with asyncio.timeout(PATIENCE):

@@ -70,7 +70,7 @@ async def balanced(tmp_path: Path, servers: dict[str, int]) -> AsyncIterator[str
 
 @with_haproxy
 @pytest.mark.smoke
-def test_haproxy_finds_no_fault(tmp_path: Path) -> None:
+def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "haproxy.cfg"
     file.write_text(local(free_port(), {"kvlane-a": 1, "kvlane-b": 2}))
     checked = subprocess.run(["haproxy", "-c", "-q", "-f", str(file)], capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def test_haproxy_names_the_services_of_the_profile() -> None:
 @with_haproxy
 # asyncio's own loop forgets a connection, HAProxy's probe, that it accepts in the turn before its server closes.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_proxy_that_is_stopped_takes_no_request_with_it(tmp_path: Path) -> None:
+async def test_a_stopped_proxy_loses_no_request(tmp_path: Path) -> None:
     draining = {"reliability": {"drain": {"settle": "5s", "grace": "30s"}}}  # HAProxy's own clock goes on
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(SimFleet(2, SimConfig(time_scale=20)))
@@ -130,7 +130,7 @@ async def test_a_proxy_that_is_stopped_takes_no_request_with_it(tmp_path: Path) 
     gc.collect()
 
 
-def test_the_unit_runs_a_command_that_there_is_and_waits_for_drains() -> None:
+def test_the_unit_runs_an_existing_command_and_waits_for_drains() -> None:
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNIT)
@@ -145,7 +145,7 @@ def test_the_unit_runs_a_command_that_there_is_and_waits_for_drains() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_no_fault(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.service"
     file.write_text(UNIT.read_text().replace("/opt/kvlane/bin/kvlane", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)

@@ -144,7 +144,7 @@ def running() -> Iterator[Stack]:
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
 
 
-def test_the_default_stack_answers_through_every_pod(running: Stack) -> None:
+def test_the_default_stack_responds_through_every_pod(running: Stack) -> None:
     status, answer = running.ask("kvlane", 8000, "/v1/chat/completions", CHAT)
     assert status == 200, answer
     assert json.loads(answer)["choices"]
@@ -152,7 +152,7 @@ def test_the_default_stack_answers_through_every_pod(running: Stack) -> None:
     assert [pod["state"] for pod in json.loads(answer)["pods"]] == ["ready"] * 4
 
 
-def test_the_default_stack_shows_metrics_to_all_and_the_rest_to_holders_of_the_key(running: Stack) -> None:
+def test_the_default_stack_opens_metrics_to_all_and_the_rest_to_the_key(running: Stack) -> None:
     status, metrics = running.ask("kvlane", 9190, "/metrics")
     assert status == 200
     assert '\nkvlane_pool_ready_endpoints{pool="default"} 4.0\n' in metrics
@@ -162,7 +162,7 @@ def test_the_default_stack_shows_metrics_to_all_and_the_rest_to_holders_of_the_k
     assert running.ask("kvlane", 9190, "/admin/config", key="change-me")[0] == 401
 
 
-def test_the_stack_of_real_pods_finds_them_under_their_names(running: Stack) -> None:
+def test_the_stack_of_real_pods_resolves_their_names(running: Stack) -> None:
     assert {name for name, one in SERVICES.items() if one.get("profiles") == ["vllm"]} == {
         "kvlane-vllm",
         "vllm-0",
@@ -172,7 +172,7 @@ def test_the_stack_of_real_pods_finds_them_under_their_names(running: Stack) -> 
     assert '\nkvlane_pool_ready_endpoints{pool="default"} 2.0\n' in running.ask("kvlane-vllm", 9190, "/metrics")[1]
 
 
-def test_what_is_mounted_exists_and_says_the_names_of_the_stack() -> None:
+def test_mounted_files_exist_and_name_the_services() -> None:
     mounted = [volume for one in SERVICES.values() for volume in one.get("volumes", []) if volume.startswith("./")]
     assert len(mounted) == 4
     for volume in mounted:
@@ -189,7 +189,7 @@ def test_what_is_mounted_exists_and_says_the_names_of_the_stack() -> None:
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason=DEBIAN)
-def test_docker_compose_finds_no_fault_in_either_profile() -> None:
+def test_docker_compose_accepts_both_profiles() -> None:
     command = ["docker-compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", "vllm", "config", "--quiet"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

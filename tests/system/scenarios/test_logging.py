@@ -28,7 +28,7 @@ def level() -> Iterator[None]:
     logger.setLevel(before)
 
 
-async def test_a_level_is_changed_shown_and_taken_back() -> None:
+async def test_a_log_level_is_changed_shown_and_reset() -> None:
     async with stack(1) as s:
         response, answer = await s.operate("POST", "/admin/logging", {ROOM: "debug"})
         assert (response.status, answer["levels"][ROOM]) == (200, "debug")
@@ -42,7 +42,7 @@ async def test_a_level_is_changed_shown_and_taken_back() -> None:
         assert (response.status, answer["error"]["param"]) == (400, ROOM)
 
 
-async def test_workers_follow_those_that_start_later_too(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_later_workers_get_the_log_levels(capfd: pytest.CaptureFixture[str]) -> None:
     wanted = {"proxy.telemetry.logs": "debug"}
     async with (
         SimFleet(1, SimConfig(time_scale=20)) as sim,

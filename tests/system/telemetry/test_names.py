@@ -37,7 +37,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["record"])
-def test_a_rule_asks_for_a_series_and_labels_that_there_are(rule: Mapping[str, str]) -> None:
+def test_a_rule_uses_existing_series_and_labels(rule: Mapping[str, str]) -> None:
     known = {name: {*family.labels, "le"} for family in Catalogue("t").families for name in family.sample_names}
     (series,) = SERIES.findall(rule["expr"])
     made = dict(REPLACED.findall(rule["expr"]))
@@ -48,7 +48,7 @@ def test_a_rule_asks_for_a_series_and_labels_that_there_are(rule: Mapping[str, s
 
 
 @needs_promtool
-def test_their_names_have_our_values(tmp_path: Path) -> None:
+def test_series_of_other_routers_have_kvlanes_values(tmp_path: Path) -> None:
     promtool("check", "rules", str(FILE))
     queried: list[Mapping[str, Any]] = [
         {"expr": name, "eval_time": "5m", "exp_samples": [{"labels": name, "value": value}]}

@@ -152,7 +152,7 @@ def test_every_label_a_rule_selects_by_is_one_of_its_series() -> None:
             assert set(LABELS.findall(selectors)) <= labels[name], text
 
 
-def test_alerts_and_dashboards_ask_only_for_what_is_recorded() -> None:
+def test_alerts_and_dashboards_query_recorded_series_only() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     texts = [*expressions(), *(path.read_text() for path in DASHBOARDS)]
     queried = {name for text in texts for name in RECORDED.findall(text)}
@@ -160,16 +160,16 @@ def test_alerts_and_dashboards_ask_only_for_what_is_recorded() -> None:
     assert queried <= recorded
 
 
-def test_every_alert_has_a_row_that_says_what_to_do() -> None:
+def test_every_alert_is_documented() -> None:
     page = (ROOT / "docs" / "operating.md").read_text()
     assert re.findall(r"^\| `(Kvlane\w+)` \|", page, re.MULTILINE) == alerts()
 
 
-def test_every_alert_is_made_to_fire_below() -> None:
+def test_every_alert_has_a_test_that_fires_it() -> None:
     assert set(FIRED) == set(alerts())
 
 
-def test_prometheus_is_given_the_rules() -> None:
+def test_prometheus_gets_the_rules() -> None:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     assert config["rule_files"] == ["/etc/prometheus/rules/*.yml"]
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -177,7 +177,7 @@ def test_prometheus_is_given_the_rules() -> None:
 
 
 @needs_promtool
-def test_promtool_finds_no_fault_in_the_rules_and_the_configuration(tmp_path: Path) -> None:
+def test_promtool_accepts_rules_and_configuration(tmp_path: Path) -> None:
     promtool("check", "rules", *map(str, RULES))
     config = (PROMETHEUS / "prometheus.yml").read_text().replace("/etc/prometheus/rules", str(PROMETHEUS / "rules"))
     (tmp_path / "prometheus.yml").write_text(config)
@@ -185,7 +185,7 @@ def test_promtool_finds_no_fault_in_the_rules_and_the_configuration(tmp_path: Pa
 
 
 @needs_promtool
-def test_every_alert_fires_when_it_should_and_none_of_a_healthy_fleet(tmp_path: Path) -> None:
+def test_every_alert_fires_in_its_test_and_none_for_a_healthy_fleet(tmp_path: Path) -> None:
     firing = 'count(ALERTS{alertname="%s", alertstate="firing"})'
     quiet: list[Mapping[str, Any]] = [{"expr": "ALERTS", "eval_time": at, "exp_samples": []} for at in ("30m", "390m")]
     cases = [case(HEALTHY, quiet)]
@@ -198,7 +198,7 @@ def test_every_alert_fires_when_it_should_and_none_of_a_healthy_fleet(tmp_path: 
 
 
 @needs_promtool
-def test_prometheus_can_read_what_dashboards_ask(tmp_path: Path) -> None:
+def test_prometheus_parses_the_queries_of_dashboards(tmp_path: Path) -> None:
     queried = [
         re.sub(r"\$\w+", ".*", target["expr"].replace("$__rate_interval", "5m"))
         for path in DASHBOARDS

@@ -28,31 +28,31 @@ class Renaming:
         return replace(request, model="other", tenant="from-a-header")
 
 
-def test_the_request_is_its_tenants_and_its_sender_is_known_to_all_who_follow() -> None:
+def test_the_tenant_and_sender_are_set_for_later_steps() -> None:
     resolved = Admission().resolve(request(), ACME)
     assert resolved.tenant == "acme"
     assert resolved.state.read(IDENTITY) is ACME
     assert resolved.body == request().body
 
 
-def test_a_model_that_it_may_not_ask_for_does_not_exist() -> None:
+def test_a_forbidden_model_does_not_exist() -> None:
     with pytest.raises(UnknownModel):
         Admission().resolve(request("qwen"), ACME)
 
 
-def test_a_key_names_models_as_clients_do_and_the_tenant_is_not_for_headers_to_say() -> None:
+def test_models_of_a_key_are_client_names_and_headers_cannot_set_the_tenant() -> None:
     resolved = Admission(Renaming()).resolve(request(), ACME)
     assert (resolved.model, resolved.tenant) == ("other", "acme")
 
 
-def test_whose_tokens_are_limited_has_his_pods_asked_for_usage() -> None:
+def test_usage_is_requested_for_keys_with_token_limits() -> None:
     admission = Admission(counts_tokens=lambda identity: identity is ACME)
     assert admission.resolve(request(), ACME).asks_usage
     assert not admission.resolve(request(stream=False), ACME).asks_usage
     assert not admission.resolve(request(), Identity("other")).asks_usage
 
 
-def test_what_comes_from_nobody_passes() -> None:
+def test_requests_without_a_key_pass_if_none_is_configured() -> None:
     asked = request()
     assert Admission(counts_tokens=lambda identity: True).resolve(asked, None) is asked
     assert Admission(Renaming(), lambda identity: True).resolve(asked, None).model == "other"

@@ -50,17 +50,17 @@ def write(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-def test_without_keys_there_is_no_door() -> None:
+def test_without_keys_there_is_no_authentication() -> None:
     assert authenticator_of(AuthSettings(), ManualClock(), {}, nowhere, State().draft()) is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer a.b.c"}])
-async def test_without_a_known_key_nobody_gets_in(headers: dict[str, str]) -> None:
+async def test_an_unknown_key_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):
         await door(apiKeys=[{"name": "a", "key": "k"}]).authenticate(headers)
 
 
-async def test_a_key_opens_what_it_is_for() -> None:
+async def test_a_key_has_its_scopes_only() -> None:
     keys = door(apiKeys=[{"name": "ops", "key": "k", "scopes": ["admin"]}])
     assert (await keys.authenticate({"api-key": "k"}, "admin")).name == "ops"
     with pytest.raises(Forbidden):
@@ -74,12 +74,12 @@ def test_tokens_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         door(jwt={"jwks": "keys.json", "issuer": "i", "audience": ["a"]})
 
 
-def test_an_empty_list_lets_nobody_in(tmp_path: Path) -> None:
+def test_an_empty_list_refuses_all(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
     assert not opens(door(apiKeysFile=str(tmp_path / "keys.yaml")), "k")
 
 
-def test_a_file_takes_keys_from_the_environment(tmp_path: Path) -> None:
+def test_a_file_resolves_keys_from_the_environment(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("- {name: a, key: '${A_KEY}'}")
     assert opens(door({"A_KEY": "k"}, apiKeysFile=str(tmp_path / "keys.yaml")), "k")
 
@@ -99,18 +99,18 @@ def test_a_file_takes_keys_from_the_environment(tmp_path: Path) -> None:
         ("- {name: a, key: '${NOBODY}'}", "NOBODY is not set"),
     ],
 )
-def test_a_file_with_faults_is_none_to_start_with(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_faulty_file_prevents_the_start(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "keys.yaml").write_text(text)
     with pytest.raises(ConfigError, match=fault):
         door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(tmp_path / "keys.yaml"))
 
 
-def test_a_file_that_is_missing_is_none_to_start_with(tmp_path: Path) -> None:
+def test_a_missing_file_prevents_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         door(apiKeysFile=str(tmp_path / "keys.yaml"))
 
 
-async def test_a_file_that_changes_changes_who_comes_in(tmp_path: Path) -> None:
+async def test_a_changed_file_changes_the_accepted_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("- {name: a, key: old}")
     async with door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
@@ -125,7 +125,7 @@ async def test_a_file_that_changes_changes_who_comes_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "- {name: a, key: [}", "- {name: fixed, key: new}", "- {key: new}"])
-async def test_a_file_that_breaks_changes_nothing_and_is_logged_once(
+async def test_a_file_that_becomes_faulty_changes_nothing_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     file = tmp_path / "keys.yaml"
@@ -166,6 +166,6 @@ def test_tenants_have_named_limits_or_their_own() -> None:
         ({"tenants": {"t": Tenant(None)}}, "limits apply to keys and tenants only"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], fault: str) -> None:
+def test_contradictory_settings_are_refused(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         AuthSettings(**fields)

@@ -35,16 +35,16 @@ KEYS = Keys(
         {"authorization": "Bearer secret-1", "x-api-key": "b"},
     ],
 )
-def test_a_key_is_found_wherever_clients_put_it(headers: dict[str, str]) -> None:
+def test_a_key_is_found_in_every_supported_header(headers: dict[str, str]) -> None:
     assert presented_secret(headers) == "secret-1"
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Basic secret-1"}, {"authorization": "Bearer "}])
-def test_where_there_is_none_none_is_found(headers: dict[str, str]) -> None:
+def test_without_a_key_none_is_found(headers: dict[str, str]) -> None:
     assert presented_secret(headers) is None
 
 
-def test_a_key_says_whose_it_is_and_what_it_may() -> None:
+def test_a_key_has_its_name_and_permissions() -> None:
     team, plain = KEYS.find("secret-2", "inference"), KEYS.find("secret-1", "inference")
     assert team is not None
     assert plain is not None
@@ -55,18 +55,18 @@ def test_a_key_says_whose_it_is_and_what_it_may() -> None:
     assert allows(plain.models, "anything")
 
 
-def test_limits_of_its_own_have_a_name_too() -> None:
+def test_inline_limits_have_a_name() -> None:
     guest = KEYS.find("secret-4", "inference")
     assert guest is not None
     assert KEYS.limits == {guest.limits: Limits(requests_per_minute=1)}
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_nobody_has_any_other_key(secret: str) -> None:
+def test_other_keys_are_unknown(secret: str) -> None:
     assert KEYS.find(secret, "inference") is None or secret in {f"secret-{number}" for number in (1, 2, 4)}
 
 
-def test_a_key_opens_what_it_is_for() -> None:
+def test_a_key_has_its_scopes_only() -> None:
     with pytest.raises(Forbidden, match="boss"):
         KEYS.find("secret-3", "inference")
     with pytest.raises(Forbidden):
@@ -74,7 +74,7 @@ def test_a_key_opens_what_it_is_for() -> None:
     assert KEYS.find("secret-3", "admin") is not None
 
 
-def test_a_key_that_has_expired_opens_nothing() -> None:
+def test_an_expired_key_is_refused() -> None:
     clock = ManualClock(wall=moment("2026-06-30T23:59:59Z"))
     keys = Keys([ApiKey("brief", key="k", expires=moment("2026-07-01"))], clock)
     assert keys.find("k", "inference") is not None
@@ -83,12 +83,12 @@ def test_a_key_that_has_expired_opens_nothing() -> None:
         keys.find("k", "inference")
 
 
-def test_two_names_for_one_key_are_a_mistake() -> None:
+def test_two_names_for_one_key_are_an_error() -> None:
     with pytest.raises(ValueError, match="'a' and 'b' are the same key"):
         Keys([ApiKey("a", key="k"), ApiKey("b", hash=hashed("k"))], CLOCK)
 
 
-def test_keys_that_are_made_differ_and_go_into_a_header() -> None:
+def test_generated_keys_differ_and_fit_into_a_header() -> None:
     first, second = new_key(), new_key()
     assert first != second
     assert len(first) >= 40
@@ -105,11 +105,11 @@ def test_keys_that_are_made_differ_and_go_into_a_header() -> None:
         ({"name": "n", "hash": "md5:abc"}, "64 hex digits"),
     ],
 )
-def test_a_key_that_makes_no_sense_is_refused(fields: dict[str, str], fault: str) -> None:
+def test_an_invalid_key_is_refused(fields: dict[str, str], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         ApiKey(**fields)  # type: ignore[arg-type]
 
 
-def test_secrets_are_neither_kept_nor_shown() -> None:
+def test_secrets_are_neither_stored_nor_shown() -> None:
     assert "secret-1" not in repr(vars(KEYS))
     assert "secret-1" not in repr(ApiKey("plain", key="secret-1"))

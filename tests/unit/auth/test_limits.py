@@ -50,14 +50,14 @@ class World:
             return self.send(request, usage, status)
 
 
-async def test_who_has_no_key_has_no_limits() -> None:
+async def test_without_a_key_there_are_no_limits() -> None:
     world = World(requests_per_minute=1)
     for _ in range(3):
         async with world.gate.admit(InferenceRequest("r", "/", "m")):
             pass
 
 
-async def test_requests_are_limited_per_minute_and_the_refusal_says_when_to_come_back() -> None:
+async def test_requests_per_minute_are_limited_and_the_refusal_has_retry_after() -> None:
     world = World(requests_per_minute=2)
     await world.ask()
     await world.ask()
@@ -70,7 +70,7 @@ async def test_requests_are_limited_per_minute_and_the_refusal_says_when_to_come
     assert world.counted == [("key", "a", False)]
 
 
-async def test_tokens_are_reserved_and_what_was_not_needed_is_given_back() -> None:
+async def test_tokens_are_reserved_and_the_rest_is_returned() -> None:
     world = World(tokens_per_minute=100)
     await world.ask(tokens=50, max_tokens=50, usage=Usage(40, 10))
     await world.ask(tokens=25, max_tokens=25, usage=Usage(25, 25))
@@ -78,7 +78,7 @@ async def test_tokens_are_reserved_and_what_was_not_needed_is_given_back() -> No
         await world.ask(tokens=5, max_tokens=5)
 
 
-async def test_what_the_pod_does_not_count_costs_what_was_reserved() -> None:
+async def test_without_usage_the_reservation_is_charged() -> None:
     world = World(tokens_per_minute=100)
     await world.ask(tokens=50, max_tokens=50)
     with pytest.raises(RateLimited):
@@ -86,13 +86,13 @@ async def test_what_the_pod_does_not_count_costs_what_was_reserved() -> None:
 
 
 @pytest.mark.parametrize("status", [None, 400, 503])
-async def test_a_request_that_was_not_answered_costs_no_tokens(status: int | None) -> None:
+async def test_a_failed_request_costs_no_tokens(status: int | None) -> None:
     world = World(tokens_per_minute=100)
     await world.ask(tokens=50, max_tokens=50, status=status)
     await world.ask(tokens=50, max_tokens=50)
 
 
-async def test_a_request_that_came_to_no_pod_costs_nothing() -> None:
+async def test_a_request_that_reached_no_pod_costs_nothing() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1)
     for _ in range(3):
         with pytest.raises(RuntimeError):
@@ -101,7 +101,7 @@ async def test_a_request_that_came_to_no_pod_costs_nothing() -> None:
     await world.ask(tokens=50, max_tokens=50)
 
 
-async def test_cached_tokens_count_for_as_much_as_is_said() -> None:
+async def test_cached_tokens_count_with_their_weight() -> None:
     world = World(input_tokens_per_minute=100, cached_token_weight=0.1)
     await world.ask(tokens=100, usage=Usage(100, 5, cached_tokens=100))
     await world.ask(tokens=90, usage=Usage(90, 5))
@@ -109,14 +109,14 @@ async def test_cached_tokens_count_for_as_much_as_is_said() -> None:
         await world.ask(tokens=10)
 
 
-async def test_answers_have_limits_of_their_own() -> None:
+async def test_output_tokens_have_their_own_limit() -> None:
     world = World(output_tokens_per_minute=20)
     await world.ask(tokens=1000, max_tokens=20, usage=Usage(1000, 20))
     with pytest.raises(RateLimited, match="output tokens"):
         await world.ask(max_tokens=1)
 
 
-async def test_so_many_at_the_same_time_and_no_more() -> None:
+async def test_concurrent_requests_are_limited() -> None:
     world = World(concurrent_requests=1)
     async with AsyncExitStack() as running:
         await running.enter_async_context(world.gate.admit(world.request()))
@@ -126,7 +126,7 @@ async def test_so_many_at_the_same_time_and_no_more() -> None:
     await world.ask()
 
 
-async def test_a_request_that_fails_is_no_longer_running() -> None:
+async def test_a_failed_request_no_longer_counts_as_running() -> None:
     world = World(concurrent_requests=1)
     with pytest.raises(RuntimeError):
         async with world.gate.admit(world.request()):
@@ -142,7 +142,7 @@ async def test_all_keys_of_a_tenant_share_its_limits() -> None:
         await world.ask("a")
 
 
-async def test_what_one_limit_refuses_is_not_charged_to_the_other() -> None:
+async def test_a_request_that_one_limit_refuses_is_not_charged_to_the_other() -> None:
     world = World(tenant=Limits(requests_per_minute=1), requests_per_minute=2)
     await world.ask("a")
     with pytest.raises(RateLimited, match="'acme'"):
@@ -151,7 +151,7 @@ async def test_what_one_limit_refuses_is_not_charged_to_the_other() -> None:
     await world.ask("a")
 
 
-async def test_a_budget_of_a_day_lasts_until_midnight() -> None:
+async def test_a_daily_budget_lasts_until_midnight() -> None:
     world = World(tokens_per_day=100)
     await world.ask(usage=Usage(60, 60))
     with pytest.raises(RateLimited, match="tokens per day") as refused:
@@ -160,14 +160,14 @@ async def test_a_budget_of_a_day_lasts_until_midnight() -> None:
     await world.ask()
 
 
-async def test_a_shadow_only_counts() -> None:
+async def test_a_shadow_limit_only_counts() -> None:
     world = World(requests_per_minute=1, shadow=True)
     await world.ask()
     await world.ask()
     assert world.counted == [("key", "a", True)]
 
 
-async def test_answers_say_what_is_left() -> None:
+async def test_responses_show_the_remaining_limits() -> None:
     world = World(requests_per_minute=60, tokens_per_minute=600)
     attempt = await world.ask(tokens=30, max_tokens=30)
     assert dict(attempt.response_headers) == {
@@ -180,19 +180,19 @@ async def test_answers_say_what_is_left() -> None:
     }
 
 
-def test_pods_are_asked_for_usage_where_tokens_are_limited() -> None:
+def test_usage_is_requested_if_tokens_are_limited() -> None:
     identity = Identity("a", "acme", limits="own")
     assert not World(requests_per_minute=1).gate.counts_tokens(identity)
     assert World(tokens_per_day=1).gate.counts_tokens(identity)
     assert World(tenant=Limits(output_tokens_per_minute=5)).gate.counts_tokens(identity)
 
 
-async def test_a_shadow_says_nothing_to_clients() -> None:
+async def test_a_shadow_limit_is_not_shown_to_clients() -> None:
     world = World(requests_per_minute=1, shadow=True)
     assert (await world.ask()).response_headers == []
 
 
-async def test_a_refusal_says_what_is_left() -> None:
+async def test_a_refusal_shows_the_remaining_limits() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=600)
     await world.ask(usage=Usage(10, 0))
     with pytest.raises(RateLimited) as refused:
@@ -201,13 +201,13 @@ async def test_a_refusal_says_what_is_left() -> None:
     assert (said["x-ratelimit-remaining-requests"], said["x-ratelimit-remaining-tokens"]) == ("0", "590")
 
 
-async def test_of_key_and_tenant_the_one_with_less_left_is_told() -> None:
+async def test_the_tighter_of_key_and_tenant_is_shown() -> None:
     world = World(tenant=Limits(requests_per_minute=3), requests_per_minute=60)
     said = dict((await world.ask()).response_headers)
     assert (said["x-ratelimit-limit-requests"], said["x-ratelimit-remaining-requests"]) == ("3", "2")
 
 
-async def test_of_a_stream_that_tells_no_usage_each_chunk_is_a_token() -> None:
+async def test_a_stream_without_usage_costs_a_token_per_chunk() -> None:
     world = World(tokens_per_minute=100)
     request = world.request(tokens=10, max_tokens=90, stream=True)
     async with world.gate.admit(request):
@@ -217,7 +217,7 @@ async def test_of_a_stream_that_tells_no_usage_each_chunk_is_a_token() -> None:
         await world.ask(tokens=10, max_tokens=10)
 
 
-async def test_who_leaves_before_the_answer_pays_for_the_prompt() -> None:
+async def test_a_client_that_leaves_before_the_response_pays_for_the_prompt() -> None:
     world = World(tokens_per_minute=100)
     request = world.request(tokens=50, max_tokens=50)
     async with world.gate.admit(request):
@@ -227,7 +227,7 @@ async def test_who_leaves_before_the_answer_pays_for_the_prompt() -> None:
     await world.ask(tokens=25, max_tokens=25)
 
 
-async def test_the_prompt_of_a_request_that_ends_by_the_time_limit_of_its_client_is_paid() -> None:
+async def test_a_request_that_ends_by_its_own_deadline_pays_for_the_prompt() -> None:
     world = World(tokens_per_minute=100)
     headers = {TIME_LIMIT: "100"}
     request = changed(world.request(tokens=50, max_tokens=50), headers=headers, deadline=world.clock.now())
@@ -238,7 +238,7 @@ async def test_the_prompt_of_a_request_that_ends_by_the_time_limit_of_its_client
     await world.ask(tokens=25, max_tokens=25)
 
 
-async def test_a_request_that_the_pod_does_not_answer_in_time_costs_no_tokens() -> None:
+async def test_a_request_that_times_out_at_the_pod_costs_no_tokens() -> None:
     world = World(tokens_per_minute=100)
     request = changed(world.request(tokens=50, max_tokens=50), deadline=world.clock.now())
     async with world.gate.admit(request):
@@ -246,7 +246,7 @@ async def test_a_request_that_the_pod_does_not_answer_in_time_costs_no_tokens() 
     await world.ask(tokens=50, max_tokens=50)
 
 
-async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None:
+async def test_an_unnamed_tenant_has_the_default_limits() -> None:
     world = World()
     gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
     async with gate.admit(request := world.request("a")):
@@ -256,7 +256,7 @@ async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None
             pass
 
 
-async def test_limits_that_change_forget_nothing() -> None:
+async def test_changed_limits_keep_their_usage() -> None:
     world = World(requests_per_minute=2, tokens_per_day=100)
     await world.ask(usage=Usage(60, 0))
     async with world.gate.admit(request := world.request()):
@@ -272,7 +272,7 @@ async def test_limits_that_change_forget_nothing() -> None:
         await world.ask()
 
 
-async def test_other_limits_for_all_forget_nothing_either() -> None:
+async def test_changed_default_limits_keep_their_usage() -> None:
     world = World(requests_per_minute=2)
     await world.ask()
     world.gate.limits = {"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}
@@ -285,7 +285,7 @@ async def test_other_limits_for_all_forget_nothing_either() -> None:
         await world.ask()
 
 
-async def test_who_has_been_away_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_of_long_idle_keys_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "MOST_METERS", 10)
     world = World(requests_per_minute=1)
     for number in range(30):
@@ -295,7 +295,7 @@ async def test_who_has_been_away_for_long_is_forgotten(monkeypatch: pytest.Monke
     await world.ask("key-29")
 
 
-async def test_who_runs_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_of_running_requests_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "MOST_METERS", 10)
     world = World(concurrent_requests=1)
     async with world.gate.admit(world.request("busy")):

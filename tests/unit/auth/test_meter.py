@@ -11,7 +11,7 @@ from proxy.core.ports import ManualClock
 
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 50)), max_size=60))
-def test_nobody_gets_more_than_what_was_there_and_what_came_since(most: int, asked: list[tuple[float, float]]) -> None:
+def test_no_more_is_granted_than_was_there_and_refilled(most: int, asked: list[tuple[float, float]]) -> None:
     now, got = 0.0, 0.0
     bucket = Bucket(most, now)
     for pause, amount in asked:
@@ -24,14 +24,14 @@ def test_nobody_gets_more_than_what_was_there_and_what_came_since(most: int, ask
 
 
 @given(st.integers(1, 100), st.floats(0.1, 100), st.floats(0, 100))
-def test_who_waits_as_long_as_he_is_told_gets_it(most: int, taken: float, asked: float) -> None:
+def test_waiting_for_the_stated_time_suffices(most: int, taken: float, asked: float) -> None:
     bucket = Bucket(most, 0.0)
     bucket.charge(taken, 0.0)
     wait = bucket.wait(asked, 0.0)
     assert bucket.wait(asked, wait + 1e-6) <= 1e-6
 
 
-def test_what_is_given_back_can_be_taken_and_what_is_overdrawn_is_missing() -> None:
+def test_returned_amounts_can_be_used_and_overdrafts_are_owed() -> None:
     bucket = Bucket(60, 0.0)
     bucket.charge(80, 0.0)
     assert bucket.wait(1, 0.0) == 21.0
@@ -40,7 +40,7 @@ def test_what_is_given_back_can_be_taken_and_what_is_overdrawn_is_missing() -> N
     assert bucket.full_in(0.0) == 50.0
 
 
-def test_a_day_begins_at_midnight() -> None:
+def test_a_day_starts_at_midnight() -> None:
     clock = ManualClock(wall=20_000 * SECONDS_PER_DAY + SECONDS_PER_DAY / 2)
     day = Day(100, clock.wall, clock.now())
     day.charge(99, clock.now())

@@ -21,7 +21,7 @@ def lets_in(turns: RoundShares, left: int, now: float) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("left", [1, 2, 4, 7, 30])
-def test_together_they_let_in_what_is_left_and_no_more(workers: int, left: int) -> None:
+def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> None:
     for number in range(workers + 1):
         seats = [RoundShares(workers, seat) for seat in range(workers)]
         times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * NEWS for seat in range(workers)]
@@ -33,13 +33,13 @@ def test_together_they_let_in_what_is_left_and_no_more(workers: int, left: int) 
         assert max(let_in) - min(let_in) <= 1
 
 
-def test_the_last_place_is_everybodys_in_turn() -> None:
+def test_the_last_place_rotates() -> None:
     turns = RoundShares(2, 0)
     let_in = [lets_in(turns, 1, 2 * number * NEWS) for number in range(4)]
     assert sorted(let_in[:2]) == sorted(let_in[2:]) == [False, True]
 
 
-def test_who_has_had_its_part_waits_for_the_news_of_the_others() -> None:
+def test_a_process_that_used_its_part_waits_for_updates_of_the_others() -> None:
     turns, now = RoundShares(2, 0), 100.25 * NEWS
     assert lets_in(turns, 2, now)
     assert turns.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
@@ -49,7 +49,7 @@ def test_who_has_had_its_part_waits_for_the_news_of_the_others() -> None:
     assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
 
 
-async def test_what_is_more_than_its_part_waits_and_is_let_in_where_nobody_else_took_it() -> None:
+async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_it() -> None:
     world, slept = World(requests_per_minute=4, concurrent_requests=10), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -66,7 +66,7 @@ async def test_what_is_more_than_its_part_waits_and_is_let_in_where_nobody_else_
     assert len(slept) == waits, "where nothing is left nobody waits"
 
 
-async def test_what_the_others_took_meanwhile_is_not_let_in() -> None:
+async def test_what_others_used_meanwhile_is_not_granted() -> None:
     world = World(concurrent_requests=2)
 
     async def sleep(seconds: float) -> None:
@@ -92,7 +92,7 @@ def let_in_by(parts: HostShares, left: int, now: float) -> int:
 
 @pytest.mark.parametrize("processes", [2, 3, 8])
 @pytest.mark.parametrize("left", [1, 7, 8, 60])
-def test_hosts_without_a_common_clock_let_in_what_is_left_or_one_each(processes: int, left: int) -> None:
+def test_hosts_without_a_common_clock_grant_what_is_left_or_one_each(processes: int, left: int) -> None:
     """Each begins at a moment of its own, and hears of the others before it looks again."""
     seats, let_in = [HostShares(processes, NEWS_OF_HOSTS) for _ in range(processes)], 0
     for number in range(100):
@@ -104,7 +104,7 @@ def test_hosts_without_a_common_clock_let_in_what_is_left_or_one_each(processes:
     assert left <= let_in < left + processes
 
 
-def test_a_part_is_one_until_the_others_must_have_heard() -> None:
+def test_a_part_is_one_until_the_others_must_have_received_the_update() -> None:
     parts = HostShares(2, NEWS_OF_HOSTS)
     assert let_in_by(parts, 4, 0.0) == 2
     assert parts.pause(LIMIT, 2, 0.25 * NEWS_OF_HOSTS, 0.0) == pytest.approx(0.75 * NEWS_OF_HOSTS)
@@ -112,7 +112,7 @@ def test_a_part_is_one_until_the_others_must_have_heard() -> None:
     assert parts.pause(LIMIT, 2, NEWS_OF_HOSTS, 0.0) == 0.0
 
 
-def test_limits_that_nobody_asks_for_any_more_take_no_memory() -> None:
+def test_limits_without_recent_requests_use_no_memory() -> None:
     parts = HostShares(2, NEWS_OF_HOSTS)
     for number in range(3 * MANY):
         parts.pause(("key", str(number), "requests"), 9, number * NEWS_OF_HOSTS, LONG_AGO)
@@ -134,7 +134,7 @@ def among(hosts: int, world: World) -> list[float]:
     return slept
 
 
-async def test_among_very_many_hosts_nobody_waits_for_long() -> None:
+async def test_with_very_many_hosts_waits_are_short() -> None:
     """Each time that it is this process's turn another request of it is quicker."""
     world = World(requests_per_minute=60)
     slept = among(1000, world)
@@ -155,7 +155,7 @@ async def test_among_very_many_hosts_nobody_waits_for_long() -> None:
     assert LONGEST <= sum(slept) < LONGEST + 2 * NEWS_OF_HOSTS
 
 
-async def test_who_competes_with_nobody_waits_for_nobody() -> None:
+async def test_without_competition_no_request_waits() -> None:
     world = World(concurrent_requests=4)
     slept = among(4, world)
     for _ in range(10):
@@ -164,7 +164,7 @@ async def test_who_competes_with_nobody_waits_for_nobody() -> None:
     assert not slept
 
 
-def test_limits_are_cut_into_parts_while_the_others_are_heard_of() -> None:
+def test_limits_are_divided_while_other_processes_are_known() -> None:
     gate, kinds = World(requests_per_minute=4).gate, list[tuple[type, int]]()
     gate.set_worker(2, 0, NEWS_OF_HOSTS)
     for hosts in (1, 3, 2, 1):

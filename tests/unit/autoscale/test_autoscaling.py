@@ -44,7 +44,7 @@ class Shown:
                 await asyncio.sleep(0.01)
 
 
-async def test_what_is_recommended_is_shown() -> None:
+async def test_recommendations_are_exported() -> None:
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -70,7 +70,7 @@ async def test_unknown_values_are_not_shown_as_zero() -> None:
     assert samples["desired_replicas", "default", "decode"] == 1
 
 
-async def test_what_was_recommended_last_is_shown_while_nothing_can_be_seen() -> None:
+async def test_the_last_recommendation_is_exported_while_signals_are_missing() -> None:
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -89,7 +89,7 @@ async def test_what_was_recommended_last_is_shown_while_nothing_can_be_seen() ->
     assert after["signal_missing", "default", "decode", "kv_cache_utilization_sum"] == 1
 
 
-async def test_every_reason_is_shown_whether_it_holds_or_not() -> None:
+async def test_every_reason_is_exported() -> None:
     rig = Rig(decode=2)
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_every_reason_is_shown_whether_it_holds_or_not() -> None:
     assert set(reasons.values()) <= {0, 1}
 
 
-async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
+async def test_series_of_a_removed_pool_end() -> None:
     rig = Rig()
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -113,7 +113,7 @@ async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
         assert shown.samples()["desired_replicas", "default", "decode"] == 1
 
 
-async def test_other_settings_keep_the_loop() -> None:
+async def test_changed_settings_keep_the_loop() -> None:
     rig = Rig()
     shown = Shown(rig, policies(actuator=None))
     async with AsyncExitStack() as stack:
@@ -157,7 +157,7 @@ async def until_it_is(lead: Lead, ours: bool) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_who_has_the_lease_leads() -> None:
+async def test_the_holder_of_the_lease_leads() -> None:
     lead, lease = Lead(ManualClock()), OneLease()
     assert lead.is_ours, "there is no other process"
     async with AsyncExitStack() as stack:
@@ -168,7 +168,7 @@ async def test_who_has_the_lease_leads() -> None:
     assert lease.received == ["release", "close"]
 
 
-async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
+async def test_a_proxy_without_the_lease_does_not_lead() -> None:
     lead, lease = Lead(ManualClock()), OneLease()
     lease.is_free = False
     async with AsyncExitStack() as stack:
@@ -217,7 +217,7 @@ async def test_a_leader_starts_nothing_that_could_end_after_its_lease() -> None:
         assert not lead.is_ours
 
 
-async def test_who_slept_through_his_lease_does_not_lead_before_he_has_it_again() -> None:
+async def test_a_leader_that_slept_past_its_lease_must_acquire_it_again() -> None:
     clock, lease = ManualClock(), OneLease()
     lead = Lead(clock)
     async with AsyncExitStack() as stack:

@@ -35,7 +35,7 @@ def totals_of(behavior: Behavior, initial: int, recommended: Iterable[int]) -> l
     st.sampled_from(["or", "and", "none"]),
     st.sampled_from([0.0, 20.0, 300.0]),
 )
-def test_22_after_the_load_has_fallen_for_good_the_total_falls_too(
+def test_22_after_the_load_has_fallen_permanently_the_total_falls(
     initial: int, before: list[int], select: str, window: float
 ) -> None:
     """A history of corrected values in place of raw ones would hold itself up for ever."""
@@ -45,13 +45,13 @@ def test_22_after_the_load_has_fallen_for_good_the_total_falls_too(
     assert totals[-1] == 1
 
 
-def test_22_a_fall_from_ten_to_four_is_done_when_the_window_has_passed() -> None:
+def test_22_a_fall_from_ten_to_four_applies_after_the_window() -> None:
     totals = totals_of(UNLIMITED, 10, [10, *[4] * 30])
     assert totals[int(WINDOW / TICK)] == 10
     assert totals[int(WINDOW / TICK) + 1] == 4
 
 
-def test_23_nothing_shrinks_at_the_start_before_the_window_has_passed() -> None:
+def test_23_nothing_shrinks_in_the_first_window() -> None:
     totals = totals_of(UNLIMITED, 10, [2] * 30)
     assert set(totals[: int(WINDOW / TICK) + 1]) == {10}
     assert totals[-1] == 2
@@ -61,7 +61,7 @@ def test_a_short_peak_in_the_window_holds_the_total() -> None:
     assert totals_of(UNLIMITED, 4, [4, 8, *[4] * 20])[-1] == 8
 
 
-def test_growth_waits_until_it_was_recommended_for_its_window() -> None:
+def test_growth_must_be_recommended_for_the_whole_window() -> None:
     behavior = replace(UNLIMITED, scale_up=ScaleUp(select="none", stabilization=Duration(60.0)))
     assert totals_of(behavior, 2, [6] * 7) == [2, 2, 2, 2, 2, 6, 6]
     assert set(totals_of(behavior, 2, [6, 6, 2, 6, 6, 6])) == {2}
@@ -74,7 +74,7 @@ def test_growth_per_period_is_limited(select: str, most: int) -> None:
     assert totals == [most] * 4
 
 
-def test_a_new_period_begins_when_the_old_one_has_passed() -> None:
+def test_a_new_period_starts_after_the_old_one() -> None:
     up = ScaleUp(4, 0, Duration(60.0))
     totals = totals_of(replace(UNLIMITED, scale_up=up), 10, [50] * 12)
     assert totals == [14] * 5 + [18] * 5 + [22] * 2
@@ -90,7 +90,7 @@ def test_a_limit_whose_period_is_zero_does_not_apply(select: str) -> None:
     assert totals_of(behavior, 10, [50, 1]) == [50, 1]
 
 
-def test_by_default_half_of_the_replicas_may_go_in_a_minute_and_one_at_least() -> None:
+def test_by_default_half_of_the_replicas_and_at_least_one_may_be_removed_per_minute() -> None:
     down = ScaleDown(stabilization=Duration(0.0))
     totals = totals_of(replace(UNLIMITED, scale_down=down), 10, [1] * 22)
     assert totals == [5] * 5 + [3] * 5 + [2] * 5 + [1] * 7
@@ -99,11 +99,11 @@ def test_by_default_half_of_the_replicas_may_go_in_a_minute_and_one_at_least() -
 class TestPanic:
     BEHAVIOR = replace(UNLIMITED, scale_up=ScaleUp(1, 0, Duration(60.0)), panic=Panic(hold=Duration(60.0)))
 
-    def test_twice_what_runs_is_gone_to_at_once(self) -> None:
+    def test_twice_the_current_total_is_applied_at_once(self) -> None:
         assert totals_of(self.BEHAVIOR, 4, [8]) == [8]
         assert totals_of(self.BEHAVIOR, 4, [7]) == [5]
 
-    def test_nothing_is_taken_away_while_it_lasts(self) -> None:
+    def test_nothing_is_removed_during_panic(self) -> None:
         behavior = replace(self.BEHAVIOR, scale_down=ScaleDown(select="none", stabilization=Duration(0.0)))
         assert totals_of(behavior, 4, [8, 2, 2, 2, 2, 2]) == [8, 8, 8, 8, 8, 2]
 
@@ -118,8 +118,8 @@ class TestPanic:
     def test_from_zero_it_grows(self) -> None:
         assert totals_of(self.BEHAVIOR, 0, [5]) == [5]
 
-    def test_an_idle_fleet_of_none_does_not_panic(self) -> None:
+    def test_an_empty_idle_fleet_does_not_panic(self) -> None:
         assert Damping(self.BEHAVIOR).correct(0.0, 0, 0) == (0, False)
 
-    def test_without_a_hold_there_is_none(self) -> None:
+    def test_without_a_hold_there_is_no_panic(self) -> None:
         assert Damping(UNLIMITED).correct(0.0, 1, 30) == (30, False)

@@ -114,7 +114,7 @@ def policy(down: Mapping[str, Any] | None = None, **coordination: Any) -> PoolSe
     return load({"pools": {"p": section}}).pools["p"]
 
 
-def test_a_load_that_doubles_is_followed_and_then_the_fleet_rests() -> None:
+def test_the_fleet_grows_with_a_doubled_load_and_then_rests() -> None:
     fleet = run(policy(), lambda now: (2.0, 4.0) if now < 900 else (4.0, 8.0), HOUR)
     assert fleet.waiting == 0
     assert fleet.unplaced == 0
@@ -122,7 +122,7 @@ def test_a_load_that_doubles_is_followed_and_then_the_fleet_rests() -> None:
     assert len(set(fleet.sizes[-40:])) == 1, fleet.sizes[-40:]
 
 
-def test_a_load_that_falls_lets_replicas_go_and_none_returns() -> None:
+def test_a_falling_load_removes_replicas_permanently() -> None:
     fleet = run(policy(), lambda now: (4.0, 8.0) if now < 900 else (2.0, 4.0), 2 * HOUR, (5, 10))
     totals = [sum(sizes) for sizes in fleet.sizes]
     before = int(900 / TICK)
@@ -132,7 +132,7 @@ def test_a_load_that_falls_lets_replicas_go_and_none_returns() -> None:
     assert (fleet.waiting, fleet.unplaced) == (0, 0)
 
 
-def test_a_mix_that_shifts_moves_replicas_between_roles() -> None:
+def test_a_shifting_mix_moves_replicas_between_roles() -> None:
     fleet = run(policy(), lambda now: (2.0, 7.0) if now < 1800 else (5.0, 4.5), 2 * HOUR, (3, 9))
     early, late = fleet.sizes[int(1800 / TICK) - 1], fleet.sizes[-1]
     assert late[0] > early[0]
@@ -145,14 +145,14 @@ def waves(now: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("baseline", ["demand", "current", "weights"])
-def test_an_even_load_with_waves_moves_few_replicas_whatever_the_baseline(baseline: str) -> None:
+def test_a_steady_load_with_waves_moves_few_replicas_with_any_baseline(baseline: str) -> None:
     """Even pressure would make roles of different needs even: but each has what it asks for."""
     fleet = run(policy(baseline=baseline, alpha=0.5), waves, 4 * HOUR, (4, 8))
     assert fleet.moved <= 4
     assert fleet.overloaded == 0
 
 
-def test_a_day_is_followed_up_and_down() -> None:
+def test_the_fleet_follows_a_day() -> None:
     fleet = run(policy(), lambda now: (3 + 2 * math.sin(now / 2000), 6 + 3 * math.sin(now / 2000)), 4 * HOUR, (4, 8))
     totals = [sum(sizes) for sizes in fleet.sizes]
     assert max(totals) >= 15
@@ -160,7 +160,7 @@ def test_a_day_is_followed_up_and_down() -> None:
     assert fleet.overloaded < 0.05 * 4 * HOUR
 
 
-def test_with_some_to_spare_a_window_of_a_minute_is_calm() -> None:
+def test_with_spare_a_window_of_a_minute_is_stable() -> None:
     """Waves that reach over a whole number now and then: without spare replicas go and come back."""
     short = {"stabilization": "60s"}
 

@@ -104,7 +104,7 @@ async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_not
     assert await rig.to(4) is Outcome.OK
 
 
-async def test_steps_up_have_an_interval() -> None:
+async def test_steps_up_keep_the_interval() -> None:
     rig = Rig()
     assert await rig.to(4) is Outcome.OK
     rig.clock.advance(29.0)
@@ -114,7 +114,7 @@ async def test_steps_up_have_an_interval() -> None:
     assert rig.counts == [4, 5]
 
 
-async def test_a_step_is_no_larger_than_allowed_and_never_out_of_bounds() -> None:
+async def test_a_step_is_bounded_by_size_and_limits() -> None:
     rig = Rig(max_step=2)
     await rig.to(20)
     assert rig.counts == [5]
@@ -141,7 +141,7 @@ async def test_a_file_is_a_kill_switch(tmp_path: Path) -> None:
     assert await rig.to(4) is Outcome.OK
 
 
-async def test_the_kill_switch_lets_pods_back_in(tmp_path: Path) -> None:
+async def test_the_kill_switch_undrains_pods(tmp_path: Path) -> None:
     rig = Rig(kill_file=str(tmp_path / "stop"))
     assert await rig.to(2) is Outcome.BUSY
     (tmp_path / "stop").touch()
@@ -161,7 +161,7 @@ async def test_a_new_pod_with_an_old_name_drains_again() -> None:
     assert await rig.to(2) is Outcome.OK
 
 
-async def test_failures_are_followed_by_longer_and_longer_pauses() -> None:
+async def test_failures_cause_growing_pauses() -> None:
     rig = Rig()
     rig.hand.outcome = Outcome.ERROR
     waits = []
@@ -179,7 +179,7 @@ async def test_failures_are_followed_by_longer_and_longer_pauses() -> None:
     assert sorted(waits) == waits
 
 
-async def test_an_actuator_that_breaks_counts_as_a_failure() -> None:
+async def test_an_actuator_that_raises_counts_as_a_failure() -> None:
     rig = Rig()
     rig.hand.breaks = True
     with pytest.raises(OSError, match="no way"):
@@ -188,7 +188,7 @@ async def test_an_actuator_that_breaks_counts_as_a_failure() -> None:
     assert await rig.to(4) is Outcome.BUSY
 
 
-async def test_pods_are_empty_before_they_go() -> None:
+async def test_pods_are_drained_before_they_are_removed() -> None:
     rig = Rig()
     assert await rig.to(2) is Outcome.BUSY
     assert rig.pods.draining == ["d-0"]
@@ -209,7 +209,7 @@ async def test_a_pod_that_just_started_to_drain_may_still_receive_a_request() ->
     assert await rig.to(2) is Outcome.OK
 
 
-async def test_a_request_without_end_does_not_keep_a_pod_for_ever() -> None:
+async def test_an_endless_request_does_not_keep_a_pod_forever() -> None:
     rig = Rig()
     assert await rig.to(2) is Outcome.BUSY
     rig.clock.advance(899.0)
@@ -218,7 +218,7 @@ async def test_a_request_without_end_does_not_keep_a_pod_for_ever() -> None:
     assert await rig.to(2) is Outcome.OK
 
 
-async def test_demand_that_returns_lets_pods_back_in() -> None:
+async def test_returning_demand_undrains_pods() -> None:
     rig = Rig()
     await rig.to(1)
     assert rig.pods.draining == ["d-0", "d-1"]
@@ -229,7 +229,7 @@ async def test_demand_that_returns_lets_pods_back_in() -> None:
     assert rig.hand.marks == [(["d-0", "d-1"], True), (["d-1"], False), (["d-0"], False)]
 
 
-async def test_a_pod_whose_end_was_ordered_is_not_let_back_in() -> None:
+async def test_a_pod_whose_removal_was_ordered_is_not_undrained() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
     await rig.to(2)
@@ -242,7 +242,7 @@ async def test_a_pod_whose_end_was_ordered_is_not_let_back_in() -> None:
     assert rig.pods.draining == []
 
 
-async def test_an_order_that_fails_leaves_its_victims_to_be_let_back() -> None:
+async def test_a_failed_order_undrains_its_victims() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
     await rig.to(2)
@@ -253,7 +253,7 @@ async def test_an_order_that_fails_leaves_its_victims_to_be_let_back() -> None:
     assert rig.pods.draining == []
 
 
-async def test_what_drains_can_be_seen() -> None:
+async def test_draining_pods_are_exported() -> None:
     rig = Rig()
     await rig.to(2)
     (seen,) = rig.drains.described("decode")
@@ -267,7 +267,7 @@ async def test_what_drains_can_be_seen() -> None:
     assert rig.drains.names("decode") == []
 
 
-def test_an_order_is_over_when_it_can_be_seen_or_has_had_its_time() -> None:
+def test_an_order_ends_when_it_is_visible_or_timed_out() -> None:
     clock = ManualClock(now=0.0)
     orders = Orders(clock, 600.0)
     assert orders.current("decode", 3) == 3

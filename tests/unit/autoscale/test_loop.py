@@ -84,7 +84,7 @@ class Rig:
         return decision
 
 
-async def test_what_is_recommended_is_done() -> None:
+async def test_the_recommendation_is_applied() -> None:
     rig = Rig()
     rig.cluster.metrics["decode"][KV_SUM] = 8.0
     decision = await rig.step()
@@ -97,7 +97,7 @@ async def test_what_is_recommended_is_done() -> None:
     assert rig.loop.outcomes == {}
 
 
-async def test_a_dry_run_does_everything_but_the_last_step() -> None:
+async def test_a_dry_run_does_everything_except_acting() -> None:
     rig = Rig(mode="dry_run")
     rig.cluster.metrics["decode"][KV_SUM] = 8.0
     decision = await rig.step()
@@ -106,7 +106,7 @@ async def test_a_dry_run_does_everything_but_the_last_step() -> None:
     assert set(rig.loop.outcomes.values()) == {Outcome.DRY_RUN}
 
 
-async def test_what_grows_goes_first() -> None:
+async def test_roles_that_grow_are_first() -> None:
     stuck = Stuck(Outcome.BUSY)
     rig = Rig(actuator=stuck, gate=False)
     rig.cluster.signals = {"prefill": {"queue_depth": 32.0, "ttft": 2.0}, "decode": {"queue_depth": 0.0}}
@@ -116,7 +116,7 @@ async def test_what_grows_goes_first() -> None:
     assert stuck.queried == [(1, "prefill"), (1, "decode")]
 
 
-async def test_an_actuator_that_hangs_does_not_hold_up_the_loop() -> None:
+async def test_a_hanging_actuator_does_not_block_the_loop() -> None:
     class Hanging:
         async def apply(self, decision: Decision, role: str) -> Outcome:
             await asyncio.Event().wait()
@@ -161,7 +161,7 @@ class TestBlind:
         assert len(stuck.queried) == before
         assert before
 
-    async def test_from_the_start_it_is_what_runs_and_never_zero(self) -> None:
+    async def test_at_start_the_current_total_is_held_and_never_zero(self) -> None:
         rig = Rig()
         blind(rig.cluster, "missing", rig.clock)
         decision = await rig.step()
@@ -171,7 +171,7 @@ class TestBlind:
         result = (await rig.step()).as_dict()
         assert result["roles"]["decode"]["desired"] is None
 
-    async def test_it_goes_on_when_something_is_seen_again(self) -> None:
+    async def test_it_resumes_when_signals_return(self) -> None:
         rig = Rig()
         rig.cluster.breaks = True
         assert not (await rig.step()).valid
@@ -192,7 +192,7 @@ def blind(cluster: Cluster, how: str, clock: ManualClock) -> None:
         cluster.metrics = {"prefill": {BACKLOG: float("nan")}, "decode": {KV_SUM: -1.0}}
 
 
-async def test_what_is_no_number_is_null_in_json() -> None:
+async def test_non_finite_numbers_are_null_in_json() -> None:
     rig = Rig(mode="dry_run")
     rig.cluster.metrics["prefill"] = {BACKLOG: [1.5, float("nan"), 1.5]}
     rig.cluster.metrics["decode"] = {KV_SUM: float("inf")}
@@ -209,7 +209,7 @@ async def test_a_missing_signal_is_reported_and_the_others_still_count() -> None
     assert decision.as_dict()["roles"]["prefill"]["pressure"] == 1.0
 
 
-def test_what_is_too_old_is_missing_each_by_its_own_age() -> None:
+def test_each_value_goes_missing_at_its_own_age() -> None:
     old, young = 10.0, 11.0
     observed = Observed(
         3,
@@ -224,7 +224,7 @@ def test_what_is_too_old_is_missing_each_by_its_own_age() -> None:
 
 
 class TestOperators:
-    async def test_a_pause_holds_everything_and_a_resume_ends_it(self) -> None:
+    async def test_a_pause_holds_everything_until_resumed(self) -> None:
         rig = Rig()
         await rig.step()
         rig.loop.controls.pause()
@@ -243,7 +243,7 @@ class TestOperators:
         rig.cluster.metrics["decode"][KV_SUM] = 16.0
         assert dict((await rig.step()).desired) == {"prefill": 3, "decode": 7}
 
-    async def test_an_override_holds_until_its_time_is_over(self) -> None:
+    async def test_an_override_holds_until_it_expires(self) -> None:
         rig = Rig()
         rig.loop.controls.override({"decode": 12}, ttl=20.0)
         ordered = await rig.step()
@@ -254,14 +254,14 @@ class TestOperators:
         assert not after.overridden
         assert sum(after.desired.values()) == 10
 
-    async def test_an_override_is_done_even_while_nothing_can_be_seen(self) -> None:
+    async def test_an_override_applies_without_signals(self) -> None:
         rig = Rig()
         blind(rig.cluster, "missing", rig.clock)
         rig.loop.controls.override({"decode": 12}, ttl=20.0)
         assert not (await rig.step()).valid
         assert rig.cluster.replicas == {"prefill": 3, "decode": 12}
 
-    async def test_what_was_held_is_not_what_was_ordered_for_a_while(self) -> None:
+    async def test_a_held_value_is_not_an_order(self) -> None:
         rig = Rig(mode="dry_run")
         await rig.step()
         rig.loop.controls.override({"decode": 12}, ttl=20.0)
@@ -274,16 +274,14 @@ class TestOperators:
         ("roles", "ttl", "param"),
         [({"decode": 41}, 60.0, "roles.decode"), ({"encode": 1}, 60.0, "roles.encode"), ({"decode": 2}, 0.0, "ttl")],
     )
-    async def test_an_override_that_cannot_be_is_refused_whole(
-        self, roles: dict[str, int], ttl: float, param: str
-    ) -> None:
+    async def test_an_invalid_override_is_refused(self, roles: dict[str, int], ttl: float, param: str) -> None:
         rig = Rig()
         with pytest.raises(BadRequest) as refused:
             rig.loop.controls.override({"prefill": 2, **roles}, ttl)
         assert refused.value.param == param
         assert rig.loop.controls.overrides() == {}
 
-    async def test_an_acknowledgement_is_kept_and_a_wrong_one_refused(self) -> None:
+    async def test_an_acknowledgement_is_recorded_and_a_wrong_one_refused(self) -> None:
         rig = Rig(mode="dry_run")
         with pytest.raises(BadRequest):
             rig.loop.acknowledge(1, {"decode": 7})
@@ -296,14 +294,14 @@ class TestOperators:
 
 
 class TestDecisions:
-    async def test_they_count_up_and_the_oldest_go(self) -> None:
+    async def test_they_are_numbered_and_the_oldest_are_dropped(self) -> None:
         rig = Rig()
         for _ in range(HISTORY + 2):
             await rig.step()
         assert [decision.id for decision in rig.loop.history] == list(range(3, HISTORY + 3))
         assert rig.loop.latest is rig.loop.history[-1]
 
-    async def test_as_json_they_have_what_they_were_made_of(self) -> None:
+    async def test_their_json_has_the_inputs(self) -> None:
         rig = Rig(mode="dry_run")
         rig.cluster.signals = {"prefill": {"queue_depth": 21.0, "ttft": 1.9}, "decode": {"queue_depth": 0.0}}
         result = json.loads(json.dumps((await rig.step()).as_dict()))
@@ -324,7 +322,7 @@ class TestDecisions:
         assert prefill["share"]["baseline"] == pytest.approx(0.3)
 
 
-async def test_another_policy_keeps_windows_and_history() -> None:
+async def test_a_changed_policy_keeps_windows_and_history() -> None:
     """Otherwise every reload would scale down at once, or wait again."""
     rig = Rig(behavior={"scaleDown": {"select": "none", "stabilization": "60s"}, "panic": {"hold": "0s"}})
     await rig.step(40.0)
@@ -338,7 +336,7 @@ async def test_another_policy_keeps_windows_and_history() -> None:
     assert [one.id for one in rig.loop.history] == [1, 2, 3, 4]
 
 
-async def test_an_order_that_new_bounds_do_not_allow_is_void() -> None:
+async def test_an_order_outside_new_bounds_is_dropped() -> None:
     rig = Rig()
     rig.loop.controls.override({"decode": 20, "prefill": 5}, 600.0)
     roles = [

@@ -24,13 +24,13 @@ def measured(*pods: Endpoint, known: Known = Known(), rate: float | None = None)
     return Measured([pod.ranks for pod in pods], known, NOW, 45.0, rate)
 
 
-def test_each_pod_has_its_part_of_those_that_wait_in_the_proxy() -> None:
+def test_each_pod_has_its_part_of_the_proxys_queue() -> None:
     seen = measured(pod(waiting=3), pod(waiting=1), known=Known(queued=4))
     assert seen.value("queue_depth") == [5.0, 3.0]
     assert seen.mean("queue_depth") == 4.0
 
 
-def test_without_a_ready_pod_what_waits_is_all_that_is_known() -> None:
+def test_without_a_ready_pod_the_proxys_queue_remains() -> None:
     seen = measured(known=Known(queued=4))
     assert seen.value("queue_depth") == 4.0
     assert seen.value("kv_cache_utilization") is None
@@ -44,32 +44,32 @@ def test_old_metrics_are_missing() -> None:
     assert measured(pod(age=46.0)).value("kv_cache_utilization") is None
 
 
-def test_what_the_proxy_sent_is_known_at_once() -> None:
+def test_the_proxys_requests_are_known_at_once() -> None:
     seen = measured(pod(requests=2, tokens=300, age=1e6), pod(requests=1, tokens=100, age=1e6))
     assert seen.value("requests_in_flight") == [2.0, 1.0]
     assert seen.value("uncached_tokens") == 400.0
 
 
-def test_the_backlog_is_predicted_or_reckoned() -> None:
+def test_the_backlog_is_predicted_or_computed() -> None:
     pods = (pod(tokens=3000), pod(tokens=1000))
     assert measured(*pods).value("prefill_backlog_seconds") is None
     assert measured(*pods, known=Known(backlog=2.5)).value("prefill_backlog_seconds") == 2.5
     assert measured(*pods, known=Known(backlog=2.5), rate=8000.0).value("prefill_backlog_seconds") == 0.5
 
 
-def test_the_prefill_load_is_what_comes_and_what_waits() -> None:
+def test_the_prefill_load_is_the_rate_and_the_queue() -> None:
     pods = (pod(tokens=30_000), pod(tokens=18_000))
     assert measured(*pods, known=Known(taken=12_000.0), rate=8000.0).value("prefill_load") == 1.5 + 0.1
     assert measured(*pods, known=Known(taken=12_000.0)).value("prefill_load") is None
     assert measured(*pods, rate=8000.0).value("prefill_load") is None
 
 
-def test_who_waits_for_a_kv_cache_asks_for_as_much_as_who_has_it() -> None:
+def test_a_request_waiting_for_kv_cache_counts_like_a_running_one() -> None:
     seen = measured(pod(kv_usage=0.9, running=10, waiting=4), pod(kv_usage=0.5), known=Known(queued=2))
     assert seen.value("kv_cache_demand_sum") == [pytest.approx(0.9 * 1.5), 0.5 * 2]
 
 
-def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
+def test_tokens_are_counted_by_the_pods() -> None:
     taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
     assert taken.rate(0.0, [[one], [other]]) is None
     one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
@@ -82,18 +82,18 @@ def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
     assert taken.rate(WINDOW + 20.0, [[one]]) == 300.0 / WINDOW
 
 
-def test_pods_that_count_nothing_are_no_reading() -> None:
+def test_pods_without_counters_give_no_reading() -> None:
     taken = Taken()
     assert [taken.rate(now, [[pod()]]) for now in (0.0, 10.0)] == [None, None]
 
 
-def test_any_other_name_is_that_of_an_attribute() -> None:
+def test_any_other_name_is_an_attribute() -> None:
     assert measured(pod()).value("steps") == [4.0]
     assert measured(pod()).value("nothing") is None
 
 
 @pytest.mark.parametrize("source", KNOWN)
-def test_all_that_is_named_is_measured(source: str) -> None:
+def test_every_documented_name_is_measured(source: str) -> None:
     seen = measured(pod(), known=Known(backlog=1.0, ttft=0.5, taken=10.0), rate=100.0)
     assert seen.value(source) is not None
     assert seen.mean(source) is not None
@@ -110,7 +110,7 @@ def test_a_pod_has_the_role_of_its_labels() -> None:
     assert list(replicas_of_role(pool(roles=[labelled]), "x", pods)) == ["b"]
 
 
-def test_a_percentile_forgets_what_was_long_ago() -> None:
+def test_a_percentile_drops_old_values() -> None:
     recent = Recent()
     assert recent.percentile(0.0, [(1.0, 100.0), (2.0, 100.0)]) is None
     assert recent.percentile(10.0, [(1.0, 100.0), (2.0, 110.0)]) == pytest.approx(1.9)

@@ -28,15 +28,15 @@ def carried_by(outlook: Outlook, values: list[object], metric: Metric, seconds: 
     return found
 
 
-def test_what_grows_is_where_it_will_be() -> None:
+def test_a_growing_sum_is_extrapolated() -> None:
     assert carried([1.0 + 0.15 * at for at in range(20)]) == pytest.approx(1.0 + 0.15 * 19 + 0.01 * 120)
 
 
-def test_what_falls_is_what_it_is() -> None:
+def test_a_falling_sum_is_not_extrapolated() -> None:
     assert carried([9.0 - 0.1 * at for at in range(20)]) == pytest.approx(9.0 - 0.1 * 19)
 
 
-def test_noise_has_next_to_no_trend() -> None:
+def test_noise_has_almost_no_trend() -> None:
     rng = random.Random(1)
     points = [[(15.0 * at, rng.gauss(4.0, 0.4)) for at in range(16)] for _ in range(200)]
     assert sum(trend(one) for one in points) / len(points) * 120 < 0.03 * 4.0
@@ -46,12 +46,12 @@ def test_a_few_readings_are_no_trend() -> None:
     assert carried([1.0 * at for at in range(FEWEST - 1)]) == FEWEST - 2
 
 
-def test_a_jump_is_not_carried_on_for_ever() -> None:
+def test_a_jump_is_not_extrapolated_forever() -> None:
     values: list[object] = [*[1.0] * 20, *[4.0] * 20]
     assert carried(values) == 4.0
 
 
-def test_what_waits_for_replicas_is_not_carried_on() -> None:
+def test_a_queue_for_replicas_is_not_extrapolated() -> None:
     """Four replicas have room for 3.2: the rest is a queue, which grows since they are too few."""
     full = [3.0] * 10
     queue = [3.5 + 0.5 * at for at in range(10)]
@@ -59,25 +59,25 @@ def test_what_waits_for_replicas_is_not_carried_on() -> None:
     assert carried([*full, *queue], ready=20) > queue[-1] + 0.02 * 120  # type: ignore[operator]
 
 
-def test_the_trend_from_before_it_was_too_much_goes_on() -> None:
+def test_the_earlier_trend_continues_at_full_capacity() -> None:
     """0.01 per second; full replicas do not show the growth."""
     rising, full = [2.0 + 0.15 * at for at in range(9)], [3.3] * 4
     assert carried([*rising, *full], ready=4) == pytest.approx(rising[-1] + 0.01 * (4 * 15 + 120))
     assert carried([*rising, *[3.3] * 30], ready=4) == 3.3
 
 
-def test_nothing_was_served_where_there_is_no_replica() -> None:
+def test_without_replicas_nothing_is_served() -> None:
     assert carried([1.0 * at for at in range(1, 10)], ready=0) == 9.0
 
 
-def test_forecasts_that_did_not_come_true_count_for_less() -> None:
+def test_wrong_forecasts_reduce_later_ones() -> None:
     """Every ten minutes it grows for two minutes, and falls back."""
     waves: list[object] = [2.0 + 0.2 * min(at % 40, 8) * (at % 40 < 12) for at in range(6 * 40 + 9)]
     first, last = carried(waves[-40:]), carried(waves)
     assert last < first - 0.5  # type: ignore[operator]
 
 
-def test_levels_are_left_alone() -> None:
+def test_levels_are_not_extrapolated() -> None:
     assert carried([0.1 * at for at in range(10)], LEVEL) == pytest.approx(0.9)
 
 
@@ -87,9 +87,9 @@ def test_values_of_replicas_grow_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), [1.0, None], []])
-def test_what_is_missing_stays_missing(value: object) -> None:
+def test_missing_values_stay_missing(value: object) -> None:
     assert carried([value] * 10) is value
 
 
-def test_no_seconds_are_the_present() -> None:
+def test_zero_seconds_give_the_present() -> None:
     assert carried([1.0 * at for at in range(10)], seconds=0.0) == 9.0

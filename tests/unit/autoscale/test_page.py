@@ -43,6 +43,6 @@ def test_every_reason_is_explained(reason: Cause) -> None:
         ("`scaleUp`", f"`instances` {ScaleUp().instances}, `percent` {ScaleUp().percent}"),
     ],
 )
-def test_a_default_is_what_it_is(row: str, value: Any) -> None:
+def test_a_documented_default_is_the_default(row: str, value: Any) -> None:
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     assert f"| {row} | {shown}" in PAGE

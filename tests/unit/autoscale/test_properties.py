@@ -171,7 +171,7 @@ def test_7_and_9_a_missed_band_is_reported_with_one_reason(
 
 
 @given(roles_of(), coordinations(), totals, metrics_of)
-def test_8_bands_are_kept_wherever_whole_numbers_can_keep_them(
+def test_8_bands_hold_if_whole_numbers_permit(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any
 ) -> None:
     result = distribute(roles, coordination, total, metrics)
@@ -188,7 +188,7 @@ def whole_numbers(role: Role, one: Band, total: int) -> list[int]:
 
 
 @given(roles_of(), coordinations(), totals, metrics_of)
-def test_10_panic_takes_nothing_away(roles: list[Role], coordination: Coordination, total: int, metrics: Any) -> None:
+def test_10_panic_removes_nothing(roles: list[Role], coordination: Coordination, total: int, metrics: Any) -> None:
     result = distribute(roles, coordination, total, metrics, panic=True)
     live = bounded(roles, coordination, total)
     held = {role.name: min(max(role.current or 0, role.min), role.max) for role in live}
@@ -200,7 +200,7 @@ def test_10_panic_takes_nothing_away(roles: list[Role], coordination: Coordinati
 
 
 @given(roles_of(), coordinations(coupled=True) | coordinations(coupled=True, mode="off"), totals, metrics_of)
-def test_11_coupled_roles_are_all_there_or_none_is(
+def test_11_coupled_roles_are_all_present_or_all_absent(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any
 ) -> None:
     counts = distribute(roles, coordination, total, metrics).replicas.values()
@@ -227,7 +227,7 @@ def test_12_the_order_of_the_roles_does_not_matter(
 
 
 @given(roles_of(2), coordinations(baseline="weights", preferred_ratio={}), totals, good_metrics)
-def test_13_with_two_roles_one_replica_more_takes_none_away(
+def test_13_with_two_roles_an_added_replica_removes_none(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any
 ) -> None:
     roles = [dataclasses.replace(role, current=None) for role in roles]
@@ -236,7 +236,7 @@ def test_13_with_two_roles_one_replica_more_takes_none_away(
 
 
 @given(roles_of(), coordinations(alpha=0.0, preferred_ratio={}, baseline="cost"), totals, metrics_of)
-def test_14_without_pressure_and_bands_it_is_the_baseline(
+def test_14_without_pressure_and_bands_the_result_is_the_baseline(
     roles: list[Role], coordination: Coordination, total: int, metrics: Any
 ) -> None:
     roles = [dataclasses.replace(role, current=None) for role in roles]
@@ -246,9 +246,7 @@ def test_14_without_pressure_and_bands_it_is_the_baseline(
 
 
 @given(roles_of(), coordinations(), totals)
-def test_15_without_a_metric_pressure_counts_for_nothing(
-    roles: list[Role], coordination: Coordination, total: int
-) -> None:
+def test_15_without_a_metric_pressure_has_no_effect(roles: list[Role], coordination: Coordination, total: int) -> None:
     blind = distribute(roles, coordination, total, {})
     assert plain(blind) == plain(distribute(roles, dataclasses.replace(coordination, alpha=0.0), total, {}))
     assert Cause.UNAVAILABLE in blind.reasons or not blind.total
@@ -272,7 +270,7 @@ def test_16_scale_does_not_matter(
 
 
 @given(roles_of(2), coordinations(hysteresis_percent=0.0, normalization="absolute"), totals, good_metrics, pressed)
-def test_17_more_pressure_never_means_less(
+def test_17_more_pressure_never_reduces_a_role(
     roles: list[Role], coordination: Coordination, total: int, metrics: dict[str, dict[str, float]], by: float
 ) -> None:
     roles = [dataclasses.replace(role, current=(role.current or 0)) for role in roles]
@@ -329,7 +327,7 @@ def test_20_rounding_keeps_a_whole_sum(weights: list[int], total: int, data: st.
 
 
 @given(roles_of(), coordinations(), totals, anything, anything, st.booleans())
-def test_21_nothing_that_json_can_say_makes_it_fail(
+def test_21_no_json_input_makes_it_fail(
     roles: list[Role], coordination: Coordination, total: int, bands: Any, metrics: Any, panic: bool
 ) -> None:
     coordination = dataclasses.replace(coordination, preferred_ratio=bands)
@@ -339,7 +337,7 @@ def test_21_nothing_that_json_can_say_makes_it_fail(
 
 
 @given(roles_of(2), good_metrics, totals, st.floats(0.01, 100), pressed)
-def test_a_further_signal_moves_the_share_of_its_role_and_never_the_total(
+def test_an_additional_signal_moves_the_share_of_its_role_and_not_the_total(
     roles: list[Role], metrics: dict[str, dict[str, float]], total: int, saturation: float, value: float
 ) -> None:
     signals = {"prefill": {"kv_transfers": Signal("vllm:transfers", saturation, 1.0)}}

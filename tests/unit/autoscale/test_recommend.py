@@ -15,13 +15,13 @@ PREFERRED = Coordination(mode="preferred", baseline="current")
 HOT_PREFILL = {"prefill": {"queue_depth": 32, "ttft": 3.0}, "decode": {"queue_depth": 0, "kv_cache_utilization": 0.2}}
 
 
-def test_idle_roles_keep_their_baseline_however_their_noise_compares() -> None:
+def test_idle_roles_keep_their_baseline_despite_noise() -> None:
     noise = {"prefill": {"queue_depth": 1, "ttft": 0.05}, "decode": {"queue_depth": 0, "kv_cache_utilization": 0.02}}
     result = distribute(ROLES, PREFERRED, 10, noise)
     assert (dict(result.replicas), result.reasons) == ({"prefill": 4, "decode": 6}, (Cause.IDLE,))
 
 
-def test_nothing_moves_for_less_than_the_dead_band() -> None:
+def test_changes_within_the_hysteresis_are_ignored() -> None:
     roles = (replace(ROLES[0], weight=46.0), replace(ROLES[1], weight=54.0))
     by_weight = Coordination(mode="preferred", baseline="weights", alpha=0.0)
     moved = distribute(roles, by_weight, 10, {})
@@ -32,7 +32,7 @@ def test_nothing_moves_for_less_than_the_dead_band() -> None:
     assert Cause.HYSTERESIS not in moved.reasons
 
 
-def test_of_two_divisions_that_are_as_near_the_one_that_runs_stays() -> None:
+def test_of_two_equally_near_splits_the_current_one_stays() -> None:
     halves = (replace(ROLES[0], weight=35.0), replace(ROLES[1], weight=65.0))
     by_weight = Coordination(mode="preferred", baseline="weights", alpha=0.0)
     result = distribute(halves, by_weight, 10, {})
@@ -41,20 +41,20 @@ def test_of_two_divisions_that_are_as_near_the_one_that_runs_stays() -> None:
     assert dict(distribute(elsewhere, by_weight, 10, {}).replicas) == {"prefill": 3, "decode": 7}
 
 
-def test_the_dead_band_does_not_hold_what_breaks_a_preferred_ratio() -> None:
+def test_the_hysteresis_does_not_keep_a_violated_ratio() -> None:
     bands = {"prefill": {"min": 50, "max": 60}}
     result = distribute(ROLES, replace(PREFERRED, alpha=0.0, hysteresis_percent=20, preferred_ratio=bands), 10, {})
     assert dict(result.replicas) == {"prefill": 5, "decode": 5}
 
 
-def test_minima_that_contradict_each_other_give_way_in_proportion() -> None:
+def test_contradicting_minima_yield_in_proportion() -> None:
     bands = {"prefill": {"min": 60, "max": 100}, "decode": {"min": 90, "max": 100}}
     result = distribute(ROLES, replace(PREFERRED, preferred_ratio=bands), 10, HOT_PREFILL)
     assert dict(result.replicas) == {"prefill": 4, "decode": 6}
     assert result.reasons == (Cause.INFEASIBLE,)
 
 
-def test_maxima_that_contradict_each_other_are_exceeded_in_proportion() -> None:
+def test_contradicting_maxima_are_exceeded_in_proportion() -> None:
     bands = {"prefill": {"min": 0, "max": 10}, "decode": {"min": 0, "max": 40}}
     result = distribute(ROLES, replace(PREFERRED, preferred_ratio=bands), 10, HOT_PREFILL)
     assert dict(result.replicas) == {"prefill": 2, "decode": 8}
@@ -71,20 +71,20 @@ def test_bands_are_used_as_they_are_if_no_whole_number_fits() -> None:
     assert result.reasons == (Cause.UNAVAILABLE, Cause.ROUNDING)
 
 
-def test_the_baseline_is_that_of_the_cost_while_it_is_not_known_what_runs() -> None:
+def test_the_baseline_is_by_cost_while_the_current_replicas_are_unknown() -> None:
     roles = (replace(ROLES[0], current=None), ROLES[1])
     result = distribute(roles, PREFERRED, 10, {})
     assert result.baseline_share == {"prefill": 0.6, "decode": 0.4}
 
 
-def test_the_baseline_can_be_what_each_role_asks_for() -> None:
+def test_the_baseline_can_be_the_demand_of_each_role() -> None:
     by_demand = replace(PREFERRED, baseline="demand")
     roles = (replace(ROLES[0], demand=2), replace(ROLES[1], demand=8))
     assert distribute(roles, by_demand, 20, {}).replicas == {"prefill": 4, "decode": 16}
     assert distribute(ROLES, by_demand, 10, {}).baseline_share == {"prefill": 0.6, "decode": 0.4}
 
 
-def test_more_ready_replicas_press_harder_if_they_count() -> None:
+def test_with_weights_more_ready_replicas_press_harder() -> None:
     even = {name: {"queue_depth": 16} for name in ("prefill", "decode")}
     roles = (replace(ROLES[0], ready=1), replace(ROLES[1], ready=3))
     weighted = distribute(roles, replace(PREFERRED, weight_by="ready"), 10, even)
@@ -92,7 +92,7 @@ def test_more_ready_replicas_press_harder_if_they_count() -> None:
     assert distribute(roles, PREFERRED, 10, even).pressure_share == {"prefill": 0.5, "decode": 0.5}
 
 
-def test_a_signal_that_one_role_alone_has_counts_for_nothing_against_the_others() -> None:
+def test_a_signal_of_one_role_alone_has_no_effect() -> None:
     relative = replace(PREFERRED, normalization="relative")
     alone = {"prefill": {"ttft": 9.0}, "decode": {"kv_cache_utilization": 0.02}}
     result = distribute(ROLES, relative, 10, alone)
@@ -100,19 +100,19 @@ def test_a_signal_that_one_role_alone_has_counts_for_nothing_against_the_others(
     assert result.reasons == (Cause.UNAVAILABLE,)
 
 
-def test_against_each_other_idle_roles_are_idle_too() -> None:
+def test_with_relative_normalisation_idle_roles_are_idle_too() -> None:
     relative = replace(PREFERRED, normalization="relative")
     result = distribute(ROLES, relative, 10, {name: {"queue_depth": 0} for name in ("prefill", "decode")})
     assert result.reasons == (Cause.IDLE,)
 
 
-def test_readings_that_no_float_can_add_up_are_compared() -> None:
+def test_readings_beyond_floats_are_compared() -> None:
     relative = replace(PREFERRED, normalization="relative")
     huge = {"prefill": {"queue_depth": 1.5e308}, "decode": {"queue_depth": 0.5e308}}
     assert distribute(ROLES, relative, 10, huge).pressure == {"prefill": 0.75, "decode": 0.25}
 
 
-def test_a_signal_without_weight_is_not_looked_at() -> None:
+def test_a_signal_without_weight_is_ignored() -> None:
     result = distribute(ROLES, PREFERRED, 10, {"decode": {"ttft": 9.0}, "prefill": {"kv_cache_utilization": 1.0}})
     assert result.pressure == {"prefill": None, "decode": None}
 
@@ -132,7 +132,7 @@ def test_with_three_roles_one_replica_more_can_cost_a_role_one() -> None:
 
 
 @pytest.mark.parametrize("roles", [(), (Role("decode", 0, 4),)])
-def test_where_there_is_nothing_to_divide_nothing_is(roles: Any) -> None:
+def test_an_empty_total_is_not_split(roles: Any) -> None:
     result = distribute(roles, PREFERRED, 0, None)
     assert not any(result.replicas.values())
     assert result.band_satisfied

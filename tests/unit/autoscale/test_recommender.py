@@ -17,7 +17,7 @@ def first(received: Recommender, situations: object, at: float = 0.0) -> Recomme
     return found
 
 
-def test_a_fleet_on_target_stays_as_it_is() -> None:
+def test_a_fleet_on_target_stays() -> None:
     found = first(Recommender(pool()), seen(3, 7))
     assert (found.raw, found.corrected, found.replicas) == (10, 10, {"prefill": 3, "decode": 7})
 
@@ -31,7 +31,7 @@ def test_metrics_set_the_total_and_signals_the_split() -> None:
     assert calm.replicas["prefill"] > 3
 
 
-def test_without_any_metric_nothing_is_recommended() -> None:
+def test_without_metrics_nothing_is_recommended() -> None:
     blind = seen(3, 7, backlog=float("nan"), kv=float("nan"))
     assert Recommender(pool()).recommend(0.0, blind) is None
 
@@ -46,7 +46,7 @@ def test_every_role_gets_what_it_asks_for_by_default() -> None:
 
 
 class TestTheGate:
-    def test_while_a_replica_starts_none_moves_to_another_role(self) -> None:
+    def test_while_a_replica_starts_no_replica_moves(self) -> None:
         open_pool, gated = Recommender(pool(gate=False)), Recommender(pool())
         starting = seen(3, 7, decode_ready=6, prefill_signals=HOT)
         assert first(open_pool, starting).replicas["prefill"] > 3
@@ -54,21 +54,21 @@ class TestTheGate:
         assert found.gated
         assert found.replicas == {"prefill": 3, "decode": 7}
 
-    def test_while_a_replica_drains_none_moves_to_another_role(self) -> None:
+    def test_while_a_replica_drains_no_replica_moves(self) -> None:
         found = first(Recommender(pool()), seen(3, 7, draining=1, prefill_signals=HOT))
         assert (found.gated, found.replicas) == (True, {"prefill": 3, "decode": 7})
 
-    def test_what_is_added_meanwhile_goes_where_most_is_missing(self) -> None:
+    def test_replicas_added_meanwhile_go_to_the_largest_deficit(self) -> None:
         found = first(Recommender(pool()), seen(3, 7, decode_ready=6, backlog=7.5, prefill_signals=HOT))
         assert found.raw == 12
         assert found.replicas == {"prefill": 5, "decode": 7}
 
-    def test_what_is_taken_away_meanwhile_comes_from_where_there_is_too_much(self) -> None:
+    def test_replicas_removed_meanwhile_come_from_the_largest_surplus(self) -> None:
         found = first(Recommender(pool()), seen(3, 7, prefill_ready=2, kv=4.0, prefill_signals=HOT))
         assert found.raw == 8
         assert found.replicas == {"prefill": 3, "decode": 5}
 
-    def test_it_opens_when_the_metrics_have_seen_what_has_changed(self) -> None:
+    def test_the_gate_opens_when_metrics_reflect_the_change(self) -> None:
         received = Recommender(pool())
         assert first(received, seen(3, 7, decode_ready=6, prefill_signals=HOT), 0.0).gated
         assert first(received, seen(3, 7, prefill_signals=HOT), 15.0).gated
@@ -76,7 +76,7 @@ class TestTheGate:
         assert not later.gated
         assert later.replicas["prefill"] > 3
 
-    def test_panic_does_not_wait_for_it(self) -> None:
+    def test_panic_ignores_the_gate(self) -> None:
         panicking = pool(behavior={"panic": {"hold": "60s"}})
         found = first(Recommender(panicking), seen(3, 7, decode_ready=6, backlog=30.0))
         assert (found.panic, found.gated, found.total) == (True, False, 27)
@@ -104,7 +104,7 @@ class TestTheBudget:
         ]
         return Recommender(pool(roles=roles, gpuBudget=gpus, **changed))
 
-    def test_the_total_is_the_largest_that_it_pays_for(self) -> None:
+    def test_the_total_is_the_largest_within_the_budget(self) -> None:
         wanted = seen(3, 7, kv=16.0)
         free = first(self.budgeted(1000), wanted)
         tight = first(self.budgeted(24), wanted)
@@ -113,7 +113,7 @@ class TestTheBudget:
         assert gpus(tight.replicas) <= 24
         assert tight.corrected == free.corrected == 23
 
-    def test_the_minima_win(self) -> None:
+    def test_the_minima_have_precedence(self) -> None:
         found = first(self.budgeted(1), seen(3, 7))
         assert found.replicas == {"prefill": 1, "decode": 1}
         assert found.over_budget
@@ -133,7 +133,7 @@ class TestThePast:
         assert first(received, seen(3, 7, kv=0.8), 299.0).corrected == 10
         assert first(received, seen(3, 7, kv=0.8), 301.0).corrected == 4
 
-    def test_nothing_shrinks_at_once_after_a_long_time_without_sight(self) -> None:
+    def test_nothing_shrinks_right_after_a_long_time_without_signals(self) -> None:
         received = Recommender(pool(behavior=self.STEADY))
         for at in (0.0, 15.0):
             first(received, seen(3, 7), at)
@@ -141,7 +141,7 @@ class TestThePast:
         assert received.recommend(30.0, blind) is None
         assert first(received, seen(3, 7, kv=0.8), 1000.0).corrected == 10
 
-    def test_a_short_time_without_sight_changes_nothing(self) -> None:
+    def test_a_short_time_without_signals_changes_nothing(self) -> None:
         received = Recommender(pool(behavior=self.STEADY))
         first(received, seen(3, 7), 0.0)
         assert first(received, seen(3, 7, kv=0.8), 150.0).corrected == 10
@@ -149,14 +149,14 @@ class TestThePast:
 
 
 @pytest.mark.parametrize(("spare", "total"), [(0.0, 8), (0.75, 10)])
-def test_what_is_to_spare_is_left_to_each_role(spare: float, total: int) -> None:
+def test_spare_replicas_stay_with_each_role(spare: float, total: int) -> None:
     """They ask for three and five, and nothing of a replica is left then."""
     down = {"select": "none", "stabilization": "0s", "spare": spare}
     received = Recommender(pool(behavior={"scaleUp": {"select": "none"}, "scaleDown": down}))
     assert first(received, seen(7, 7, backlog=4.5, kv=4.0), 0.0).total == total
 
 
-def test_all_roles_can_be_sized_as_one() -> None:
+def test_all_roles_can_be_sized_together() -> None:
     joint = pool(
         total="joint",
         metrics=[{"name": "kv_sum", "kind": "total", "target": 0.8}],

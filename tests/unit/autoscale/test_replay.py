@@ -27,7 +27,7 @@ async def recorded(steps: int = 8) -> list[dict[str, Any]]:
     return history
 
 
-async def test_the_same_policy_says_the_same() -> None:
+async def test_the_same_policy_gives_the_same_decisions() -> None:
     history = await recorded()
     steps = replay(history, pool())
     assert [one.at for one in steps] == [decision["ts"] for decision in history]
@@ -43,19 +43,19 @@ async def test_another_policy_is_replayed_on_the_fleet_as_it_was() -> None:
     assert sum(history[2]["roles"][role]["desired"] for role in ("prefill", "decode")) == 23
 
 
-async def test_the_order_of_the_file_does_not_matter_and_strangers_are_left_out() -> None:
+async def test_the_order_of_the_file_does_not_matter_and_other_pools_are_left_out() -> None:
     history = await recorded()
     again = replay([{"note": "no decision"}, *reversed(history)], pool())
     assert again == replay(history, pool())
 
 
-def test_a_role_that_was_not_recorded_leaves_nothing_to_see() -> None:
+def test_a_role_that_was_not_recorded_has_no_signals() -> None:
     (step,) = replay([{"ts": 1.0, "roles": {"decode": {"current": 3, "ready": 3}}}], pool())
     assert step.replayed is None
 
 
 @pytest.mark.parametrize("roles", [None, 3, [], {"prefill": 3}, {"prefill": {"current": "x", "ready": -1}}])
-def test_what_is_no_record_of_roles_is_not_seen(roles: Any) -> None:
+def test_an_invalid_record_of_roles_is_ignored(roles: Any) -> None:
     (step,) = replay([{"ts": 1.0, "roles": roles}], pool())
     assert (step.replayed, dict(step.recorded)) == (None, {})
 

@@ -12,7 +12,7 @@ from proxy.core.errors import BadRequest
 from tests.helpers.autoscale.scaled import EXEC, Rig, policy
 
 
-async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
+async def test_each_role_is_sized_by_its_load() -> None:
     rig = Rig(prefill=1, decode=2)
     rig.signals.all["prefill"] = Known(backlog=4.4)
     decision = await rig.step()
@@ -20,7 +20,7 @@ async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
     assert rig.hand.result == [("prefill", 3)]
 
 
-async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
+async def test_ordered_replicas_count_until_they_are_visible() -> None:
     """Else it would be ordered again, or taken back."""
     rig = Rig()
     rig.signals.all["prefill"] = Known(backlog=3.0)
@@ -43,7 +43,7 @@ async def test_replicas_that_never_start_are_ordered_again() -> None:
     assert rig.hand.result == [("prefill", 2), ("prefill", 2)]
 
 
-async def test_a_pod_drains_before_it_goes() -> None:
+async def test_a_pod_drains_before_it_is_removed() -> None:
     rig = Rig(decode=3)
     busy = rig.fleet.get("decode-1")
     assert busy is not None
@@ -70,7 +70,7 @@ async def test_a_pod_drains_before_it_goes() -> None:
     assert decision.situations["decode"].current == 2
 
 
-async def test_the_last_pod_of_a_role_in_its_group_drains_after_pods_that_have_a_twin() -> None:
+async def test_the_last_pod_of_a_role_in_its_group_drains_last() -> None:
     rig = Rig(decode=0, drain={"groupLabel": "group"})
     for number, group in enumerate(("a", "b", "b")):
         rig.add("decode", number, group=group)
@@ -90,7 +90,7 @@ async def test_demand_that_returns_ends_a_drain() -> None:
     assert rig.hand.result == []
 
 
-async def test_before_any_pod_of_a_role_is_found_nothing_is_known_of_it() -> None:
+async def test_a_role_without_known_pods_is_unknown() -> None:
     """A fleet of ten is not scaled to its minimum because the proxy has just been started."""
     rig = Rig(prefill=0)
     decision = await rig.step(60.0)
@@ -112,7 +112,7 @@ async def test_old_metrics_of_a_pod_are_missing() -> None:
     assert dict(decision.desired) == {"prefill": 1, "decode": 1}
 
 
-async def test_another_policy_keeps_what_was_seen() -> None:
+async def test_a_changed_policy_keeps_the_observations() -> None:
     rig = Rig(decode=4)
     await rig.step()
     rig.pool.settings = policy(behavior={"scaleDown": {"stabilization": "60s", "select": "none"}})
@@ -123,7 +123,7 @@ async def test_another_policy_keeps_what_was_seen() -> None:
     assert len(rig.pool.loop.history) == 2
 
 
-async def test_nothing_is_left_of_a_role_that_is_gone() -> None:
+async def test_state_of_a_removed_role_is_dropped() -> None:
     rig = Rig()
     await rig.step()
     assert {role for role, _, _ in rig.pool.decisions} == {"prefill", "decode"}
@@ -139,7 +139,7 @@ async def test_nothing_is_left_of_a_role_that_is_gone() -> None:
     assert set(decision.desired) == {"decode"}
 
 
-async def test_a_proxy_that_does_not_lead_decides_and_does_nothing() -> None:
+async def test_a_proxy_that_does_not_lead_decides_and_does_not_act() -> None:
     rig = Rig(decode=3)
     rig.leads = False
     rig.signals.all["prefill"] = Known(backlog=3.0)
@@ -169,7 +169,7 @@ async def test_pods_that_will_not_be_removed_serve_again(how: str) -> None:
     assert list(rig.fleet.draining) == []
 
 
-async def test_who_loses_the_lead_lets_go_of_drains() -> None:
+async def test_a_proxy_that_loses_the_lead_ends_its_drains() -> None:
     rig = Rig(decode=3)
     rig.report_all("decode", kv_usage=0.5)
     await rig.step(0.5)
@@ -179,7 +179,7 @@ async def test_who_loses_the_lead_lets_go_of_drains() -> None:
     assert len(rig.fleet.draining) == 0
 
 
-async def test_what_a_proxy_before_had_marked_is_cleared_once() -> None:
+async def test_marks_of_an_earlier_leader_are_cleared_once() -> None:
     rig = Rig(decode=3)
     rig.report_all("decode", kv_usage=0.5)
     await rig.step()
@@ -187,7 +187,7 @@ async def test_what_a_proxy_before_had_marked_is_cleared_once() -> None:
     assert rig.hand.marks == [(["decode-0"], True), (["prefill-0"], False), (["decode-1", "decode-2"], False)]
 
 
-async def test_an_acknowledgement_counts_as_ordered() -> None:
+async def test_an_acknowledgement_counts_as_an_order() -> None:
     rig = Rig(actuator=None)
     rig.signals.all["prefill"] = Known(backlog=3.0)
     decision = await rig.step()

@@ -131,7 +131,7 @@ def test_keys_are_in_camel_case_and_choices_in_any_case() -> None:
     ]
 
 
-def test_a_policy_starts_from_what_is_good_for_prefill_and_decode() -> None:
+def test_defaults_of_a_policy_suit_prefill_and_decode() -> None:
     """The recommender itself starts from a cost baseline without a dead band."""
     found = loaded(ONE).pools["default"].coordination
     assert (found.baseline, found.alpha, found.hysteresis_percent, found.coupled) == ("demand", 0.25, 8.0, True)
@@ -140,13 +140,13 @@ def test_a_policy_starts_from_what_is_good_for_prefill_and_decode() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["off", "Off", "OFF", "'off'"])
-def test_off_is_off_though_yaml_takes_it_for_false(spelling: str) -> None:
+def test_off_is_read_although_yaml_makes_it_false(spelling: str) -> None:
     role = "{name: a, min: 1, max: 2, metrics: [{name: m, kind: avg, target: 1}]}"
     found = loaded(f"pools: {{p: {{roles: [{role}], coordination: {{mode: {spelling}}}}}}}")
     assert found.pools["p"].coordination.mode in ("off", False)
 
 
-def test_a_wrong_policy_gives_all_its_faults_at_once_with_paths() -> None:
+def test_all_faults_of_a_policy_are_reported_with_paths() -> None:
     found = faults(WRONG)
     assert {f"autoscale.{path}" for path in NAMED.split()} == set(found)
     assert found["autoscale.pools.default.actuator"] == "type exec needs command"
@@ -154,7 +154,7 @@ def test_a_wrong_policy_gives_all_its_faults_at_once_with_paths() -> None:
     assert "did you mean 'baseline'?" in found["autoscale.pools.default.coordination"]
 
 
-def test_no_fault_is_named_twice() -> None:
+def test_no_fault_is_reported_twice() -> None:
     with pytest.raises(ConfigError) as wrong:
         load(yaml.safe_load(WRONG))
     named = [(problem.path, problem.message) for problem in wrong.value.problems]
@@ -162,11 +162,11 @@ def test_no_fault_is_named_twice() -> None:
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "{pools: 3}", "{pools: {p: 3}}", "{pools: {p: {roles: 3}}}"])
-def test_what_is_no_policy_at_all_is_a_fault(text: str) -> None:
+def test_an_invalid_policy_is_a_fault(text: str) -> None:
     assert faults(text)
 
 
-def test_metrics_of_the_pool_are_needed_where_all_roles_are_one() -> None:
+def test_a_joint_total_needs_metrics_of_the_pool() -> None:
     assert faults("pools: {p: {total: joint, roles: [{name: a, min: 1, max: 2}]}}") == {
         "autoscale.pools.p.metrics": "is required with total: joint"
     }
@@ -183,14 +183,14 @@ def test_a_role_of_a_fixed_size_needs_no_metrics() -> None:
         st.none() | st.floats() | st.dictionaries(st.text(max_size=3), st.none() | st.floats()),
     )
 )
-def test_looking_for_faults_never_fails(written: Any) -> None:
+def test_validation_never_raises(written: Any) -> None:
     found = [*role_faults(written), *coordination_faults(written, ["decode"])]
     assert found
     assert all(problem.message for problem in found)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.name)
-def test_an_example_is_good_and_explains_itself(policy: Path) -> None:
+def test_an_example_is_valid_and_documented(policy: Path) -> None:
     text = policy.read_text()
     assert text.startswith("# ")
     assert load(yaml.safe_load(text)["autoscale"]).pools
@@ -230,7 +230,7 @@ class TestWarnings:
         found = [problem.path for problem in warnings(settings)]
         assert found == ([f"autoscale.pools.p.{path}"] if path else [])
 
-    def test_so_is_a_section_without_pools(self) -> None:
+    def test_a_section_without_pools_is_warned_of(self) -> None:
         assert [problem.path for problem in warnings(load({}))] == ["autoscale.pools"]
 
 
@@ -253,7 +253,7 @@ def test_a_role_has_one_owner() -> None:
     assert good.actuator.owned(("prefill", "decode")) == ("prefill",)
 
 
-def test_an_actuator_is_for_roles_that_there_are() -> None:
+def test_an_actuator_needs_existing_roles() -> None:
     found = faults(ACTING % "{type: exec, command: [scale], roles: [prefil]}")
     assert "did you mean 'prefill'?" in found["autoscale.pools.default.actuator.roles"]
     found = faults(ACTING % "{type: kubernetes, targets: {other: deployment/a}, roles: [prefill]}")
@@ -272,7 +272,7 @@ def test_an_actuator_is_for_roles_that_there_are() -> None:
         ),
     ],
 )
-def test_an_actuator_has_what_its_type_needs_and_nothing_else(actuator: str, fault: str) -> None:
+def test_an_actuator_has_exactly_the_keys_of_its_type(actuator: str, fault: str) -> None:
     assert faults(ACTING % actuator)["autoscale.pools.default.actuator"] == fault
 
 
@@ -283,7 +283,7 @@ def test_an_actuator_has_what_its_type_needs_and_nothing_else(actuator: str, fau
         ("{name: m, kind", "{name: ttft, kind", "roles[0].metrics", "does not shrink"),
     ],
 )
-def test_a_policy_that_hardly_acts_is_warned_of(old: str, new: str, path: str, result: str) -> None:
+def test_a_policy_that_hardly_ever_acts_is_warned_of(old: str, new: str, path: str, result: str) -> None:
     text = (ACTING % "null").replace(old, new, 1)
     found = {problem.path: problem.message for problem in warnings(loaded(text))}
     assert result in found[f"autoscale.pools.default.{path}"]

@@ -20,7 +20,7 @@ def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 
     return trust
 
 
-def test_without_a_past_all_is_believed() -> None:
+def test_without_history_forecasts_are_trusted() -> None:
     assert Trust().share(0.8) == 1.0
 
 
@@ -29,12 +29,12 @@ def test_the_share_is_the_growth_over_the_forecast(came: float, share: float) ->
     assert after(came).share(0.1) == pytest.approx(share, abs=0.02)
 
 
-def test_small_errors_say_little() -> None:
+def test_small_errors_have_little_weight() -> None:
     """A tenth of a replica each time is no reason for distrust."""
     assert after(0.0, result=0.08).share(0.8) > 0.9
 
 
-def test_what_is_not_due_is_not_judged() -> None:
+def test_pending_forecasts_are_not_scored() -> None:
     trust = Trust()
     trust.say(120.0, 5.0, 100.0)
     trust.settle(119.0, 5.0)
@@ -51,7 +51,7 @@ def test_forecasts_without_a_value_are_dropped() -> None:
     assert trust.share(0.8) == 1.0
 
 
-def test_it_is_forgotten() -> None:
+def test_old_forecasts_are_dropped() -> None:
     trust = after(0.0, result=2.0, forecasts=1)
     distrust = 1 - trust.share(1.0)
     trust.settle(120.0 + MEMORY, 5.0)
@@ -59,13 +59,13 @@ def test_it_is_forgotten() -> None:
     assert 1 - trust.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
 
 
-def test_one_burst_does_not_excuse_all_that_was_wrong() -> None:
+def test_one_burst_does_not_outweigh_many_errors() -> None:
     trust = after(0.0, forecasts=20)
     trust.say(5000.0, 5.0, 1.0)
     trust.settle(5000.0, 500.0)
     assert trust.share(0.1) < 0.5
 
 
-def test_nothing_is_believed_of_a_unit_of_nothing_only_where_it_failed() -> None:
+def test_forecasts_from_zero_are_distrusted_only_after_an_error() -> None:
     assert Trust().share(0.0) == 1.0
     assert after(0.0).share(0.0) == 0.0

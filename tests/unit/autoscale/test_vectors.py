@@ -201,7 +201,7 @@ def vectors() -> list[Any]:
 
 
 @pytest.mark.parametrize(("run", "given", "expected"), vectors())
-def test_a_vector_gives_what_it_says(
+def test_a_vector_gives_its_expected_result(
     run: Callable[[dict[str, Any]], Any], given: dict[str, Any], expected: Any
 ) -> None:
     if expected == "see steps":

@@ -30,7 +30,7 @@ def running(fleet: Fleet, role: str) -> int:
 
 
 @pytest.mark.parametrize("scaler", SCALERS)
-def test_no_request_is_lost_whoever_scales(scaler: str) -> None:
+def test_no_request_is_lost_with_any_scaler(scaler: str) -> None:
     played = autoscale.play(SURGE, SURGE.jobs(1), scaler, SHAPE, {})
     found = figures(played)
     assert found["requests"] > 100
@@ -44,7 +44,7 @@ def test_the_same_seed_repeats_the_run() -> None:
     assert first == again
 
 
-def test_a_fixed_fleet_has_the_size_that_it_is_given() -> None:
+def test_a_fixed_fleet_has_its_configured_size() -> None:
     played = autoscale.play(SURGE, SURGE.jobs(1), "fixed mean", SHAPE, {}, pods=5)
     assert {sum(moment.serving.values()) for moment in played.moments} == {5}
     assert autoscale._mean_pods({"gpu_hours": 2.5}, Load(1800.0, (0, 0), SURGE.rates), SHAPE) == 1
@@ -58,7 +58,7 @@ class ToAndFro(Scaler):
         return {PREFILL: 1, DECODE: 1} if int(now / 15) % 2 else {PREFILL: 5, DECODE: 5}
 
 
-def test_a_pod_that_is_taken_away_finishes_what_it_has() -> None:
+def test_a_removed_pod_finishes_its_requests() -> None:
     fleet, clock = Fleet(SHAPE), ManualClock()
     fleet.begin({PREFILL: 6, DECODE: 6})
     scene = Scene(SURGE.jobs(3), SURGE.seconds, fleet, ToAndFro(), clock)
@@ -91,7 +91,7 @@ def test_a_draining_pod_holds_its_gpus_until_it_is_empty() -> None:
     assert fleet.gpus == SHAPE.budget
 
 
-def test_what_does_not_serve_yet_is_taken_away_first() -> None:
+def test_pods_that_do_not_serve_yet_are_removed_first() -> None:
     fleet = Fleet(SHAPE)
     fleet.begin({PREFILL: 2, DECODE: 2})
     fleet.scale(DECODE, 4)
@@ -102,7 +102,7 @@ def test_what_does_not_serve_yet_is_taken_away_first() -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_a_load_comes_as_it_says(name: str) -> None:
+def test_a_load_has_its_stated_rate(name: str) -> None:
     load = LOADS[name]
     jobs = load.jobs(7)
     assert all(0 <= job.arrival < load.seconds for job in jobs)
@@ -139,12 +139,12 @@ BOUNDS = {PREFILL: (0, 8), DECODE: (0, 8)}
         ((2, 9), (4, 8)),
     ],
 )
-def test_a_hard_ratio_is_kept_by_adding(before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_a_hard_ratio_is_kept_by_adding_replicas(before: tuple[int, int], after: tuple[int, int]) -> None:
     found = HardRatio(PREFILL, DECODE, 0.5, 2.0).repair(dict(zip((PREFILL, DECODE), before, strict=True)), BOUNDS)
     assert (found[PREFILL], found[DECODE]) == after
 
 
-def test_a_hard_ratio_out_of_bounds_takes_away() -> None:
+def test_a_hard_ratio_out_of_bounds_removes_replicas() -> None:
     narrow = {PREFILL: (0, 2), DECODE: (0, 8)}
     assert HardRatio(PREFILL, DECODE, 0.5, 2.0).repair({PREFILL: 1, DECODE: 8}, narrow) == {PREFILL: 2, DECODE: 4}
 
@@ -158,7 +158,7 @@ def judged(outcomes: list[Outcome]) -> Figures:
     return figures(Played(outcomes, [moment(at, size) for at, size in enumerate((2, 3, 3, 2, 4))], 4))
 
 
-def test_a_request_keeps_both_objectives_or_counts_as_none() -> None:
+def test_a_request_meets_both_objectives_or_counts_as_failed() -> None:
     good = Outcome(Job(0.0, 10, 11, (1,)), first_token=OBJECTIVES.first_token, ended=OBJECTIVES.first_token + 0.3)
     late = replace(good, first_token=2.1, ended=2.2)
     slow = replace(good, first_token=1.0, ended=2.0)
@@ -172,7 +172,7 @@ def test_a_turn_is_a_role_that_shrinks_after_it_grew() -> None:
     assert judged([Outcome(Job(0.0, 10, 1, (1,)), first_token=1.0, ended=1.0)])["turns"] == 2
 
 
-def test_kvlane_is_held_against_the_others_on_the_same_load() -> None:
+def test_kvlane_is_compared_with_the_others_on_the_same_load() -> None:
     def cell(load: str, scaler: str, rate: float, moves: float) -> Cell:
         return Cell(load, scaler, [{"attained_per_gpu_hour": rate, "moves": moves}] * 2)
 

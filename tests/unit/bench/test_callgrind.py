@@ -27,12 +27,12 @@ totals: 217
 """
 
 
-def test_what_a_function_calls_is_counted_where_it_is_spent() -> None:
+def test_inclusive_cost_is_counted_where_it_is_spent() -> None:
     profile = read(WRITTEN.splitlines())
     assert dict(profile.own) == {"_PyEval_EvalFrameDefault": 150, "tupledealloc": 7, "malloc": 60}
     assert dict(profile.calls) == {"malloc": 3}
     assert profile.total == 217
 
 
-def test_libraries_have_what_their_functions_have() -> None:
+def test_a_library_has_the_cost_of_its_functions() -> None:
     assert dict(read(WRITTEN.splitlines()).by_library) == {"python3.11": 157, "libc.so.6": 60}

@@ -20,7 +20,7 @@ def found(policy: str, fleet: str, tmp_path: Path, mix: str = "2000+50") -> dict
 
 @pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize("policy", DECIDERS)
-def test_every_policy_runs_before_every_fleet(fleet: str, policy: str, tmp_path: Path) -> None:
+def test_every_policy_runs_on_every_fleet(fleet: str, policy: str, tmp_path: Path) -> None:
     shares = {"whole": (0.0, 0.0), "always": (1.0, 1.0)}
     least, most = shares.get(policy, (0.0, 1.0))
     assert least <= found(policy, fleet, tmp_path)["split"] <= most
@@ -31,7 +31,7 @@ def test_the_threshold_splits_long_prompts_only(tmp_path: Path) -> None:
     assert found("threshold", "2P2D", tmp_path, "2000+20")["split"] == 1.0
 
 
-def test_lengths_are_those_of_the_name_on_average() -> None:
+def test_lengths_have_the_mean_of_their_name() -> None:
     jobs = generate("1000+100", 500, 10.0, Random(1)).jobs
     assert len(jobs) == 500
     assert sum(job.prompt_tokens for job in jobs) / 500 == pytest.approx(1000, rel=0.05)
@@ -62,14 +62,14 @@ def cell(seconds: tuple[float, float, float], good: tuple[float, float, float]) 
         ((1.0, 2.0, 0.9), (0.9, 0.5, 0.85), False),
     ],
 )
-def test_the_verdict_marks_what_is_worse_than_the_better_of_both(
+def test_results_worse_than_the_better_simple_policy_are_marked(
     seconds: tuple[float, float, float], good: tuple[float, float, float], kept: bool
 ) -> None:
     (row,) = disagg._verdict([cell(seconds, good)])
     assert ("<--" in row[-1]) is not kept
 
 
-def test_a_chart_has_the_fleet_that_splits_nothing_and_the_others_as_they_split() -> None:
+def test_a_chart_shows_the_fleet_without_and_with_splitting() -> None:
     cells = [cell((2.0, 1.0, 1.0), (0.5, 0.9, 0.9))]
     for chart in disagg._charts(cells):
         assert set(chart.series) == {"2P2D, always", "2P2D, predicted"}

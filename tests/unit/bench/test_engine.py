@@ -15,7 +15,7 @@ from tests.helpers.bench.support import counted, crowd, played, sequence
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_every_request_fares_as_in_the_engine_that_takes_one_step_at_a_time(seed: int) -> None:
+def test_every_request_has_the_times_of_the_stepwise_engine(seed: int) -> None:
     jobs, config = crowd(Random(seed))
     expected, totals = played(jobs, config)
     found, counts = counted(jobs, config)
@@ -23,14 +23,14 @@ def test_every_request_fares_as_in_the_engine_that_takes_one_step_at_a_time(seed
     assert [astuple(fate) for fate in found] == [pytest.approx(astuple(fate), abs=1e-6) for fate in expected]
 
 
-def test_the_crowds_preempt_evict_and_share_or_they_would_prove_nothing() -> None:
+def test_the_test_load_preempts_evicts_and_shares() -> None:
     runs = [counted(*crowd(Random(seed))) for seed in range(60)]
     assert sum(totals.preemptions for _, totals in runs) > 50
     assert sum(totals.evictions for _, totals in runs) > 1_000
     assert sum(fate.cached_tokens > 0 for fates, _ in runs for fate in fates) > 500
 
 
-def test_steps_that_only_decode_are_taken_together() -> None:
+def test_steps_that_only_decode_are_merged() -> None:
     (job,) = named([Job(0.0, 100, 200, (1,))])
     engine = CountingEngine(SimConfig())
     engine.submit(sequence(0, job), 0.0)
@@ -42,7 +42,7 @@ def test_steps_that_only_decode_are_taken_together() -> None:
     assert calls == 2
 
 
-def test_a_request_that_comes_meanwhile_waits_for_the_step_under_way_and_no_longer() -> None:
+def test_a_new_request_waits_for_the_current_step_only() -> None:
     first, second = named([Job(0.0, 16, 200, (1,)), Job(0.35, 16, 1, (2,))])
     engine = CountingEngine(SimConfig(timing=StepTiming(base=0.1, per_prefill_token=0.0, per_sequence=0.0)))
     engine.submit(sequence(0, first), 0.0)
@@ -54,7 +54,7 @@ def test_a_request_that_comes_meanwhile_waits_for_the_step_under_way_and_no_long
     assert [event.sequence.index for event in engine.finish()] == [1]
 
 
-def test_blocks_in_use_are_known_at_every_moment() -> None:
+def test_blocks_in_use_are_known_at_every_time() -> None:
     (job,) = named([Job(0.0, 16, 100, (1,))])
     engine = CountingEngine(SimConfig(timing=StepTiming(base=1.0, per_prefill_token=0.0, per_sequence=0.0)))
     engine.submit(sequence(0, job), 0.0)
@@ -75,13 +75,13 @@ def test_noise_changes_the_times_and_the_same_seed_repeats_them() -> None:
     assert ends(0.3, 1) != ends(0.0, 1)
 
 
-def test_an_engine_without_requests_is_due_never() -> None:
+def test_an_engine_without_requests_has_no_next_event() -> None:
     engine = CountingEngine(SimConfig())
     assert engine.until == math.inf
     assert not engine.busy
 
 
-def test_a_request_that_no_pod_could_take_is_an_error_not_an_endless_loop() -> None:
+def test_a_request_too_large_for_every_pod_is_an_error() -> None:
     (job,) = named([Job(0.0, 5_000, 1, tuple(range(10)))])
     engine = CountingEngine(SimConfig(num_gpu_blocks=100))
     with pytest.raises(RuntimeError, match="more blocks"):

@@ -30,7 +30,7 @@ def foreseen_and_seen(seed: int) -> tuple[float, float, bool]:
     return forecast, seen, engine.preemptions > before
 
 
-def test_the_first_token_comes_when_it_was_foreseen_to_unless_somebody_is_preempted() -> None:
+def test_the_first_token_comes_at_its_predicted_time_unless_a_request_is_preempted() -> None:
     runs = [foreseen_and_seen(seed) for seed in range(200)]
     calm = [(forecast, seen) for forecast, seen, preempted in runs if not preempted]
     exact = sum(forecast == pytest.approx(seen, abs=1e-6) for forecast, seen in calm)

@@ -21,14 +21,14 @@ def played(jobs: tuple[Job, ...], config: SimConfig, timing: ForeignTiming = EXA
     return [(first[one.index], last[one.index], one.cached) for one in sequences]
 
 
-def test_a_request_alone_takes_what_the_formula_says() -> None:
+def test_a_single_request_takes_the_time_of_the_formula() -> None:
     jobs = named([Job(1.0, 1_000, 101, (1, 2))])
     ((first, last, cached),) = played(jobs, SimConfig())
     assert [first, last] == pytest.approx([1.0 + 0.03 + 0.25, 1.28 + 100 * 0.012])
     assert cached == 0
 
 
-def test_each_request_beside_it_slows_the_others_by_its_share_of_the_load() -> None:
+def test_each_concurrent_request_slows_the_others() -> None:
     jobs = named([Job(0.0, 1_000, 101, (1, 2)), Job(0.0, 1_000, 101, (3, 4))])
     alone, beside = 0.28, 0.28 * (1 + 1 / 15)
     (one, other) = played(jobs, SimConfig())
@@ -38,27 +38,27 @@ def test_each_request_beside_it_slows_the_others_by_its_share_of_the_load() -> N
     assert other[1] == pytest.approx(one[1] + left * 0.012)
 
 
-def test_a_prompt_that_was_seen_costs_what_is_new_in_it() -> None:
+def test_a_repeated_prompt_costs_its_new_part() -> None:
     jobs = named([Job(0.0, 1_024, 1, (1, 2)), Job(10.0, 1_536, 1, (1, 2, 3))])
     (_, (first, _, cached)) = played(jobs, SimConfig())
     assert first == pytest.approx(10.0 + 0.03 + 512 * 0.000_25)
     assert cached == 1_024
 
 
-def test_requests_beyond_the_most_wait_for_one_that_ends() -> None:
+def test_requests_beyond_the_maximum_wait_for_a_slot() -> None:
     timing = replace(EXACT, most=1)
     jobs = named([Job(0.0, 100, 11, (1,)), Job(0.0, 100, 1, (2,))])
     (one, other) = played(jobs, SimConfig(), timing)
     assert other[0] == pytest.approx(one[1] + 0.055)
 
 
-def test_a_request_that_finds_too_few_free_blocks_waits() -> None:
+def test_a_request_without_enough_free_blocks_waits() -> None:
     jobs = named([Job(0.0, 1_024, 11, (1, 2)), Job(0.0, 1_024, 1, (3, 4))])
     (one, other) = played(jobs, SimConfig(num_gpu_blocks=100))
     assert other[0] > one[1]
 
 
-def test_a_request_that_no_pod_could_take_is_an_error_not_an_endless_wait() -> None:
+def test_a_request_too_large_for_every_pod_is_an_error() -> None:
     (job,) = named([Job(0.0, 1_024, 1, (1, 2))])
     with pytest.raises(RuntimeError, match="more blocks"):
         ForeignEngine(SimConfig(num_gpu_blocks=10)).submit(sequence(0, job), 0.0)
@@ -76,7 +76,7 @@ def test_times_deviate_around_the_mean_and_the_same_seed_repeats_them() -> None:
     assert min(waits(1)) >= 0.3 * 0.08
 
 
-def test_a_slow_pod_takes_so_many_times_longer() -> None:
+def test_a_slow_pod_takes_proportionally_longer() -> None:
     jobs = named([Job(0.0, 1_000, 101, (1, 2))])
     ((first, last, _),) = played(jobs, SimConfig())
     ((slow_first, slow_last, _),) = played(jobs, SimConfig(slowdown=3.0))
@@ -84,7 +84,7 @@ def test_a_slow_pod_takes_so_many_times_longer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_foreseen_for_the_last_that_comes_is_what_it_gets(seed: int) -> None:
+def test_the_predicted_time_of_the_last_request_is_its_time(seed: int) -> None:
     rng = Random(seed)
     now, jobs = 0.0, []
     for at in range(rng.choice([3, 20, 50])):

@@ -19,7 +19,7 @@ def elsewhere(proxies: Proxies) -> list[int]:
 
 
 @pytest.mark.parametrize(("delay", "known"), [(0.0, [0, 1, 1]), (0.02, [0, 0, 1]), (APART, [0, 0, 0])])
-def test_others_hear_of_a_request_after_the_delay(delay: float, known: list[int]) -> None:
+def test_other_proxies_receive_a_request_after_the_delay(delay: float, known: list[int]) -> None:
     clock = ManualClock()
     pods = [VirtualPod(number, SimConfig()) for number in range(2)]
     proxies, seen = Proxies(2, delay, pods, clock, 1), []
@@ -37,7 +37,7 @@ def test_others_hear_of_a_request_after_the_delay(delay: float, known: list[int]
     assert sum(elsewhere(proxies)) == 0
 
 
-def test_a_turn_is_placed_where_another_proxy_sent_the_one_before() -> None:
+def test_a_turn_goes_to_the_pod_that_another_proxy_chose_before() -> None:
     clock = ManualClock()
     pods = [VirtualPod(number, SimConfig()) for number in range(8)]
     proxies = Proxies(4, 0.01, pods, clock, 3)

@@ -69,11 +69,11 @@ def against(evidence: Evidence) -> set[str]:
     return {finding.claim for finding in findings(evidence) if finding.against}
 
 
-def test_nothing_speaks_against_a_request_that_was_served() -> None:
+def test_a_served_request_violates_no_claim() -> None:
     assert against(served()) == set()
 
 
-def test_a_question_of_the_proxys_own_to_a_pod_is_in_no_log() -> None:
+def test_probes_of_the_proxy_are_in_no_log() -> None:
     assert against(served(records=[[record()], [record(id="its own")]])) == set()
 
 
@@ -148,17 +148,17 @@ CASES: dict[str, tuple[Callable[[], Evidence], set[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_found(case: str) -> None:
+def test_a_violation_is_found(case: str) -> None:
     evidence, claims = CASES[case]
     assert against(evidence()) == claims
 
 
-def test_a_corrupt_answer_is_the_pods_own() -> None:
+def test_a_corrupt_response_is_attributed_to_the_pod() -> None:
     corrupt = served(seen=[seen(body=b"data: {")], records=[[record(fault="corrupt")], []])
     assert against(corrupt) == set()
 
 
-def test_what_a_pod_wrote_just_before_it_was_reset_may_have_arrived_or_not() -> None:
+def test_bytes_written_just_before_a_reset_may_or_may_not_arrive() -> None:
     twice = served(records=[[record()], [record()]])
     assert against(twice) == {PODS}
     assert against(replace(twice, resets=[(1, 101.05)])) == set()
@@ -170,12 +170,12 @@ def test_what_a_pod_wrote_just_before_it_was_reset_may_have_arrived_or_not() -> 
     assert against(served(records=[[record(cut=True, fault="drip")], []])) == set()
 
 
-def test_a_pod_that_was_not_well_could_not_have_served() -> None:
+def test_a_faulty_pod_could_not_have_served() -> None:
     assert against(refused(503, unwell=[(1, 100.5, 100.6)])) == set()
     assert against(refused(503, unwell=[(1, 90.0, 91.0), (1, 101.5, 102.0)])) == {LOST}
 
 
-def test_a_pod_that_the_proxy_took_for_unwell_is_told_apart() -> None:
+def test_a_pod_that_the_proxy_ejected_is_counted_apart() -> None:
     doubted = refused(503, doubts=[(1, 100.0, 101.0)])
     assert why_unserved(doubted, doubted.seen[0]) == "nobody left: every pod was asked, or not well, or in doubt"
 
@@ -187,17 +187,17 @@ def test_a_pod_that_the_proxy_took_for_unwell_is_told_apart() -> None:
         (refused(502, "upstream-failed", "upstream-failed", attempts=8), "bound: its attempts"),
     ],
 )
-def test_a_limit_that_is_configured_is_told_apart(evidence: Evidence, why: str) -> None:
+def test_a_configured_limit_is_counted_apart(evidence: Evidence, why: str) -> None:
     assert why_unserved(evidence, evidence.seen[0]) == why
 
 
-def test_a_deadline_is_told_apart() -> None:
+def test_a_deadline_is_counted_apart() -> None:
     late = refused(504, "upstream-timed-out", "upstream-timed-out")
     late.seen[0].ended = 108.0
     assert why_unserved(late, late.seen[0]) == "bound: its deadline"
 
 
-def test_a_cancel_takes_as_long_as_the_pod_goes_on() -> None:
+def test_a_cancellation_lasts_until_the_pod_stops() -> None:
     evidence = served(
         seen=[seen(Saw.LEFT, None)],
         lines={"r": [line("client-gone", 499)]},

@@ -18,7 +18,7 @@ PAGE_TEXT = """
 TABLE = Drawn("| router | 0.6 | 0.8 | 0.95 |", ("0.95", "0.6"), "Times <of> ours", "s")
 
 
-def test_the_pictures_are_what_the_tables_say() -> None:
+def test_the_pictures_agree_with_the_tables() -> None:
     drawn = pictures(PAGE.read_text())
     assert {name: (FOLDER / name).read_text() == text for name, text in drawn.items()} == dict.fromkeys(DRAWN, True), (
         "python bench/pictures.py draws them anew"
@@ -26,7 +26,7 @@ def test_the_pictures_are_what_the_tables_say() -> None:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_picture_is_small_and_shown(name: str) -> None:
+def test_a_picture_is_small_and_linked(name: str) -> None:
     assert (FOLDER / name).stat().st_size < 20_000
     assert f"](../docs/pictures/{name})" in (ROOT / "bench" / "README.md").read_text()
 
@@ -37,7 +37,7 @@ def test_rows_without_all_figures_and_ratios_are_left_out() -> None:
         rows("nothing", TABLE)
 
 
-def test_twice_as_long_is_as_far_away_everywhere() -> None:
+def test_the_scale_is_logarithmic() -> None:
     text = svg(TABLE, {"a": [1.0, 2.0], "b": [4.0, 2.0]})
     at = [float(part.split('"')[0]) for part in text.split('cx="')[3:]]
     assert at[1] - at[0] == pytest.approx(at[2] - at[3], abs=0.2)

@@ -12,7 +12,7 @@ from bench.real import NEW, POLICIES, ROUND_ROBIN, Turn, hit_rate, rows, seconds
 OPTIONS = Namespace(users=4, think=6.0)
 
 
-def test_other_words_change_nothing_but_the_text() -> None:
+def test_different_words_change_only_the_text() -> None:
     one, other = (talks(Random(3), Random(words), OPTIONS) for words in (1, 2))
     assert one != other
     assert [talk.pauses for talk in one] == [talk.pauses for talk in other]
@@ -20,16 +20,16 @@ def test_other_words_change_nothing_but_the_text() -> None:
     assert talks(Random(3), Random(1), OPTIONS) == one
 
 
-def test_what_a_token_costs_is_the_slope_of_the_medians() -> None:
+def test_the_cost_of_a_token_is_the_slope_of_the_medians() -> None:
     probes = {new: [0.01 + new * 2e-4, 0.01 + new * 2e-4, 9.0] for new in NEW}
     assert seconds_per_token(probes) == pytest.approx(2e-4)
 
 
-def test_hits_are_of_all_tokens_together() -> None:
+def test_the_hit_rate_is_over_all_tokens() -> None:
     assert hit_rate([Turn(0.1, 1_000, 900, "a"), Turn(0.1, 3_000, 100, "a")]) == 0.25
 
 
-def test_what_hits_promise_stands_beside_what_was_found() -> None:
+def test_the_predicted_gain_is_shown_with_the_measured_one() -> None:
     probes = {new: [new * 1e-4] for new in NEW}
     runs = {
         "default": [[Turn(0.05, 2_000, 1_600, "a")], [Turn(0.06, 2_000, 1_600, "a")]],

@@ -12,9 +12,9 @@ def asked_of_late(trouble: Trouble) -> int:
     return sum(one.pod == 0 for one in outcomes(SPARSE, trouble, 1.0, "default", 0)[-300:])
 
 
-def test_a_pod_that_was_slow_and_that_nobody_asked_any_more_gets_its_part_again() -> None:
+def test_an_avoided_pod_that_recovers_gets_its_share_again() -> None:
     assert asked_of_late(Trouble(20.0)) > 30
 
 
-def test_a_pod_that_is_slow_to_the_end_is_asked_seldom() -> None:
+def test_a_permanently_slow_pod_gets_few_requests() -> None:
     assert asked_of_late(Trouble(20.0, stays=True)) < 15

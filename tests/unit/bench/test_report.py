@@ -34,12 +34,12 @@ def measured(policy: str, load: float, **figures: float) -> Measured:
     return {"policy": policy, "load": load, "figures": summary([run, run]), "runs": [run, run]}
 
 
-def test_the_knee_lies_where_the_line_between_two_loads_crosses_the_objective() -> None:
+def test_the_knee_is_interpolated_between_two_loads() -> None:
     late = [measured("a", load, ttft_p90=value, goodput=0.95) for load, value in ((0.4, 1.0), (0.6, 1.5), (0.8, 2.5))]
     assert knees(late, 2.0, 0.9) == {"a": ("0.70", "above 0.8")}
 
 
-def test_a_policy_that_breaks_at_the_first_load_has_its_knee_below() -> None:
+def test_a_policy_that_fails_at_the_first_load_has_its_knee_below() -> None:
     assert knees([measured("a", 0.4, ttft_p90=3.0, goodput=0.2)], 2.0, 0.9) == {"a": ("below 0.4", "below 0.4")}
 
 
@@ -50,7 +50,7 @@ def test_modes_are_compared_run_by_run() -> None:
     assert found["ttft_p90"] == (0.0, 0.0)
 
 
-def test_a_comparison_shows_both_modes_and_how_far_they_are_apart() -> None:
+def test_a_comparison_shows_both_modes_and_their_difference() -> None:
     one = measured("a", 0.7, ttft_mean=1.02)
     one |= {"virtual": summary([BASE, BASE]), "differences": differences([BASE, BASE], one["runs"])}
     _, rows = compared([one])
@@ -58,7 +58,7 @@ def test_a_comparison_shows_both_modes_and_how_far_they_are_apart() -> None:
     assert compared([measured("a", 0.7)])[1] == []
 
 
-def test_a_percentile_says_of_what_it_is_one() -> None:
+def test_a_percentile_names_its_metric() -> None:
     assert heading("ttft_p90") == "TTFT p90"
     assert heading("hit_predicted") == "pred %"
 
@@ -87,7 +87,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_needs_no_other_file_and_shows_what_made_it() -> None:
+def test_the_page_is_self_contained_and_shows_its_command() -> None:
     results = [
         measured(policy, load, goodput=load, ttft_p90=load * 3, hit_predicted=math.nan)
         for policy in ("mine.yaml", "<b>theirs</b>")
@@ -103,7 +103,7 @@ def test_the_page_needs_no_other_file_and_shows_what_made_it() -> None:
         assert shown in reader.text
 
 
-def test_a_chart_without_any_figure_is_left_out() -> None:
+def test_a_chart_without_data_is_left_out() -> None:
     titles = [chart.title for chart in page.charts(ABOUT, [measured("a", 0.5, hit=math.nan)])]
     assert "Time to first token, mean" in titles
     assert not any("cache" in title for title in titles)
@@ -121,7 +121,7 @@ def test_every_point_lies_inside_of_its_chart(points: list[tuple[float, float, f
         assert 14 <= y <= 262
 
 
-def test_without_matplotlib_plots_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_the_installation_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.NoMatplotlib, match="pip install"):
         plots.write([], tmp_path)

@@ -53,30 +53,30 @@ def llm_d_chooses(share_known: float, kv_usage: float) -> bool:
     ("share_known", "kv_usage", "stays"),
     [(0.9, 0.0, True), (0.9, 0.34, True), (0.9, 0.36, False), (0.7, 0.04, True), (0.7, 0.06, False), (0.6, 0.0, False)],
 )
-def test_llm_d_holds_on_to_a_pod_with_a_queue_until_its_memory_fills(
+def test_llm_d_keeps_a_pod_with_a_queue_until_its_memory_fills(
     share_known: float, kv_usage: float, stays: bool
 ) -> None:
     assert llm_d_chooses(share_known, kv_usage) is stays
 
 
-def test_llm_d_draws_among_equals() -> None:
+def test_llm_d_draws_between_equals() -> None:
     unknown = jobs(*((1_000, (at, 100 + at)) for at in range(60)))
     assert len(Counter(router(EndpointPicker, seed).choose(unknown[0], PODS, 0.0) for seed in range(60))) == 4
 
 
-def test_llm_d_sends_a_burst_without_a_scrape_in_between_where_the_first_went() -> None:
+def test_llm_d_sends_a_burst_between_scrapes_to_the_first_pod() -> None:
     picker = router(EndpointPicker)
     burst = jobs(*((2_100, (0, 1, 2, 3, 100 + at)) for at in range(30)))
     assert len({picker.choose(job, PODS, 0.0) for job in burst}) == 1
 
 
-def test_the_baseline_of_llm_d_spreads_prompts_that_nobody_knows() -> None:
+def test_the_baseline_of_llm_d_spreads_unknown_prompts() -> None:
     picker = router(Baseline)
     unknown = jobs(*((1_000, (at, 100 + at)) for at in range(8)))
     assert Counter(picker.choose(job, PODS, 0.0) for job in unknown) == dict.fromkeys(PODS, 2)
 
 
-def test_llm_ds_affinity_yields_when_the_others_are_far_ahead() -> None:
+def test_llm_ds_affinity_yields_to_much_less_load() -> None:
     picker = router(Affinity)
     known, again, long = jobs((2_048, (0, 1, 2, 3)), (2_148, (0, 1, 2, 3, 9)), (300_000, tuple(range(1_000, 1_600))))
     home = picker.place(0, known, 0.0)
@@ -86,7 +86,7 @@ def test_llm_ds_affinity_yields_when_the_others_are_far_ahead() -> None:
     assert picker.place(2, again, 0.0) != home
 
 
-def test_a_session_keeps_its_pod_and_goes_to_the_first_one_while_that_is_away() -> None:
+def test_a_session_keeps_its_pod_and_uses_the_first_one_while_that_is_unreachable() -> None:
     hashing = router(SessionHash)
     sessions = [Job(0.0, 100, 10, (at,), (at,), session=f"user {at % 20}") for at in range(200)]
     homes = {job.session: hashing.choose(job, PODS, 0.0) for job in sessions[:20]}
@@ -96,7 +96,7 @@ def test_a_session_keeps_its_pod_and_goes_to_the_first_one_while_that_is_away() 
     assert hashing.choose(away, [0, 1, 3], 0.0) == 0
 
 
-def test_a_prefix_hash_spills_when_its_pod_has_a_quarter_more_than_the_mean() -> None:
+def test_a_prefix_hash_spills_above_125_percent_of_the_mean() -> None:
     hashing = router(BoundedPrefixHash)
     same = [Job(0.0, 600, 10, (7, at), (0, at)) for at in range(1, 41)]
     for at, job in enumerate(same):
@@ -105,7 +105,7 @@ def test_a_prefix_hash_spills_when_its_pod_has_a_quarter_more_than_the_mean() ->
     assert max(hashing.in_flight) > min(hashing.in_flight)
 
 
-def test_prefix_aware_knows_no_load_and_load_aware_does() -> None:
+def test_prefix_aware_ignores_load_and_load_aware_uses_it() -> None:
     shared = jobs(*((1_100, (0, 1, 100 + at)) for at in range(20)))
     for kind, most in ((PrefixAware, 20), (LoadAware, 10)):
         stack = router(kind)
@@ -114,7 +114,7 @@ def test_prefix_aware_knows_no_load_and_load_aware_does() -> None:
         assert max(stack.in_flight) == most if kind is PrefixAware else max(stack.in_flight) <= most
 
 
-def test_aibrix_forgets_prefixes_while_pods_are_more_than_sixteen_requests_apart() -> None:
+def test_aibrix_ignores_prefixes_while_loads_differ_by_more_than_sixteen_requests() -> None:
     aibrix = router(PrefixCache)
     known, again = jobs((1_100, (0, 1, 2)), (1_100, (0, 1, 3)))
     home = aibrix.choose(known, PODS, 0.0)
@@ -135,7 +135,7 @@ def test_dynamo_sees_its_own_burst() -> None:
     assert dynamo._prefilling == dynamo._decoding == [0, 0, 0, 0]
 
 
-def test_ray_herds_what_shares_a_tenth_and_gives_the_rest_to_the_smallest_tree() -> None:
+def test_ray_sends_prompts_that_share_a_tenth_to_one_pod_and_others_to_the_smallest_tree() -> None:
     ray = router(PrefixTree)
     shared = [(1_100, (0, 100 + at, 200 + at)) for at in range(10)]
     fresh = [(1_100, (1_000 + at, 2_000 + at, 3_000 + at)) for at in range(3)]
@@ -144,7 +144,7 @@ def test_ray_herds_what_shares_a_tenth_and_gives_the_rest_to_the_smallest_tree()
     assert set(chosen) == set(PODS)
 
 
-def test_cache_aware_says_which_pods_it_holds_for_equal() -> None:
+def test_cache_aware_reports_pods_that_it_considers_equal() -> None:
     sglang = router(CacheAware)
     one, same = jobs((1_100, (0, 1, 2)), (1_100, (0, 1, 3)))
     assert sglang.acceptable(one, PODS) == [0, 1, 2, 3]
@@ -154,7 +154,7 @@ def test_cache_aware_says_which_pods_it_holds_for_equal() -> None:
     assert sglang.acceptable(same, PODS) == [0, 1, 3]
 
 
-def test_what_was_sent_is_matched_in_whole_blocks_and_a_last_part_only_if_it_was_sent_like_that() -> None:
+def test_sent_prompts_match_in_whole_blocks_and_equal_last_parts() -> None:
     sent = Sent(64)
     first, longer, same, cut = jobs((700, (0, 1)), (1_000, (0, 1)), (700, (0, 1)), (600, (0, 1)))
     assert sent.add(first) == 700
@@ -165,7 +165,7 @@ def test_what_was_sent_is_matched_in_whole_blocks_and_a_last_part_only_if_it_was
     assert sent.entries == 16
 
 
-def test_what_was_sent_longest_ago_is_forgotten_first_from_its_beginning() -> None:
+def test_the_oldest_prefixes_are_evicted_first() -> None:
     sent = Sent(64, most=20)
     first, second = jobs((1_024, (0, 1)), (1_024, (2, 3)))
     sent.add(first)

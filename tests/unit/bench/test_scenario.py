@@ -14,7 +14,7 @@ from proxy.lab.sim.config import HARDWARE
 from proxy.lab.simulation import Simulation
 
 
-def test_several_kinds_of_hardware_take_turns() -> None:
+def test_kinds_of_hardware_alternate() -> None:
     configs = Scenario(pods=4, hardware="a100-llama-3.1-8b+h100-llama-3.1-8b", slow_pod=2.0).configs()
     assert [config.timing for config in configs[:2]] == [config.timing for config in configs[2:]]
     assert configs[0].timing == HARDWARE["a100-llama-3.1-8b"].timing
@@ -22,14 +22,14 @@ def test_several_kinds_of_hardware_take_turns() -> None:
     assert [config.slowdown for config in configs] == [2.0, 1.0, 1.0, 1.0]
 
 
-def test_what_fits_into_the_smallest_pod_fits_into_all() -> None:
+def test_a_request_that_fits_the_smallest_pod_fits_all() -> None:
     mixed = Scenario(pods=2, hardware="generic-8b+h100-tp4-llama-3.3-70b")
     assert mixed.context_length == min(config.context_length for config in mixed.configs())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("policy", ["default", "llm-d", "dynamo", "oracle"])
-def test_every_engine_serves_every_kind_of_router_to_the_end(engine: str, policy: str) -> None:
+def test_every_engine_completes_requests_of_every_router(engine: str, policy: str) -> None:
     scenario = Scenario(pods=3, engine=engine, restart_at=3.0)
     workload = generate("conversations", 150, 20.0, Random(1))
     pods, clock = scenario.fleet(), ManualClock()
@@ -40,7 +40,7 @@ def test_every_engine_serves_every_kind_of_router_to_the_end(engine: str, policy
     assert sum(outcome.cached_tokens for outcome in answered) > 0
 
 
-def test_twice_as_many_foreign_pods_take_twice_as_much() -> None:
+def test_twice_the_foreign_pods_have_twice_the_capacity() -> None:
     jobs = generate("bimodal", 400, 20.0, Random(4)).jobs
     few, many = (capacity(jobs, Scenario(pods=pods, engine="llm-d-sim").fleet()) for pods in (2, 4))
     assert many == pytest.approx(2 * few, rel=0.15)

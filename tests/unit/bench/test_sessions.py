@@ -57,7 +57,7 @@ def test_one_busy_session_overloads_no_pod(rate: float) -> None:
     assert balanced.imbalance < 1.7
 
 
-def test_a_session_of_its_own_stays_where_its_cache_is() -> None:
+def test_an_exclusive_session_stays_with_its_cache() -> None:
     workload = generate("conversations", 1500, 30.0, Random(2))
     outcomes, gauges = run(EXAMPLE, workload)
     pods: dict[str, list[int]] = {}

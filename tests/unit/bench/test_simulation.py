@@ -33,7 +33,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_request_is_answered_once_and_in_order(name: str) -> None:
+def test_every_request_completes_once_and_in_order(name: str) -> None:
     for outcome in run(name, generate("conversations", 300, 30.0, Random(1))):
         assert outcome.first_token is not None
         assert outcome.ended is not None
@@ -51,7 +51,7 @@ def test_the_same_seed_repeats_the_run(name: str) -> None:
     assert run(name, workload) == run(name, workload)
 
 
-def test_kvlane_returns_to_the_pod_that_knows_the_conversation() -> None:
+def test_kvlane_returns_to_the_pod_with_the_conversation() -> None:
     turns = named([Job(float(at) * 10, 1_000 + 500 * at, 20, tuple(range(2 + at))) for at in range(5)])
     outcomes = run("default", Workload("one", turns))
     assert len({outcome.pod for outcome in outcomes}) == 1
@@ -65,24 +65,24 @@ def test_kvlane_sees_its_own_burst_before_any_scrape() -> None:
     assert set(Counter(outcome.pod for outcome in run("default", Workload("burst", jobs))).values()) == {4}
 
 
-def test_round_robin_takes_turns() -> None:
+def test_round_robin_alternates() -> None:
     outcomes = run("round-robin", generate("bimodal", 40, 5.0, Random(1)))
     assert set(Counter(outcome.pod for outcome in outcomes).values()) == {10}
 
 
-def test_the_oracle_leaves_the_slow_pod_to_itself_unless_it_is_soonest() -> None:
+def test_the_oracle_avoids_the_slow_pod_unless_it_is_sooner() -> None:
     slow = [SimConfig(slowdown=10.0), SimConfig(), SimConfig(), SimConfig()]
     outcomes = run("oracle", generate("bimodal", 300, 3.0, Random(1)), slow)
     served = Counter(outcome.pod for outcome in outcomes)
     assert served[0] < min(served[1], served[2], served[3]) / 2
 
 
-def test_cache_aware_herds_what_shares_a_third_of_the_prompt() -> None:
+def test_cache_aware_sends_prompts_that_share_a_third_to_one_pod() -> None:
     jobs = named([Job(0.001 * at, 1_024, 50, (0, at + 1)) for at in range(40)])
     assert max(Counter(outcome.pod for outcome in run("cache-aware", Workload("herd", jobs))).values()) == 40
 
 
-def test_a_request_whose_pod_dies_before_its_answer_is_sent_to_another() -> None:
+def test_a_request_whose_pod_dies_before_its_first_byte_is_retried() -> None:
     jobs = named([Job(0.0, 60_000, 10, tuple(range(at * 200, at * 200 + 118))) for at in range(4)])
     outcomes = run("default", Workload("long", jobs), restarts=(Restart(0, 1.0),))
     (retried,) = [outcome for outcome in outcomes if outcome.retries]
@@ -90,14 +90,14 @@ def test_a_request_whose_pod_dies_before_its_answer_is_sent_to_another() -> None
     assert retried.ended is not None
 
 
-def test_a_request_whose_pod_dies_while_answering_is_lost() -> None:
+def test_a_request_whose_pod_dies_during_its_response_is_lost() -> None:
     jobs = named([Job(0.0, 100, 1_000, (at,)) for at in range(4)])
     outcomes = run("default", Workload("answers", jobs), restarts=(Restart(0, 1.0),))
     assert [outcome.ended is None for outcome in outcomes].count(True) == 1
     assert all(outcome.first_token is not None for outcome in outcomes)
 
 
-def test_kvlane_avoids_a_pod_that_is_away_and_expects_nothing_of_it_afterwards() -> None:
+def test_kvlane_avoids_a_dead_pod_and_expects_no_hits_after_it_returns() -> None:
     system = tuple(range(8))
     jobs = named([Job(0.5 * at, 4_500, 10, (*system, 100 + at)) for at in range(200)])
     (favourite,) = {outcome.pod for outcome in run("default", Workload("steady", jobs))}
@@ -114,7 +114,7 @@ def test_pods_that_do_not_report_cached_tokens_can_be_simulated() -> None:
     assert all(outcome.ended is not None for outcome in outcomes)
 
 
-def test_a_good_request_keeps_both_objectives() -> None:
+def test_a_good_request_meets_both_objectives() -> None:
     job = Job(10.0, 100, 11, (1,), (0,))
     fast, late, slow, lost = (
         Outcome(job, 0, 11.0, 11.4),
@@ -132,7 +132,7 @@ def test_a_good_request_keeps_both_objectives() -> None:
     assert found["tpot_p90"] == pytest.approx(0.1)
 
 
-def test_the_interval_of_three_seeds_is_that_of_students_t() -> None:
+def test_the_interval_of_three_seeds_is_students_t() -> None:
     mean, half = summary([{"x": 1.0}, {"x": 2.0}, {"x": 3.0}])["x"]
     assert mean == 2.0
     assert half == pytest.approx(4.303 / 3**0.5)

@@ -24,49 +24,49 @@ def played(
     return [(first[one.index], last[one.index], one.cached) for one in sequences]
 
 
-def test_a_prompt_alone_takes_a_tick_for_each_chunk_and_an_answer_one_for_each_token() -> None:
+def test_a_single_prompt_takes_a_tick_per_chunk_and_a_response_one_per_token() -> None:
     ((first, last, cached),) = played(named([Job(1.0, 1_024, 101, (1, 2))]))
     assert [first, last] == pytest.approx([1.0 + 4 * STEP, 1.0 + 104 * STEP])
     assert cached == 0
 
 
-def test_prompts_take_turns_so_that_a_short_one_overtakes_a_long_one() -> None:
+def test_prompts_alternate_so_that_a_short_one_overtakes_a_long_one() -> None:
     long, short = played(named([Job(0.0, 8 * 256, 1, (1, 2, 3, 4)), Job(0.0, 2 * 256, 1, (5,))]))
     assert short[0] == pytest.approx(4 * STEP)
     assert long[0] == pytest.approx(10 * STEP)
 
 
-def test_with_places_for_all_chunks_nobody_waits_for_others() -> None:
+def test_with_places_for_all_chunks_no_prompt_waits() -> None:
     wide = replace(TIMING, chunks=8)
     first, other = played(named([Job(0.0, 2_048, 1, (1, 2, 3, 4)), Job(0.0, 512, 1, (5,))]), timing=wide)
     assert [first[0], other[0]] == pytest.approx([8 * STEP, 2 * STEP])
 
 
-def test_who_comes_later_goes_to_the_end_of_the_line() -> None:
+def test_a_later_prompt_joins_the_end_of_the_queue() -> None:
     jobs = named([Job(0.0, 512, 1, (1,)), Job(0.0, 512, 1, (2,)), Job(1.5 * STEP, 256, 1, (3,))])
     assert [first for first, _, _ in played(jobs)] == pytest.approx([3 * STEP, 5 * STEP, 4 * STEP])
 
 
-def test_more_answers_than_the_batch_has_room_for_go_slower() -> None:
+def test_more_responses_than_places_in_the_batch_slow_down() -> None:
     narrow = replace(TIMING, batch=1, chunks=2)
     one, other = played(named([Job(0.0, 256, 11, (1,)), Job(0.0, 256, 11, (2,))]), timing=narrow)
     assert one[1] == other[1] == pytest.approx(STEP + 20 * STEP)
 
 
-def test_a_prompt_that_was_seen_costs_what_is_new_in_it() -> None:
+def test_a_repeated_prompt_costs_its_new_part() -> None:
     (_, (first, _, cached)) = played(named([Job(0.0, 1_024, 1, (1, 2)), Job(10.0, 1_536, 1, (1, 2, 3))]))
     assert first == pytest.approx(10.0 + 2 * STEP)
     assert cached == 1_024
 
 
-def test_a_request_that_finds_too_few_free_blocks_waits() -> None:
+def test_a_request_without_enough_free_blocks_waits() -> None:
     (one, other) = played(
         named([Job(0.0, 1_024, 11, (1, 2)), Job(0.0, 1_024, 1, (3, 4))]), SimConfig(num_gpu_blocks=100)
     )
     assert other[0] > one[1]
 
 
-def test_a_slow_pod_takes_so_many_times_longer() -> None:
+def test_a_slow_pod_takes_proportionally_longer() -> None:
     jobs = named([Job(0.0, 1_000, 101, (1, 2))])
     ((first, last, _),) = played(jobs)
     ((slow_first, slow_last, _),) = played(jobs, SimConfig(slowdown=3.0))
@@ -75,7 +75,7 @@ def test_a_slow_pod_takes_so_many_times_longer() -> None:
 
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_foreseen_for_the_last_that_comes_is_what_it_gets(seed: int, chunks: int) -> None:
+def test_the_predicted_time_of_the_last_request_is_its_time(seed: int, chunks: int) -> None:
     rng = Random(seed)
     timing = replace(TIMING, chunks=chunks)
     now, jobs = 0.0, []

@@ -16,19 +16,19 @@ TIMING = StepTiming(
 )
 
 
-def test_a_fit_finds_what_the_times_were_made_of() -> None:
+def test_a_fit_recovers_its_parameters() -> None:
     rows = [(1.0, float(x), float(x * x)) for x in (1, 3, 10, 40, 90)]
     assert fitted(rows, [2 + 0.5 * x + 0.01 * xx for _, x, xx in rows]) == pytest.approx([2, 0.5, 0.01])
 
 
-def test_a_fit_leaves_out_what_would_be_negative() -> None:
+def test_a_fit_leaves_out_negative_terms() -> None:
     rows = [(1.0, float(x), float(x * x)) for x in (1, 3, 10, 40, 90)]
     found = fitted(rows, [2 + 0.5 * x - 0.001 * xx for _, x, xx in rows])
     assert found[2] == 0.0
     assert min(found) >= 0.0
 
 
-def test_the_constants_of_an_engine_are_found_in_its_times() -> None:
+def test_the_constants_of_an_engine_are_fitted_to_its_times() -> None:
     budget = 512
     alone = {
         n: 0.01 + TIMING.step(n, 1, n * (n + 1) / 2) + (-(-n // budget) - 1) * TIMING.step(0, 1)
@@ -41,7 +41,7 @@ def test_the_constants_of_an_engine_are_found_in_its_times() -> None:
         assert getattr(found.timing, name) == pytest.approx(getattr(TIMING, name), rel=1e-3)
 
 
-def test_other_words_change_nothing_but_the_text() -> None:
+def test_different_words_change_only_the_text() -> None:
     one, other = (script(3, words, 40, 2.0) for words in (1, 2))
     assert one != other
     assert shape(one) == shape(other) != shape(script(4, 1, 40, 2.0))
@@ -52,7 +52,7 @@ def shape(sessions: list[Session]) -> list[tuple[float, list[tuple[float, int, i
     return [(one.begins, [(t.pause, len(t.added), t.answer_tokens) for t in one.turns]) for one in sessions]
 
 
-def test_the_simulated_engine_goes_on_from_its_own_answers() -> None:
+def test_the_simulated_engine_continues_from_its_own_responses() -> None:
     rng = Random(1)
     turns = (Turn(0.0, ids(rng, 100), 50), Turn(1.0, ids(rng, 20), 10))
     config = SimConfig(block_size=16, timing=TIMING)

@@ -37,7 +37,7 @@ def test_a_private_word_is_found(source: str, word: str) -> None:
         "x = other.told",
     ],
 )
-def test_other_words_and_code_are_left_alone(source: str) -> None:
+def test_plain_words_and_code_are_left_alone(source: str) -> None:
     assert words(source) == []
 
 

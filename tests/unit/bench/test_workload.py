@@ -40,7 +40,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_arrivals_of_one_moment_are_spread_over_the_bucket(trace: Path) -> None:
+def test_simultaneous_arrivals_are_spread_over_the_bucket(trace: Path) -> None:
     workload = load_trace(trace, Random(1))
     arrivals = [job.arrival for job in workload.jobs]
     assert arrivals == sorted(arrivals)
@@ -49,11 +49,11 @@ def test_arrivals_of_one_moment_are_spread_over_the_bucket(trace: Path) -> None:
     assert workload.name == "little"
 
 
-def test_every_request_answers_at_least_one_token(trace: Path) -> None:
+def test_every_response_has_at_least_one_token(trace: Path) -> None:
     assert min(job.output_tokens for job in load_trace(trace, Random(1)).jobs) == 1
 
 
-def test_time_is_scaled_to_the_rate_that_is_asked_for(trace: Path) -> None:
+def test_time_is_scaled_to_the_requested_rate(trace: Path) -> None:
     scaled = load_trace(trace, Random(1)).at_rate(8.0)
     assert scaled.rate == pytest.approx(8.0)
     assert scaled.jobs[0].arrival == 0.0
@@ -65,7 +65,7 @@ def test_equal_chunks_after_different_text_are_different_blocks() -> None:
     assert one.nodes[1] != other.nodes[1]
 
 
-def test_what_could_be_reused_counts_whole_prefixes_only() -> None:
+def test_reuse_counts_whole_prefixes_only() -> None:
     jobs = named([Job(0, 1000, 1, (1, 2)), Job(1, 1000, 1, (1, 3)), Job(2, 1000, 1, (4, 2))])
     assert reusable_share(jobs) == pytest.approx(512 / 3000)
 
@@ -86,7 +86,7 @@ def test_prompts_share_text_exactly_as_far_as_they_share_blocks() -> None:
         assert shared_blocks == shared_text // 4 // 16
 
 
-def test_the_router_reads_the_very_prompt_that_the_engine_counts() -> None:
+def test_router_and_engine_get_the_same_prompt() -> None:
     (job,) = named([Job(0, 700, 33, (1, 2))])
     parsed = parse("/v1/completions", request_body(job, "sim"), "application/json")
     assert parsed.prompt.parts == (prompt_text(job),)
@@ -94,18 +94,18 @@ def test_the_router_reads_the_very_prompt_that_the_engine_counts() -> None:
     assert (parsed.model, parsed.max_tokens, parsed.stream) == ("sim", 33, True)
 
 
-def test_a_window_of_the_trace_stays_in_one_piece() -> None:
+def test_a_window_of_the_trace_is_contiguous() -> None:
     workload = Workload("w", named([Job(float(at), 10, 1, (at,)) for at in range(10)]))
     assert [job.arrival for job in workload.window(3, 4).jobs] == [3.0, 4.0, 5.0, 6.0]
 
 
-def test_requests_that_no_pod_can_take_are_left_out() -> None:
+def test_requests_too_large_for_every_pod_are_left_out() -> None:
     workload = Workload("w", named([Job(0, 10, 1, (1,)), Job(1, 1_000, 30, (2, 3))]))
     assert [job.prompt_tokens for job in workload.fitting(1_029).jobs] == [10]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_what_is_made_up_comes_in_order_at_the_rate_asked_for_and_the_same_for_the_same_seed(name: str) -> None:
+def test_generated_requests_are_ordered_at_the_requested_rate_and_repeatable(name: str) -> None:
     made = generate(name, 1_500, 20.0, Random(4))
     assert made == generate(name, 1_500, 20.0, Random(4))
     assert made != generate(name, 1_500, 20.0, Random(5))
@@ -125,11 +125,11 @@ def test_what_is_made_up_comes_in_order_at_the_rate_asked_for_and_the_same_for_t
         ("day", 0.55, 0.85),
     ],
 )
-def test_as_much_is_shared_as_the_kind_of_traffic_implies(name: str, least: float, most: float) -> None:
+def test_generated_traffic_shares_the_expected_share(name: str, least: float, most: float) -> None:
     assert least <= reusable_share(generate(name, 2_000, 20.0, Random(4)).jobs) <= most
 
 
-def test_twice_as_many_pods_take_twice_as_much() -> None:
+def test_twice_the_pods_have_twice_the_capacity() -> None:
     jobs = generate("bimodal", 600, 20.0, Random(4)).jobs
     config = SimConfig(num_gpu_blocks=25_000, max_num_seqs=8)
 

@@ -80,14 +80,14 @@ class TestEval:
         ):
             assert fault in result.stderr
 
-    def test_minima_that_exceed_the_whole_are_a_warning_since_they_are_used(self) -> None:
+    def test_minima_above_the_total_are_a_warning(self) -> None:
         bands = {"prefill": {"min": 80, "max": 100}, "decode": {"min": 80, "max": 100}}
         result = evaluated(coordination={"mode": "Preferred", "preferred_ratio": bands})
         assert "Warning: coordination.preferred_ratio: sum of min ratios must not exceed 100" in result.stderr
         assert "Ignored" not in result.stderr
         assert json.loads(result.stdout)["reasons"] != []
 
-    def test_a_number_out_of_its_range_counts_as_the_nearest_in_it(self) -> None:
+    def test_a_number_out_of_range_is_clamped(self) -> None:
         far, near = (evaluated(coordination={"mode": "Preferred", "alpha": alpha}) for alpha in (7, 1))
         assert "coordination.alpha: must be between 0 and 1" in far.stderr
         assert far.stdout == near.stdout
@@ -114,35 +114,35 @@ class TestEval:
         assert all(fault in result.stderr for fault in faults)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"roles": ' + "[" * 100_000])
-    def test_what_is_no_question_is_refused(self, text: str) -> None:
+    def test_an_invalid_input_is_refused(self, text: str) -> None:
         assert run("eval", "-", stdin=text).exit_code == 2
 
-    def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
         result = run("eval", tmp_path / "none.json")
         assert result.exit_code == 2
         assert "cannot be read" in result.stderr
 
 
 class TestValidate:
-    def test_a_good_policy_is_good(self, policy: Path) -> None:
+    def test_a_valid_policy_is_accepted(self, policy: Path) -> None:
         result = run("validate", policy)
         assert (result.exit_code, result.stderr) == (0, "The policy is good.\n")
 
-    def test_all_faults_are_named_with_their_paths(self, policy: Path) -> None:
+    def test_all_faults_are_reported_with_their_paths(self, policy: Path) -> None:
         policy.write_text(POLICY.replace("min: 1, max: 20", "min: 3, max: 2").replace("kind: total", "kind: sum"))
         result = run("validate", policy)
         assert result.exit_code == 2
         assert "3 faults" in result.stderr
         assert "autoscale.pools.default.roles[0].min: must be <= max" in result.stderr
 
-    def test_what_is_hardly_meant_is_a_warning(self, policy: Path) -> None:
+    def test_likely_mistakes_are_warned_of(self, policy: Path) -> None:
         policy.write_text(POLICY + "      gpuBudget: 4\n")
         result = run("validate", policy)
         assert result.exit_code == 0
         assert "Warning: autoscale.pools.default.gpuBudget" in result.stderr
 
     @pytest.mark.parametrize("text", ["", "3", "listen: {port: 1}", "autoscale: {", "autoscale: {pools: {a: {}}}"])
-    def test_what_is_no_policy_is_refused(self, policy: Path, text: str) -> None:
+    def test_an_invalid_policy_is_refused(self, policy: Path, text: str) -> None:
         policy.write_text(text)
         assert run("validate", policy).exit_code == 2
 
@@ -154,7 +154,7 @@ class TestReplay:
         file.write_text(json.dumps({"pool": "default", "decisions": asyncio.run(recorded())}))
         return file
 
-    def test_both_policies_stand_side_by_side(self, history: Path, policy: Path) -> None:
+    def test_both_policies_are_compared(self, history: Path, policy: Path) -> None:
         result = run("replay", history, "-c", policy)
         assert result.exit_code == 0, result.output
         about, heads, *rows = result.stdout.splitlines()
@@ -162,7 +162,7 @@ class TestReplay:
         assert heads.split() == ["recorded", "replayed"]
         assert [row[:14].strip() for row in rows] == ["replicas moved", "replica hours", "GPU hours"]
 
-    def test_every_step_can_be_had_as_json(self, history: Path, policy: Path) -> None:
+    def test_every_step_is_available_as_json(self, history: Path, policy: Path) -> None:
         result = run("replay", history, "-c", policy, "--json")
         steps = json.loads(result.stdout)["steps"]
         assert len(steps) == 8
@@ -188,7 +188,7 @@ class TestReplay:
         assert "did you mean 'default'?" in run("replay", history, "-c", policy, "--pool", "defualt").stderr
 
     @pytest.mark.parametrize("text", ["", "3", "[]", "[3]", "{\n}{", '{"decisions": 3}'])
-    def test_what_is_no_history_is_refused(self, tmp_path: Path, policy: Path, text: str) -> None:
+    def test_an_invalid_history_is_refused(self, tmp_path: Path, policy: Path, text: str) -> None:
         file = tmp_path / "history.json"
         file.write_text(text)
         assert run("replay", file, "-c", policy).exit_code == 2

@@ -8,12 +8,12 @@ from proxy.cli import main
 from tests.helpers.cli.kvlane import ROOT
 
 
-def test_the_page_is_what_the_catalogue_says() -> None:
+def test_the_page_equals_the_catalogue() -> None:
     written = CliRunner().invoke(main, ["metrics", "--markdown"]).output
     assert (ROOT / "docs" / "metrics.md").read_text() == written, "run: kvlane metrics --markdown > docs/metrics.md"
 
 
-def test_every_series_has_its_name_its_labels_and_its_meaning() -> None:
+def test_every_series_is_listed_with_labels_and_meaning() -> None:
     lines = CliRunner().invoke(main, ["metrics"]).output.splitlines()
     assert any(line.startswith("kvlane_requests_total{model,path,outcome,status}  Requests") for line in lines)
     assert all(line.startswith("kvlane_") and len(line.split("  ", 1)[1]) > 10 for line in lines)

@@ -49,7 +49,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("record") / "record.jsonl", [head(), *sizes, *lines_of(found)])
 
 
-def test_configurations_stand_side_by_side(recorded: Path, tmp_path: Path) -> None:
+def test_configurations_are_compared(recorded: Path, tmp_path: Path) -> None:
     for name in ("ours", "chance"):
         (tmp_path / f"{name}.yaml").write_text(RANDOM if name == "chance" else "{}")
     result = run("replay", recorded, "-c", tmp_path / "ours.yaml", "-c", tmp_path / "chance.yaml")
@@ -62,7 +62,7 @@ def test_configurations_stand_side_by_side(recorded: Path, tmp_path: Path) -> No
     assert any("median error" in line for line in table)
 
 
-def test_all_figures_can_be_had_as_json(recorded: Path) -> None:
+def test_all_figures_are_available_as_json(recorded: Path) -> None:
     result = run("replay", recorded, "--json", "--pods", "6", "--load", "2", "--seeds", "2")
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout)
@@ -72,7 +72,7 @@ def test_all_figures_can_be_had_as_json(recorded: Path) -> None:
     assert shown["fit"]["first_tokens"] >= 20
 
 
-def test_a_trace_is_replayed_before_pods_that_are_named(tmp_path: Path) -> None:
+def test_a_trace_is_replayed_on_named_pods(tmp_path: Path) -> None:
     rows = [
         {"timestamp": at * 100, "input_length": 700, "output_length": 5, "hash_ids": [1, at + 2]} for at in range(40)
     ]
@@ -99,7 +99,7 @@ def test_an_error_is_reported_and_ends_with_2(recorded: Path, arguments: tuple[s
     assert reason in result.stderr
 
 
-def test_a_bad_line_is_named_and_ends_with_2(tmp_path: Path) -> None:
+def test_an_invalid_line_is_reported_and_exits_with_2(tmp_path: Path) -> None:
     bad = written(tmp_path / "bad.jsonl", [head(), request(), request(duration=None)])
     for command in ("replay", "tune"):
         result = run(command, bad)
@@ -107,14 +107,14 @@ def test_a_bad_line_is_named_and_ends_with_2(tmp_path: Path) -> None:
         assert f"{bad}, line 3: duration is missing" in result.stderr
 
 
-def test_a_record_that_says_too_little_of_its_pods_asks_for_their_name(tmp_path: Path) -> None:
+def test_a_record_without_pod_sizes_requires_a_pod_model(tmp_path: Path) -> None:
     few = written(tmp_path / "few.jsonl", [head(), request()])
     result = run("replay", few)
     assert (result.exit_code, "--hardware" in result.stderr) == (2, True)
     assert run("replay", few, "--hardware", "generic-8b").exit_code == 0
 
 
-def test_tuning_writes_a_patch_that_loads(recorded: Path, tmp_path: Path) -> None:
+def test_tuning_writes_a_valid_patch(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"scheduling": BAD}))
     patch = tmp_path / "patch.yaml"
     result = run(
@@ -138,7 +138,7 @@ def test_tuning_writes_a_patch_that_loads(recorded: Path, tmp_path: Path) -> Non
     assert "weight of prefix-cache-scorer" in patch.read_text()
 
 
-def test_a_pool_is_replayed_and_tuned_by_itself(recorded: Path, tmp_path: Path) -> None:
+def test_a_pool_is_replayed_and_tuned_separately(recorded: Path, tmp_path: Path) -> None:
     lines = [orjson.loads(line) for line in recorded.read_bytes().splitlines()]
     both = written(tmp_path / "both.jsonl", [{**line, "pool": "large"} if "t" in line else line for line in lines])
     config, patch = tmp_path / "kvlane.yaml", tmp_path / "patch.yaml"
@@ -152,7 +152,7 @@ def test_a_pool_is_replayed_and_tuned_by_itself(recorded: Path, tmp_path: Path) 
     assert load(patch, {}).pools["large"].scheduling.given
 
 
-def test_tuning_says_when_nothing_is_better_and_ends_with_1(recorded: Path, tmp_path: Path) -> None:
+def test_tuning_without_a_significant_gain_exits_with_1(recorded: Path, tmp_path: Path) -> None:
     patch = tmp_path / "patch.yaml"
     result = run("tune", recorded, "--trials", "1", "--pods", "1", "--load", "0.2", "-o", patch)
     assert result.exit_code == 1, result.output
@@ -167,7 +167,7 @@ def test_too_few_requests_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["replay", "tune"])
-def test_help_shows_how_it_is_used(command: str) -> None:
+def test_help_shows_examples(command: str) -> None:
     text = run(command, "--help").stdout
     assert f"kvlane {command} /var/log/kvlane/record.jsonl" in text
     assert "Exit code" in text

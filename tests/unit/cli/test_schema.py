@@ -54,18 +54,18 @@ def loads(data: Any) -> bool:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_example_is_taken(file: Path) -> None:
+def test_every_example_is_valid(file: Path) -> None:
     assert faults(read(file)) == []
 
 
-def test_all_defaults_are_taken() -> None:
+def test_all_defaults_are_valid() -> None:
     settings = Settings()
     fields = [item for item in dataclasses.fields(Settings) if item.name not in DERIVED]
     assert faults({yaml_key(item): plain(getattr(settings, item.name)) for item in fields}) == []
 
 
 @pytest.mark.parametrize("name", MUTATED)
-def test_a_key_that_the_loader_does_not_know_is_refused(name: str) -> None:
+def test_an_unknown_key_is_invalid(name: str) -> None:
     data = read(CONFIG / f"{name}.yaml")
     refused = 0
     for at in range(len(list(mappings(data)))):
@@ -103,7 +103,7 @@ def test_a_key_that_the_loader_does_not_know_is_refused(name: str) -> None:
         "nonsense: {}",
     ],
 )
-def test_what_does_not_load_is_refused(text: str) -> None:
+def test_values_that_do_not_load_are_invalid(text: str) -> None:
     data = yaml.safe_load(text)
     assert not loads(data)
     assert faults(data)
@@ -122,7 +122,7 @@ def test_what_does_not_load_is_refused(text: str) -> None:
         "scheduling: {featureGates: [flowControl=true], plugins: [{type: max-score-picker, parameters: null}]}",
     ],
 )
-def test_what_loads_in_another_spelling_is_taken(text: str) -> None:
+def test_alternative_spellings_that_load_are_valid(text: str) -> None:
     data = yaml.safe_load(text)
     assert loads(data)
     assert faults(json.loads(json.dumps(data, default=str))) == []
@@ -133,13 +133,13 @@ def test_variables_may_stand_for_any_value() -> None:
     assert faults({"telemetry": {"accessLog": "${LOG}", "logLevel": "${LEVEL}"}}) == []
 
 
-def test_keys_say_what_they_mean_and_what_they_are_by_default() -> None:
+def test_keys_have_descriptions_and_defaults() -> None:
     port = WRITTEN["$defs"]["Listen"]["properties"]["port"]
     assert port["description"].startswith("port of the data port")
     assert port["default"] == 8000
 
 
-def test_the_command_prints_it_or_writes_it(tmp_path: Path) -> None:
+def test_the_command_prints_or_writes_it(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.schema.json"
     assert CliRunner().invoke(main, ["schema", "-o", str(file)]).exit_code == 0
     assert json.loads(file.read_text()) == json.loads(CliRunner().invoke(main, ["schema"]).stdout) == WRITTEN

@@ -39,7 +39,7 @@ async def test_a_change_is_reported_once(tmp_path: Path) -> None:
         assert seen == ["two"]
 
 
-async def test_the_same_text_again_is_no_change(tmp_path: Path) -> None:
+async def test_rewriting_the_same_text_is_no_change(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
     async with watched(file) as seen:
@@ -48,7 +48,7 @@ async def test_the_same_text_again_is_no_change(tmp_path: Path) -> None:
         assert seen == []
 
 
-async def test_a_file_that_is_gone_for_a_while_has_not_changed(tmp_path: Path) -> None:
+async def test_a_temporarily_missing_file_is_no_change(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
     async with watched(file) as seen:
@@ -61,7 +61,7 @@ async def test_a_file_that_is_gone_for_a_while_has_not_changed(tmp_path: Path) -
         await until(lambda: seen == ["two"])
 
 
-async def test_what_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+async def test_an_unfinished_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("")
     async with watched(file) as seen:
@@ -84,7 +84,7 @@ async def test_the_file_of_a_scheduling_section_counts_too(tmp_path: Path, text:
         await until(lambda: len(seen) == 1)
 
 
-async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_change(tmp_path: Path) -> None:
+async def test_a_change_between_loading_and_watching_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
     files, notified = ConfigurationFiles(file), asyncio.Event()

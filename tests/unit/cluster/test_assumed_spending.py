@@ -32,7 +32,7 @@ class Assumed:
         self.absence.take(member, other + record(Kind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
 
 
-def test_each_other_is_taken_to_spend_what_this_host_does_with_all_its_members() -> None:
+def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
     it = Assumed(3)
     it.spend(1, running=2)
     it.spend(2, running=1)
@@ -40,7 +40,7 @@ def test_each_other_is_taken_to_spend_what_this_host_does_with_all_its_members()
     assert [tuple(each) for each in it.heard] == [(WHO, 6, tripled), (WHO, 9, tripled)]
 
 
-def test_where_there_were_no_others_nothing_is_assumed_nor_when_they_are_back() -> None:
+def test_without_other_hosts_nothing_is_assumed() -> None:
     alone, back = Assumed(0), Assumed(3)
     back.absence.end()
     for it in (alone, back):
@@ -75,7 +75,7 @@ class Operated:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=20))
-def test_when_all_have_told_all_they_agree(steps: list[tuple[int, bool, bool]]) -> None:
+def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> None:
     """Some of it reaches the others at once, the rest is made good by a snapshot."""
     hosts = [Operated() for _ in range(3)]
     for index, drains, reaches in steps:
@@ -94,7 +94,7 @@ def test_when_all_have_told_all_they_agree(steps: list[tuple[int, bool, bool]]) 
         assert hosts[0].drains is steps[-1][1]
 
 
-def test_what_is_heard_is_not_told_again() -> None:
+def test_received_updates_are_not_forwarded() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
     two.shared.take(1, Kind.DRAINS, one.said[0])
@@ -102,7 +102,7 @@ def test_what_is_heard_is_not_told_again() -> None:
     assert not two.said
 
 
-def test_a_pod_that_comes_later_is_drained_then_and_the_next_of_its_name_is_not() -> None:
+def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_name() -> None:
     one, two = Operated(), Operated(has_pod=False)
     one.operate(True)
     two.hear(one)
@@ -117,6 +117,6 @@ def test_a_pod_that_comes_later_is_drained_then_and_the_next_of_its_name_is_not(
 
 
 @pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
-def test_drains_that_are_none_are_garbled(body: bytes) -> None:
+def test_malformed_drains_are_refused(body: bytes) -> None:
     with pytest.raises(Garbled):
         Operated().shared.take(1, Kind.DRAINS, body)

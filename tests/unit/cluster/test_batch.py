@@ -39,22 +39,22 @@ def gaps(sent: list[float]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(sent)]
 
 
-def test_where_there_is_much_to_say_the_interval_is_as_it_was_set() -> None:
+def test_under_load_the_interval_is_the_configured_one() -> None:
     assert max(gaps(batches(0.001))) < 2 * INTERVAL
 
 
-def test_small_batches_are_gathered_for_longer_until_there_is_enough_in_them() -> None:
+def test_small_batches_are_collected_for_longer() -> None:
     found = gaps(batches(0.0101))
     assert sum(found) / len(found) == pytest.approx(ENOUGH / (SIZE / 0.0101), rel=0.5)
     assert max(found) <= INTERVAL * PATIENCE + 2 * 0.0101
 
 
-def test_where_even_that_would_not_be_enough_nobody_is_made_to_wait() -> None:
+def test_collection_is_not_extended_if_it_would_not_suffice() -> None:
     found = gaps(batches(0.05))
     assert max(found) < 0.06
 
 
-def test_what_comes_alone_is_sent_at_once() -> None:
+def test_a_single_update_is_sent_at_once() -> None:
     waits = [at % 0.05 for at in batches(0.05)]
     assert max(waits) < INTERVAL / 2
 
@@ -90,33 +90,33 @@ def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
     return [(round(at, 3), batch) for at, batch in found]
 
 
-def test_what_may_wait_is_said_when_its_time_is_over_and_what_is_urgent_before() -> None:
+def test_deferrable_updates_are_sent_at_their_deadline_and_urgent_ones_before() -> None:
     touches = [(0.0, "touch_later"), (0.001, "touch"), (0.003, "touch"), (0.02, "touch_later")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
 
 
-def test_what_may_wait_goes_with_the_last_gatheredbefore_its_time_is_over() -> None:
+def test_deferrable_updates_join_the_last_batch_before_their_deadline() -> None:
     touches = [(0.0, "touch_later"), (0.085, "touch")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
 
 
-def test_what_is_urgent_goes_with_what_may_wait_no_longer() -> None:
+def test_urgent_updates_join_deferrable_ones_that_are_due() -> None:
     touches = [(0.0, "touch_later"), (0.095, "touch")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"ur")]
 
 
-def test_where_there_is_little_to_say_nothing_waits_for_the_rest() -> None:
+def test_under_light_load_nothing_is_deferred() -> None:
     touches = [(0.0, "touch_later"), (0.5, "touch"), (0.5, "touch_later")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
 
 
-def test_a_long_prompt_is_known_elsewhere_within_two_milliseconds_however_long_batches_are_gathered() -> None:
+def test_a_long_prompt_is_published_within_two_milliseconds() -> None:
     touches = [(0.0, "touch_later"), (0.003, "touch"), (0.004, "touch_soon"), (0.0055, "touch_soon"), (0.007, "touch")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.006, b"uuu"), (0.017, b"u"), (LATER, b"r")]
     assert said([(0.001, "touch"), (0.0015, "touch_soon")], 0.001) == [(0.002, b"uu")]
 
 
-def test_within_a_host_all_is_said_together() -> None:
+def test_within_a_host_everything_is_published_together() -> None:
     assert said([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
 
 

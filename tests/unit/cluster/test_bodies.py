@@ -24,7 +24,7 @@ from proxy.reliability.settings import BreakerSettings
         (bodies.facts, b'{"name":"n","config":"c","members":[0,1]}', ("n", "c", [0, 1])),
     ],
 )
-def test_a_body_is_read_into_typed_values(read: Callable[[bytes], object], body: bytes, value: object) -> None:
+def test_a_body_is_parsed_into_typed_values(read: Callable[[bytes], object], body: bytes, value: object) -> None:
     assert read(body) == value
 
 
@@ -39,7 +39,7 @@ def test_a_body_is_read_into_typed_values(read: Callable[[bytes], object], body:
         (bodies.facts, b'{"name":"n","config":"c"}'),
     ],
 )
-def test_a_body_of_another_shape_is_refused(read: Callable[[bytes], object], body: bytes) -> None:
+def test_a_malformed_body_is_refused(read: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(Garbled):
         read(body)
 
@@ -69,13 +69,13 @@ BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLE
         (BREAKERS, b'[[["p"],"opened"]]'),
     ],
 )
-def test_entries_of_another_shape_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:
+def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:
     with pytest.raises(Garbled):
         value.take(1, value.kinds[0], body)
 
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
-def test_limits_that_no_process_can_have_spent_are_refused(spent: bytes) -> None:
+def test_impossible_charges_are_refused(spent: bytes) -> None:
     gate = RateLimiter({}, {}, ManualClock(), None)  # type: ignore[arg-type]
     with pytest.raises(Garbled):
         SharedLimits(gate, nothing).take(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)

@@ -65,7 +65,7 @@ def nothing_left() -> Iterator[None]:
         (FAR, True, True),
     ],
 )
-async def test_everything_is_looked_through_when_memory_has_grown_and_sooner_when_nobody_waits(
+async def test_a_full_collection_runs_when_memory_has_grown_and_earlier_when_idle(
     memory: int, idle: bool, collects: bool
 ) -> None:
     situation = Situation()
@@ -76,7 +76,7 @@ async def test_everything_is_looked_through_when_memory_has_grown_and_sooner_whe
         assert (knot() is None) is collects
 
 
-async def test_a_small_process_may_grow_by_more_than_its_half_before_requests_have_to_wait() -> None:
+async def test_a_small_process_may_grow_by_more_than_half_before_requests_wait() -> None:
     situation = Situation(50 * MIB)
     async with situation.collector() as collector:
         situation.memory += LEAST_GROWTH
@@ -85,7 +85,7 @@ async def test_a_small_process_may_grow_by_more_than_its_half_before_requests_ha
         assert collector.look()
 
 
-async def test_memory_that_is_needed_is_not_looked_through_again_and_again() -> None:
+async def test_memory_in_use_is_not_collected_repeatedly() -> None:
     situation = Situation()
     async with situation.collector() as collector:
         situation.memory, situation.idle = FAR, True
@@ -95,7 +95,7 @@ async def test_memory_that_is_needed_is_not_looked_through_again_and_again() -> 
 
 
 @steps_by_itself
-async def test_python_starts_no_full_collection_however_many_objects_there_are() -> None:
+async def test_python_starts_no_full_collection_with_any_number_of_objects() -> None:
     full: list[int] = []
 
     def watch(phase: str, info: dict[str, int]) -> None:
@@ -112,13 +112,13 @@ async def test_python_starts_no_full_collection_however_many_objects_there_are()
     assert (len(kept), full) == (200_000, [])
 
 
-async def test_young_cycles_are_collected_as_ever() -> None:
+async def test_young_cycles_are_collected_as_usual() -> None:
     async with Situation().collector():
         knots = [weakref.ref(Knot()) for _ in range(100_000)]
     assert sum(knot() is not None for knot in knots) < 50_000
 
 
-async def test_what_exists_at_the_start_is_never_looked_at() -> None:
+async def test_objects_from_the_start_are_never_scanned() -> None:
     knot = Knot()
     watched = weakref.ref(knot)
     async with Situation().collector():
@@ -129,7 +129,7 @@ async def test_what_exists_at_the_start_is_never_looked_at() -> None:
     assert watched() is None
 
 
-async def test_it_looks_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_checked_continuously(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_tuning, "INTERVAL", 0.01)
     situation = Situation()
     async with situation.collector():
@@ -141,7 +141,7 @@ async def test_it_looks_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere it is the most there ever was")
-def test_the_memory_of_the_process_is_what_is_there_and_not_what_ever_was() -> None:
+def test_the_memory_of_the_process_is_its_current_size() -> None:
     before = resident()
     with mmap(-1, 64 * MIB) as ballast:
         ballast.write(b"x" * len(ballast))
@@ -150,7 +150,7 @@ def test_the_memory_of_the_process_is_what_is_there_and_not_what_ever_was() -> N
     assert during - resident() > 32 * MIB
 
 
-def test_where_the_system_does_not_say_the_peak_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_current_size_the_peak_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     now = resident()
     monkeypatch.setattr(gc_tuning, "_STATM", Path("/nowhere/statm"))
     assert now * 0.9 < resident() < now * 100

@@ -15,7 +15,7 @@ def keep(journal: Journal, number: int, pod: int = A, all_know: bool = True) -> 
     journal.add((pod, number), chain(number), all_know)
 
 
-def test_the_oldest_goes_when_there_is_no_room() -> None:
+def test_the_oldest_entry_is_dropped_when_full() -> None:
     journal = Journal(102)
     for number in range(4):
         keep(journal, number)
@@ -23,14 +23,14 @@ def test_the_oldest_goes_when_there_is_no_room() -> None:
     assert journal.size == 96
 
 
-def test_what_is_confirmed_again_is_kept_once_and_longest() -> None:
+def test_a_confirmed_entry_is_kept_once_and_longest() -> None:
     journal = Journal(102)
     for number in (0, 1, 2, 0, 3):
         keep(journal, number)
     assert list(journal) == [(A, chain(2)), (A, chain(0)), (A, chain(3))]
 
 
-def test_a_pod_that_is_forgotten_leaves_nothing() -> None:
+def test_a_removed_pod_leaves_no_entries() -> None:
     journal = Journal(1000)
     keep(journal, 1, A)
     keep(journal, 1, B)
@@ -39,7 +39,7 @@ def test_a_pod_that_is_forgotten_leaves_nothing() -> None:
     assert journal.size == 32
 
 
-def test_what_all_know_they_are_not_taken_to_know_anew() -> None:
+def test_known_entries_are_not_published_again() -> None:
     journal = Journal(1000)
     keep(journal, 1)
     keep(journal, 2, all_know=False)
@@ -50,7 +50,7 @@ def test_what_all_know_they_are_not_taken_to_know_anew() -> None:
     assert journal.get((A, 1)) == chain(1)
 
 
-def test_what_is_gone_is_not_taken_to_be_known() -> None:
+def test_dropped_entries_are_not_assumed_known() -> None:
     journal = Journal(102)
     for number in range(4):
         keep(journal, number)
@@ -61,7 +61,7 @@ def test_what_is_gone_is_not_taken_to_be_known() -> None:
     assert journal.known == {}
 
 
-def test_many_that_go_leave_room_for_some_that_come() -> None:
+def test_many_removals_make_space_for_new_entries() -> None:
     journal = Journal(3200)
     for number in range(101):
         keep(journal, number)

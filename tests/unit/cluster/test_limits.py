@@ -61,7 +61,7 @@ def host(workers: int = 2, **limits: int) -> list[Worker]:
     return crew
 
 
-async def test_what_one_worker_lets_pass_the_others_count() -> None:
+async def test_charges_of_one_worker_count_in_the_others() -> None:
     first, second = host(requests_per_minute=2)
     await first.ask()
     await second.ask()
@@ -70,7 +70,7 @@ async def test_what_one_worker_lets_pass_the_others_count() -> None:
             await worker.ask()
 
 
-async def test_requests_that_run_elsewhere_run() -> None:
+async def test_running_requests_of_other_workers_count() -> None:
     first, second = host(concurrent_requests=1)
     async with first.running():
         with pytest.raises(RateLimited):
@@ -78,21 +78,21 @@ async def test_requests_that_run_elsewhere_run() -> None:
     await second.ask()
 
 
-async def test_what_is_given_back_is_given_back_everywhere() -> None:
+async def test_a_refund_applies_everywhere() -> None:
     first, second = host(tokens_per_minute=15)
     await first.ask()
     await second.ask()
     await first.ask()
 
 
-async def test_requests_of_a_worker_that_is_gone_run_no_longer() -> None:
+async def test_running_requests_of_a_stopped_worker_no_longer_count() -> None:
     first, second = host(concurrent_requests=1)
     async with first.running():
         second.shared.vanished(first.number)
         await second.ask()
 
 
-async def test_who_joins_is_told_and_being_told_twice_changes_nothing() -> None:
+async def test_a_new_worker_gets_the_state_and_a_repeated_state_changes_nothing() -> None:
     first, second, third = host(3, requests_per_minute=3, concurrent_requests=2)
     first.peers = [second]
     async with first.running():
@@ -107,21 +107,21 @@ async def test_who_joins_is_told_and_being_told_twice_changes_nothing() -> None:
             await third.ask()
 
 
-async def test_only_those_who_run_are_in_flight() -> None:
+async def test_only_running_requests_are_in_flight() -> None:
     first, _ = host(requests_per_minute=3)
     await first.ask()
     assert list(first.shared.in_flight()) == []
     assert len(list(first.shared.memory(1.0))) == 1
 
 
-async def test_limits_that_are_not_known_here_yet_are_passed_over() -> None:
+async def test_limits_unknown_here_are_skipped() -> None:
     _, second = host(requests_per_minute=1)
     second.gate.peer_spent(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
     await second.ask()
 
 
 @pytest.mark.parametrize("body", [b"", b"1", b"[1]", b'[[["key","a"],1,[1]]]', b'[[["key","a","l"],"x",[1,1,1,1,1]]]'])
-def test_what_makes_no_sense_is_garbled(body: bytes) -> None:
+def test_malformed_messages_are_refused(body: bytes) -> None:
     first, _ = host()
     with pytest.raises(Garbled):
         first.shared.take(2, Kind.SPENT, body)

@@ -51,7 +51,7 @@ def load(process: Process, name: str) -> tuple[int, int]:
     return process.pods[name].load.requests, process.pods[name].load.tokens
 
 
-def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None:
+def test_requests_of_a_peer_are_part_of_load_and_view() -> None:
     here, there = Process("a"), Process("a")
     here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0)
     there.work("a", 3, 100)
@@ -65,7 +65,7 @@ def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None
     assert here.pods["a"].view.running == 7
 
 
-def test_a_message_that_comes_twice_counts_once() -> None:
+def test_a_repeated_message_counts_once() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
     body = body_of(there.own.take_changes())
@@ -74,7 +74,7 @@ def test_a_message_that_comes_twice_counts_once() -> None:
     assert load(here, "a") == (3, 100)
 
 
-def test_what_peers_said_is_not_said_again() -> None:
+def test_loads_of_peers_are_not_published_again() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
     here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
@@ -86,7 +86,7 @@ def test_what_peers_said_is_not_said_again() -> None:
     assert load(third, "a") == (1, 1)
 
 
-def test_a_dispatch_of_a_long_prompt_is_to_be_sent_soon() -> None:
+def test_a_dispatch_of_a_long_prompt_is_published_soon() -> None:
     calls: list[str] = []
     own = OwnLoads(lambda: calls.append("touch"), lambda: calls.append("later"), lambda: calls.append("soon"))
     pod = Endpoint("a")
@@ -97,7 +97,7 @@ def test_a_dispatch_of_a_long_prompt_is_to_be_sent_soon() -> None:
     assert calls == ["touch", "soon"]
 
 
-def test_a_peer_that_vanishes_takes_its_load_along() -> None:
+def test_a_removed_peer_takes_its_load_with_it() -> None:
     here, one, other = Process("a", "b"), Process("a", "b"), Process("a", "b")
     one.work("a", 3, 100)
     other.work("a", 2, 50)
@@ -111,7 +111,7 @@ def test_a_peer_that_vanishes_takes_its_load_along() -> None:
     assert load(here, "a") == (0, 0)
 
 
-def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
+def test_a_pod_that_appears_later_gets_its_load() -> None:
     here, there = Process(), Process("a")
     there.work("a", 3, 100)
     here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
@@ -119,7 +119,7 @@ def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
     assert load(here, "a") == (3, 100)
 
 
-def test_a_pod_that_peers_work_for_loses_ties() -> None:
+def test_a_pod_with_load_of_peers_loses_ties() -> None:
     here, there = Process("a", "b"), Process("a", "b")
     there.work("a", 1, 1000)
     here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
@@ -145,7 +145,7 @@ def test_garbage_changes_nothing(cut: int) -> None:
     assert load(here, "a") == (0, 0)
 
 
-def test_only_what_adds_to_a_pod_is_urgent() -> None:
+def test_only_added_load_is_urgent() -> None:
     said: list[str] = []
     own, pod = OwnLoads(lambda: said.append("soon"), lambda: said.append("later")), Endpoint("a")
     own.eased(pod)
@@ -159,7 +159,7 @@ def test_only_what_adds_to_a_pod_is_urgent() -> None:
     assert said == ["later", "soon", "later"]
 
 
-def test_the_work_that_was_added_is_told_once_and_what_does_not_fit_is_the_most_that_does() -> None:
+def test_added_work_is_published_once_and_saturates() -> None:
     here, there = Process("a", "b"), Process("a", "b")
     heard: list[tuple[str, int, int, int]] = []
     here.peers = PeerLoads(here.roster.get, lambda pod, *numbers: heard.append((pod.name, *numbers)))

@@ -30,7 +30,7 @@ class Ear:
         return found
 
 
-def test_who_was_not_heard_of_for_a_lease_is_gone_with_all_members() -> None:
+def test_a_host_silent_for_a_lease_is_removed_with_all_members() -> None:
     ear = Ear()
     host = ear.known(1)
     numbers = [ear.peers.number(host, member) for member in (0, 1, 2)]
@@ -46,7 +46,7 @@ def test_who_was_not_heard_of_for_a_lease_is_gone_with_all_members() -> None:
     assert ear.peers.host_of(numbers[0]) is None
 
 
-def test_members_have_numbers_that_nobody_else_ever_had() -> None:
+def test_numbers_of_members_are_never_reused() -> None:
     ear = Ear()
     one, two = ear.known(1), ear.known(1, TWO)
     numbers = {ear.peers.number(one, 0), ear.peers.number(one, 7), ear.peers.number(two, 0)}
@@ -57,7 +57,7 @@ def test_members_have_numbers_that_nobody_else_ever_had() -> None:
     assert ear.peers.number(ear.known(2), 7) not in numbers
 
 
-def test_members_that_a_host_has_no_more_are_gone() -> None:
+def test_members_that_a_host_no_longer_lists_are_removed() -> None:
     ear = Ear()
     host = ear.known(1)
     _, first, second = (ear.peers.number(host, member) for member in (0, 1, 2))
@@ -66,7 +66,7 @@ def test_members_that_a_host_has_no_more_are_gone() -> None:
     assert ear.peers.host_of(second) is host
 
 
-def test_what_was_overtaken_counts_no_more() -> None:
+def test_overtaken_packets_are_ignored() -> None:
     ear = Ear()
     ear.known(5)
     assert ear.hear(Say.NEWS, 4) is None
@@ -76,7 +76,7 @@ def test_what_was_overtaken_counts_no_more() -> None:
     assert ear.hear(Say.NEWS, 6) is not None
 
 
-def test_who_misses_a_packet_asks_once_in_a_while_until_there_is_an_answer() -> None:
+def test_a_missed_packet_is_requested_periodically_until_a_response() -> None:
     ear = Ear()
     host = ear.known(1)
     ear.hear(Say.NEWS, 2)
@@ -91,14 +91,14 @@ def test_who_misses_a_packet_asks_once_in_a_while_until_there_is_an_answer() -> 
     assert not ear.peers.should_ask(host)
 
 
-def test_a_farewell_of_a_stranger_makes_him_no_member() -> None:
+def test_a_goodbye_of_an_unknown_host_adds_no_member() -> None:
     ear = Ear()
     assert ear.hear(Say.BYE, 1) is None
     assert not len(ear.peers)
 
 
 @given(numbers=st.lists(st.integers(1, 30), max_size=40))
-def test_no_packet_is_taken_twice_and_no_gap_stays_unseen(numbers: list[int]) -> None:
+def test_no_packet_is_applied_twice_and_no_gap_is_missed(numbers: list[int]) -> None:
     ear = Ear()
     host = ear.known(1)
     taken = [1]

@@ -63,14 +63,14 @@ def attempt(*peers: Peer) -> None:
         peer.said.clear()
 
 
-def test_a_burst_of_siblings_is_seen_before_any_of_them_is_answered() -> None:
+def test_a_burst_of_siblings_is_known_before_any_response() -> None:
     here, there = Peer(1), Peer(2)
     here.reserve([1, 2, 3])
     attempt(here, there)
     assert there.match([1, 2, 3, 4]) == {"a": 3}
 
 
-def test_a_peer_remembers_what_was_confirmed_and_forgets_what_failed() -> None:
+def test_a_peer_keeps_confirmed_blocks_and_drops_failed_ones() -> None:
     here, there = Peer(1), Peer(2)
     good, bad = here.reserve([1, 2, 3]), here.reserve([1, 8, 9], "b")
     attempt(here, there)
@@ -81,7 +81,7 @@ def test_a_peer_remembers_what_was_confirmed_and_forgets_what_failed() -> None:
     assert there.match([1, 8, 9]) == {"a": 1}
 
 
-def test_a_peer_that_vanishes_takes_back_what_no_answer_confirmed() -> None:
+def test_unconfirmed_blocks_of_a_removed_peer_are_dropped() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2]))
     here.reserve([7, 8, 9])
@@ -91,7 +91,7 @@ def test_a_peer_that_vanishes_takes_back_what_no_answer_confirmed() -> None:
     assert there.match([7, 8, 9]) == {}
 
 
-def test_a_pod_that_lost_its_memory_is_forgotten_everywhere() -> None:
+def test_a_pod_that_lost_its_cache_is_cleared_everywhere() -> None:
     here, there = Peer(1), Peer(2)
     chain = list(range(1, 11))
     here.index.confirm(here.reserve(chain))
@@ -103,20 +103,20 @@ def test_a_pod_that_lost_its_memory_is_forgotten_everywhere() -> None:
     assert here.match(chain) == there.match(chain) == {}
 
 
-def test_nothing_that_was_heard_is_said_again() -> None:
+def test_received_blocks_are_not_published_again() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2]))
     there.hear(here)
     assert there.said == []
 
 
-def test_a_prompt_without_blocks_says_nothing() -> None:
+def test_a_prompt_without_blocks_publishes_nothing() -> None:
     here = Peer(1)
     here.index.confirm(here.index.reserve((), here.pods["a"], ROOM))
     assert here.said == []
 
 
-def test_an_index_of_another_configuration_is_not_touched() -> None:
+def test_an_index_of_another_configuration_is_unchanged() -> None:
     assert index_tag("approx", 64) != index_tag("approx", 128)
     here, there = Peer(1, index_tag("approx", 64)), Peer(2, index_tag("approx", 128))
     here.reserve([1, 2])
@@ -124,7 +124,7 @@ def test_an_index_of_another_configuration_is_not_touched() -> None:
     assert there.match([1, 2]) == {}
 
 
-def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
+def test_a_new_peer_gets_confirmed_and_reserved_blocks() -> None:
     here, third, joins = Peer(1), Peer(3), Peer(2)
     third.index.confirm(third.reserve([5, 6], "b"))
     attempt(here, third)
@@ -141,7 +141,7 @@ def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
     assert joins.match([1, 2, 9]) == {"a": 2}
 
 
-def test_what_was_forgotten_is_not_told() -> None:
+def test_dropped_blocks_are_not_published() -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.said.clear()
@@ -149,7 +149,7 @@ def test_what_was_forgotten_is_not_told() -> None:
     assert list(here.index.memory(1.0)) == []
 
 
-def test_an_announcement_that_comes_twice_is_settled_at_once() -> None:
+def test_a_repeated_announcement_is_settled_at_once() -> None:
     here, there = Peer(1), Peer(2)
     reservation = here.reserve([1, 2])
     there.hear(here)
@@ -160,7 +160,7 @@ def test_an_announcement_that_comes_twice_is_settled_at_once() -> None:
     assert there.match([1, 2]) == {}
 
 
-def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
+def test_unknown_pods_and_reservations_are_skipped() -> None:
     here, there = Peer(1), Peer(2)
     reservation = here.reserve([1, 2])
     here.index.confirm(reservation)
@@ -170,7 +170,7 @@ def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from([Kind.MOVES, Kind.FORGET, Kind.MEMORY]))
-def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
+def test_malformed_messages_are_harmless(garbage: bytes, kind: Kind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
     with suppress(Garbled):
@@ -178,7 +178,7 @@ def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
     assert here.match([1, 2]) == {"a": 2}
 
 
-def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() -> None:
+def test_a_prompt_that_extends_a_known_one_is_published_from_there() -> None:
     here, there = Peer(1), Peer(2)
     turns = [list(range(1, 31)), list(range(1, 36)), list(range(1, 41))]
     sizes = []
@@ -195,7 +195,7 @@ def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() ->
     assert there.match(turns[-1]) == {"a": 40}
 
 
-def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
+def test_a_peer_that_joined_in_between_gets_the_whole_prompt() -> None:
     here, joins = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.said.clear()
@@ -211,7 +211,7 @@ def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
     assert joins.match([1, 2, 3, 5]) == {"a": 4}
 
 
-def test_who_does_not_know_what_a_prompt_goes_on_from_knows_it_a_minute_later() -> None:
+def test_a_peer_without_the_prefix_knows_the_prompt_a_minute_later() -> None:
     here, forgetful = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     attempt(here, forgetful)
@@ -225,7 +225,7 @@ def test_who_does_not_know_what_a_prompt_goes_on_from_knows_it_a_minute_later() 
     assert forgetful.match([1, 2, 3, 5]) == {"a": 4}
 
 
-def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
+def test_for_a_cleared_pod_whole_prompts_are_published() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     attempt(here, there)
@@ -238,7 +238,7 @@ def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
 
 @pytest.mark.parametrize("cut", [1, 8, 17])
 @pytest.mark.parametrize("kind", [Kind.MOVES, Kind.MEMORY])
-def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
+def test_a_truncated_chain_is_refused(kind: Kind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     ((_, moves),) = here.said
@@ -264,7 +264,7 @@ def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int])
     assert there.match([0]) == {}
 
 
-def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_once() -> None:
+def test_a_reservation_that_ends_within_a_batch_is_known_as_if_published_at_once() -> None:
     here, there = Peer(1), Peer(2)
     good, bad = here.reserve([1, 2, 3]), here.reserve([4, 5, 6])
     here.index.confirm(good)
@@ -277,7 +277,7 @@ def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_
     assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
 
 
-def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None:
+def test_reservations_before_a_reset_are_published_before_it() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.index.lost(here.pods["a"])
@@ -287,7 +287,7 @@ def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None
     assert there.match([4, 5, 6]) == {"a": 3}
 
 
-def test_a_turn_that_goes_on_from_what_another_process_was_asked_is_told_from_there_on() -> None:
+def test_a_turn_that_extends_a_prompt_of_another_process_is_published_from_there() -> None:
     here, there, third = Peer(1), Peer(2), Peer(3)
     here.index.confirm(here.reserve(list(range(1, 31))))
     attempt(here, there, third)
@@ -298,7 +298,7 @@ def test_a_turn_that_goes_on_from_what_another_process_was_asked_is_told_from_th
     assert third.match(list(range(1, 36))) == here.match(list(range(1, 36))) == {"a": 35}
 
 
-def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
+def test_a_known_prompt_is_published_by_its_end() -> None:
     here, there = Peer(1), Peer(2)
     for _ in range(2):
         here.index.confirm(here.reserve(list(range(1, 31))))
@@ -311,7 +311,7 @@ def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
     assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
 
 
-def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:
+def test_several_prompts_of_a_request_are_published_and_settled_together() -> None:
     here, there = Peer(1), Peer(2)
     reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], ROOM)
     attempt(here, there)
@@ -321,7 +321,7 @@ def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:
     assert there.match([1, 2, 3]) == there.match([1, 2, 9]) == {}
 
 
-def test_peers_count_what_is_deep_alike() -> None:
+def test_peers_weight_deep_blocks_equally() -> None:
     here, there = Peer(1), Peer(2)
     long = list(range(1, 161))
     here.index.confirm(here.reserve(long))
@@ -337,7 +337,7 @@ STEP = st.tuples(st.integers(0, 2), st.sampled_from(["reserve", "confirm", "rele
 
 @settings(max_examples=examples(150))
 @given(st.lists(STEP, max_size=40))
-def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, int]]) -> None:
+def test_eventually_all_processes_agree(steps: Sequence[tuple[int, str, int]]) -> None:
     peers = [Peer(number) for number in (1, 2, 3)]
     open_: list[list[Reservation]] = [[], [], []]
     for who, what, which in steps:
@@ -357,7 +357,7 @@ def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, 
         assert peers[0].match(chain) == peers[1].match(chain) == peers[2].match(chain)
 
 
-def test_what_a_pod_that_is_gone_was_sent_its_successor_is_not_taken_to_have() -> None:
+def test_blocks_of_a_removed_pod_do_not_pass_to_its_successor() -> None:
     here, there = Peer(1), Peer(2)
     reservation = here.reserve([1, 2, 3])
     here.index.forget(here.pods["a"])
@@ -366,7 +366,7 @@ def test_what_a_pod_that_is_gone_was_sent_its_successor_is_not_taken_to_have() -
     assert there.match([1, 2, 3]) == {}
 
 
-def test_that_a_pod_has_lost_its_memory_does_not_wait() -> None:
+def test_a_reset_of_a_pod_is_published_at_once() -> None:
     here, flushed = Peer(1), list[bytes]()
     here.index._flush = lambda: flushed.append(here.index.take_changes())
     here.index.confirm(here.reserve([1, 2, 3]))
@@ -375,7 +375,7 @@ def test_that_a_pod_has_lost_its_memory_does_not_wait() -> None:
     assert [kind for kind, _ in records(flushed[0])][-1] is Kind.FORGET
 
 
-def test_what_goes_on_from_the_middle_of_a_prompt_is_told_from_there_on() -> None:
+def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -> None:
     """Of a prompt that left what was told before, where one of its last segments ends."""
     here, there = Peer(1), Peer(2)
     told = list(range(1, 41))

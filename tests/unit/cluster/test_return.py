@@ -133,7 +133,7 @@ async def walled(store: MemoryStore, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("lease", [1.0, 5.0, 60.0])
-def test_after_a_store_that_died_all_is_right_within_a_beat(lease: float) -> None:
+def test_after_a_restarted_store_state_is_correct_within_a_beat(lease: float) -> None:
     """However long it was away; with a long lease, within two seconds."""
     bound = min(2.0, lease / BEATS) + MOMENT
     found = [seconds_until_right(seed, lease, killed) for seed in range(30)]
@@ -141,7 +141,7 @@ def test_after_a_store_that_died_all_is_right_within_a_beat(lease: float) -> Non
 
 
 @pytest.mark.parametrize("lease", [5.0, 60.0])
-def test_after_a_store_that_did_nothing_it_takes_as_much_more_as_a_try_may_last(lease: float) -> None:
+def test_after_a_hanging_store_recovery_takes_one_more_attempt(lease: float) -> None:
     """Those who had not given it up yet notice what they missed with the next beat."""
     bound = min(2.0, lease / BEATS) + OPEN_TIMEOUT + MOMENT
     found = [seconds_until_right(seed, lease, walled) for seed in range(30)]

@@ -47,7 +47,7 @@ def pair() -> tuple[Worker, Worker]:
     return one, other
 
 
-def test_a_session_that_one_binds_is_bound_for_all() -> None:
+def test_a_session_bound_by_one_worker_is_bound_for_all() -> None:
     one, other = pair()
     one.bind("s", "a")
     assert other.pod_of("s") == "a"
@@ -57,7 +57,7 @@ def test_a_session_that_one_binds_is_bound_for_all() -> None:
     assert one.pod_of("s") == "b"
 
 
-def test_use_in_one_worker_keeps_it_in_the_others() -> None:
+def test_use_in_one_worker_extends_it_in_the_others() -> None:
     one, other = pair()
     one.bind("s", "a")
     for worker in (one, other):
@@ -67,7 +67,7 @@ def test_use_in_one_worker_keeps_it_in_the_others() -> None:
     assert other.pod_of("s") == "a"
 
 
-def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
+def test_a_new_worker_gets_sessions_with_their_times() -> None:
     one, late = Worker(), Worker()
     for number in range(2 * PER_RECORD + 1):
         one.bind(f"{number}", "a")
@@ -83,7 +83,7 @@ def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
     assert (late.pod_of("0"), late.pod_of(f"{2 * PER_RECORD}")) == ("b", None)
 
 
-def test_what_is_older_than_what_is_known_does_not_count() -> None:
+def test_older_updates_are_ignored() -> None:
     one, late = Worker(), Worker()
     one.bind("s", "a")
     one.clock.advance(5.0)
@@ -93,7 +93,7 @@ def test_what_is_older_than_what_is_known_does_not_count() -> None:
     assert late.pod_of("s") == "b"
 
 
-def test_pods_that_are_unknown_and_tables_of_others_are_passed_over() -> None:
+def test_unknown_pods_and_other_tables_are_skipped() -> None:
     one, stranger, poor = Worker(), Worker("other"), Worker()
     one.heard_by = [stranger, poor]
     del poor.pods["a"]
@@ -102,7 +102,7 @@ def test_pods_that_are_unknown_and_tables_of_others_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("harm", [lambda body: body[:-1], lambda body: body + b"x", lambda body: body[:-1] + b"\xff"])
-def test_what_is_garbled_is_refused_as_a_whole(harm: Callable[[bytes], bytes]) -> None:
+def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes]) -> None:
     one, other = Worker(), Worker()
     one.bind("s", "a")
     one.bind("t", "b")
@@ -113,7 +113,7 @@ def test_what_is_garbled_is_refused_as_a_whole(harm: Callable[[bytes], bytes]) -
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_do_any_harm(noise: bytes) -> None:
+def test_any_bytes_are_harmless(noise: bytes) -> None:
     worker = Worker()
     try:
         worker.shared.take(1, Kind.SESSIONS, noise)

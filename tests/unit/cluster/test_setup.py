@@ -22,18 +22,18 @@ def received(data: bytes) -> Setup:
         return Setup.receive(theirs)
 
 
-def test_a_worker_receives_what_it_was_sent() -> None:
+def test_a_worker_receives_its_setup() -> None:
     setup = Setup({"listen": {"port": 0}}, 3, 1, 2, [7, 8], [9], 10)
     assert received(frame(0, setup.packed()) + frame(0, b"later")) == setup
 
 
 @pytest.mark.parametrize("size", [0, 5, 20])
-def test_a_supervisor_that_ends_before_it_has_sent_all_is_an_error(size: int) -> None:
+def test_a_supervisor_that_ends_during_the_setup_is_an_error(size: int) -> None:
     with pytest.raises(Garbled, match="the connection ended"):
         received(frame(0, Setup({}, 1).packed())[:size])
 
 
-def test_values_that_json_does_not_have_survive() -> None:
+def test_values_that_json_lacks_survive() -> None:
     given: Any = {"a": [1, 2.5, None, True, "x"], "b": {"inf": math.inf, "env": FromEnvironment("8000")}}
     packed = read_settings(packed_settings(given))
     assert packed == given

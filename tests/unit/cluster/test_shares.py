@@ -30,7 +30,7 @@ def read(data: bytes) -> tuple[int, int, bool]:
     return hosts, rank, is_heard
 
 
-def test_all_who_hear_of_each_other_divide_in_the_order_of_their_ids() -> None:
+def test_hosts_divide_a_limit_in_the_order_of_their_ids() -> None:
     world = World()
     assert world.place == (1, 0, False)
     world.shares.look([b"a"])
@@ -44,7 +44,7 @@ def test_all_who_hear_of_each_other_divide_in_the_order_of_their_ids() -> None:
     assert world.place == (2, 0, True)
 
 
-def test_without_the_store_it_stays_as_it_was() -> None:
+def test_without_the_store_the_division_stays() -> None:
     world = World()
     world.shares.found()
     world.shares.look([b"a", b"z"])
@@ -53,7 +53,7 @@ def test_without_the_store_it_stays_as_it_was() -> None:
     assert world.place == (3, 1, False)
 
 
-def test_with_an_open_policy_each_has_all_then() -> None:
+def test_with_an_open_policy_each_has_the_whole_limit_then() -> None:
     world = World("open")
     world.shares.found()
     world.shares.look([b"a"])
@@ -64,7 +64,7 @@ def test_with_an_open_policy_each_has_all_then() -> None:
     assert world.place == (2, 1, True), "the other one may be on its way back"
 
 
-def test_hosts_of_before_count_for_a_lease_when_the_store_is_back_unless_they_say_goodbye() -> None:
+def test_earlier_hosts_count_for_a_lease_after_the_store_returns_unless_they_stop() -> None:
     world = World()
     world.shares.found()
     world.shares.look([b"a", b"z"])

@@ -13,7 +13,7 @@ RECORDS = st.lists(st.tuples(KINDS, st.binary(max_size=60)), max_size=6)
 
 
 @given(st.lists(st.tuples(st.integers(0, EVERYBODY), st.binary(max_size=50)), max_size=6), st.integers(1, 30))
-def test_frames_are_found_however_the_stream_is_cut(sent: list[tuple[int, bytes]], size: int) -> None:
+def test_frames_are_found_with_any_splits_of_the_stream(sent: list[tuple[int, bytes]], size: int) -> None:
     stream = b"".join(frame(address, data) for address, data in sent)
     frames = Frames()
     got = [each for at in range(0, len(stream), size) for each in frames.feed(stream[at : at + size])]
@@ -21,12 +21,12 @@ def test_frames_are_found_however_the_stream_is_cut(sent: list[tuple[int, bytes]
 
 
 @given(RECORDS)
-def test_records_come_out_as_they_went_in(sent: list[tuple[Kind, bytes]]) -> None:
+def test_records_round_trip(sent: list[tuple[Kind, bytes]]) -> None:
     assert list(records(b"".join(record(kind, body) for kind, body in sent))) == sent
 
 
 @given(RECORDS.filter(bool), st.data())
-def test_a_record_that_is_cut_off_is_garbled(sent: list[tuple[Kind, bytes]], data: st.DataObject) -> None:
+def test_a_truncated_record_is_malformed(sent: list[tuple[Kind, bytes]], data: st.DataObject) -> None:
     batch = b"".join(record(kind, body) for kind, body in sent)
     last = len(record(*sent[-1]))
     cut = data.draw(st.integers(len(batch) - last + 1, len(batch) - 1))
@@ -34,7 +34,7 @@ def test_a_record_that_is_cut_off_is_garbled(sent: list[tuple[Kind, bytes]], dat
         list(records(batch[:cut]))
 
 
-def test_a_kind_of_a_later_version_is_passed_over() -> None:
+def test_a_kind_of_a_later_version_is_skipped() -> None:
     unknown = b"\xfe" + (3).to_bytes(4, "little") + b"???"
     assert list(records(record(Kind.READY, b"") + unknown + record(Kind.LOAD, b"x"))) == [
         (Kind.READY, b""),
@@ -42,6 +42,6 @@ def test_a_kind_of_a_later_version_is_passed_over() -> None:
     ]
 
 
-def test_a_frame_beyond_all_measure_is_garbled() -> None:
+def test_an_oversized_frame_is_malformed() -> None:
     with pytest.raises(Garbled, match="frame of"):
         list(Frames().feed((LARGEST_FRAME + 1).to_bytes(4, "little") + bytes(4)))

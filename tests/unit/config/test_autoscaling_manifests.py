@@ -41,7 +41,7 @@ def test_every_manifest_is_of_a_known_kind_and_in_one_namespace(file: Path) -> N
     assert {one["metadata"]["namespace"] for one in found} == {"inference"}
 
 
-def test_the_actuator_may_do_what_it_does_and_no_more() -> None:
+def test_the_actuator_has_exactly_its_permissions() -> None:
     scale, pods = one("rbac.yaml", "Role")["rules"]
     policy = load(yaml.safe_load((CONFIG / "autoscale" / "prefill-decode.yaml").read_text())["autoscale"])
     actuator = policy.pools["default"].actuator
@@ -56,7 +56,7 @@ def test_the_actuator_may_do_what_it_does_and_no_more() -> None:
     assert binding["subjects"][0]["name"] == one("rbac.yaml", "ServiceAccount")["metadata"]["name"]
 
 
-def test_keda_reads_a_number_that_there_is() -> None:
+def test_keda_reads_an_existing_value() -> None:
     scaled = one("keda.yaml", "ScaledObject")["spec"]
     (trigger,) = scaled["triggers"]
     assert trigger["metadata"]["url"].endswith("/autoscale/pools/default")
@@ -85,7 +85,7 @@ def test_the_metric_of_the_hpa_is_exposed() -> None:
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
 
 
-def test_a_pod_that_stops_waits_no_longer_than_it_may() -> None:
+def test_a_stopping_pod_waits_no_longer_than_its_grace_period() -> None:
     spec = one("pods.yaml", "Deployment")["spec"]["template"]["spec"]
     command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
     assert "/autoscale/drain/$POD_NAME?wait=600s" in command

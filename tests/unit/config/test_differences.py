@@ -47,11 +47,11 @@ def of(**sections: Any) -> Settings:
         (["pools"], {"pools": {"a": {}, "b": {}}}, {"pools": {"b": {}, "a": {}}}),
     ],
 )
-def test_every_value_that_is_another_one_is_named_by_its_path(paths: list[str], before: Any, after: Any) -> None:
+def test_every_changed_value_is_listed_with_its_path(paths: list[str], before: Any, after: Any) -> None:
     assert changed(of(**before), of(**after)) == paths
 
 
-def test_what_is_fixed_stays_and_is_named_and_the_rest_is_had() -> None:
+def test_fixed_values_stay_and_are_listed_and_the_others_change() -> None:
     before = of(listen={"port": 1}, pods={"static": [POD]})
     wanted = of(listen={"port": 2, "maxBody": "1MiB"}, pods={"static": [POD], "warmup": {"prompts": 3}})
     found, left = servable(before, wanted)
@@ -66,7 +66,7 @@ def test_what_is_fixed_stays_and_is_named_and_the_rest_is_had() -> None:
 
 
 @pytest.mark.parametrize("path", sorted({*FIXED, *OF_THE_HOST}))
-def test_what_is_called_fixed_exists(path: str) -> None:
+def test_fixed_paths_exist(path: str) -> None:
     value: Any = from_mapping({})
     for key in path.split("."):
         name = "".join("_" + sign.lower() if sign.isupper() else sign for sign in key)

@@ -80,7 +80,7 @@ def _other_program(text: str) -> Any:
 @example("- {address: a, port: ²}")
 @example("[" * 100_000)
 @example("- " * 100_000)
-def test_no_text_makes_a_loader_raise_anything_but_a_config_error(tmp_path: Path, text: str) -> None:
+def test_any_text_gives_a_configuration_or_a_config_error(tmp_path: Path, text: str) -> None:
     loaders: list[Callable[[], Any]] = [
         lambda: parse_pods(text),
         lambda: from_text(text, tmp_path / "kvlane.yaml", {}),
@@ -107,7 +107,7 @@ def test_anchors_are_bounded_for_pods_too() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, "{"])
-def test_json_that_cannot_be_read_is_refused_with_its_place(text: str) -> None:
+def test_invalid_json_is_refused_with_its_position(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^state\.json: is no JSON"):
         yaml_source.read_json(text, "state.json")
 

@@ -105,7 +105,7 @@ def test_typos_of_the_scheduling_section_are_all_reported_too(files: Files) -> N
         assert any(fault.startswith(path) and fault.endswith(suggestion) for fault in faults), (path, faults)
 
 
-def test_a_key_that_stands_twice_is_an_error_with_its_place(files: Files) -> None:
+def test_a_duplicate_key_is_an_error_with_its_position(files: Files) -> None:
     assert files.faults("listen:\n  port: 1\n  host: a\n  port: 2\n") == ["kvlane.yaml:4:3: key 'port' stands twice"]
 
 
@@ -129,9 +129,7 @@ THIRTEENTH_MONTH = "month must be in 1..12" + (", not 13" if sys.version_info >=
         ),
     ],
 )
-def test_a_file_that_is_not_what_it_looks_like_is_refused_without_a_traceback(
-    files: Files, text: str, fault: str
-) -> None:
+def test_a_file_of_another_format_is_refused_without_a_traceback(files: Files, text: str, fault: str) -> None:
     assert files.faults(text) == [fault]
 
 
@@ -150,12 +148,12 @@ def test_a_syntax_error_has_line_and_column(files: Files) -> None:
         ("pods:\n  url: a\nlisten\n", "kvlane.yaml:4:1: no colon with a space after it ("),
     ],
 )
-def test_a_syntax_error_says_what_is_mostly_meant_by_it(files: Files, text: str, advice: str) -> None:
+def test_a_syntax_error_explains_its_likely_cause(files: Files, text: str, advice: str) -> None:
     (fault,) = files.faults(text)
     assert fault.startswith(advice)
 
 
-def test_what_is_not_closed_is_named_by_its_place(files: Files) -> None:
+def test_an_unclosed_bracket_is_reported_with_its_position(files: Files) -> None:
     (fault,) = files.faults("pods: {static: []\nlisten: 1\n")
     assert fault.endswith("in what begins at 1:7")
 
@@ -183,7 +181,7 @@ def test_what_is_not_closed_is_named_by_its_place(files: Files) -> None:
         ("listen: {port: 9190}", "admin.port: 9190 is the port of listen, too"),
     ],
 )
-def test_what_people_write_instead_is_recognised(files: Files, text: str, fault: str) -> None:
+def test_common_wrong_spellings_are_recognised(files: Files, text: str, fault: str) -> None:
     assert files.faults(text) == [fault]
 
 
@@ -193,11 +191,11 @@ def test_ports_may_be_equal_on_addresses_that_are_not() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "text"])
-def test_a_file_without_a_mapping_says_so(files: Files, text: str) -> None:
+def test_a_file_without_a_mapping_is_reported(files: Files, text: str) -> None:
     assert files.faults(text) == ["kvlane.yaml: must hold a mapping"]
 
 
-def test_a_file_that_cannot_be_read_says_so(files: Files, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(files: Files, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "none.yaml", {})
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
@@ -228,37 +226,37 @@ def test_every_missing_variable_is_named_with_its_path(files: Files) -> None:
     ]
 
 
-def test_what_is_no_variable_and_no_secret_is_not_taken_for_one(files: Files) -> None:
+def test_text_that_only_resembles_variables_and_secrets_is_kept(files: Files) -> None:
     text = 'admin: {apiKey: "${KEY"}\nsecurity: {apiKeys: [{name: a, key: "***"}]}\nlisten: {host: "$${x"}'
     faults = files.faults(text)
     assert [fault.partition(":")[0] for fault in faults] == ["admin.apiKey", "security.apiKeys[0].key"]
     assert "***" in faults[1]
 
 
-def test_a_key_in_the_place_of_its_entry_is_not_repeated(files: Files) -> None:
+def test_a_key_in_the_place_of_its_entry_is_not_printed(files: Files) -> None:
     (fault,) = files.faults("security: {apiKeys: [kvl_secret]}")
     assert fault == "security.apiKeys[0]: must be a mapping, not a text; its keys are name, key, hash, tenant, …"
 
 
-def test_all_paths_that_cannot_be_relayed_are_named(files: Files) -> None:
+def test_all_paths_that_cannot_be_relayed_are_reported(files: Files) -> None:
     (fault,) = files.faults("security: {relayPaths: [/metrics, /fine, x]}")
     assert "/metrics steers an engine" in fault
     assert "'x' must start with /" in fault
 
 
-def test_a_variable_that_is_no_number_is_refused_where_one_is_wanted(files: Files) -> None:
+def test_a_variable_that_is_not_a_number_is_refused_for_a_number(files: Files) -> None:
     (fault,) = files.faults('listen: {port: "${PORT}"}', {"PORT": "http"})
     assert fault == "listen.port: must be a whole number, not the text 'http'"
 
 
-def test_faults_of_a_scaling_policy_stand_beside_all_others(files: Files) -> None:
+def test_faults_of_a_scaling_policy_are_reported_with_all_others(files: Files) -> None:
     role = "{name: a, min: 2, max: 1, metrics: [{name: m, kind: avg, target: 1}]}"
     faults = files.faults(f"autoscale: {{pools: {{default: {{roles: [{role}]}}}}}}\nlisten: {{port: -1}}")
     assert "autoscale.pools.default.roles[0].min: must be <= max" in faults
     assert "listen.port: must be at least 0, not -1" in faults
 
 
-def test_a_scaling_policy_is_for_a_pool_that_there_is(files: Files) -> None:
+def test_a_scaling_policy_needs_an_existing_pool(files: Files) -> None:
     role = "{name: a, min: 1, max: 2, metrics: [{name: m, kind: avg, target: 1}]}"
     (fault,) = files.faults(f"autoscale: {{pools: {{defualt: {{roles: [{role}]}}}}}}")
     assert fault == "autoscale.pools.defualt: there is no such pool; did you mean 'default'?"
@@ -288,7 +286,7 @@ dataLayer:
 """
 
 
-def test_an_endpoint_picker_config_says_where_gpus_are_asked_about(files: Files) -> None:
+def test_an_endpoint_picker_config_names_the_dcgm_exporter(files: Files) -> None:
     source = "{type: dcgm-data-source, parameters: {port: 9401, useNodeAddress: true, interval: 1s}}"
     document = f"""
 kind: EndpointPickerConfig
@@ -312,12 +310,12 @@ def check_picker(settings: Settings) -> None:
     assert [profile.name for profile in settings.scheduling.profiles or ()] == ["default"]
 
 
-def test_an_endpoint_picker_config_is_a_configuration_of_its_own(files: Files) -> None:
+def test_an_endpoint_picker_config_is_a_configuration(files: Files) -> None:
     check_picker(files.load(PICKER))
     check_picker(files.load(PICKER.replace("kind: EndpointPickerConfig\n", "")))
 
 
-def test_an_endpoint_picker_config_can_be_a_file_beside_kvlanes_own(files: Files) -> None:
+def test_an_endpoint_picker_config_can_be_a_separate_file(files: Files) -> None:
     files.write(PICKER, "picker.yaml")
     settings = files.load("listen: {port: 1}\nscheduling: {file: picker.yaml}")
     check_picker(settings)
@@ -329,7 +327,7 @@ def test_an_endpoint_picker_config_can_stand_inline(files: Files) -> None:
     check_picker(files.load(f"scheduling:\n{indented}"))
 
 
-def test_what_an_endpoint_picker_config_says_comes_from_the_file(files: Files) -> None:
+def test_values_of_an_endpoint_picker_config_have_the_file_as_origin(files: Files) -> None:
     pods = effective(files.load(PICKER))["pods"]
     assert pods["refresh"]["interval"] == {"value": 2.0, "origin": "file"}
     assert pods["refresh"]["timeout"] == {"value": 1.0, "origin": "default"}
@@ -352,7 +350,7 @@ def test_the_same_limit_twice_is_an_error(files: Files) -> None:
     ]
 
 
-def test_a_refresh_section_that_is_none_is_said_even_where_scheduling_has_one(files: Files) -> None:
+def test_an_invalid_refresh_section_is_reported_even_with_one_in_scheduling(files: Files) -> None:
     files.write(PICKER, "picker.yaml")
     (fault, *_) = files.faults("pods: {refresh: [1]}\nscheduling: {file: picker.yaml}")
     assert (
@@ -360,12 +358,12 @@ def test_a_refresh_section_that_is_none_is_said_even_where_scheduling_has_one(fi
     )
 
 
-def test_an_admin_key_that_an_environment_left_empty_does_not_open_the_port(files: Files) -> None:
+def test_an_empty_admin_key_from_the_environment_does_not_open_the_port(files: Files) -> None:
     faults = files.faults("admin: {apiKey: '${KEY:-}'}")
     assert faults == ["admin: apiKey is empty; set it, or leave it out to go without one"]
 
 
-def test_a_scheduling_file_and_keys_beside_it_are_an_error(files: Files) -> None:
+def test_a_scheduling_file_with_further_keys_is_an_error(files: Files) -> None:
     files.write(PICKER, "picker.yaml")
     assert files.faults("scheduling: {file: picker.yaml, plugins: []}") == [
         "scheduling: has a file and keys of its own; keep one of them"
@@ -376,13 +374,13 @@ def test_a_scheduling_file_and_keys_beside_it_are_an_error(files: Files) -> None
 
 @pytest.mark.parametrize("section", ["scheduling", "pods", "listen"])
 @pytest.mark.parametrize("value", [3, "text", [1]])
-def test_a_section_that_is_no_mapping_is_an_error_and_no_crash(section: str, value: Any) -> None:
+def test_a_section_that_is_not_a_mapping_is_an_error(section: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         from_mapping({section: value})
     assert caught.value.problems[0].path == section
 
 
-def test_overrides_win_over_the_file_and_leave_the_rest(files: Files) -> None:
+def test_overrides_have_precedence_and_keep_the_rest(files: Files) -> None:
     path = files.write("listen: {host: a, port: 1}")
     settings = load(path, {}, {"listen": {"port": 2}, "admin": {"port": 3}})
     assert (settings.listen.host, settings.listen.port, settings.admin.port) == ("a", 2, 3)

@@ -10,7 +10,7 @@ from proxy.settings import from_mapping
 PODS = {"static": [{"url": "http://a:1"}]}
 
 
-def test_files_without_which_there_is_no_start_are_looked_for(tmp_path: Path) -> None:
+def test_files_required_for_the_start_are_checked(tmp_path: Path) -> None:
     cert = tmp_path / "cert.pem"
     settings = from_mapping({"pods": PODS, "listen": {"tls": {"cert": str(cert)}}})
     (warning,) = warnings(settings)
@@ -19,7 +19,7 @@ def test_files_without_which_there_is_no_start_are_looked_for(tmp_path: Path) ->
     assert list(warnings(settings)) == []
 
 
-def test_queues_of_every_pool_are_looked_at() -> None:
+def test_queues_of_every_pool_are_checked() -> None:
     spare = {"pods": {"static": [{"url": "http://b:1"}]}, "flowControl": {"maxConcurrent": 1, "queueTimeout": "1h"}}
     settings = from_mapping({"pods": PODS, "flowControl": {"fairness": "strict"}, "pools": {"spare": spare}})
     assert [warning.partition(":")[0] for warning in warnings(settings)] == [
@@ -28,7 +28,7 @@ def test_queues_of_every_pool_are_looked_at() -> None:
     ]
 
 
-def test_policies_of_the_autoscaler_are_looked_at_where_there_are_any() -> None:
+def test_policies_of_the_autoscaler_are_checked() -> None:
     metrics = [{"name": "ttft", "kind": "value", "target": 1.0}]
     roles = [{"name": "vllm", "min": 1, "max": 4, "metrics": metrics}]
     settings = from_mapping({"pods": PODS, "autoscale": {"pools": {"default": {"mode": "active", "roles": roles}}}})

@@ -9,7 +9,7 @@ from proxy.core.request import CycleState, DataKey
 HEAT: DataKey[float] = DataKey("Heat")
 
 
-def test_what_was_not_written_is_none() -> None:
+def test_a_missing_datum_is_none() -> None:
     assert CycleState().read(HEAT) is None
 
 
@@ -21,14 +21,14 @@ def test_a_datum_is_written_once() -> None:
     assert state.read(HEAT) == 1.0
 
 
-def test_a_bound_write_answers_unbound_reads_and_no_other_bound_ones() -> None:
+def test_a_bound_write_satisfies_unbound_reads_and_no_other_bound_ones() -> None:
     state = CycleState()
     state.write(HEAT.of("oven"), 1.0)
     assert state.read(HEAT) == state.read(HEAT.of("oven")) == 1.0
     assert state.read(HEAT.of("sun")) is None
 
 
-def test_two_producers_of_one_kind_keep_theirs_apart() -> None:
+def test_two_producers_of_one_kind_are_separate() -> None:
     state = CycleState()
     state.write(HEAT.of("oven"), 1.0)
     state.write(HEAT.of("sun"), 2.0)

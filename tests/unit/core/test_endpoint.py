@@ -23,14 +23,14 @@ def test_right_after_a_scrape_the_view_is_the_scrape() -> None:
     assert scraped(3, 7).view == LoadView(3, 7, 0.5)
 
 
-def test_what_is_sent_while_nothing_waits_runs_and_else_waits() -> None:
+def test_requests_sent_while_none_waits_run_and_otherwise_wait() -> None:
     idle, queued = scraped(0, 7), scraped(3, 7)
     for endpoint in (idle, queued):
         endpoint.charge(2, 0)
     assert (idle.view, queued.view) == (LoadView(0, 9, 0.5), LoadView(5, 7, 0.5))
 
 
-def test_what_finishes_leaves_the_queue_first_and_then_what_runs() -> None:
+def test_ended_requests_reduce_the_queue_first_and_then_the_running_ones() -> None:
     endpoint = scraped(2, 7)
     endpoint.charge(-5, 0)
     assert endpoint.view == LoadView(0, 4, 0.5)
@@ -47,7 +47,7 @@ def test_the_view_is_never_negative_and_counts_every_request(waiting: int, runni
     assert view.waiting + view.running == max(0, waiting + running + sent - done)
 
 
-def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
+def test_a_stale_pod_has_only_the_ledgers_load() -> None:
     endpoint = scraped(9, 9)
     endpoint.publish(Metrics(waiting=9, running=9, kv_usage=0.5), 10)
     assert endpoint.view == LoadView(0, 10, 0.5)
@@ -55,7 +55,7 @@ def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
     assert endpoint.view == LoadView(0, 2, 0.5)
 
 
-def test_a_pod_that_is_made_with_metrics_and_load_was_scraped_under_this_load() -> None:
+def test_a_pod_made_with_metrics_and_load_was_scraped_under_this_load() -> None:
     metrics = Metrics(waiting=3, running=7, kv_usage=0.5, freshness=Freshness.FRESH)
     endpoint = Endpoint("pod", metrics=metrics, load=Load(requests=4))
     assert endpoint.view == LoadView(3, 7, 0.5)
@@ -68,7 +68,7 @@ def test_role_and_label_are_the_same_value() -> None:
     assert Endpoint("b", role="decode", labels={"x": "y"}).labels == {"x": "y", "llm-d.ai/role": "decode"}
 
 
-def test_a_pod_that_comes_back_is_another_one() -> None:
+def test_a_returning_pod_is_a_new_one() -> None:
     assert Endpoint("a") != Endpoint("a")
 
 

@@ -52,7 +52,7 @@ def faults(data: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_nothing_gives_the_defaults() -> None:
+def test_an_empty_mapping_gives_the_defaults() -> None:
     assert load(Outer, None) == load(Outer, {}) == Outer()
 
 
@@ -83,7 +83,7 @@ def test_mutable_defaults_are_not_shared() -> None:
         ("anything", [1, {}], "anything", [1, {}]),
     ],
 )
-def test_values_become_what_the_annotation_says(key: str, value: Any, name: str, expected: Any) -> None:
+def test_values_are_converted_to_their_annotation(key: str, value: Any, name: str, expected: Any) -> None:
     assert getattr(load(Outer, {key: value}), name) == expected
 
 
@@ -117,7 +117,7 @@ def test_values_become_what_the_annotation_says(key: str, value: Any, name: str,
         ([], "top: must be a mapping, not a list; its keys are flag, wholeNumber, share, name, …"),
     ],
 )
-def test_a_fault_has_its_path_and_says_what_would_do(data: Any, fault: str) -> None:
+def test_a_fault_has_its_path_and_the_expected_value(data: Any, fault: str) -> None:
     assert faults(data) == [fault]
 
 
@@ -132,7 +132,7 @@ def test_all_faults_are_reported_at_once() -> None:
     ]
 
 
-def test_what_a_class_itself_refuses_has_the_path_of_the_class() -> None:
+def test_an_error_of_a_class_has_the_path_of_the_class() -> None:
     @dataclass(frozen=True)
     class Picky:
         value: int = 0
@@ -152,7 +152,7 @@ def test_text_from_the_environment_may_stand_for_numbers_durations_and_booleans(
     assert faults({"wholeNumber": "7"}) == ["top.wholeNumber: must be a whole number, not the text '7'"]
 
 
-def test_keys_are_the_camel_case_of_the_field_unless_said_otherwise() -> None:
+def test_keys_are_the_camel_case_of_the_field_unless_overridden() -> None:
     fields = {one.name: yaml_key(one) for one in Outer.__dataclass_fields__.values()}
     assert (fields["whole_number"], fields["ttft"], fields["flag"]) == ("wholeNumber", "maxTTFT", "flag")
 
@@ -166,6 +166,6 @@ keys = st.sampled_from([yaml_key(one) for one in Outer.__dataclass_fields__.valu
 
 
 @given(st.dictionaries(keys, json_values, max_size=4) | json_values)
-def test_whatever_stands_in_the_file_is_loaded_or_refused_with_a_message(data: Any) -> None:
+def test_any_value_is_loaded_or_refused_with_a_message(data: Any) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(load(Outer, data), Outer)

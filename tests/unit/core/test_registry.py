@@ -64,7 +64,7 @@ def test_a_plugin_in_the_package_exists_by_its_file() -> None:
     assert found.__module__ == "proxy.plugins.scorers.queue"
 
 
-def test_ports_are_injected_and_are_no_parameters() -> None:
+def test_ports_are_injected_and_not_parameters() -> None:
     made = make_plugin(Mine, {"threshold": 7}, "plugins.mine", PORTS)
     assert isinstance(made, Mine)
     assert (made.clock, made.name, made.threshold) == (PORTS[Clock], "instance", 7)
@@ -76,7 +76,7 @@ def test_a_port_cannot_be_set_from_the_file() -> None:
         make_plugin(Mine, {"clock": 1}, "plugins.mine", PORTS)
 
 
-def test_the_points_of_a_class_are_those_it_declares() -> None:
+def test_a_class_has_the_extension_points_that_it_declares() -> None:
     class Both(Filter, PreRequest):
         pass
 

@@ -13,13 +13,13 @@ REQUEST = InferenceRequest(
 )
 
 
-def test_a_request_that_is_changed_is_the_same_in_all_else() -> None:
+def test_a_changed_request_keeps_all_other_fields() -> None:
     other = changed(REQUEST, model="other", priority=3)
     assert other == replace(REQUEST, model="other", priority=3)
     assert other.state is REQUEST.state
     assert REQUEST.model == "model"
 
 
-def test_what_a_request_does_not_have_cannot_be_changed() -> None:
+def test_an_unknown_field_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         changed(REQUEST, modle="other")

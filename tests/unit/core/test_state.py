@@ -23,7 +23,7 @@ class Thing:
         self._log.append(f"close {self.name}")
 
 
-async def test_objects_that_are_named_again_stay_and_the_others_are_closed() -> None:
+async def test_renamed_objects_stay_and_others_are_closed() -> None:
     state, log = State(), list[str]()
     first = state.draft()
     kept, dropped = first.get("kept", lambda: Thing("kept", log)), first.get("dropped", lambda: Thing("dropped", log))
@@ -53,7 +53,7 @@ async def test_a_draft_that_is_not_committed_changes_nothing() -> None:
     assert state.draft().get("thing", lambda: Thing("thing", log)) is thing
 
 
-async def test_an_object_that_was_made_of_something_else_is_replaced() -> None:
+async def test_an_object_with_another_specification_is_replaced() -> None:
     state, log = State(), list[str]()
     for of in ("a", "a", "b"):
         draft = state.draft()
@@ -63,7 +63,7 @@ async def test_an_object_that_was_made_of_something_else_is_replaced() -> None:
     assert log == ["enter a", "close a", "enter b"]
 
 
-async def test_an_object_that_stays_keeps_what_it_owns() -> None:
+async def test_an_object_that_stays_keeps_its_resources() -> None:
     state, log = State(), list[str]()
 
     for of in ("a", "a", "b"):
@@ -79,7 +79,7 @@ async def test_an_object_that_stays_keeps_what_it_owns() -> None:
     assert log == ["enter part of a", "enter a", "close a", "close part of a", "enter part of b", "enter b"]
 
 
-def test_what_is_assigned_takes_effect_when_the_draft_is_committed() -> None:
+def test_assignments_apply_when_the_draft_is_committed() -> None:
     state, thing = State(), Thing("thing", [])
     draft = state.draft()
     draft.assign(thing, limit=3)

@@ -41,7 +41,7 @@ class Loop:
         await asyncio.Event().wait()
 
 
-async def test_a_kept_task_that_fails_is_started_again_and_its_failures_are_counted(quick: None) -> None:
+async def test_a_kept_task_that_fails_is_restarted_and_counted(quick: None) -> None:
     loop = Loop(KeyError("x"), ValueError("y"))
     async with Tasks() as held:
         held.keep(loop.run, "a-loop", "pod-0")

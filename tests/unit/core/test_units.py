@@ -16,7 +16,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "1h30", "5sec", "fast"])
-def test_what_is_no_duration_is_told_how_one_looks(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="write 250ms, 15s, 5m or 1h30m"):
         parse_duration(text)
 
@@ -38,7 +38,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1Xi", "1 2"])
-def test_what_is_no_size_is_told_how_one_looks(text: str) -> None:
+def test_an_invalid_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="64MiB"):
         parse_size(text)
 

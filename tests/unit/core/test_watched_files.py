@@ -62,7 +62,7 @@ def test_the_same_reason_is_raised_again_after_the_file_was_read_or_had_another_
         file.read_if_changed(load)
 
 
-def test_a_change_of_any_file_counts_once_two_looks_have_seen_it(tmp_path: Path) -> None:
+def test_a_change_counts_after_two_equal_reads(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.write_text("one")

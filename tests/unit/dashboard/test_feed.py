@@ -66,7 +66,7 @@ async def change_with(events: Events, part: str) -> dict[str, Any]:
             return data
 
 
-async def test_the_first_event_has_everything_and_the_others_what_has_changed(shown: Shown) -> None:
+async def test_the_first_event_has_everything_and_later_ones_the_changes(shown: Shown) -> None:
     shown.add("a")
     async with aclosing(shown.feed.events()) as events:
         name, data = await next_of(events)
@@ -92,7 +92,7 @@ async def test_nothing_is_built_without_viewers(shown: Shown) -> None:
     assert shown.feed.pictures == built
 
 
-async def test_who_looks_again_later_sees_what_is_then(shown: Shown) -> None:
+async def test_a_viewer_that_returns_gets_the_current_state(shown: Shown) -> None:
     for value in (1, 2):
         shown.value = value
         async with aclosing(shown.feed.events()) as events:
@@ -102,7 +102,7 @@ async def test_who_looks_again_later_sees_what_is_then(shown: Shown) -> None:
                 await asyncio.sleep(0)
 
 
-async def test_all_viewers_share_one_picture(shown: Shown) -> None:
+async def test_all_viewers_share_one_snapshot(shown: Shown) -> None:
     async with aclosing(shown.feed.events()) as one, aclosing(shown.feed.events()) as other:
         for _ in range(5):
             await asyncio.gather(next_of(one), next_of(other))
@@ -145,7 +145,7 @@ async def test_a_panel_that_fails_is_empty_and_the_others_are_not(
     assert "failed to read broken" in caplog.text
 
 
-async def test_viewers_are_not_lost_with_a_picture_that_fails(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+async def test_viewers_survive_a_failed_snapshot(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
     shown.fails = True
     async with aclosing(shown.feed.events()) as events:
         first = asyncio.get_running_loop().create_task(next_of(events))
@@ -156,7 +156,7 @@ async def test_viewers_are_not_lost_with_a_picture_that_fails(shown: Shown, capl
         assert (await first)[0] == "all"
 
 
-async def test_when_the_port_closes_viewers_are_let_go() -> None:
+async def test_viewers_are_disconnected_when_the_port_closes() -> None:
     shown = Shown()
     async with shown.feed:
         events = shown.feed.events()

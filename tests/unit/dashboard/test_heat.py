@@ -33,7 +33,7 @@ class Warm:
         return shown
 
 
-async def test_what_prompts_have_in_common_is_hotter_than_what_one_had() -> None:
+async def test_common_prefixes_are_hotter_than_single_ones() -> None:
     warm, pod = Warm(), Endpoint("a")
     for _ in range(4):
         warm.reply(pod, SHARED)
@@ -65,7 +65,7 @@ async def test_cells_belong_to_the_pods_that_responded() -> None:
     assert all(len(group["cells"]) == 1 for group in shown["groups"])
 
 
-async def test_what_is_used_no_more_is_forgotten() -> None:
+async def test_unused_prefixes_are_dropped() -> None:
     warm = Warm()
     warm.reply(Endpoint("a"), SHARED)
     assert (await warm.next_read())["groups"]
@@ -73,7 +73,7 @@ async def test_what_is_used_no_more_is_forgotten() -> None:
     assert not (await warm.next_read())["groups"]
 
 
-async def test_looking_changes_nothing_in_the_index() -> None:
+async def test_reading_does_not_change_the_index() -> None:
     warm, pod = Warm(), Endpoint("a")
     warm.reply(pod, SHARED)
     version, pairs = warm.index.version, warm.index.pairs
@@ -81,7 +81,7 @@ async def test_looking_changes_nothing_in_the_index() -> None:
     assert (warm.index.version, warm.index.pairs) == (version, pairs)
 
 
-async def test_memory_is_bounded_however_different_prompts_are() -> None:
+async def test_memory_is_bounded_with_any_prompts() -> None:
     warm, pod = Warm(), Endpoint("a")
     for number in range(40):
         for other in range(100):
@@ -90,5 +90,5 @@ async def test_memory_is_bounded_however_different_prompts_are() -> None:
     assert len(warm.heat._uses) <= MOST_KNOWN + 100 * 3
 
 
-async def test_without_an_index_of_groups_there_is_nothing_to_show() -> None:
+async def test_without_an_index_of_groups_nothing_is_shown() -> None:
     assert await Heat(list, ManualClock()).read() is None

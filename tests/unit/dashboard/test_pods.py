@@ -61,7 +61,7 @@ async def test_a_removed_pod_is_reported_once() -> None:
     assert await fleet.changes() == {}
 
 
-async def test_a_row_says_what_speaks_against_the_pod() -> None:
+async def test_a_row_has_the_findings_of_its_pod() -> None:
     fleet = Map("a")
     (pod,) = fleet.pods
     fresh = Metrics(waiting=4, running=2, kv_usage=0.5, scraped_at=40.0, freshness=Freshness.FRESH)
@@ -78,7 +78,7 @@ async def test_a_row_says_what_speaks_against_the_pod() -> None:
     assert (row["prefill"], row["perToken"]) == (0.2, 0.01)
 
 
-async def test_a_pod_that_was_never_reached_is_shown_too() -> None:
+async def test_a_pod_that_was_never_reached_is_shown() -> None:
     fleet = Map("a")
     (pod,) = fleet.pods
     pod.publish(replace(pod.metrics, freshness=Freshness.STALE), 0)

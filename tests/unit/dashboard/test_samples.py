@@ -37,7 +37,7 @@ class Sampled:
         return {key: point[key] for key in ("in", "out", "tokensFrom", "hits", "hitsFrom")}
 
 
-def test_a_point_is_what_happened_since_the_one_before() -> None:
+def test_a_point_covers_the_time_since_the_one_before() -> None:
     sampled = Sampled()
     for seconds in (0.1, 0.1, 0.1, 4.0):
         sampled.catalogue.ttft.cell("m", "true").observe(seconds)
@@ -72,7 +72,7 @@ def test_no_point_spans_a_time_without_reads() -> None:
     assert len(sampled.samples.points) == 1
 
 
-def test_totals_that_shrink_with_a_worker_that_is_gone_give_no_point() -> None:
+def test_totals_that_shrink_with_a_stopped_worker_give_no_point() -> None:
     sampled = Sampled()
     sampled.catalogue.retries.cell().add(5)
     sampled.next_read()
@@ -89,7 +89,7 @@ def test_a_quarter_of_an_hour_is_kept() -> None:
     assert KEPT * INTERVAL == 900
 
 
-async def test_the_series_are_read_when_that_is_due_and_not_before() -> None:
+async def test_the_series_are_read_only_when_due() -> None:
     clock, reads = ManualClock(), list[float]()
 
     async def read() -> Series:
@@ -114,7 +114,7 @@ def counted(prompt: float, generation: float, queries: float = 0.0, hits: float 
     }
 
 
-def test_tokens_and_cache_hits_are_those_that_the_pods_count() -> None:
+def test_tokens_and_cache_hits_are_counted_by_the_pods() -> None:
     sampled = Sampled()
     sampled.report("a", **counted(1000, 500, 1000, 0))
     sampled.report("b", **counted(70, 60, 70, 50))
@@ -124,7 +124,7 @@ def test_tokens_and_cache_hits_are_those_that_the_pods_count() -> None:
     assert sampled.tokens() == {"in": 400.0, "out": 60.0, "tokensFrom": "pods", "hits": 0.25, "hitsFrom": "pods"}
 
 
-def test_tokens_are_those_of_responses_while_a_pod_with_requests_does_not_count_them() -> None:
+def test_tokens_are_from_responses_while_a_busy_pod_does_not_count_them() -> None:
     sampled = Sampled()
     sampled.report("a", **counted(0, 0))
     sampled.report("other-engine", running=1)

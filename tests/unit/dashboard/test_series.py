@@ -39,7 +39,7 @@ async def test_metrics_that_a_worker_sends_are_read_like_its_own() -> None:
     assert of_process.masses("shadow_regret_seconds", "sooner") == of_worker.masses("shadow_regret_seconds", "sooner")
 
 
-async def test_workers_are_added_up() -> None:
+async def test_workers_are_summed() -> None:
     series = Series((await merged(counted(), counted())).all_families)
     assert series.by("refused", "reason") == {("rate-limited",): 10.0}
     assert series.buckets("time_to_first_token_seconds")[-1][1] == 20.0

@@ -39,25 +39,25 @@ def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, lim
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-def test_the_prefill_pod_does_not_end_the_answer_with_its_token(path: str) -> None:
+def test_the_prefill_pods_token_does_not_end_the_response(path: str) -> None:
     """Engines hand over what an answer of full length has left; of one that ends by itself some keep nothing."""
     assert orjson.loads(for_prefill(path, {"stop": ["x"]}, {}))["min_tokens"] == 1
     assert b"stop" not in for_prefill(path, {"stop": ["x"]}, {})
 
 
-def test_the_prefill_pod_is_told_what_stands_in_the_prompt() -> None:
+def test_the_prefill_pod_gets_everything_that_is_in_the_prompt() -> None:
     """Kimi's and Cohere's templates write down what an answer has to look like."""
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     asked = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
     assert asked.items() <= orjson.loads(for_prefill(CHAT, asked, {})).items()
 
 
-def test_the_prefill_pod_computes_at_once_what_is_answered_in_the_background() -> None:
+def test_a_background_response_is_computed_at_once_by_the_prefill_pod() -> None:
     made = orjson.loads(for_prefill("/v1/responses", {"input": "a", "background": True, "store": True}, {}))
     assert made == {"input": "a", "store": False, "stream": False, "max_output_tokens": 1}
 
 
-def test_where_the_answer_begins_on_the_prefill_pod_it_is_told_all_of_it() -> None:
+def test_a_prefill_pod_that_starts_the_response_gets_the_whole_request() -> None:
     of_the_answer = {"logprobs": True, "top_logprobs": 2, "stop": ["x"], "structured_outputs": {}, "temperature": 1}
     asked = {"messages": [], **of_the_answer, "stream": True, "stream_options": {}, "max_tokens": 9}
     made = orjson.loads(for_prefill(CHAT, asked, {}, begins_answer=True))
@@ -65,7 +65,7 @@ def test_where_the_answer_begins_on_the_prefill_pod_it_is_told_all_of_it() -> No
     assert [one.name for one in CONNECTORS.values() if one.begins_answer] == ["sglang"]
 
 
-def test_what_a_client_says_of_transfers_reaches_no_pod() -> None:
+def test_transfer_fields_of_clients_reach_no_pod() -> None:
     body = b'{"model":"m","kv_transfer_params":{"do_remote_prefill":true},"x":1}'
     assert orjson.loads(without_transfer(body)) == {"model": "m", "x": 1}
     assert orjson.loads(with_fields(body, {"y": 2})) == {"model": "m", "x": 1, "y": 2}
@@ -77,7 +77,7 @@ def test_what_a_client_says_of_transfers_reaches_no_pod() -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers(-9, 9)), max_size=4), st.booleans())
-def test_a_client_s_bytes_stay_and_fields_follow(fields: dict[str, Any], spaced: bool) -> None:
+def test_the_clients_bytes_stay_and_fields_are_appended(fields: dict[str, Any], spaced: bool) -> None:
     body = json.dumps(fields, indent=2 if spaced else None).encode() + (b"\n" if spaced else b"")
     made = with_fields(body, {"kv": {"a": [1]}})
     assert json.loads(made) == {**fields, "kv": {"a": [1]}}
@@ -103,7 +103,7 @@ def test_a_client_s_bytes_stay_and_fields_follow(fields: dict[str, Any], spaced:
         ("/v1/embeddings", {"input": "a"}),
     ],
 )
-def test_some_requests_are_for_one_pod(path: str, fields: dict[str, Any]) -> None:
+def test_some_requests_cannot_be_split(path: str, fields: dict[str, Any]) -> None:
     assert why_whole(path, fields)
 
 
@@ -118,15 +118,15 @@ def test_some_requests_are_for_one_pod(path: str, fields: dict[str, Any]) -> Non
         ("/v1/completions", {"prompt": [[1, 2, 3]]}),
     ],
 )
-def test_others_can_be_split(path: str, fields: dict[str, Any]) -> None:
+def test_other_requests_can_be_split(path: str, fields: dict[str, Any]) -> None:
     assert why_whole(path, fields) == ""
 
 
-def test_a_forced_tool_is_for_two_pods_where_the_answer_begins_on_the_first() -> None:
+def test_a_forced_tool_can_be_split_if_the_prefill_pod_starts_the_response() -> None:
     assert why_whole(CHAT, {"tool_choice": "required"}, begins_answer=True) == ""
 
 
-def test_nixl_hands_over_what_the_prefill_pod_says_unchanged() -> None:
+def test_nixl_passes_the_parameters_of_the_prefill_pod_unchanged() -> None:
     connector = CONNECTORS["nixl"]()
     split = connector.split("r", PREFILL, DECODE, random.Random(1))
     assert split.prefill["kv_transfer_params"]["do_remote_decode"] is True
@@ -136,7 +136,7 @@ def test_nixl_hands_over_what_the_prefill_pod_says_unchanged() -> None:
         assert connector.hand_over(nothing) is None
 
 
-def test_sglang_s_pods_meet_in_one_room() -> None:
+def test_sglang_pods_get_the_same_bootstrap_id() -> None:
     connector = CONNECTORS["sglang"]()
     split = connector.split("r", PREFILL, DECODE, random.Random(1))
     assert connector.at_once
@@ -146,7 +146,7 @@ def test_sglang_s_pods_meet_in_one_room() -> None:
     assert 0 <= split.prefill["bootstrap_room"] < 2**63
 
 
-def test_mooncake_s_pods_have_one_transfer() -> None:
+def test_mooncake_pods_get_the_same_transfer() -> None:
     split = CONNECTORS["mooncake"]().split("r", PREFILL, DECODE, random.Random(1))
     assert split.decode is not None
     here, away = split.prefill["kv_transfer_params"], split.decode["kv_transfer_params"]
@@ -155,7 +155,7 @@ def test_mooncake_s_pods_have_one_transfer() -> None:
     assert (away["remote_bootstrap_addr"], away["remote_engine_id"]) == ("http://10.0.0.1:9000", "e1")
 
 
-def test_p2p_nccl_s_addresses_stand_in_the_id() -> None:
+def test_p2p_nccl_addresses_are_in_the_request_id() -> None:
     split = CONNECTORS["p2p-nccl"]().split("r", PREFILL, DECODE, random.Random(1))
     assert split.request_id is not None
     addresses, _, name = split.request_id.rpartition("_")
@@ -164,7 +164,7 @@ def test_p2p_nccl_s_addresses_stand_in_the_id() -> None:
 
 
 @pytest.mark.parametrize("client_s", ["r", "team:12", "__x", "a___decode_addr_evil:1_", "9", ""])
-def test_engines_find_their_addresses_whatever_the_client_s_id_is(client_s: str) -> None:
+def test_engines_find_their_addresses_with_any_client_id(client_s: str) -> None:
     """By the patterns of vLLM's connector, which are greedy."""
     split = CONNECTORS["p2p-nccl"]().split(client_s, PREFILL, DECODE, random.Random(1))
     engine_s = f"chatcmpl-{split.request_id}-0"
@@ -174,21 +174,21 @@ def test_engines_find_their_addresses_whatever_the_client_s_id_is(client_s: str)
 
 
 @pytest.mark.parametrize("name", ["mooncake", "sglang", "p2p-nccl"])
-def test_no_two_transfers_have_one_name(name: str) -> None:
+def test_transfer_ids_are_unique(name: str) -> None:
     """Those of nixl are named by the engine, those of shared storage by their content."""
     draw = random.Random(1)
     splits = [CONNECTORS[name]().split("r", PREFILL, DECODE, draw) for _ in range(20)]
     assert len({(repr(split.prefill), split.request_id) for split in splits}) == 20
 
 
-def test_a_budget_for_thinking_does_not_fit_into_one_token() -> None:
+def test_a_thinking_budget_is_removed_for_one_token() -> None:
     asked = {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
     assert "thinking" not in orjson.loads(for_prefill("/v1/messages", asked, {}))
     never = {"messages": [], "thinking": {"type": "disabled"}}
     assert orjson.loads(for_prefill("/v1/messages", never, {}))["thinking"] == {"type": "disabled"}
 
 
-def test_a_prefill_rank_is_named_to_the_decode_pod() -> None:
+def test_the_decode_pod_gets_the_prefill_rank() -> None:
     """By a field; older SGLang takes the remainder of the room's number."""
     ranks = [Endpoint(f"p/{rank}", PREFILL.url, rank=rank, labels=PREFILL.labels) for rank in range(4)]
     join_ranks(ranks)

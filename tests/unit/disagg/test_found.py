@@ -43,14 +43,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("kvlane_array", None)
 
 
-def test_every_file_of_the_folder_is_one() -> None:
+def test_every_file_of_the_folder_is_a_connector() -> None:
     folder = Path(sys.modules["proxy.disagg.connectors"].__path__[0])
     assert {cls.__module__.rpartition(".")[2] for cls in CONNECTORS.values()} == {
         file.stem for file in folder.glob("*.py") if file.stem != "__init__"
     }
 
 
-def test_one_of_another_package_is_configured_by_its_name(site: Path) -> None:
+def test_a_connector_of_another_package_is_configured_by_its_name(site: Path) -> None:
     assert params.load(DisaggregationSettings, {"connector": "disk-array"}).connector == "disk-array"
     assert connector_named("disk-array")().hand_over({"array": 7}) == {"array": 7}
 
@@ -65,7 +65,7 @@ def test_without_the_package_it_is_unknown() -> None:
         params.load(DisaggregationSettings, {"connector": "disk-array"})
 
 
-def test_a_package_that_cannot_be_loaded_is_named_and_costs_those_nothing_that_do_not_ask(site: Path) -> None:
+def test_a_broken_package_is_reported_and_affects_no_other_connector(site: Path) -> None:
     (site / "kvlane_array.py").write_text("import nothing_of_that_name")
     assert connector_named("nixl").name == "nixl"
     with pytest.raises(ConfigError, match="entry point array = kvlane_array"):

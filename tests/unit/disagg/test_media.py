@@ -33,7 +33,7 @@ def test_each_medium_is_a_request_of_one_token_without_the_text() -> None:
     assert second["messages"][0]["content"] == [{"type": "input_audio", "input_audio": {}}]
 
 
-def test_the_same_one_twice_is_encoded_once() -> None:
+def test_equal_media_are_encoded_once() -> None:
     assert len(encode_bodies(CHAT, asking(image("a"), image("b"), image("a")))) == 2
 
 
@@ -47,11 +47,11 @@ def test_the_same_one_twice_is_encoded_once() -> None:
         (CHAT, {}),
     ],
 )
-def test_what_has_no_media_asks_nobody(path: str, fields: dict[str, Any]) -> None:
+def test_requests_without_media_are_not_encoded(path: str, fields: dict[str, Any]) -> None:
     assert encode_bodies(path, fields) == []
 
 
-def test_what_the_answers_hand_on_is_put_together() -> None:
+def test_the_results_of_all_media_are_merged() -> None:
     answers: list[dict[str, Any]] = [
         {"ec_transfer_params": {"h1": {"port": 1}}},
         {"ec_transfer_params": {"h2": {"port": 2}}},

@@ -18,7 +18,7 @@ def test_every_connector_can_be_configured(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("nixel", "did you mean 'nixl'"), ("telepathy", "known are mooncake, nixl,")]
 )
-def test_what_is_none_is_said_with_what_there_is(name: str, said: str) -> None:
+def test_an_unknown_connector_is_refused_with_the_known_ones(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         params.load(DisaggregationSettings, {"connector": name})
     (problem,) = caught.value.problems

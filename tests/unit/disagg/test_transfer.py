@@ -232,7 +232,7 @@ class Counted(metrics.Counter):
         self.counts[self.name] += int(amount)
 
 
-async def test_the_prompt_goes_to_one_pod_and_where_its_cache_is_to_the_other() -> None:
+async def test_the_prompt_goes_to_one_pod_and_its_transfer_parameters_to_the_other() -> None:
     world = World()
     await world.serve()
     assert world.way == ["p0", "d0"]
@@ -251,7 +251,7 @@ async def test_the_prompt_goes_to_one_pod_and_where_its_cache_is_to_the_other() 
     world.assert_that_nothing_is_left()
 
 
-async def test_each_pod_is_charged_what_it_does_from_the_start_until_the_decode_pod_has_begun() -> None:
+async def test_each_pod_is_charged_until_the_decode_pod_has_responded() -> None:
     world = World()
     await world.serve()
     assert world.on_pods == [{"p0": PROMPT_TOKENS, "d0": 0}, {"p0": 0, "d0": 0}]
@@ -259,7 +259,7 @@ async def test_each_pod_is_charged_what_it_does_from_the_start_until_the_decode_
     assert left == [0, 0]
 
 
-async def test_the_prefill_pod_is_free_once_the_answer_has_begun() -> None:
+async def test_the_prefill_pod_is_free_when_the_response_has_started() -> None:
     world = World()
     seen: list[int] = []
 
@@ -277,7 +277,7 @@ async def test_the_prefill_pod_is_free_once_the_answer_has_begun() -> None:
 
 
 @pytest.mark.parametrize("fault", [is_gone, breaks_off, is_late, declines])
-async def test_a_prefill_pod_that_fails_is_followed_by_the_other(fault: Script) -> None:
+async def test_a_failed_prefill_pod_is_replaced_by_another(fault: Script) -> None:
     world = World()
     world.scripts["p0"] = fault
     await world.serve()
@@ -288,7 +288,7 @@ async def test_a_prefill_pod_that_fails_is_followed_by_the_other(fault: Script) 
 
 
 @pytest.mark.parametrize("fault", [is_gone, breaks_off, is_late, declines])
-async def test_the_decode_pod_does_all_of_it_when_no_prefill_pod_can(fault: Script) -> None:
+async def test_the_decode_pod_does_all_if_no_prefill_pod_can(fault: Script) -> None:
     world = World(attempts=2)
     world.scripts |= dict.fromkeys(("p0", "p1"), fault)
     await world.serve()
@@ -318,7 +318,7 @@ async def test_one_other_prefill_pod_is_tried_and_none_twice(fault: Script) -> N
 
 
 @pytest.mark.parametrize("first", [is_gone, breaks_off])
-async def test_a_prefill_pod_that_cannot_be_reached_does_not_count_as_a_try(first: Script) -> None:
+async def test_an_unreachable_prefill_pod_does_not_count_as_a_try(first: Script) -> None:
     world = World()
     p2 = world.pods["p2"] = Endpoint("p2", state=EndpointState.READY)
     world.prefill = (*world.prefill, p2)
@@ -328,7 +328,7 @@ async def test_a_prefill_pod_that_cannot_be_reached_does_not_count_as_a_try(firs
     assert world.counts == {SPLIT: 1}
 
 
-async def test_where_no_pod_can_do_all_of_it_the_prompt_is_tried_as_often_as_any_request() -> None:
+async def test_if_no_pod_can_do_all_prefill_has_the_retries_of_any_request() -> None:
     world = World("p2p-nccl", attempts=4)
     world.scripts |= dict.fromkeys(("p0", "p1"), breaks_off)
     with pytest.raises(AllFailed):
@@ -338,7 +338,7 @@ async def test_where_no_pod_can_do_all_of_it_the_prompt_is_tried_as_often_as_any
     world.assert_that_nothing_is_left()
 
 
-async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_after_all() -> None:
+async def test_later_requests_wait_for_a_prompt_that_the_decode_pod_computes() -> None:
     world = World()
     d0 = world.pods["d0"]
     producer = world.producer = PredictedLatencyProducer(InstanceName("latency"), world.clock, PluginState())
@@ -359,9 +359,7 @@ async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_af
 
 @pytest.mark.parametrize("connector", ["nixl", "p2p-nccl", "mooncake", "sglang"])
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_a_client_gets_the_error_by_which_the_prefill_pod_rejects_its_request(
-    connector: str, status: int
-) -> None:
+async def test_a_client_gets_the_prefill_pods_rejection(connector: str, status: int) -> None:
     world = World(connector)
     world.scripts |= {"p0": finds_fault(status), "d0": evicted_while_it_waits}
     await world.serve()
@@ -376,7 +374,7 @@ async def test_a_client_gets_the_error_by_which_the_prefill_pod_rejects_its_requ
     "fault",
     [keeps_nothing, keeps_what_is_nested_too_deeply, is_nested_too_deeply, finds_fault(401), finds_fault(404)],
 )
-async def test_what_the_prefill_pod_may_not_do_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
+async def test_a_refused_or_empty_prefill_is_left_to_the_decode_pod(fault: Script) -> None:
     world = World()
     world.scripts["p0"] = fault
     await world.serve()
@@ -385,14 +383,14 @@ async def test_what_the_prefill_pod_may_not_do_or_does_not_keep_is_left_to_the_d
     world.assert_that_nothing_is_left()
 
 
-async def test_a_request_that_is_nested_too_deeply_to_be_written_again_is_refused() -> None:
+async def test_a_request_nested_too_deeply_is_refused() -> None:
     world = World(body=BODY[:-1] + b',"metadata":%b%b}' % (b"[" * 1010, b"]" * 1010))
     with pytest.raises(BadRequest, match="nested too deeply"):
         await world.serve()
     world.assert_that_nothing_is_left()
 
 
-async def test_a_prefill_pod_that_keeps_nothing_of_what_it_computes_is_named_in_the_log(
+async def test_a_prefill_pod_without_a_transfer_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As one that was started without its connector: every prompt would be computed twice, and nobody know."""
@@ -468,7 +466,7 @@ async def test_transfer_parameters_of_another_type_leave_the_prompt_to_the_decod
     world.assert_that_nothing_is_left()
 
 
-async def test_a_cache_that_the_decode_pod_never_asked_for_goes_to_the_next() -> None:
+async def test_an_unused_transfer_goes_to_the_next_decode_pod() -> None:
     world = World()
     world.scripts["d0"] = is_gone
     await world.serve()
@@ -478,7 +476,7 @@ async def test_a_cache_that_the_decode_pod_never_asked_for_goes_to_the_next() ->
 
 
 @pytest.mark.parametrize("fault", [breaks_off, declines])
-async def test_a_decode_pod_that_fails_with_the_cache_is_followed_by_one_with_a_prefill_of_its_own(
+async def test_a_decode_pod_that_fails_with_the_transfer_is_replaced_with_a_new_prefill(
     fault: Script,
 ) -> None:
     world = World()
@@ -488,7 +486,7 @@ async def test_a_decode_pod_that_fails_with_the_cache_is_followed_by_one_with_a_
     world.assert_that_nothing_is_left()
 
 
-async def test_when_every_prefill_pod_was_tried_the_next_decode_pod_does_all_of_it() -> None:
+async def test_after_all_prefill_pods_the_next_decode_pod_does_all() -> None:
     world = World()
     world.scripts |= {"p0": is_gone, "d0": breaks_off}
     await world.serve()
@@ -497,7 +495,7 @@ async def test_when_every_prefill_pod_was_tried_the_next_decode_pod_does_all_of_
     world.assert_that_nothing_is_left()
 
 
-async def test_an_answer_that_begins_as_its_prefill_leg_breaks_off_goes_on() -> None:
+async def test_a_response_that_starts_as_its_prefill_breaks_off_continues() -> None:
     world = World("mooncake")
 
     async def begins_a_moment_later(attempt: Attempt) -> None:
@@ -512,7 +510,7 @@ async def test_an_answer_that_begins_as_its_prefill_leg_breaks_off_goes_on() -> 
     world.assert_that_nothing_is_left()
 
 
-async def test_when_nobody_decodes_the_client_is_told() -> None:
+async def test_without_a_decode_pod_the_client_gets_an_error() -> None:
     world = World()
     world.scripts |= dict.fromkeys(("d0", "d1"), breaks_off)
     with pytest.raises(AllFailed):
@@ -520,7 +518,7 @@ async def test_when_nobody_decodes_the_client_is_told() -> None:
     world.assert_that_nothing_is_left()
 
 
-async def test_a_deadline_that_passes_during_the_prefill_ends_the_request() -> None:
+async def test_a_deadline_during_the_prefill_ends_the_request() -> None:
     world = World()
 
     async def takes_too_long(attempt: Attempt) -> Any:
@@ -545,7 +543,7 @@ async def _leaves(world: World, at: str) -> None:
         await serving
 
 
-async def test_a_client_that_leaves_during_the_prefill_is_never_decoded_for() -> None:
+async def test_a_client_that_leaves_during_the_prefill_is_not_decoded() -> None:
     world = World()
     world.scripts["p0"] = hangs
     async with world.tasks:
@@ -555,7 +553,7 @@ async def test_a_client_that_leaves_during_the_prefill_is_never_decoded_for() ->
     world.assert_that_nothing_is_left()
 
 
-async def test_a_cache_that_nobody_fetched_when_the_client_left_is_fetched_for_one_token() -> None:
+async def test_an_unused_transfer_of_a_client_that_left_is_fetched_for_one_token() -> None:
     world = World()
 
     async def hangs_once(attempt: Attempt) -> Any:
@@ -573,7 +571,7 @@ async def test_a_cache_that_nobody_fetched_when_the_client_left_is_fetched_for_o
     world.assert_that_nothing_is_left()
 
 
-async def test_a_cache_that_was_asked_for_is_not_fetched_again() -> None:
+async def test_a_used_transfer_is_not_fetched_again() -> None:
     world = World()
     world.scripts["d0"] = hangs
     async with world.tasks:
@@ -586,7 +584,7 @@ async def test_a_cache_that_was_asked_for_is_not_fetched_again() -> None:
 @pytest.mark.parametrize(
     "body", [b"[]", b"\x1f\x8b", b'{"messages":[],"n":2}', b'{"messages":[],"tool_choice":"required"}']
 )
-async def test_what_cannot_be_split_goes_whole(body: bytes) -> None:
+async def test_requests_that_cannot_be_split_go_to_one_pod(body: bytes) -> None:
     world = World(body=body)
     world._note = world.legs.append  # type: ignore[method-assign,assignment]  # the body may be no JSON
     await world.serve()
@@ -596,7 +594,7 @@ async def test_what_cannot_be_split_goes_whole(body: bytes) -> None:
     world.assert_that_nothing_is_left()
 
 
-async def test_pods_whose_addresses_are_in_the_id_get_the_same_one() -> None:
+async def test_pods_with_addresses_in_the_id_get_the_same_id() -> None:
     world = World("p2p-nccl")
     await world.serve()
     assert world.way == ["p0", "d0"]
@@ -627,7 +625,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("connector", ["sglang", "mooncake"])
-async def test_pods_that_find_each_other_get_their_requests_at_once(connector: str) -> None:
+async def test_pods_that_connect_to_each_other_get_their_requests_at_once(connector: str) -> None:
     world, meeting = World(connector), Meeting()
     world.scripts |= {"p0": meeting.prefill, "d0": meeting.decode}
     await world.serve()
@@ -647,7 +645,7 @@ async def evicted_while_it_waits(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
-async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Script) -> None:
+async def test_a_decode_pod_does_not_wait_for_a_failed_prefill(fault: Script) -> None:
     world, meeting = World("sglang"), Meeting()
     world.scripts |= {"p0": fault, "d0": evicted_while_it_waits, "p1": meeting.prefill, "d1": meeting.decode}
     await world.serve()
@@ -657,7 +655,7 @@ async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Scrip
 
 
 @pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
-async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_prefill(fault: Script) -> None:
+async def test_a_decode_pod_that_can_prefill_waits_for_another_prefill(fault: Script) -> None:
     world, meeting, waited = World("mooncake"), Meeting(), 0
 
     async def waits(attempt: Attempt) -> None:
@@ -672,7 +670,7 @@ async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_pre
     world.assert_that_nothing_is_left()
 
 
-async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_blame() -> None:
+async def test_a_decode_pod_that_fails_for_lack_of_the_transfer_is_not_blamed() -> None:
     """It does all of it, when two prefill pods have failed."""
     world, failed = World("mooncake"), asyncio.Event()
 
@@ -697,7 +695,7 @@ async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_
     world.assert_that_nothing_is_left()
 
 
-async def test_a_decode_pod_that_fails_takes_its_prefill_with_it() -> None:
+async def test_a_failed_decode_pod_ends_its_prefill() -> None:
     world, meeting = World("sglang"), Meeting()
 
     async def breaks_off_meanwhile(attempt: Attempt) -> None:
@@ -712,7 +710,7 @@ async def test_a_decode_pod_that_fails_takes_its_prefill_with_it() -> None:
     world.assert_that_nothing_is_left()
 
 
-async def test_a_client_that_leaves_ends_both() -> None:
+async def test_a_client_that_leaves_ends_both_attempts() -> None:
     world = World("sglang")
     world.scripts |= {"p0": hangs, "d0": hangs}
     serving = asyncio.create_task(world.serve())
@@ -752,7 +750,7 @@ def with_encoders(*names: str, body: bytes = MEDIA) -> World:
     return world
 
 
-async def test_media_are_shared_out_and_where_they_are_goes_to_the_prefill_pod() -> None:
+async def test_media_are_distributed_and_their_locations_go_to_the_prefill_pod() -> None:
     world = with_encoders("e0", "e1")
     await world.serve()
     assert sorted(world.way[:3]) == ["e0", "e0", "e1"]
@@ -763,7 +761,7 @@ async def test_media_are_shared_out_and_where_they_are_goes_to_the_prefill_pod()
     world.assert_that_nothing_is_left()
 
 
-async def test_without_a_prefill_pod_it_goes_to_the_one_that_answers() -> None:
+async def test_without_a_prefill_pod_their_locations_go_to_the_decode_pod() -> None:
     world = with_encoders("e0")
     world.prefill = ()
     await world.serve()
@@ -773,7 +771,7 @@ async def test_without_a_prefill_pod_it_goes_to_the_one_that_answers() -> None:
     world.assert_that_nothing_is_left()
 
 
-async def test_an_encode_pod_that_fails_is_followed_by_another_and_what_all_fail_is_left_to_the_next_stage() -> None:
+async def test_a_failed_encode_pod_is_replaced_and_unencoded_media_go_to_the_next_stage() -> None:
     world = with_encoders("e0", "e1")
     world.scripts["e0"] = breaks_off
     await world.serve()
@@ -788,7 +786,7 @@ async def test_an_encode_pod_that_fails_is_followed_by_another_and_what_all_fail
     world.assert_that_nothing_is_left()
 
 
-async def test_what_was_encoded_once_is_not_encoded_again_for_the_next_decode_pod() -> None:
+async def test_encoded_media_are_not_encoded_again_for_the_next_decode_pod() -> None:
     world = with_encoders("e0")
     world.scripts["d0"] = breaks_off
     await world.serve()
@@ -797,7 +795,7 @@ async def test_what_was_encoded_once_is_not_encoded_again_for_the_next_decode_po
     world.assert_that_nothing_is_left()
 
 
-async def test_a_client_that_leaves_while_its_media_are_encoded_ends_all_of_it() -> None:
+async def test_a_client_that_leaves_during_encoding_ends_all() -> None:
     world = with_encoders("e0")
     world.scripts["e0"] = hangs
     await _leaves(world, "e0")
@@ -806,7 +804,7 @@ async def test_a_client_that_leaves_while_its_media_are_encoded_ends_all_of_it()
 
 
 @pytest.mark.parametrize("why", ["no-prefill-pod", "decided-against"])
-async def test_what_was_not_split_goes_whole_and_is_counted(why: str) -> None:
+async def test_a_request_that_is_not_split_goes_to_one_pod_and_is_counted(why: str) -> None:
     world = World()
     world.prefill, world.why = (), why
     await world.serve()
@@ -816,7 +814,7 @@ async def test_what_was_not_split_goes_whole_and_is_counted(why: str) -> None:
 
 
 @pytest.mark.parametrize("connector", ["sglang", "p2p-nccl"])
-async def test_pods_that_serve_nothing_alone_get_nothing_that_was_not_split(connector: str) -> None:
+async def test_pods_that_need_a_pair_get_no_unsplit_request(connector: str) -> None:
     world = World(connector)
     world.prefill, world.why = (), "no-prefill-pod"
     with pytest.raises(NoEndpoints, match="no-prefill-pod"):
@@ -824,7 +822,7 @@ async def test_pods_that_serve_nothing_alone_get_nothing_that_was_not_split(conn
     assert world.way == []
 
 
-async def test_media_are_encoded_though_no_pod_computes_the_prompt_elsewhere() -> None:
+async def test_media_are_encoded_without_a_separate_prefill() -> None:
     world = with_encoders("e0")
     world.prefill, world.why = (), "no-prefill-pod"
     await world.serve()

@@ -21,7 +21,7 @@ BOTH = ("prefill", "decode")
         ("sglang", ("queue-scorer",), ("", "")),
     ],
 )
-def test_what_works_together_is_not_warned_of(connector: str, types: tuple[str, ...], roles: tuple[str, ...]) -> None:
+def test_valid_combinations_are_not_warned_of(connector: str, types: tuple[str, ...], roles: tuple[str, ...]) -> None:
     assert list(warnings(connector, "default", types, roles)) == []
 
 
@@ -34,6 +34,8 @@ def test_what_works_together_is_not_warned_of(connector: str, types: tuple[str, 
         ("p2p-nccl", SPLIT, BOTH, "pools.p.scheduling: with the connector p2p-nccl"),
     ],
 )
-def test_what_does_not_is(connector: str, types: tuple[str, ...], roles: tuple[str, ...], path: str) -> None:
+def test_invalid_combinations_are_warned_of(
+    connector: str, types: tuple[str, ...], roles: tuple[str, ...], path: str
+) -> None:
     (said,) = warnings(connector, "p", types, roles)
     assert said.startswith(path)

@@ -33,7 +33,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_is_valid(page: Path) -> None:
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -69,14 +69,14 @@ def test_the_entry_points_shown_are_those_of_the_package() -> None:
     assert all(one == installed for one in shown)
 
 
-def test_every_series_named_is_exposed() -> None:
+def test_every_named_series_exists() -> None:
     texts = (re.sub(r"^Removed series: .*$", "", page.read_text(), flags=re.MULTILINE) for page in PAGES)
     named = {name for text in texts for name in _SERIES.findall(text)} - {"kvlane_greenest"}
     assert len(named) >= 5
     assert named <= set(Catalogue(__version__).sample_names)
 
 
-def test_every_reason_has_its_row_with_its_status() -> None:
+def test_every_reason_is_documented_with_its_status() -> None:
     rows = {reason: int(status) for reason, status in _REASON_ROW.findall(OPERATING.read_text())}
     statuses = {cls.reason.value: cls.status for cls in errors(RequestError)}
     used = {getattr(Reason, name).value for name in _reasons_in_the_source()}

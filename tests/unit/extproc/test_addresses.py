@@ -36,7 +36,7 @@ class Names:
         ("http://[fd00::1]:8000/engine", "[fd00::1]:8000"),
     ],
 )
-async def test_an_address_is_taken_off_the_url(url: str, address: str) -> None:
+async def test_an_address_is_read_from_the_url(url: str, address: str) -> None:
     names, pod = Names(), Endpoint("a", url)
     addresses = Addresses(ManualClock(), names.look_up)
     assert await addresses.of(pod) == address
@@ -45,7 +45,7 @@ async def test_an_address_is_taken_off_the_url(url: str, address: str) -> None:
     assert not names.asked
 
 
-async def test_a_name_is_looked_up_and_again_after_a_time() -> None:
+async def test_a_host_name_is_resolved_again_after_a_time() -> None:
     clock, names, pod = ManualClock(), Names("10.0.0.1", "10.0.0.2"), Endpoint("a", "http://vllm-0:8000")
     addresses = Addresses(clock, names.look_up)
     assert addresses.known(pod) == {"vllm-0:8000"}
@@ -56,6 +56,6 @@ async def test_a_name_is_looked_up_and_again_after_a_time() -> None:
     assert names.asked == ["vllm-0"] * 2
 
 
-async def test_a_name_that_nobody_knows_is_a_pod_without_a_connection() -> None:
+async def test_an_unresolvable_name_is_a_pod_without_a_connection() -> None:
     with pytest.raises(ConnectFailed, match="no such name"):
         await Addresses(ManualClock(), Names().look_up).of(Endpoint("a", "http://nowhere:8000"))

@@ -7,7 +7,7 @@ from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 
 
-def test_models_that_name_a_parent_are_adapters_until_the_pod_says_otherwise() -> None:
+def test_models_with_a_parent_are_adapters_until_the_pod_reports_otherwise() -> None:
     fleet = Fleet(ManualClock())
     pod = fleet.add(PodSettings("http://pod:8000"))
     assert pod.adapters == frozenset()

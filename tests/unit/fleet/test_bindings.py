@@ -30,7 +30,7 @@ def test_a_binding_expires_after_its_last_use() -> None:
     assert bindings.find("used") is None
 
 
-def test_expired_bindings_take_no_memory_once_another_is_made() -> None:
+def test_expired_bindings_are_dropped_when_another_is_made() -> None:
     clock = ManualClock()
     bindings = Bindings(clock, ttl=10)
     for number in range(5):
@@ -40,7 +40,7 @@ def test_expired_bindings_take_no_memory_once_another_is_made() -> None:
     assert len(bindings) == 1
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_binding_is_evicted_first() -> None:
     bindings = Bindings(ManualClock(), limit=2)
     bindings.bind("r1", A)
     bindings.bind("r2", A)
@@ -49,7 +49,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [bindings.find(name) for name in ("r1", "r2", "r3")] == [A, None, A]
 
 
-def test_a_pod_that_is_gone_is_forgotten_and_others_are_not() -> None:
+def test_bindings_of_a_removed_pod_are_dropped() -> None:
     bindings = Bindings(ManualClock())
     bindings.bind("r1", A)
     bindings.bind("r2", B)
@@ -66,7 +66,7 @@ def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
     assert len(bindings) == 1
 
 
-def test_shared_bindings_say_what_was_bound_here_and_not_what_was_bound_elsewhere() -> None:
+def test_shared_bindings_publish_local_ones_only() -> None:
     said: list[tuple[str, str]] = []
     bindings = SharedBindings(ManualClock(), lambda response_id, endpoint: said.append((response_id, endpoint.name)))
     here, there = Endpoint("here"), Endpoint("there")

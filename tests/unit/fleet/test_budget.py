@@ -9,14 +9,14 @@ from proxy.core.ports import ManualClock
 from proxy.fleet.refresh import UNSEEN, Budget, PodBudget, metered
 
 
-def test_a_small_fleet_is_asked_as_often_as_configured() -> None:
+def test_a_small_fleet_is_scraped_at_the_configured_interval() -> None:
     pod = PodBudget(Budget(0.25, 0.05))
     with pod:
         pod.charge(0.001)
         assert pod.interval == 0.25
 
 
-def test_a_large_fleet_is_asked_so_rarely_that_its_share_of_a_core_is_kept() -> None:
+def test_a_large_fleet_is_scraped_within_its_share_of_a_core() -> None:
     budget = Budget(0.25, 0.05)
     pods = [PodBudget(budget) for _ in range(1000)]
     with ExitStack() as fleet:
@@ -28,7 +28,7 @@ def test_a_large_fleet_is_asked_so_rarely_that_its_share_of_a_core_is_kept() -> 
     assert pods[0].interval == 0.25
 
 
-def test_an_expensive_pod_stretches_its_own_interval_only() -> None:
+def test_an_expensive_pod_stretches_only_its_own_interval() -> None:
     budget = Budget(0.25, 0.05)
     cheap, expensive, joined = PodBudget(budget), PodBudget(budget), PodBudget(budget)
     with cheap:
@@ -70,7 +70,7 @@ def test_a_pause_of_the_process_during_its_very_first_round_hardly_stretches_an_
         assert pods[0].interval < 2.5
 
 
-def test_the_cost_follows_what_rounds_cost_lately() -> None:
+def test_the_cost_follows_recent_rounds() -> None:
     pod = PodBudget(Budget(0.25, 0.05))
     for _ in range(100):
         pod.charge(0.001)
@@ -95,7 +95,7 @@ async def test_a_meter_counts_the_steps_and_not_the_waiting() -> None:
     assert charged == [3]
 
 
-async def test_a_meter_lets_cancellation_and_errors_through_and_charges_all_the_same() -> None:
+async def test_a_meter_passes_cancellation_and_errors_and_charges_them() -> None:
     clock, charged, seen = ManualClock(), list[float](), list[str]()
 
     async def work() -> None:

@@ -39,12 +39,12 @@ async def test_the_busiest_gpu_counts_as_a_share() -> None:
 
 
 @pytest.mark.parametrize("name", ["vllm-1", "default/vllm-1", "default/vllm-1-rank-0"])
-async def test_of_the_pods_of_a_node_only_its_own_counts(name: str) -> None:
+async def test_only_the_pods_own_gpu_of_its_node_counts(name: str) -> None:
     assert await utilization((line(30, "vllm-1") + line(90, "vllm-10") + line(95, "other")).encode(), name) == 0.3
 
 
 @pytest.mark.parametrize("text", ["", line(90, "other"), "DCGM_FI_DEV_SM_CLOCK 3\n", "DCGM_FI_DEV_GPU_UTIL NaN\n"])
-async def test_what_says_nothing_of_the_pod_is_no_answer(text: str) -> None:
+async def test_a_metric_without_the_pod_is_missing(text: str) -> None:
     with pytest.raises(ScrapeError, match="DCGM_FI_DEV_GPU_UTIL"):
         await utilization(text.encode(), "vllm-1")
 
@@ -60,7 +60,7 @@ async def test_what_says_nothing_of_the_pod_is_no_answer(text: str) -> None:
         (DcgmSettings(on_node=True), {}, "http://10.0.0.1:9400/metrics"),
     ],
 )
-async def test_the_exporter_is_beside_the_pod_or_on_its_node_and_is_not_told_its_key(
+async def test_the_exporter_is_near_the_pod_or_on_its_node_and_does_not_get_its_key(
     settings: DcgmSettings, labels: dict[str, str], url: str
 ) -> None:
     exporter = Exporter(line(50))
@@ -70,7 +70,7 @@ async def test_the_exporter_is_beside_the_pod_or_on_its_node_and_is_not_told_its
     assert gpus.attributes == {"GPUUtilization": 0.5}
 
 
-async def test_it_is_asked_as_often_as_it_should_be() -> None:
+async def test_it_is_queried_at_its_interval() -> None:
     exporter, clock = Exporter(line(50)), ManualClock()
     gpus = Gpus(Endpoint("a", "http://a:1"), exporter, clock)
     for _ in range(5):
@@ -79,7 +79,7 @@ async def test_it_is_asked_as_often_as_it_should_be() -> None:
     assert len(exporter.asked) == 3
 
 
-async def test_one_that_is_gone_is_complained_about_once_asked_rarely_and_not_believed_any_more(
+async def test_a_lost_exporter_is_logged_once_queried_rarely_and_its_values_expire(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter, clock = Exporter(line(50)), ManualClock()

@@ -16,11 +16,11 @@ from proxy.fleet.settings import DnsSettings, PodSettings
 OURS = "- {url: 'http://a:8000', name: a, role: decode, labels: {x: y}, weight: 2, models: [m], engine: sglang}\n"
 
 
-def test_our_entries_are_those_of_the_static_list() -> None:
+def test_entries_are_those_of_the_static_list() -> None:
     assert parse_pods(OURS) == (PodSettings("http://a:8000", "a", "decode", {"x": "y"}, 2.0, ("m",), "sglang"),)
 
 
-def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses_too() -> None:
+def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses() -> None:
     text = """
 - {name: p0, namespace: default, address: 10.0.0.1, port: "8000", labels: {llm-d.ai/role: prefill}}
 - {name: p1, namespace: team, address: vllm.example, port: 8001}
@@ -37,11 +37,11 @@ def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses_too() -> N
     assert pods[0].labels == {"llm-d.ai/role": "prefill"}
 
 
-def test_an_empty_list_is_no_pods() -> None:
+def test_an_empty_list_has_no_pods() -> None:
     assert parse_pods("[]") == parse_pods("pods: []") == ()
 
 
-def test_the_list_may_stand_under_the_key_pods() -> None:
+def test_the_list_may_be_under_the_key_pods() -> None:
     assert parse_pods("pods:\n" + OURS) == parse_pods(OURS)
 
 
@@ -205,7 +205,7 @@ async def test_every_address_of_a_name_is_a_pod() -> None:
     assert [pod.name for pod in await source.poll() or ()] == ["10.0.0.3:8000"]
 
 
-async def test_a_lookup_that_fails_or_finds_nobody_keeps_the_pods(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_or_empty_lookup_keeps_the_pods(caplog: pytest.LogCaptureFixture) -> None:
     names = Names("10.0.0.1")
     source = DnsSource(DnsSettings("vllm", 8000), names.lookup)
     await source.poll()
@@ -226,6 +226,6 @@ async def test_the_systems_resolver_gives_addresses_of_one_family() -> None:
     assert await system_lookup("::1") == ["::1"]
 
 
-async def test_a_name_that_nobody_could_have_fails_as_a_lookup() -> None:
+async def test_an_invalid_name_fails_as_a_lookup() -> None:
     source = DnsSource(DnsSettings("a" * 300, 8000))
     assert await source.poll() is None

@@ -50,12 +50,12 @@ def steered(request: InferenceRequest, *pods: Endpoint) -> list[str]:
     return [endpoint.name for endpoint in decision.candidates()]
 
 
-def test_what_a_draining_pod_had_goes_where_most_of_it_is_or_is_being_computed() -> None:
+def test_prefixes_of_a_draining_pod_go_to_the_pod_with_most_of_them() -> None:
     a, b, c = pod("a"), pod("b"), pod("c")
     assert steered(asked({"old": 90, "b": 20, "c": 60}), a, b, c) == ["c", "a", "b"]
 
 
-def test_what_it_did_not_have_or_nobody_else_has_goes_where_it_was_sent() -> None:
+def test_other_prefixes_go_where_they_were_sent() -> None:
     a, b = pod("a"), pod("b")
     assert steered(asked({"old": 90}), a, b) == ["a", "b"]
     assert steered(asked({"b": 50}), a, b) == ["a", "b"]
@@ -67,17 +67,17 @@ def test_what_it_did_not_have_or_nobody_else_has_goes_where_it_was_sent() -> Non
     ("busier", "goes_to"),
     [({"tokens": 2500}, "b"), ({"tokens": 2600}, "a"), ({"running": 5}, "b"), ({"running": 6}, "a")],
 )
-def test_a_pod_that_is_behind_by_more_than_it_has_is_left_alone(busier: dict[str, Any], goes_to: str) -> None:
+def test_a_pod_with_too_much_load_is_not_chosen(busier: dict[str, Any], goes_to: str) -> None:
     assert steered(asked({"old": 90, "b": 80}), pod("a"), pod("b", **busier))[0] == goes_to
 
 
 @pytest.mark.parametrize(("cost", "goes_to"), [(0.12, "b"), (0.14, "a")])
-def test_a_forecast_says_it_in_seconds(cost: float, goes_to: str) -> None:
+def test_with_predictions_the_comparison_is_in_seconds(cost: float, goes_to: str) -> None:
     request = asked({"old": 90, "b": 80}, {"a": 0.0, "b": cost})
     assert steered(request, pod("a"), pod("b", running=500))[0] == goes_to
 
 
-def test_a_fleet_knows_who_drains() -> None:
+def test_a_fleet_knows_its_draining_pods() -> None:
     fleet = Fleet(ManualClock(), grace=0.0)
     a, b = (fleet.add(PodSettings(url=f"http://{name}", name=name)) for name in "ab")
     assert not list(fleet.draining)
@@ -124,7 +124,7 @@ def computed(config: str, seed: int, *, steers: bool) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("config", ["prefix-aware.yaml", "latency.yaml"])
-def test_documents_of_a_drained_pod_are_computed_on_fewer_pods_and_answered_no_later(config: str) -> None:
+def test_documents_of_a_drained_pod_are_computed_on_fewer_pods_without_delay(config: str) -> None:
     seeds = range(1, 9)
     steered, left = ([computed(config, seed, steers=steers) for seed in seeds] for steers in (True, False))
     again, again_without = (sum(pods - DOCUMENTS for pods, _ in runs) for runs in (steered, left))

@@ -12,7 +12,7 @@ def names(calls: Calls) -> str:
     return "".join(endpoint.name for endpoint in calls.fleet.ready)
 
 
-def test_who_is_in_doubt_gets_no_requests_until_nothing_speaks_against_it() -> None:
+def test_a_pod_with_an_ejection_reason_gets_no_requests() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
     calls.fleet.eject(a, "slow")
@@ -24,7 +24,7 @@ def test_who_is_in_doubt_gets_no_requests_until_nothing_speaks_against_it() -> N
     assert (names(calls), calls.fleet.ejection_reasons(a)) == ("abc", [])
 
 
-def test_doubts_about_more_than_half_of_the_pods_are_ignored() -> None:
+def test_ejections_of_more_than_half_of_the_pods_are_ignored() -> None:
     calls = Calls()
     pods = [calls.ready(name) for name in "abcd"]
     for endpoint in pods[:2]:
@@ -36,7 +36,7 @@ def test_doubts_about_more_than_half_of_the_pods_are_ignored() -> None:
     assert (names(calls), calls.fleet.panics) == ("ad", False)
 
 
-def test_pods_that_come_and_go_change_what_a_majority_is() -> None:
+def test_added_and_removed_pods_change_the_panic_threshold() -> None:
     calls = Calls()
     a, b = calls.ready("a"), calls.ready("b")
     calls.fleet.eject(a, "ill")
@@ -52,7 +52,7 @@ def test_pods_that_come_and_go_change_what_a_majority_is() -> None:
     assert names(calls) == "a"
 
 
-def test_doubts_make_no_pod_ready_that_is_not() -> None:
+def test_the_panic_threshold_makes_no_unready_pod_ready() -> None:
     calls = Calls()
     a, b = calls.ready("a"), calls.ready("b")
     calls.fleet.eject(a, "ill")
@@ -64,7 +64,7 @@ def test_doubts_make_no_pod_ready_that_is_not() -> None:
     assert state(b) is EndpointState.DRAINING
 
 
-def test_of_a_pod_that_is_gone_nothing_is_taken() -> None:
+def test_ejection_reasons_of_a_removed_pod_are_dropped() -> None:
     calls = Calls()
     a = calls.ready("a")
     calls.fleet.remove("a")
@@ -73,7 +73,7 @@ def test_of_a_pod_that_is_gone_nothing_is_taken() -> None:
     assert calls.fleet.ejection_reasons(a) == ()
 
 
-def test_doubts_of_siblings_count_until_they_take_them_back_or_vanish() -> None:
+def test_ejection_reasons_of_siblings_count_until_they_end_or_the_sibling_stops() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
     calls.fleet.peer_ejected(1, {"a": ["ill"], "gone": ["ill"]})
@@ -87,7 +87,7 @@ def test_doubts_of_siblings_count_until_they_take_them_back_or_vanish() -> None:
     assert names(calls) == "abc"
 
 
-def test_what_one_doubts_itself_is_not_taken_back_by_a_sibling() -> None:
+def test_a_local_ejection_reason_is_not_ended_by_a_sibling() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
     calls.fleet.eject(a, "ill")
@@ -98,7 +98,7 @@ def test_what_one_doubts_itself_is_not_taken_back_by_a_sibling() -> None:
     assert (names(calls), calls.fleet.own_ejections()) == ("abc", {})
 
 
-def test_what_was_sent_to_a_pod_that_refuses_or_was_restarted_since_is_lost() -> None:
+def test_requests_sent_to_a_pod_that_refused_or_restarted_are_lost() -> None:
     calls = Calls()
     a = calls.ready("a")
     calls.clock.advance(5.0)
@@ -111,7 +111,7 @@ def test_what_was_sent_to_a_pod_that_refuses_or_was_restarted_since_is_lost() ->
     assert (calls.fleet.lost_at(a, 1.0), calls.fleet.lost_at(a, 7.0)) == (7.0, None)
 
 
-def test_every_change_of_state_is_told() -> None:
+def test_every_change_of_state_is_reported() -> None:
     seen: list[str] = []
     fleet = Fleet(ManualClock(), on_moved=lambda endpoint: seen.append(endpoint.state.value))
     a = fleet.add(pod("a"))

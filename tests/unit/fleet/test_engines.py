@@ -8,12 +8,12 @@ from proxy.settings import from_mapping
 OURS = Dialect(waiting=specs("ours:waiting"))
 
 
-def test_the_engine_label_decides_before_the_engine_of_the_pod() -> None:
+def test_the_engine_label_precedes_the_engine_of_the_pod() -> None:
     pod = Endpoint("a", engine="vllm", labels={"llm-d.ai/engine-type": "sglang"})
     assert Engines().of(pod) is DIALECTS["sglang"]
 
 
-def test_an_unknown_label_leaves_the_engine_of_the_pod() -> None:
+def test_an_unknown_label_keeps_the_engine_of_the_pod() -> None:
     pod = Endpoint("a", engine="llamacpp", labels={"llm-d.ai/engine-type": "abacus"})
     assert Engines().of(pod) is DIALECTS["llamacpp"]
 

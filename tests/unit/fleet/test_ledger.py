@@ -46,7 +46,7 @@ def counts(endpoint: Endpoint) -> tuple[int, int]:
     return endpoint.load.requests, endpoint.load.tokens
 
 
-def test_a_leg_counts_from_its_dispatch_to_its_end() -> None:
+def test_an_attempt_counts_from_its_dispatch_to_its_end() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod, tokens=100, cached_blocks=2, output=30)
     ledger.attempt_started(leg)
@@ -93,7 +93,7 @@ def test_repeated_calls_change_nothing() -> None:
     assert counts(pod) == (0, 0)
 
 
-def test_a_leg_that_has_ended_does_not_enter_again() -> None:
+def test_an_ended_attempt_does_not_enter_again() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod)
     ledger.attempt_started(leg)
@@ -103,7 +103,7 @@ def test_a_leg_that_has_ended_does_not_enter_again() -> None:
     assert counts(pod) == (0, 0)
 
 
-def test_what_never_entered_does_not_leave() -> None:
+def test_an_attempt_that_never_entered_does_not_leave() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod)
     ledger.first_byte(leg)
@@ -111,7 +111,7 @@ def test_what_never_entered_does_not_leave() -> None:
     assert counts(pod) == (0, 0)
 
 
-def test_a_pod_that_was_removed_and_came_back_is_not_charged_for_its_past() -> None:
+def test_a_pod_that_was_removed_and_returned_has_no_old_load() -> None:
     ledger, old, new = Ledger(ManualClock()), Endpoint("a"), Endpoint("a")
     leg = attempt(old)
     ledger.attempt_started(leg)
@@ -196,7 +196,7 @@ def test_a_pod_that_joins_alone_stays_without_a_past() -> None:
     assert pod.load.recent == -math.inf
 
 
-def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -> None:
+def test_load_of_siblings_is_part_of_the_load_and_replaced_completely() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     ledger.attempt_started(attempt(pod, tokens=10))
     ledger.elsewhere(pod, 5, 500, work=600)
@@ -208,7 +208,7 @@ def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -
     assert pod.load.recent > math.log(600)
 
 
-def test_a_shared_ledger_says_once_per_change_what_changed() -> None:
+def test_a_shared_ledger_publishes_each_change_once() -> None:
     said: list[tuple[str, int]] = []
     ledger = SharedLedger(
         ManualClock(),

@@ -19,31 +19,31 @@ def test_right_after_a_scrape_the_view_is_the_scrape() -> None:
     assert scraped(3, 4, in_flight=7).view == LoadView(3, 4, 0.5)
 
 
-def test_dispatches_run_while_nothing_waits() -> None:
+def test_dispatches_run_while_none_waits() -> None:
     pod = scraped(0, 4)
     pod.charge(2, 0)
     assert pod.view == LoadView(0, 6, 0.5)
 
 
-def test_dispatches_wait_while_something_waits() -> None:
+def test_dispatches_wait_while_others_wait() -> None:
     pod = scraped(1, 4)
     pod.charge(2, 0)
     assert pod.view == LoadView(3, 4, 0.5)
 
 
-def test_what_finishes_lets_the_waiting_run_and_then_empties_the_pod() -> None:
+def test_ended_requests_let_waiting_ones_run_and_then_empty_the_pod() -> None:
     pod = scraped(2, 4, in_flight=6)
     pod.charge(-3, 0)
     assert pod.view == LoadView(0, 3, 0.5)
 
 
-def test_a_pod_never_runs_less_than_nothing() -> None:
+def test_running_requests_are_never_negative() -> None:
     pod = scraped(0, 1, in_flight=5)
     pod.charge(-5, 0)
     assert pod.view == LoadView(0, 0, 0.5)
 
 
-def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
+def test_a_stale_pod_has_only_the_ledgers_load() -> None:
     pod = Endpoint("a")
     pod.charge(3, 0)
     pod.publish(Metrics(waiting=9, running=9, kv_usage=0.5, freshness=Freshness.STALE), 0)
@@ -52,7 +52,7 @@ def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
     assert pod.view == LoadView(0, 4, 0.5)
 
 
-def test_a_burst_between_two_scrapes_is_seen_at_once() -> None:
+def test_a_burst_between_two_scrapes_is_counted_at_once() -> None:
     pods = [scraped(0, 0), scraped(0, 0)]
     for _ in range(10):
         target = min(pods, key=lambda pod: pod.view.running)
@@ -61,7 +61,7 @@ def test_a_burst_between_two_scrapes_is_seen_at_once() -> None:
 
 
 @given(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
-def test_the_view_shifts_by_exactly_what_happened_since(w: int, r: int, before: int, sent: int, done: int) -> None:
+def test_the_view_shifts_by_the_changes_since_the_scrape(w: int, r: int, before: int, sent: int, done: int) -> None:
     pod = scraped(w, r, in_flight=before)
     for _ in range(sent):
         pod.charge(1, 0)

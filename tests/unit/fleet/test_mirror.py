@@ -84,7 +84,7 @@ def test_a_pod_is_a_candidate_in_the_mirror_when_it_is_one_in_the_origin() -> No
     assert pair.seen("a").state is EndpointState.EJECTED
 
 
-def test_a_mirror_speaks_to_a_pod_over_tls_as_the_origin_does() -> None:
+def test_a_mirror_connects_to_a_pod_over_tls_like_the_origin() -> None:
     pair = Pair()
     tls = PodTls(ca="ca.pem", server_name="pod.internal")
     assert pair.ready("a", tls=tls).tls == tls
@@ -93,7 +93,7 @@ def test_a_mirror_speaks_to_a_pod_over_tls_as_the_origin_does() -> None:
     assert [endpoint.tls for endpoint in pair.mirror.endpoints] == [tls, None]
 
 
-def test_a_drained_pod_is_drained_everywhere_and_comes_back_everywhere() -> None:
+def test_drains_and_undrains_apply_everywhere() -> None:
     pair = Pair()
     pair.ready("a")
     pair.origin.drain("a")
@@ -104,7 +104,7 @@ def test_a_drained_pod_is_drained_everywhere_and_comes_back_everywhere() -> None
     assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
 
 
-def test_a_removed_pod_leaves_the_mirror_when_it_has_left_the_origin() -> None:
+def test_a_removed_pod_leaves_the_mirror_after_the_origin() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     endpoint.charge(1, 0)
@@ -133,7 +133,7 @@ def test_a_scrape_has_the_same_age_and_in_flight_in_the_mirror() -> None:
     assert seen.view.waiting == 2
 
 
-def test_values_that_json_does_not_have_survive() -> None:
+def test_values_that_json_lacks_survive() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     endpoint.publish(Metrics(attributes={"x": math.nan}, freshness=Freshness.FRESH), 0)
@@ -143,7 +143,7 @@ def test_values_that_json_does_not_have_survive() -> None:
     assert pair.seen("a").metrics.scraped_at == -math.inf
 
 
-def test_a_restart_is_heard_of_once_and_not_by_those_who_came_after_it() -> None:
+def test_a_restart_is_received_once_and_not_by_later_mirrors() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.tell()
@@ -157,7 +157,7 @@ def test_a_restart_is_heard_of_once_and_not_by_those_who_came_after_it() -> None
     assert late.heard == [("ready", "a")]
 
 
-def test_who_missed_everything_is_made_equal_by_all_records() -> None:
+def test_a_mirror_that_missed_everything_is_restored_by_all_records() -> None:
     pair = Pair()
     pair.ready("gone")
     pair.ready("kept")
@@ -172,7 +172,7 @@ def test_who_missed_everything_is_made_equal_by_all_records() -> None:
     assert ("removed", "gone") in pair.heard
 
 
-def test_what_is_no_news_is_not_told() -> None:
+def test_unchanged_values_are_not_published() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.said.clear()
@@ -183,7 +183,7 @@ def test_what_is_no_news_is_not_told() -> None:
 
 @pytest.mark.parametrize("record", [b"", b"{]", b"{}", b"[1]", b'{"pod":{},"contact":"ready","restarts":0}'])
 @pytest.mark.parametrize("news", [News.POD, News.METRICS])
-def test_garbage_is_refused_and_changes_nothing(news: News, record: bytes) -> None:
+def test_malformed_records_are_refused_and_change_nothing(news: News, record: bytes) -> None:
     pair = Pair()
     pair.ready("a")
     pair.tell()
@@ -192,7 +192,7 @@ def test_garbage_is_refused_and_changes_nothing(news: News, record: bytes) -> No
     assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
 
 
-def test_a_mirror_knows_what_was_sent_in_vain() -> None:
+def test_a_mirror_knows_lost_requests() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.tell()
@@ -210,7 +210,7 @@ def test_a_mirror_knows_what_was_sent_in_vain() -> None:
     assert (pair.mirror.lost_at(there, 5000.0), pair.mirror.lost_at(there, 5012.0)) == (5012.0, None)
 
 
-def test_doubts_of_an_origin_do_not_change_what_it_says_of_the_pod() -> None:
+def test_ejections_at_an_origin_do_not_change_the_reported_state() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.tell()
@@ -218,7 +218,7 @@ def test_doubts_of_an_origin_do_not_change_what_it_says_of_the_pod() -> None:
     assert [news for news, _ in pair.said] == []
 
 
-def test_a_pod_of_the_same_name_with_another_uid_is_another_one_to_mirrors_too() -> None:
+def test_a_pod_of_the_same_name_with_another_uid_is_new_in_mirrors() -> None:
     pair = Pair()
     pair.ready("a", uid="1")
     pair.tell()

@@ -64,7 +64,7 @@ class World:
             self.ask(number % 2, (number % 2 + elsewhere) % RANKS, **keys)
 
 
-def test_a_pod_that_obeys_is_left_alone() -> None:
+def test_a_pod_that_obeys_the_header_keeps_its_ranks() -> None:
     world = World()
     world.ask_often(500)
     assert world.ignored == []
@@ -85,13 +85,13 @@ def test_a_rank_that_the_pod_does_not_have_is_reported_at_once() -> None:
     assert (world.refused, world.ignored) == ([("a/3", 2)], [])
 
 
-def test_one_comparison_does_not_suffice() -> None:
+def test_one_comparison_is_not_enough() -> None:
     world = World()
     world.ask_often(ENOUGH + 2, elsewhere=2)
     assert world.ignored == []
 
 
-def test_requests_of_other_clients_say_nothing() -> None:
+def test_requests_of_other_clients_prove_nothing() -> None:
     world = World()
     for _ in range(20):
         world.counted[3] += 5000
@@ -99,7 +99,7 @@ def test_requests_of_other_clients_say_nothing() -> None:
     assert world.ignored == []
 
 
-def test_counters_that_leave_cached_tokens_out_say_nothing() -> None:
+def test_counters_without_cached_tokens_prove_nothing() -> None:
     world = World()
     for number in range(100):
         world.ask(number % 2, None)
@@ -121,7 +121,7 @@ def test_ranks_without_counters_are_left_alone() -> None:
     assert world.ignored == []
 
 
-def test_a_pod_that_restarts_begins_anew() -> None:
+def test_a_restarted_pod_is_checked_again() -> None:
     world = World()
     world.counted = [9000.0] * RANKS
     world.ask_often(10)

@@ -24,7 +24,7 @@ def ranked(calls: Calls, size: int = 3, name: str = "a") -> Endpoint:
     return calls.ready(name, "m", data_parallel=DataParallelSettings(size))
 
 
-def test_each_rank_of_a_pod_is_a_candidate_of_its_own() -> None:
+def test_each_rank_of_a_pod_is_a_candidate() -> None:
     calls = Calls()
     lead = ranked(calls)
     assert names(calls.fleet.serving("m")) == ["a/0", "a/1", "a/2"]
@@ -35,13 +35,13 @@ def test_each_rank_of_a_pod_is_a_candidate_of_its_own() -> None:
     assert calls.heard == [("ready", "a/0"), ("ready", "a/1"), ("ready", "a/2")]
 
 
-def test_a_pod_without_ranks_stands_for_itself() -> None:
+def test_a_pod_without_ranks_is_one_endpoint() -> None:
     calls = Calls()
     plain = calls.ready("a")
     assert (plain.name, plain.rank, plain.lead, plain.ranks, plain.pod_name) == ("a", None, plain, (plain,), "a")
 
 
-def test_load_and_metrics_of_ranks_are_apart() -> None:
+def test_ranks_have_separate_load_and_metrics() -> None:
     calls = Calls()
     lead = ranked(calls)
     lead.ranks[1].charge(2, 30)
@@ -50,7 +50,7 @@ def test_load_and_metrics_of_ranks_are_apart() -> None:
     assert [each.view.waiting for each in lead.ranks] == [0, 0, 4]
 
 
-def test_a_drain_by_the_name_of_the_pod_or_of_a_rank_concerns_all_ranks() -> None:
+def test_a_drain_of_a_pod_or_rank_covers_all_ranks() -> None:
     calls = Calls()
     lead = ranked(calls)
     calls.fleet.drain("a")
@@ -85,7 +85,7 @@ def test_a_removed_pod_waits_for_the_requests_of_all_ranks() -> None:
     assert calls.heard[-3:] == [("removed", "a/0"), ("removed", "a/1"), ("removed", "a/2")]
 
 
-def test_a_pod_is_found_by_its_name_and_a_rank_by_its_own() -> None:
+def test_a_pod_and_a_rank_are_found_by_their_names() -> None:
     calls = Calls()
     lead = ranked(calls)
     assert calls.fleet.get("a") is lead
@@ -95,7 +95,7 @@ def test_a_pod_is_found_by_its_name_and_a_rank_by_its_own() -> None:
         calls.fleet.drain("a/3")
 
 
-def test_ranks_are_found_at_the_first_scrape_unless_the_configuration_forbids_it() -> None:
+def test_ranks_are_detected_at_the_first_scrape_unless_configured_otherwise() -> None:
     calls = Calls()
     found, forbidden = calls.fleet.add(pod("a")), calls.fleet.add(pod("b", data_parallel=DataParallelSettings(1)))
     assert names(calls.fleet.ranks_seen(found, 2)) == ["a/0", "a/1"]
@@ -104,7 +104,7 @@ def test_ranks_are_found_at_the_first_scrape_unless_the_configuration_forbids_it
     assert calls.heard == [("removed", "a")]
 
 
-def test_another_number_of_ranks_keeps_those_that_stay() -> None:
+def test_a_changed_number_of_ranks_keeps_the_remaining_ones() -> None:
     calls = Calls()
     lead = ranked(calls, 2)
     first = list(lead.ranks)
@@ -118,13 +118,13 @@ def test_another_number_of_ranks_keeps_those_that_stay() -> None:
     assert calls.heard[-1] == ("removed", "a/3")
 
 
-def test_a_declared_number_holds_while_metrics_tell_no_ranks_apart() -> None:
+def test_a_declared_number_holds_while_metrics_do_not_distinguish_ranks() -> None:
     calls = Calls()
     lead = ranked(calls, 3)
     assert len(calls.fleet.ranks_seen(lead, 1)) == 3
 
 
-def test_other_settings_change_the_number_of_ranks() -> None:
+def test_changed_settings_change_the_number_of_ranks() -> None:
     calls = Calls()
     ranked(calls, 3)
     calls.fleet.add(pod("a", data_parallel=DataParallelSettings(1)))
@@ -170,7 +170,7 @@ def test_a_pod_that_refuses_all_ranks_but_one_is_one_endpoint_until_it_restarts(
     assert names(calls.fleet.ranks_seen(plain, 1)) == ["a/0", "a/1", "a/2"]
 
 
-def test_a_peer_can_say_that_a_pod_ignores_ranks() -> None:
+def test_a_peer_can_report_that_a_pod_ignores_ranks() -> None:
     calls = Calls()
     ranked(calls, 3)
     calls.fleet.peer_ejected(1, {"a": [RANKS_IGNORED]})
@@ -221,7 +221,7 @@ async def test_a_pod_that_has_one_rank_of_several_is_one_endpoint() -> None:
     assert not scrape.ranks
 
 
-async def test_ranks_that_metrics_do_not_tell_apart_have_equal_parts() -> None:
+async def test_ranks_without_separate_metrics_have_equal_parts() -> None:
     engine_pod = RankedPod(1)
     engine_pod.running, engine_pod.prompt_tokens = [5], [12]
     scrape = await parse_in_steps(engine_pod.exposition().encode(), DIALECTS["vllm"])
@@ -258,7 +258,7 @@ def test_a_range_of_ports_is_a_pod_for_each() -> None:
         ("http://node:8000", "8000-8001", "has a port beside ports"),
     ],
 )
-def test_ports_that_make_no_sense_are_refused(url: str, ports: str, fault: str) -> None:
+def test_invalid_ports_are_refused(url: str, ports: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         PodSettings(url=url, ports=ports)
 
@@ -270,7 +270,7 @@ def test_a_file_of_pods_can_name_a_range_of_ports() -> None:
     ]
 
 
-def test_a_label_declares_the_number_of_ranks_and_a_setting_goes_before_it() -> None:
+def test_a_label_declares_the_number_of_ranks_and_a_setting_overrides_it() -> None:
     calls = Calls()
     calls.ready("a", "m", labels={SIZE_LABEL: "2"})
     calls.ready("b", "m", labels={SIZE_LABEL: "2"}, data_parallel=DataParallelSettings(1))

@@ -26,7 +26,7 @@ VLLM = DIALECTS["vllm"]
 REAL = (Path(__file__).parent / "vllm_metrics.txt").read_bytes()
 
 
-def test_a_real_exposition_of_vllm_is_read() -> None:
+def test_an_exposition_of_vllm_is_parsed() -> None:
     metrics = parse(REAL, VLLM, scraped_at=5.0)
     assert (metrics.waiting, metrics.running) == (8, 12)
     assert metrics.kv_usage == pytest.approx(0.41682974)
@@ -36,7 +36,7 @@ def test_a_real_exposition_of_vllm_is_read() -> None:
     assert (metrics.scraped_at, metrics.freshness) == (5.0, Freshness.FRESH)
 
 
-def test_of_adapter_series_the_one_with_the_largest_value_counts() -> None:
+def test_the_adapter_series_with_the_largest_value_counts() -> None:
     metrics = parse(REAL, VLLM)
     assert metrics.active_models == metrics.waiting_models == frozenset({"adapter1"})
     assert metrics.max_active_models == 2
@@ -49,17 +49,17 @@ def test_adapter_names_are_trimmed() -> None:
     assert metrics.waiting_models == frozenset()
 
 
-def test_the_old_names_of_vllm_are_read() -> None:
+def test_the_old_names_of_vllm_are_parsed() -> None:
     text = b"vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 7\nvllm:gpu_prefix_cache_hits_total 3\n"
     metrics = parse(text, VLLM)
     assert (metrics.kv_usage, metrics.prefix_queries, metrics.prefix_hits) == (0.5, 7, 3)
 
 
-def test_where_old_and_new_names_stand_together_the_new_one_counts() -> None:
+def test_the_new_name_counts_if_both_are_present() -> None:
     assert parse(b"vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.25\n", VLLM).kv_usage == 0.25
 
 
-def test_data_parallel_ranks_are_added_up_and_shares_averaged_even_if_their_lines_are_apart() -> None:
+def test_ranks_are_summed_and_shares_averaged_with_any_order_of_lines() -> None:
     ranks = [
         f'vllm:num_requests_waiting{{engine="{rank}"}} {rank + 1}.0\n'
         f'vllm:num_requests_running{{engine="{rank}"}} 10.0\n'
@@ -79,7 +79,7 @@ def test_a_longer_name_is_another_family() -> None:
     assert parse(text, VLLM).waiting == 2
 
 
-def test_comments_and_mentions_in_other_lines_are_no_samples() -> None:
+def test_comments_and_mentions_in_other_lines_are_not_samples() -> None:
     text = (
         b'# HELP vllm:num_requests_waiting 7\nother{x="vllm:num_requests_waiting 8"} 9\nvllm:num_requests_waiting 1\n'
     )
@@ -91,13 +91,13 @@ def test_a_missing_family_leaves_its_default() -> None:
     assert (metrics.running, metrics.waiting, metrics.kv_usage, metrics.blocks) == (3, 0, 0.0, 0)
 
 
-def test_label_values_may_contain_braces_and_exemplars_are_no_values() -> None:
+def test_label_values_may_contain_braces_and_exemplars_are_ignored() -> None:
     text = b'vllm:num_requests_waiting{a="}, {\\"} 5"} 4 # {trace_id="x"} 77 1.5\n'
     assert parse(text, VLLM).waiting == 4
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "x", "", "-3"])
-def test_a_value_that_cannot_be_a_count_is_none(value: str) -> None:
+def test_an_impossible_count_is_none(value: str) -> None:
     text = f"vllm:num_requests_waiting {value}\nvllm:num_requests_running 1\n"
     assert parse(text.encode(), VLLM).waiting == 0
 
@@ -107,7 +107,7 @@ def test_a_share_stays_between_zero_and_one() -> None:
     assert parse(b"vllm:kv_cache_usage_perc -1\n", VLLM).kv_usage == 0.0
 
 
-def test_blocks_that_the_engine_does_not_know_yet_are_none() -> None:
+def test_blocks_unknown_to_the_engine_are_none() -> None:
     metrics = parse(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n', VLLM)
     assert (metrics.block_size, metrics.blocks) == (16, 0)
 
@@ -115,12 +115,12 @@ def test_blocks_that_the_engine_does_not_know_yet_are_none() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"<html>no</html>", b"process_start_time_seconds 5\n", b"sglang:token_usage 1\n"]
 )
-def test_an_exposition_without_anything_of_the_engine_is_an_error(text: bytes) -> None:
+def test_an_exposition_without_engine_metrics_is_an_error(text: bytes) -> None:
     with pytest.raises(ScrapeError):
         parse(text, VLLM)
 
 
-def test_sglang_is_read_under_both_prefixes() -> None:
+def test_sglang_is_parsed_with_both_prefixes() -> None:
     for mark in (":", "_"):
         text = (
             f'sglang{mark}num_queue_reqs{{m="x"}} 2\nsglang{mark}num_running_reqs{{m="x"}} 3\n'
@@ -133,7 +133,7 @@ def test_sglang_is_read_under_both_prefixes() -> None:
         assert (metrics.block_size, metrics.blocks, metrics.prefix_hits) == (64, 1000, 5)
 
 
-def test_trtllm_serve_is_read() -> None:
+def test_trtllm_serve_is_parsed() -> None:
     text = (
         b"trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n"
         b"trtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 400\n"
@@ -143,7 +143,7 @@ def test_trtllm_serve_is_read() -> None:
     assert (metrics.block_size, metrics.blocks) == (32, 400)
 
 
-def test_triton_tells_its_values_apart_by_labels() -> None:
+def test_values_of_triton_differ_by_labels() -> None:
     text = (
         b'nv_trt_llm_request_metrics{request_type="waiting",v="1"} 3\n'
         b'nv_trt_llm_request_metrics{request_type="scheduled",v="1"} 4\n'
@@ -156,7 +156,7 @@ def test_triton_tells_its_values_apart_by_labels() -> None:
     assert (metrics.block_size, metrics.blocks) == (64, 900)
 
 
-def test_llamacpp_is_read() -> None:
+def test_llamacpp_is_parsed() -> None:
     text = b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:kv_cache_usage_ratio 0.1\n"
     metrics = parse(text, DIALECTS["llamacpp"])
     assert (metrics.waiting, metrics.running, metrics.kv_usage) == (1, 2, 0.1)
@@ -166,7 +166,7 @@ def test_every_engine_that_may_be_configured_has_a_dialect() -> None:
     assert set(DIALECTS) == set(get_args(Engine))
 
 
-def test_custom_values_become_attributes_the_newest_first_and_else_the_first_series() -> None:
+def test_custom_values_become_attributes() -> None:
     dialect = VLLM.with_attributes({"temp": "gpu_temp{gpu=0}", "power": "gpu_power", "none": "", "absent": "nowhere"})
     text = (
         b'gpu_temp{gpu="1"} 90\ngpu_temp{gpu="0"} 50\ngpu_temp{gpu="0",x="y"} 60\n'
@@ -191,7 +191,7 @@ _PIECES = st.one_of(
 
 
 @given(st.lists(_PIECES, max_size=60).map(b"".join))
-def test_garbage_gives_sane_metrics_or_a_scrape_error(text: bytes) -> None:
+def test_malformed_text_gives_sane_metrics_or_a_scrape_error(text: bytes) -> None:
     try:
         metrics = parse(text, VLLM)
     except ScrapeError:
@@ -203,7 +203,7 @@ def test_garbage_gives_sane_metrics_or_a_scrape_error(text: bytes) -> None:
     assert metrics.blocks >= 0
 
 
-def test_a_dialect_knows_all_families_it_needs() -> None:
+def test_a_dialect_knows_all_required_families() -> None:
     dialect = Dialect(waiting=specs("a"), lora=specs("b"), block_size=specs("c{k=v}")).with_attributes({"x": "d"})
     assert dialect.names == {"a", "b", "c", "d"}
 
@@ -216,7 +216,7 @@ def test_a_model_list_gives_its_cards_with_all_their_fields() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b"null", b'{"data":1}', b'{"data":[1]}', b'{"data":[{"id":7}]}', b'{"data":["x"]}']
 )
-def test_a_model_list_that_is_none_is_an_error(body: bytes) -> None:
+def test_a_malformed_model_list_is_an_error(body: bytes) -> None:
     with pytest.raises(ScrapeError):
         parse_models(body)
 
@@ -230,7 +230,7 @@ def test_a_model_list_that_is_none_is_an_error(body: bytes) -> None:
         b"[" + b"[]," * MODELS_OPENINGS + b"0]",
     ],
 )
-def test_a_model_list_that_is_too_large_or_too_deep_to_send_to_workers_is_an_error(size: bytes) -> None:
+def test_a_model_list_too_large_or_deep_for_workers_is_an_error(size: bytes) -> None:
     with pytest.raises(ScrapeError, match=r"nested|larger|more than"):
         parse_models(b'{"data":[{"id":"m","x":%b}]}' % size)
 
@@ -253,7 +253,7 @@ def test_any_bytes_are_a_model_list_or_a_scrape_error(body: bytes) -> None:
         assert all(card["id"] for card in parse_models(body))
 
 
-def test_progress_is_the_sum_of_all_that_was_taken_in_and_given_out() -> None:
+def test_progress_is_the_sum_of_input_and_output() -> None:
     ranks = b"".join(
         b'vllm:prompt_tokens_total{engine="%d"} 100\nvllm:generation_tokens_total{engine="%d"} 7\n' % (rank, rank)
         for rank in range(2)
@@ -265,13 +265,13 @@ def test_progress_is_the_sum_of_all_that_was_taken_in_and_given_out() -> None:
 @pytest.mark.parametrize(
     ("engine", "grows"), [("vllm", True), ("sglang", True), ("llamacpp", True), ("triton-tensorrt-llm", False)]
 )
-def test_of_an_engine_that_does_not_count_tokens_no_progress_is_known(engine: str, grows: bool) -> None:
+def test_an_engine_without_token_counters_has_no_progress(engine: str, grows: bool) -> None:
     dialect = DIALECTS[engine]
     assert bool(dialect.prompt_tokens and dialect.generation_tokens) is grows
     assert parse(f"{dialect.waiting[0].name} 1\n".encode(), dialect).progress == -1
 
 
-async def test_a_large_exposition_is_read_in_steps_between_which_others_run() -> None:
+async def test_a_large_exposition_is_parsed_in_steps() -> None:
     filler = b"".join(b'vllm:latency_bucket{le="%d"} 1\n' % number for number in range(100_000))
     text = b"vllm:num_requests_running 2\n" + filler + b"vllm:num_requests_waiting 3\n"
     turns = 0

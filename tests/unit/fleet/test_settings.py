@@ -15,7 +15,7 @@ def faults(data: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_without_anything_there_are_no_pods_and_the_documented_defaults() -> None:
+def test_without_a_section_there_are_no_pods_and_the_documented_defaults() -> None:
     settings = load(PodSources, None)
     assert (settings.static, settings.file, settings.dns) == ((), None, None)
     assert (settings.refresh.interval, settings.refresh.timeout, settings.refresh.max_core) == (0.25, 1.0, 0.05)
@@ -49,7 +49,7 @@ def test_a_pod_has_all_its_keys() -> None:
         ("http://10.0.0.1:8000/base", "10.0.0.1:8000"),
     ],
 )
-def test_a_pod_is_called_by_host_and_port_unless_it_has_a_name(url: str, name: str) -> None:
+def test_a_pod_is_named_by_host_and_port_by_default(url: str, name: str) -> None:
     assert PodSettings(url=url).name == name
     assert PodSettings(url=url, name="other").name == "other"
 
@@ -70,7 +70,7 @@ def test_a_pod_is_called_by_host_and_port_unless_it_has_a_name(url: str, name: s
         "http://[::1",
     ],
 )
-def test_a_url_that_is_none_of_a_pod_is_refused_with_its_path(url: str) -> None:
+def test_an_invalid_url_is_refused_with_its_path(url: str) -> None:
     (fault,) = faults({"static": [{"url": "http://fine"}, {"url": url}]})
     assert fault.startswith("pods.static[1]: url: ")
 
@@ -95,7 +95,7 @@ def test_all_faults_are_reported_with_their_paths() -> None:
     assert any(fault.startswith("pods.refresh.maxCore") for fault in found)
 
 
-def test_pods_that_cannot_be_told_apart_are_refused() -> None:
+def test_indistinguishable_pods_are_refused() -> None:
     pods = [
         {"url": "http://a"},
         {"url": "http://a/"},
@@ -108,13 +108,13 @@ def test_pods_that_cannot_be_told_apart_are_refused() -> None:
     assert "static[3].name: 'x' is taken by static[2]" in fault
 
 
-def test_an_attribute_that_is_no_metric_is_refused() -> None:
+def test_an_attribute_that_is_not_a_metric_is_refused() -> None:
     (fault,) = faults({"refresh": {"attributes": {"temp": "gpu{"}}})
     assert fault.startswith("pods.refresh: ")
     assert "closing brace" in fault
 
 
-def test_a_name_to_look_up_describes_each_of_its_pods() -> None:
+def test_settings_of_a_dns_name_apply_to_each_of_its_pods() -> None:
     dns = load(DnsSettings, {"name": "vllm", "port": 8000, "role": "prefill", "weight": 2, "apiKey": "k"})
     pod = dns.pod("10.0.0.1")
     assert (pod.url, pod.name, pod.role, pod.weight, pod.api_key) == (
@@ -127,5 +127,5 @@ def test_a_name_to_look_up_describes_each_of_its_pods() -> None:
     assert dns.pod("fd00::1").url == "http://[fd00::1]:8000"
 
 
-def test_a_key_that_an_unset_variable_left_empty_is_none() -> None:
+def test_an_empty_key_from_an_unset_variable_is_none() -> None:
     assert PodSettings("http://a", api_key="").api_key is None

@@ -19,7 +19,7 @@ def sleep(calls: Calls, endpoint: Endpoint, level: int = 1) -> None:
     calls.fleet.refreshed(endpoint)
 
 
-def test_a_pod_that_sleeps_is_no_candidate_until_it_wakes_up_without_its_caches() -> None:
+def test_a_sleeping_pod_is_no_candidate_until_it_wakes_up_without_its_caches() -> None:
     calls = Calls()
     one, other = calls.ready("a", "m"), calls.ready("b", "m")
     sleep(calls, one)
@@ -34,7 +34,7 @@ def test_a_pod_that_sleeps_is_no_candidate_until_it_wakes_up_without_its_caches(
     assert calls.fleet.ejection_reasons(one) == []
 
 
-def test_a_pod_that_slept_before_it_was_first_asked_is_none_either() -> None:
+def test_a_pod_that_slept_before_its_first_scrape_is_no_candidate() -> None:
     calls = Calls()
     endpoint = calls.ready("a", "m")
     calls.fleet.refused(endpoint)
@@ -43,7 +43,7 @@ def test_a_pod_that_slept_before_it_was_first_asked_is_none_either() -> None:
     assert calls.fleet.serving("m") == ()
 
 
-def test_no_panic_wakes_anybody() -> None:
+def test_the_panic_threshold_wakes_no_pod() -> None:
     calls = Calls()
     one, other = calls.ready("a", "m"), calls.ready("b", "m")
     sleep(calls, one)
@@ -53,7 +53,7 @@ def test_no_panic_wakes_anybody() -> None:
     assert list(calls.fleet.serving("m")) == [other]
 
 
-def test_who_sleeps_and_drains_drains() -> None:
+def test_a_sleeping_draining_pod_drains() -> None:
     calls = Calls()
     endpoint = calls.ready("a", "m")
     sleep(calls, endpoint)
@@ -63,7 +63,7 @@ def test_who_sleeps_and_drains_drains() -> None:
     assert state(endpoint) is EndpointState.DRAINING
 
 
-def test_models_of_sleepers_are_there_where_they_are_woken() -> None:
+def test_models_of_sleeping_pods_are_listed_with_wake() -> None:
     calls = Calls()
     endpoint = calls.ready("a", "m")
     sleep(calls, endpoint)
@@ -77,7 +77,7 @@ def test_models_of_sleepers_are_there_where_they_are_woken() -> None:
     assert (calls.fleet.models(), calls.fleet.serves) == ([], False)
 
 
-def test_mirrors_know_who_sleeps() -> None:
+def test_mirrors_know_sleeping_pods() -> None:
     clock = ManualClock()
     mirror = Mirror(clock)
     calls = Calls()
@@ -105,6 +105,6 @@ DISCARDED = 'vllm:engine_sleep_state{engine="%d",sleep_state="discard_all"} %d\n
         (AWAKE % (0, 1) + AWAKE % (1, 0), 1),
     ],
 )
-def test_the_engine_says_that_it_sleeps(lines: str, level: int) -> None:
+def test_the_engine_reports_that_it_sleeps(lines: str, level: int) -> None:
     text = "vllm:num_requests_waiting 0\n" + lines
     assert parse(text.encode(), DIALECTS["vllm"]).sleep_level == level

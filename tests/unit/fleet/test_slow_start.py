@@ -29,13 +29,13 @@ class World:
         return sum(endpoint in self.fleet.serving("m") for _ in range(requests)) / requests
 
 
-def test_pods_that_join_are_candidates_for_all_requests_at_once() -> None:
+def test_new_pods_are_candidates_for_all_requests_at_once() -> None:
     world = World()
     assert [world.share(endpoint, 100) for endpoint in world.pods] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("came_back_from", ["a refused connection", "a doubt"])
-def test_a_pod_that_comes_back_is_one_for_more_and_more(came_back_from: str) -> None:
+def test_a_returning_pod_is_a_candidate_for_a_growing_share(came_back_from: str) -> None:
     world = World()
     back, *others = world.pods
     if came_back_from == "a doubt":
@@ -52,7 +52,7 @@ def test_a_pod_that_comes_back_is_one_for_more_and_more(came_back_from: str) -> 
     assert world.share(back, 100) == 1.0
 
 
-def test_when_it_is_over_finding_candidates_costs_what_it_did() -> None:
+def test_afterwards_finding_candidates_costs_the_same() -> None:
     world = World()
     before = type(world.fleet._renew().of)
     world.fleet.eject(world.pods[0], "ill")
@@ -63,14 +63,14 @@ def test_when_it_is_over_finding_candidates_costs_what_it_did() -> None:
     assert type(world.fleet._renew().of) is before
 
 
-def test_who_has_only_pods_that_came_back_can_be_sent_to_all_of_them() -> None:
+def test_if_all_pods_have_returned_all_are_candidates() -> None:
     world = World("a")
     world.fleet.refused(world.pods[0])
     world.fleet.reached(world.pods[0])
     assert world.share(world.pods[0], 100) == 1.0
 
 
-def test_a_pod_that_is_in_doubt_again_begins_again() -> None:
+def test_a_pod_that_is_ejected_again_restarts_its_slow_start() -> None:
     world = World()
     back = world.pods[0]
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_a_pod_that_is_in_doubt_again_begins_again() -> None:
     assert world.share(back) == pytest.approx(0.4, abs=0.05)
 
 
-def test_pods_that_are_asked_because_too_many_are_in_doubt_get_their_whole_share() -> None:
+def test_pods_used_beyond_the_panic_threshold_get_their_whole_share() -> None:
     world = World()
     for endpoint in world.pods[:2]:
         world.fleet.eject(endpoint, "ill")
@@ -88,7 +88,7 @@ def test_pods_that_are_asked_because_too_many_are_in_doubt_get_their_whole_share
     assert [world.share(endpoint, 100) for endpoint in world.pods] == [1.0, 1.0, 1.0]
 
 
-def test_without_a_time_nobody_starts_slowly() -> None:
+def test_without_a_time_there_is_no_slow_start() -> None:
     world = World(seconds=0.0)
     world.fleet.eject(world.pods[0], "ill")
     world.fleet.uneject(world.pods[0], "ill")

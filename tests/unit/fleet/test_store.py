@@ -48,7 +48,7 @@ class Calls:
         return endpoint
 
 
-def test_a_pod_is_a_candidate_from_its_first_answer_on() -> None:
+def test_a_pod_is_a_candidate_from_its_first_response_on() -> None:
     calls = Calls()
     endpoint = calls.fleet.add(pod("a"))
     assert state(endpoint) is EndpointState.STARTING
@@ -59,7 +59,7 @@ def test_a_pod_is_a_candidate_from_its_first_answer_on() -> None:
     assert calls.heard == [("ready", "a")]
 
 
-def test_a_model_is_served_by_the_pods_that_name_it_and_by_those_that_name_none() -> None:
+def test_a_model_is_served_by_pods_that_list_it_and_pods_without_a_list() -> None:
     calls = Calls()
     a, b, any_model = calls.ready("a", "m", "n"), calls.ready("b", "m"), calls.ready("c")
     assert list(calls.fleet.serving("m")) == [a, b, any_model]
@@ -78,14 +78,14 @@ def test_candidates_are_the_same_object_until_something_changes() -> None:
     assert [endpoint.name for endpoint in calls.fleet.serving("m")] == ["b"]
 
 
-def test_made_up_models_take_no_memory() -> None:
+def test_unknown_models_use_no_memory() -> None:
     calls = Calls()
     calls.ready("a", "m")
     calls.ready("b")
     assert calls.fleet.serving("x1") is calls.fleet.serving("x2")
 
 
-def test_a_configured_model_list_stands_whatever_the_pod_says() -> None:
+def test_a_configured_model_list_overrides_the_pods_list() -> None:
     calls = Calls()
     endpoint = calls.ready("a", "m", "n", models=("n", "extra"))
     assert endpoint.models == frozenset({"n", "extra"})
@@ -104,7 +104,7 @@ def test_a_model_once_known_stays_known() -> None:
     assert calls.fleet.knows("m")
 
 
-def test_of_models_that_pods_name_no_more_the_oldest_are_forgotten() -> None:
+def test_the_oldest_unlisted_models_are_dropped() -> None:
     calls = Calls()
     calls.ready("a", "m")
     endpoint = calls.ready("b", "first")
@@ -117,14 +117,14 @@ def test_of_models_that_pods_name_no_more_the_oldest_are_forgotten() -> None:
     assert calls.fleet.knows("m")  # and still named
 
 
-def test_before_any_pod_has_spoken_every_model_may_exist() -> None:
+def test_before_the_first_scrape_every_model_may_exist() -> None:
     calls = Calls()
     assert calls.fleet.knows("m")
     calls.fleet.add(pod("a"))
     assert calls.fleet.knows("m")
 
 
-def test_a_pod_that_serves_anything_makes_every_model_known_even_while_it_is_away() -> None:
+def test_a_pod_without_a_list_makes_every_model_known_even_if_unreachable() -> None:
     calls = Calls()
     calls.ready("a", "m")
     calls.fleet.add(pod("silent"))
@@ -133,7 +133,7 @@ def test_a_pod_that_serves_anything_makes_every_model_known_even_while_it_is_awa
     assert calls.fleet.knows("other")
 
 
-def test_the_only_model_is_the_one_base_model_there_is() -> None:
+def test_the_only_model_is_the_single_base_model() -> None:
     calls = Calls()
     assert calls.fleet.only_model() == ""
     endpoint = calls.ready("a", "m")
@@ -145,7 +145,7 @@ def test_the_only_model_is_the_one_base_model_there_is() -> None:
         calls.fleet.only_model()
 
 
-def test_a_model_under_several_names_is_one_and_its_first_name_counts() -> None:
+def test_a_model_with_several_names_counts_once_under_its_first() -> None:
     calls = Calls()
     a, b = calls.fleet.add(pod("a")), calls.fleet.add(pod("b"))
     calls.fleet.listed(a, [*cards("m", root="/models/m"), *cards("alias", root="/models/m")])
@@ -164,7 +164,7 @@ def test_model_cards_are_merged_in_the_order_of_pod_names_with_all_their_fields(
     assert calls.fleet.models() == [{"id": "m", "root": "/a", "max_model_len": 8192}, {"id": "n", "parent": "m"}]
 
 
-def test_a_refusing_pod_is_no_candidate_until_it_answers_again() -> None:
+def test_a_refusing_pod_is_no_candidate_until_it_responds_again() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
     calls.fleet.refused(endpoint)
@@ -175,7 +175,7 @@ def test_a_refusing_pod_is_no_candidate_until_it_answers_again() -> None:
     assert list(calls.fleet.ready) == [endpoint]
 
 
-def test_a_drained_pod_gets_nothing_new_and_returns_to_what_it_was() -> None:
+def test_a_drained_pod_gets_no_requests_and_returns_to_its_state() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
     calls.fleet.drain("a")
@@ -213,7 +213,7 @@ def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
     assert [what for what, _ in calls.heard] == ["ready", "removed"]
 
 
-def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
+def test_a_pod_with_endless_requests_is_removed_after_the_grace_period() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
     endpoint.charge(1, 0)
@@ -226,7 +226,7 @@ def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
     assert len(calls.fleet.endpoints) == 0
 
 
-def test_a_pod_that_is_wanted_again_before_it_is_gone_stays_what_it_was() -> None:
+def test_a_pod_added_again_before_its_removal_keeps_its_state() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
     endpoint.charge(1, 0)
@@ -238,7 +238,7 @@ def test_a_pod_that_is_wanted_again_before_it_is_gone_stays_what_it_was() -> Non
     assert calls.fleet.get("a") is endpoint
 
 
-def test_a_pod_that_comes_back_after_it_was_gone_is_a_new_one() -> None:
+def test_a_pod_added_after_its_removal_is_new() -> None:
     calls = Calls()
     old = calls.ready("a")
     calls.fleet.remove("a")
@@ -287,7 +287,7 @@ def test_a_pod_that_moved_keeps_its_identity() -> None:
     assert endpoint.url == "http://a:2"
 
 
-def test_the_role_may_stand_in_a_label_and_follows_it() -> None:
+def test_the_role_may_come_from_a_label() -> None:
     fleet = Calls().fleet
     endpoint = fleet.add(pod("a", labels={"llm-d.ai/role": "prefill"}))
     assert endpoint.role == "prefill"
@@ -295,7 +295,7 @@ def test_the_role_may_stand_in_a_label_and_follows_it() -> None:
     assert endpoint.role == ""
 
 
-def test_a_source_does_not_take_over_the_pod_of_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_does_not_adopt_the_pod_of_another(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Calls().fleet
     fleet.reconcile("static", [pod("a", weight=2.0)])
     fleet.reconcile("dns", [pod("a"), pod("b")])
@@ -317,7 +317,7 @@ def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCap
     assert "a hook failed for pod a" in caplog.text
 
 
-def test_watchers_hear_of_those_that_are_there_that_come_and_that_go() -> None:
+def test_watchers_get_existing_new_and_removed_pods() -> None:
     fleet = Calls().fleet
     heard: list[str] = []
     fleet.add(pod("a"))

@@ -23,7 +23,7 @@ def ready(calls: Calls) -> list[str]:
     return [endpoint.name for endpoint in calls.fleet.ready]
 
 
-def test_where_all_are_replaced_the_old_ones_serve_until_a_new_one_has_answered() -> None:
+def test_if_all_pods_are_replaced_the_old_ones_serve_until_a_new_one_is_ready() -> None:
     calls = Calls()
     of_file(calls, "a", "b")
     reach(calls, "a")
@@ -41,7 +41,7 @@ def test_where_all_are_replaced_the_old_ones_serve_until_a_new_one_has_answered(
     assert (busy.state, calls.fleet.get("b")) == (DRAINING, None)
 
 
-def test_who_leaves_others_behind_that_serve_leaves_at_once() -> None:
+def test_a_pod_that_leaves_serving_pods_behind_is_removed_at_once() -> None:
     calls = Calls()
     of_file(calls, "a", "b")
     reach(calls, "a")
@@ -50,7 +50,7 @@ def test_who_leaves_others_behind_that_serve_leaves_at_once() -> None:
     assert (ready(calls), calls.fleet.get("a")) == (["b"], None)
 
 
-def test_where_nobody_is_to_come_nobody_is_waited_for() -> None:
+def test_without_a_successor_no_pod_waits() -> None:
     calls = Calls()
     of_file(calls, "a")
     reach(calls, "a")
@@ -58,7 +58,7 @@ def test_where_nobody_is_to_come_nobody_is_waited_for() -> None:
     assert calls.fleet.get("a") is None
 
 
-def test_nobody_is_waited_for_by_one_that_does_not_serve_nor_for_one_that_refuses() -> None:
+def test_a_pod_that_does_not_serve_or_refuses_does_not_wait() -> None:
     calls = Calls()
     of_file(calls, "a")
     of_file(calls, "b")
@@ -72,7 +72,7 @@ def test_nobody_is_waited_for_by_one_that_does_not_serve_nor_for_one_that_refuse
     assert calls.fleet.get("b") is None
 
 
-def test_those_of_another_role_or_another_pool_take_nobodys_place() -> None:
+def test_pods_of_another_role_or_pool_are_no_successors() -> None:
     calls = Calls()
     calls.fleet.form(["default", "other"])
     for name, role, pool in (("p", "prefill", "default"), ("o", "decode", "other")):
@@ -86,7 +86,7 @@ def test_those_of_another_role_or_another_pool_take_nobodys_place() -> None:
     assert ready(calls) == ["p", "o", "b"]
 
 
-def test_who_waits_in_vain_leaves_when_the_time_is_over_and_not_later_for_being_told_again() -> None:
+def test_a_pod_without_a_ready_successor_is_removed_after_the_time() -> None:
     calls = Calls()
     of_file(calls, "a")
     reach(calls, "a")
@@ -100,7 +100,7 @@ def test_who_waits_in_vain_leaves_when_the_time_is_over_and_not_later_for_being_
     assert calls.fleet.get("a") is None
 
 
-def test_who_is_wanted_again_meanwhile_stays() -> None:
+def test_a_pod_that_is_added_again_stays() -> None:
     calls = Calls()
     of_file(calls, "a")
     reach(calls, "a")
@@ -112,7 +112,7 @@ def test_who_is_wanted_again_meanwhile_stays() -> None:
     assert ready(calls) == ["a", "b"]
 
 
-def test_when_the_successors_are_taken_back_nobody_is_waited_for() -> None:
+def test_when_the_successors_are_removed_no_pod_waits() -> None:
     calls = Calls()
     of_file(calls, "a")
     reach(calls, "a")

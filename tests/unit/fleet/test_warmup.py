@@ -74,7 +74,7 @@ def ready() -> Endpoint:
     return Endpoint("a", state=EndpointState.READY)
 
 
-async def test_a_pod_gets_as_many_prompts_as_configured_and_no_more_at_a_time_than_allowed() -> None:
+async def test_a_pod_gets_the_configured_number_of_prompts_within_the_concurrency() -> None:
     pod = Pod()
     async with warming(pod) as it:
         it.begin(ready())
@@ -83,7 +83,7 @@ async def test_a_pod_gets_as_many_prompts_as_configured_and_no_more_at_a_time_th
     assert pod.most_at_once == 2
 
 
-async def test_it_is_warmed_up_once_at_a_time_and_anew_when_it_comes_back() -> None:
+async def test_a_pod_is_warmed_up_once_at_a_time_and_again_when_it_returns() -> None:
     pod, endpoint = Pod(), ready()
     async with warming(pod) as it:
         it.begin(endpoint)
@@ -95,7 +95,7 @@ async def test_it_is_warmed_up_once_at_a_time_and_anew_when_it_comes_back() -> N
     assert len(pod.sent) == 8
 
 
-async def test_what_it_is_known_to_have_is_left_out() -> None:
+async def test_prompts_known_to_be_cached_are_left_out() -> None:
     pod = Pod(has=3)
     async with warming(pod) as it:
         it.begin(ready())
@@ -104,14 +104,14 @@ async def test_what_it_is_known_to_have_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("pod", [Pod(status=500), Pod(status=401), Pod(error=True)])
-async def test_a_pod_that_does_not_take_them_is_left_in_peace(pod: Pod, one_at_a_time: None) -> None:
+async def test_a_pod_that_refuses_prompts_is_left_alone(pod: Pod, one_at_a_time: None) -> None:
     async with warming(pod) as it:
         it.begin(ready())
         await over(it)
     assert len(pod.sent) == 1
 
 
-async def test_a_pod_that_is_not_ready_is_sent_nothing() -> None:
+async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
     pod, endpoint = Pod(), ready()
     async with warming(pod) as it:
         it.begin(endpoint)
@@ -120,7 +120,7 @@ async def test_a_pod_that_is_not_ready_is_sent_nothing() -> None:
     assert pod.sent == []
 
 
-async def test_without_prompts_nothing_is_begun() -> None:
+async def test_without_prompts_no_warm_up_starts() -> None:
     async with warming(Pod(), shared=0) as it:
         it.begin(ready())
         assert not it._warming

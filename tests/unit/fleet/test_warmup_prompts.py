@@ -33,7 +33,7 @@ def systems(seen: SharedPrompts, models: frozenset[str] | None = None) -> list[s
     return [orjson.loads(head.body)["messages"][0]["content"][:8] for head in seen.hottest(models)]
 
 
-def test_a_prompt_is_kept_when_enough_different_requests_have_begun_with_it() -> None:
+def test_a_prompt_is_kept_when_enough_different_requests_share_it() -> None:
     seen = prompts()
     see(seen, "shared! ", 2)
     assert (systems(seen), seen.bytes) == ([], 0)
@@ -41,14 +41,14 @@ def test_a_prompt_is_kept_when_enough_different_requests_have_begun_with_it() ->
     assert systems(seen) == ["shared! "]
 
 
-def test_the_same_request_again_and_again_shares_nothing() -> None:
+def test_repetitions_of_one_request_do_not_count() -> None:
     seen = prompts()
     for _ in range(20):
         seen.see(asked("private ", "the same"))
     assert systems(seen) == []
 
 
-def test_of_what_is_not_shared_no_text_is_in_memory() -> None:
+def test_text_that_is_not_shared_is_not_kept() -> None:
     seen = prompts()
     see(seen, "private ", 2)
     assert "private" not in repr(seen._heads)
@@ -57,7 +57,7 @@ def test_of_what_is_not_shared_no_text_is_in_memory() -> None:
     assert "question" not in repr(seen._heads)
 
 
-def test_the_most_used_come_first_and_there_are_so_many_for_every_model() -> None:
+def test_the_most_used_prompts_of_every_model_are_first() -> None:
     seen = prompts()
     for system, times in (("seldom  ", 3), ("often   ", 6), ("between ", 4)):
         see(seen, system, times)
@@ -67,7 +67,7 @@ def test_the_most_used_come_first_and_there_are_so_many_for_every_model() -> Non
     assert set(systems(seen)) == {"often   ", "between ", "adapter "}
 
 
-def test_use_of_long_ago_weighs_little() -> None:
+def test_old_use_has_little_weight() -> None:
     clock = ManualClock()
     seen = prompts(clock, prompts=1)
     see(seen, "past    ", 30)
@@ -76,7 +76,7 @@ def test_use_of_long_ago_weighs_little() -> None:
     assert systems(seen) == ["present "]
 
 
-def test_one_request_in_so_many_is_looked_at() -> None:
+def test_requests_are_sampled() -> None:
     seen = prompts(sample=4)
     see(seen, "shared! ", 11)
     assert systems(seen) == []
@@ -84,7 +84,7 @@ def test_one_request_in_so_many_is_looked_at() -> None:
     assert systems(seen) == ["shared! "]
 
 
-def test_texts_never_take_more_than_was_granted_and_the_least_used_go() -> None:
+def test_texts_stay_within_their_limit_and_the_least_used_are_dropped() -> None:
     seen = prompts(prompts=100, most_bytes=2000)
     see(seen, "hot     ", 9)
     for number in range(20):
@@ -94,7 +94,7 @@ def test_texts_never_take_more_than_was_granted_and_the_least_used_go() -> None:
     assert seen.bytes == sum(len(head.body) for head in seen.hottest(None))
 
 
-def test_what_is_counted_is_bounded_too() -> None:
+def test_counters_are_bounded() -> None:
     seen = prompts()
     see(seen, "shared! ", 3)
     for number in range(MOST_COUNTED + 10):
@@ -103,7 +103,7 @@ def test_what_is_counted_is_bounded_too() -> None:
     assert (systems(seen), seen.bytes) == ([], 0)
 
 
-def test_large_bodies_and_uploads_are_passed_over() -> None:
+def test_large_bodies_and_uploads_are_skipped() -> None:
     seen = prompts(shared_by=2)
     for number in range(4):
         seen.see(asked("shared! ", f"{number}" * LARGEST_BODY))

@@ -23,7 +23,7 @@ def leg(**seen: Any) -> Attempt:
     return attempt
 
 
-def test_half_of_it_is_left_after_a_half_life() -> None:
+def test_half_of_the_service_remains_after_a_half_life() -> None:
     attained = Attained(LeastService())
     attained.add("a", 100, now=0.0)
     assert attained.had("a") == 100
@@ -33,14 +33,14 @@ def test_half_of_it_is_left_after_a_half_life() -> None:
     assert (attained.had("a"), attained.had("b")) == (35, 5)
 
 
-def test_without_a_half_life_all_of_it_counts() -> None:
+def test_without_a_half_life_all_service_counts() -> None:
     attained = Attained(LeastService(half_life=Duration(0.0)))
     for now in (0.0, 1000.0):
         attained.add("a", 100, now)
     assert attained.had("a") == 200
 
 
-def test_whoever_was_not_answered_for_long_is_forgotten() -> None:
+def test_tenants_without_recent_responses_are_dropped() -> None:
     attained = Attained(LeastService(half_life=Duration(0.0), forget_after=Duration(10.0)))
     attained.add("a", 100, now=0.0)
     attained.add("b", 100, now=5.0)
@@ -61,5 +61,5 @@ def test_whoever_was_not_answered_for_long_is_forgotten() -> None:
         ({}, 0),
     ],
 )
-def test_a_token_of_an_answer_counts_as_two_of_a_prompt(seen: Any, tokens: float) -> None:
+def test_a_response_token_counts_as_two_prompt_tokens(seen: Any, tokens: float) -> None:
     assert tokens_of([leg(**seen)]) == tokens

@@ -134,7 +134,7 @@ async def world(pods: Sequence[Endpoint] = (), **settings: Any) -> AsyncIterator
         assert all(pod.load.requests == 0 for pod in it.pods)
 
 
-async def test_as_many_as_fit_go_on_and_the_others_follow_as_those_leave() -> None:
+async def test_requests_proceed_up_to_the_cap_and_the_others_as_those_end() -> None:
     async with world(max_concurrent=2) as it:
         await it.come("a", "b", "c", "d")
         assert it.names == "ab"
@@ -167,7 +167,7 @@ async def test_tokens_in_flight_are_capped_and_a_prompt_beyond_the_cap_goes_alon
         assert it.names == "a"
 
 
-async def test_higher_priorities_go_first_and_the_lower_wait_meanwhile() -> None:
+async def test_higher_priorities_are_first() -> None:
     async with world(max_concurrent=1, bands=(BandSettings(10), BandSettings(0))) as it:
         await it.come("x")
         await it.come("l", priority=-5)
@@ -178,7 +178,7 @@ async def test_higher_priorities_go_first_and_the_lower_wait_meanwhile() -> None
         assert it.names == "xuhnl"
 
 
-async def test_a_band_with_a_lower_ceiling_waits_while_there_is_room_for_others() -> None:
+async def test_a_band_with_a_lower_ceiling_waits_while_others_proceed() -> None:
     saturation = Saturation("concurrency", requests=2)
     bands = (BandSettings(10), BandSettings(0, ceiling=0.5))
     async with world(saturation=saturation, bands=bands) as it:
@@ -188,7 +188,7 @@ async def test_a_band_with_a_lower_ceiling_waits_while_there_is_room_for_others(
         assert it.names == "abd"
 
 
-async def test_reflective_ceilings_have_lower_bands_fade_out_as_pods_fill_up() -> None:
+async def test_reflective_ceilings_reduce_lower_bands_as_pods_fill_up() -> None:
     saturation = Saturation("concurrency", requests=5)
     bands = (BandSettings(10), BandSettings(0), BandSettings(-1))
     async with world(saturation=saturation, bands=bands, ceilings="reflective") as it:
@@ -205,7 +205,7 @@ async def test_reflective_ceilings_have_lower_bands_fade_out_as_pods_fill_up() -
         assert it.names == "abcdefghlmnop", "what is full is full for the highest too"
 
 
-async def test_a_single_band_has_all_there_is_under_reflective_ceilings() -> None:
+async def test_a_single_band_has_all_capacity_under_reflective_ceilings() -> None:
     async with world(saturation=Saturation("concurrency", requests=2), ceilings="reflective") as it:
         await it.come(*"abcde")
         assert it.names == "abcd"
@@ -254,7 +254,7 @@ async def test_requests_that_leave_the_queue_together_cause_one_search_for_pods(
 @pytest.mark.parametrize(
     ("fairness", "order"), [("strict", "aaabbb"), ("round-robin", "ababab"), ("deficit-round-robin", "abbbaa")]
 )
-async def test_tenants_of_a_band_share_as_they_are_told_to(fairness: str, order: str) -> None:
+async def test_tenants_of_a_band_share_by_the_configured_fairness(fairness: str, order: str) -> None:
     async with world(max_concurrent=1, fairness=fairness) as it:
         await it.come("x")
         for number in range(3):
@@ -267,7 +267,7 @@ async def test_tenants_of_a_band_share_as_they_are_told_to(fairness: str, order:
         assert "".join(name[0] for name in it.order[1:]) == order
 
 
-async def test_what_a_tenant_was_answered_counts_against_it_when_the_answer_has_ended() -> None:
+async def test_service_counts_when_the_response_has_ended() -> None:
     async with world(max_concurrent=1, fairness="least-service") as it:
         it.usage = Usage(100, 1000)
         await it.come("a", tenant="long")
@@ -280,7 +280,7 @@ async def test_what_a_tenant_was_answered_counts_against_it_when_the_answer_has_
         assert it.names == "abd"
 
 
-async def test_what_was_cached_costs_its_tenant_nothing() -> None:
+async def test_cached_tokens_cost_the_tenant_nothing() -> None:
     async with world(max_concurrent=1, fairness="deficit-round-robin") as it:
         await it.come("x")
         await it.come("a0", "a1", tenant="a", tokens=100)
@@ -293,7 +293,7 @@ async def test_what_was_cached_costs_its_tenant_nothing() -> None:
         assert it.order == ["x", "a0", "b0", "a1"], "b has had a hundred tokens, a one"
 
 
-async def test_deadlines_and_objectives_order_those_that_wait() -> None:
+async def test_deadlines_and_objectives_order_the_queue() -> None:
     async with world(max_concurrent=1, ordering="edf") as it:
         await it.come("x")
         await it.come("a", deadline=200.0)
@@ -309,7 +309,7 @@ async def test_deadlines_and_objectives_order_those_that_wait() -> None:
         assert it.names == "xcba"
 
 
-async def test_a_model_without_room_does_not_stop_others() -> None:
+async def test_a_model_without_capacity_does_not_block_others() -> None:
     pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
     pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
     async with world(pods, max_concurrent_per_pod=1) as it:
@@ -320,7 +320,7 @@ async def test_a_model_without_room_does_not_stop_others() -> None:
         assert it.names == "acd"
 
 
-async def test_nobody_waits_for_a_model_that_no_pod_serves() -> None:
+async def test_requests_for_a_model_without_pods_are_not_queued() -> None:
     async with world([Endpoint("a", models=frozenset("m"))], max_concurrent_per_pod=1) as it:
         await it.come("a", "b", model="other")
         assert it.names == "ab", "the gateway says what is wrong"
@@ -340,7 +340,7 @@ async def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
         assert list(it.refused) == ["b"]
 
 
-async def test_who_waited_too_long_is_refused() -> None:
+async def test_a_request_that_exceeds_the_queue_timeout_is_refused() -> None:
     async with world(max_concurrent=1, queue_timeout=0.02) as it:
         await it.come("a", "b")
         await asyncio.sleep(0.05)
@@ -360,7 +360,7 @@ async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
         assert it.names == "ac"
 
 
-async def test_a_client_that_leaves_in_the_moment_in_which_it_may_go_on_passes_its_place_on() -> None:
+async def test_a_client_that_leaves_as_its_request_proceeds_passes_its_place_on() -> None:
     async with world(max_concurrent=1) as it:
         await it.come("a", "b", "c")
         it._doors["a"].set()
@@ -371,7 +371,7 @@ async def test_a_client_that_leaves_in_the_moment_in_which_it_may_go_on_passes_i
         assert it.order[-1] == "c"
 
 
-async def test_how_long_it_takes_follows_from_how_fast_requests_end() -> None:
+async def test_retry_after_follows_the_rate_of_endings() -> None:
     async with world(max_concurrent=1, max_queued=3) as it:
         for number in range(20):
             await it.come(f"warm{number}")
@@ -381,7 +381,7 @@ async def test_how_long_it_takes_follows_from_how_fast_requests_end() -> None:
         assert 5 <= it.refused["e"].retry_after <= 12, "four go first, two seconds each"
 
 
-async def test_who_could_not_make_it_is_refused_at_once() -> None:
+async def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     async with world(max_concurrent=1) as it:
         for number in range(20):
             await it.come(f"warm{number}")
@@ -394,7 +394,7 @@ async def test_who_could_not_make_it_is_refused_at_once() -> None:
         assert "intime" not in it.refused
 
 
-async def test_sheddable_requests_make_room_for_others_newest_first_and_one_at_a_time() -> None:
+async def test_sheddable_requests_are_evicted_newest_first_and_one_at_a_time() -> None:
     async with world(max_concurrent=3, evict_sheddable=True, bands=(BandSettings(0), BandSettings(-1))) as it:
         await it.come("s", "t", priority=-1)
         await it.come("n")
@@ -409,14 +409,14 @@ async def test_sheddable_requests_make_room_for_others_newest_first_and_one_at_a
         assert it.control.queue.waiting == 2, "nobody is ended for one that is sheddable too"
 
 
-async def test_nobody_is_evicted_unless_it_is_asked_for() -> None:
+async def test_no_request_is_evicted_unless_configured() -> None:
     async with world(max_concurrent=1, bands=(BandSettings(0), BandSettings(-1))) as it:
         await it.come("s", priority=-1)
         await it.come("n")
         assert it.refused == {}
 
 
-async def test_a_full_queue_makes_room_for_a_tenant_that_has_less_waiting_and_for_who_is_more_urgent() -> None:
+async def test_a_full_queue_evicts_for_a_smaller_tenant_and_a_higher_priority() -> None:
     async with world(max_concurrent=1, max_queued=4) as it:
         await it.come("x", "a1", "a2", "a3", "a4", tenant="a")
         await it.come("b", tenant="b")
@@ -433,14 +433,14 @@ async def test_a_full_queue_makes_room_for_a_tenant_that_has_less_waiting_and_fo
         ]
 
 
-async def test_a_body_that_could_never_wait_makes_nobody_leave() -> None:
+async def test_a_body_too_large_for_the_queue_evicts_none() -> None:
     async with world(max_concurrent=1, max_queued_bytes=8) as it:
         await it.come("a", "b", "c")
         await it.come("large", body=b"x" * 100, priority=5)
         assert list(it.refused) == ["large"]
 
 
-async def test_who_waited_until_its_deadline_is_refused_for_that() -> None:
+async def test_a_request_queued_until_its_deadline_is_refused_for_it() -> None:
     async with world(max_concurrent=1) as it:
         await it.come("a")
         await it.come("b", deadline=it.clock.now() + 0.02)
@@ -455,7 +455,7 @@ async def test_who_waited_until_its_deadline_is_refused_for_that() -> None:
         assert it.refused["b"].reason is Reason.DEADLINE
 
 
-async def test_those_behind_a_large_prompt_go_on_when_it_gives_up() -> None:
+async def test_requests_behind_a_large_prompt_proceed_when_it_gives_up() -> None:
     async with world(max_tokens=100) as it:
         await it.come("a", tokens=60)
         await it.come("large", tokens=80)
@@ -465,7 +465,7 @@ async def test_those_behind_a_large_prompt_go_on_when_it_gives_up() -> None:
         assert it.order == ["a", "small"]
 
 
-async def test_a_full_model_of_a_higher_band_does_not_stop_others_of_a_lower_one() -> None:
+async def test_a_full_model_of_a_higher_band_does_not_block_others_of_a_lower_band() -> None:
     pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
     pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
     async with world(pods, max_concurrent_per_pod=1) as it:
@@ -477,7 +477,7 @@ async def test_a_full_model_of_a_higher_band_does_not_stop_others_of_a_lower_one
         assert it.names == "acd"
 
 
-async def test_a_request_whose_pod_failed_needs_room_again_until_it_is_sent_again() -> None:
+async def test_a_request_whose_pod_failed_needs_capacity_again() -> None:
     async with world(max_concurrent_per_pod=1) as it:
         await it.come("a")
         (passage,) = it.control._inside
@@ -498,7 +498,7 @@ def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:
     return attempt
 
 
-async def test_only_who_is_on_a_pod_that_is_wanted_is_ended() -> None:
+async def test_only_requests_on_a_wanted_pod_are_evicted() -> None:
     pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
     pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
     async with world(pods, max_concurrent_per_pod=1, evict_sheddable=True) as it:
@@ -509,7 +509,7 @@ async def test_only_who_is_on_a_pod_that_is_wanted_is_ended() -> None:
         assert it.names == "stn"
 
 
-async def test_pods_have_time_to_report_what_an_eviction_has_changed() -> None:
+async def test_pods_have_time_to_report_the_effect_of_an_eviction() -> None:
     pod = Endpoint("a", state=EndpointState.READY)
     saturation = Saturation("utilization", queue_depth=5)
     async with world([pod], saturation=saturation, evict_sheddable=True) as it:
@@ -528,7 +528,7 @@ async def test_pods_have_time_to_report_what_an_eviction_has_changed() -> None:
         pod.publish(replace(pod.metrics, waiting=0), 0)
 
 
-async def test_a_pod_that_reports_no_queue_is_not_sent_all_that_waits_before_it_reports_again() -> None:
+async def test_a_pod_that_reports_an_empty_queue_does_not_get_the_whole_queue() -> None:
     pod = Endpoint("a", state=EndpointState.READY)
     async with world([pod], saturation=Saturation("utilization", queue_depth=3)) as it:
         await it.come(*"abcdefgh")
@@ -544,9 +544,7 @@ async def test_a_pod_that_reports_no_queue_is_not_sent_all_that_waits_before_it_
 
 
 @pytest.mark.parametrize(("fairness", "places"), [("strict", 40), ("round-robin", 38)])
-async def test_the_last_twentieth_of_the_queue_is_for_those_for_whom_others_would_make_room(
-    fairness: str, places: int
-) -> None:
+async def test_the_last_twentieth_of_the_queue_is_reserved(fairness: str, places: int) -> None:
     async with world(max_concurrent=1, max_queued=40, fairness=fairness) as it:
         await it.come("x")
         for number in range(30):
@@ -557,7 +555,7 @@ async def test_the_last_twentieth_of_the_queue_is_for_those_for_whom_others_woul
         assert "c" not in it.refused or fairness == "strict"
 
 
-async def test_other_settings_keep_those_who_wait_in_the_order_that_is_wanted_then() -> None:
+async def test_changed_settings_keep_and_reorder_the_queue() -> None:
     async with world(max_concurrent=1) as it:
         await it.come("0")
         for name, left in (("a", 50.0), ("b", 30.0), ("c", 40.0)):
@@ -568,7 +566,7 @@ async def test_other_settings_keep_those_who_wait_in_the_order_that_is_wanted_th
         assert it.names == "0bca"
 
 
-async def test_more_room_lets_those_go_on_who_wait_and_less_ends_nobody() -> None:
+async def test_a_higher_cap_lets_queued_requests_proceed_and_a_lower_one_ends_none() -> None:
     async with world(max_concurrent=3) as it:
         await it.come(*"abcde")
         it.control.settings = FlowControlSettings(max_concurrent=1)
@@ -579,7 +577,7 @@ async def test_more_room_lets_those_go_on_who_wait_and_less_ends_nobody() -> Non
         assert it.names == "abcde"
 
 
-async def test_who_waits_in_a_band_that_is_not_listed_any_more_waits_in_one_of_its_priority() -> None:
+async def test_requests_of_a_removed_band_wait_in_a_band_of_their_priority() -> None:
     async with world(max_concurrent=1, bands=(BandSettings(priority=5, name="high"), BandSettings())) as it:
         await it.come("0")
         await it.come("a")
@@ -592,7 +590,7 @@ async def test_who_waits_in_a_band_that_is_not_listed_any_more_waits_in_one_of_i
         assert it.names == "0b"
 
 
-async def test_what_a_tenant_has_had_counts_after_a_change_too() -> None:
+async def test_service_of_a_tenant_is_kept_across_a_change() -> None:
     async with world(max_concurrent=1) as it:
         await it.come("0", tenant="x")
         await it.come("a", "b", "c", tenant="x")
@@ -603,7 +601,7 @@ async def test_what_a_tenant_has_had_counts_after_a_change_too() -> None:
         assert it.names == "0abpcq"
 
 
-async def test_requests_behind_a_large_one_go_on_when_its_client_hangs_up() -> None:
+async def test_requests_behind_a_large_one_proceed_when_its_client_leaves() -> None:
     async with world(max_tokens=100) as it:
         await it.come("first", tokens=60)
         await it.come("large", tokens=90)
@@ -613,7 +611,7 @@ async def test_requests_behind_a_large_one_go_on_when_its_client_hangs_up() -> N
         assert it.order == ["first", "small", "tiny"]
 
 
-async def test_any_number_of_clients_that_hang_up_together_cost_one_look_for_room() -> None:
+async def test_clients_that_leave_together_cause_one_search_for_capacity() -> None:
     async with world(max_concurrent=1) as it:
         names = [f"r{number}" for number in range(300)]
         for name in names:
@@ -626,7 +624,7 @@ async def test_any_number_of_clients_that_hang_up_together_cost_one_look_for_roo
         assert it.asked - asked < 5
 
 
-async def test_all_who_wait_go_on_when_the_pool_is_not_configured_any_more() -> None:
+async def test_queued_requests_proceed_when_the_pool_is_removed() -> None:
     async with world(max_concurrent=1) as it:
         async with it.control:
             await it.come(*"abc")

@@ -27,19 +27,19 @@ def faults(*arguments: Any, **sections: Any) -> list[str]:
     return list(map(str, caught.value.problems))
 
 
-def test_without_the_gate_nobody_waits() -> None:
+def test_without_the_gate_nothing_is_queued() -> None:
     assert loaded(gates=()) == FlowControlSettings()
     assert not loaded(gates=("flowControl=false",)).limits
 
 
-def test_the_gate_alone_has_requests_wait_for_pods_that_report_queues_in_the_order_in_which_they_came() -> None:
+def test_the_gate_alone_queues_by_utilization_in_order_of_arrival() -> None:
     settings = loaded()
     assert settings.saturation.detector == "utilization"
     assert settings.bands == (BandSettings(0, fairness="strict", ordering="fcfs"),)
     assert settings.limits
 
 
-def test_all_of_it_becomes_the_section_of_the_same_name() -> None:
+def test_all_fields_become_the_section_of_the_same_name() -> None:
     settings = loaded(
         {
             "maxBytes": "10Gi",
@@ -95,7 +95,7 @@ def test_lower_priorities_are_held_back_sooner(parameters: dict[str, Any], ceili
     assert [band.ceiling for band in settings.bands] == pytest.approx(ceilings)
 
 
-def test_without_the_gate_a_detector_has_what_is_sheddable_refused_while_pods_are_full() -> None:
+def test_without_the_gate_a_detector_refuses_sheddable_requests_while_pods_are_full() -> None:
     plugins = [{"type": "utilization-detector", "parameters": {"queueDepthThreshold": 3}}]
     settings = loaded({"saturationDetector": {"pluginRef": "utilization-detector"}}, plugins, gates=())
     assert settings.saturation.queue_depth == 3
@@ -111,7 +111,7 @@ def test_the_same_limit_set_twice_is_a_fault() -> None:
     assert loaded({"maxRequests": 10}, flowControl={"maxConcurrent": 3}).max_concurrent == 3
 
 
-def test_what_is_wrong_is_named_with_its_path() -> None:
+def test_faults_are_reported_with_their_path() -> None:
     plugins = [{"name": "rr", "type": "round-robin-fairness-policy"}]
     section = {
         "saturationDetector": {"pluginRef": "rr"},
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named_with_its_path() -> None:
     assert faults({}, wrong) == ["scheduling.plugins.priority-holdback-policy: minCeiling must be less than maxCeiling"]
 
 
-def test_ceilings_that_follow_the_saturation_have_nothing_to_set() -> None:
+def test_reflective_ceilings_have_no_parameters() -> None:
     reflective = {"type": "soft-reflective-ceiling-policy"}
     section = {"usageLimitPolicyPluginRef": "soft-reflective-ceiling-policy", "priorityBands": [{"priority": 5}]}
     settings = loaded(section, [reflective])
@@ -141,7 +141,7 @@ def test_ceilings_that_follow_the_saturation_have_nothing_to_set() -> None:
     assert "unknown field 'threshold'" in fault
 
 
-def test_programs_are_tenants_and_whoever_has_had_least_is_first() -> None:
+def test_programs_are_tenants_and_the_least_served_is_first() -> None:
     parameters = {"lasWeightService": 0.6, "lasWeightHeadWait": 0.4, "lasHalfLifeSeconds": 0, "evictionTtlSeconds": 60}
     aware = {"type": "program-aware-fairness", "parameters": parameters}
     section = {"defaultPriorityBand": {"fairnessPolicyRef": "program-aware-fairness"}}

@@ -60,7 +60,7 @@ POLICIES = {
 
 
 @given(REQUESTS, st.data(), st.fixed_dictionaries(POLICIES))
-def test_everybody_leaves_once_and_higher_priorities_first(requests: Any, data: Any, policies: Any) -> None:
+def test_each_request_leaves_once_and_higher_priorities_first(requests: Any, data: Any, policies: Any) -> None:
     line = Line(**policies)
     here = [
         line.come(tenant, tokens, priority=priority, deadline=deadline, model=model)
@@ -112,7 +112,7 @@ def test_shares_are_kept_in_requests_and_in_tokens() -> None:
         assert line.served(40) == {"gold": 30, "plain": 10}
 
 
-def test_who_was_served_while_nobody_else_waited_owes_nothing_to_who_comes_later() -> None:
+def test_service_without_competition_is_not_held_against_a_tenant() -> None:
     line = Line()
     for _ in range(100):
         line.come("old")
@@ -122,7 +122,7 @@ def test_who_was_served_while_nobody_else_waited_owes_nothing_to_who_comes_later
     assert line.served(10) == {"old": 5, "new": 5}
 
 
-def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+def test_a_returning_tenant_has_saved_up_nothing() -> None:
     line = Line()
     line.come("back")
     for _ in range(50):
@@ -134,7 +134,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     assert abs(served["back"] - served["busy"]) <= 2
 
 
-def test_a_priority_that_is_not_listed_has_a_band_like_the_next_one_below() -> None:
+def test_an_unlisted_priority_has_a_band_like_the_next_lower_one() -> None:
     bands = (BandSettings(10, "urgent", max_queued=7), BandSettings(0, ceiling=0.5))
     queue = Line(bands=bands).queue
     assert [(band.priority, band.name) for band in queue.bands] == [(10, "urgent"), (0, "0")]
@@ -145,7 +145,7 @@ def test_a_priority_that_is_not_listed_has_a_band_like_the_next_one_below() -> N
     assert queue.band(99) is unlisted[99]
 
 
-def test_the_last_of_the_lowest_band_makes_room_and_in_a_band_the_last_of_whoever_has_most() -> None:
+def test_eviction_takes_the_last_of_the_lowest_band_and_of_its_largest_tenant() -> None:
     line = Line(max_queued=100)
     low = [line.come("any", priority=-1) for _ in range(3)]
     many = [line.come("many") for _ in range(20)]
@@ -160,7 +160,7 @@ def test_the_last_of_the_lowest_band_makes_room_and_in_a_band_the_last_of_whoeve
     assert line.queue.gives_way(below) is None, "nobody leaves for who is less urgent"
 
 
-def test_how_many_go_before_counts_turns_and_not_all_that_wait() -> None:
+def test_the_position_counts_turns() -> None:
     line = Line()
     for _ in range(50):
         line.come("many")
@@ -200,7 +200,7 @@ def test_tenants_that_do_not_come_back_are_forgotten() -> None:
     assert len(line.queue.bands[0]._flows) <= 1001
 
 
-def test_least_service_gives_the_turn_to_who_has_had_least_of_late_in_any_band() -> None:
+def test_least_service_prefers_the_least_recent_service_in_any_band() -> None:
     line = Line(fairness="least-service")
     line.queue.attained.add("a", 1000, now=0.0)
     line.queue.attained.add("b", 400, now=60.0)
@@ -213,7 +213,7 @@ def test_least_service_gives_the_turn_to_who_has_had_least_of_late_in_any_band()
 @pytest.mark.parametrize(
     ("service", "order"), [(LeastService(), "cba"), (LeastService(weight=0.4, wait_weight=0.6), "abc")], ids=str
 )
-def test_how_long_somebody_waits_counts_too_and_as_much_as_it_is_told(service: LeastService, order: str) -> None:
+def test_waiting_time_counts_with_its_weight(service: LeastService, order: str) -> None:
     line = Line(fairness="least-service", least_service=service)
     for tenant, had in (("a", 1000), ("b", 900), ("c", 0)):
         line.queue.attained.add(tenant, had, now=0.0)
@@ -221,7 +221,7 @@ def test_how_long_somebody_waits_counts_too_and_as_much_as_it_is_told(service: L
     assert "".join(one.request.tenant for _ in range(3) if (one := line.next()) is not None) == order
 
 
-def test_shares_count_in_what_a_tenant_has_had() -> None:
+def test_shares_scale_service() -> None:
     line = Line(fairness="least-service", shares={"a": 3})
     line.queue.attained.add("a", 600, now=0.0)
     line.queue.attained.add("b", 300, now=0.0)
@@ -257,7 +257,7 @@ def _steps(line: Line) -> int:
     [{"fairness": "round-robin"}, {"fairness": "strict", "ordering": "edf"}, {"fairness": "deficit-round-robin"}],
     ids=str,
 )
-def test_the_cost_of_an_arrival_and_a_departure_does_not_grow_with_the_tenants_that_wait(policies: Any) -> None:
+def test_the_cost_of_an_arrival_and_a_departure_is_independent_of_the_number_of_tenants(policies: Any) -> None:
     few, many = Line(**policies), Line(**policies)
     for line, tenants in ((few, 20), (many, 4000)):
         for number in range(tenants):

@@ -30,11 +30,11 @@ def turns(saturation: float, depth: float) -> str:
         (1.0, 1.0, "............"),
     ],
 )
-def test_the_fuller_the_fewer_turns(saturation: float, depth: float, expected: str) -> None:
+def test_fuller_pods_give_fewer_turns(saturation: float, depth: float, expected: str) -> None:
     assert turns(saturation, depth) == expected
 
 
-def test_all_bands_at_their_ceilings_have_their_turns_together() -> None:
+def test_bands_at_their_ceilings_share_their_turns() -> None:
     reflection = Reflection()
     for _ in range(20):
         reflection.turn(0.8)

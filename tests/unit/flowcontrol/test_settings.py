@@ -29,7 +29,7 @@ def warned(**section: Any) -> list[str]:
         },
     ],
 )
-def test_what_can_come_true_is_not_warned_of(section: dict[str, Any]) -> None:
+def test_plausible_settings_are_not_warned_of(section: dict[str, Any]) -> None:
     assert warned(**section) == []
 
 
@@ -53,5 +53,5 @@ def test_what_can_come_true_is_not_warned_of(section: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_never_comes_true_is_named(section: dict[str, Any], warning: str) -> None:
+def test_settings_without_effect_are_warned_of(section: dict[str, Any], warning: str) -> None:
     assert [each for each in warned(**section) if each.startswith(warning)]

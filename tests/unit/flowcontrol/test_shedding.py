@@ -87,7 +87,7 @@ def refused(settings: Shedding, asked: InferenceRequest, endpoints: Sequence[End
 class TestByLoad:
     SETTINGS = Shedding(by_load=ShedByLoad())
 
-    def test_the_chance_grows_with_the_saturation_and_is_certain_long_before_all_is_full(self) -> None:
+    def test_the_probability_grows_with_the_saturation_up_to_one(self) -> None:
         by_load = ShedByLoad(queue_depth=10)
         chances = [chance(by_load, pods(waiting, kv_usage=0.0)) for waiting in (0, 1, 2, 3, 5, 10, 100)]
         assert chances == sorted(chances)
@@ -101,7 +101,7 @@ class TestByLoad:
         silent.publish(replace(silent.metrics, freshness=Freshness.STALE), 0)
         assert chance(by_load, [silent, *pods(0, kv_usage=0.0)]) == pytest.approx(0.5)
 
-    def test_only_what_may_be_dropped_is_refused(self) -> None:
+    def test_only_sheddable_requests_are_refused(self) -> None:
         busy = pods(5, 5)
         assert refused(self.SETTINGS, request(-1), busy)
         assert not refused(self.SETTINGS, request(0), busy)
@@ -121,7 +121,7 @@ class TestMissedObjectives:
             ({}, 99.0, 99.0, False),
         ],
     )
-    def test_what_no_pod_would_keep_is_refused(
+    def test_unreachable_objectives_are_refused(
         self, headers: dict[str, str], ttft: float, tpot: float, is_refused: bool
     ) -> None:
         asked = request(-1, Forecast(ttft, tpot), **headers)
@@ -129,7 +129,7 @@ class TestMissedObjectives:
         assert not refused(self.SETTINGS, request(0, Forecast(ttft, tpot), **headers), pods(3, 3))
 
     @pytest.mark.parametrize("idle", [{"in_flight": 0}, {"kv_usage": 0.01}])
-    def test_a_pod_with_nothing_to_do_takes_anything(self, idle: dict[str, Any]) -> None:
+    def test_an_idle_pod_accepts_anything(self, idle: dict[str, Any]) -> None:
         asked = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
         assert not refused(self.SETTINGS, asked, [*pods(3), *pods(0, **idle)])
 

@@ -24,7 +24,7 @@ def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
     """Nobody is there to hear it."""
 
 
-def test_who_has_more_than_its_part_lets_others_go_first() -> None:
+def test_a_worker_above_its_part_lets_others_go_first() -> None:
     siblings = Siblings(2, heard)
     assert not siblings.go_first(0, 8, 8), "nobody else waits"
     siblings.receive(1, "1", 0, NOTHING, ["m"])
@@ -38,14 +38,14 @@ def test_who_has_more_than_its_part_lets_others_go_first() -> None:
     assert not siblings.go_first(0, 8, 8)
 
 
-def test_who_waits_with_something_more_urgent_goes_first_whatever_it_has() -> None:
+def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
     siblings = Siblings(2, heard)
     siblings.receive(1, "1", 5, NOTHING, ["m"])
     assert siblings.go_first(0, 0, 8)
     assert not siblings.go_first(9, 8, 8)
 
 
-def test_only_changes_are_told() -> None:
+def test_only_changes_are_published() -> None:
     told: list[int | None] = []
     siblings = Siblings(2, lambda highest, given, wants: told.append(highest))
     for highest in (None, 3, 3, 3, 0, None, None):
@@ -58,12 +58,12 @@ def test_only_changes_are_told() -> None:
 
 
 @given(st.integers(0, 20), st.integers(1, 5))
-def test_parts_are_all_of_a_cap_and_no_more(most: int, workers: int) -> None:
+def test_the_parts_sum_up_to_the_cap(most: int, workers: int) -> None:
     assert sum(Siblings(workers, heard, seat).part("x", most) for seat in range(workers)) == most
 
 
 @given(st.data())
-def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_the_cap(data: st.DataObject) -> None:
+def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObject) -> None:
     workers, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
     said: list[tuple[int, int, bytes]] = []
 
@@ -93,7 +93,7 @@ def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_t
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
-def test_what_was_given_to_one_that_is_gone_comes_back_and_what_it_gave_goes() -> None:
+def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
     siblings = Siblings(2, heard, 0, "7")
     siblings.receive(8, "8", 0, {"7": {"x": 1}}, ["m"])
     siblings.lend("x", 3, "m")
@@ -111,7 +111,7 @@ def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
         queue.take(3, kind, body)
 
 
-def test_what_is_said_to_others_is_what_they_take() -> None:
+def test_published_parts_equal_applied_ones() -> None:
     looked: list[bool] = []
     speaker, hearer = Siblings(2, heard), Siblings(2, heard, 1, "5")
     speaker.receive(5, "5", 0, NOTHING, ["m"])
@@ -142,7 +142,7 @@ def test_what_is_said_to_others_is_what_they_take() -> None:
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
-def test_parts_of_all_hosts_are_all_of_a_cap_and_no_more(most: int, workers: list[int], cap: str) -> None:
+def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int], cap: str) -> None:
     everybody = [Siblings(of, heard, seat) for of in workers for seat in range(of)]
     ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
     for one, rank in zip(everybody, ranks, strict=True):
@@ -150,7 +150,7 @@ def test_parts_of_all_hosts_are_all_of_a_cap_and_no_more(most: int, workers: lis
     assert sum(one.part(cap, most) for one in everybody) == most
 
 
-def test_what_cannot_be_divided_is_had_by_one_host_of_one_pod_and_by_another_of_another() -> None:
+def test_indivisible_caps_of_different_pods_go_to_different_hosts() -> None:
     hosts = [Siblings(1, heard), Siblings(1, heard)]
     for rank, host in enumerate(hosts):
         host.set_hosts(2, rank)
@@ -205,7 +205,7 @@ def peer(number: int) -> int:
 
 
 @given(st.data())
-def test_whatever_hosts_miss_parts_are_the_cap_when_each_has_told_each_other_all(data: st.DataObject) -> None:
+def test_after_missed_messages_parts_equal_the_cap_when_all_have_published(data: st.DataObject) -> None:
     count, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
     hosts, numbers = Hosts(count, most), range(count)
     for _ in range(data.draw(st.integers(0, 15))):
@@ -228,7 +228,7 @@ def test_whatever_hosts_miss_parts_are_the_cap_when_each_has_told_each_other_all
     assert hosts.parts == most
 
 
-def test_who_hears_of_nobody_has_its_own_part_again() -> None:
+def test_a_process_without_peers_has_its_own_part_again() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
     other.say(0, ("m",))
@@ -243,7 +243,7 @@ def test_who_hears_of_nobody_has_its_own_part_again() -> None:
     assert other.part("x", 8) == 4
 
 
-def test_one_that_was_taken_for_gone_hears_that_nothing_is_given_to_it_any_more() -> None:
+def test_a_peer_considered_gone_learns_that_its_loans_ended() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
     other.say(0, ("m",))
@@ -300,7 +300,7 @@ async def exchanged(*worlds: World) -> None:
                 await other.settle()
 
 
-async def test_one_that_needs_more_gets_what_others_have_no_use_for() -> None:
+async def test_a_process_that_needs_more_gets_unused_parts() -> None:
     async with both(max_concurrent=4) as (busy, idle):
         await busy.come("a", "b", "c", "d", "e")
         assert busy.names == "ab", "its part of them at once"
@@ -323,7 +323,7 @@ async def test_one_that_needs_more_gets_what_others_have_no_use_for() -> None:
     [{"max_concurrent": 2}, {"max_concurrent_per_pod": 2}, {"max_tokens": 20}, {"max_tokens_per_pod": 20}],
     ids=str,
 )
-async def test_what_two_workers_do_without_having_heard_of_each_other_is_within_every_cap(cap: dict[str, int]) -> None:
+async def test_unsynchronised_workers_stay_within_every_cap(cap: dict[str, int]) -> None:
     async with both(**cap) as (one, other):
         for name in "abcd":
             await one.come(name, tokens=10)
@@ -336,7 +336,7 @@ async def test_what_two_workers_do_without_having_heard_of_each_other_is_within_
         assert one.names == "abcd"
 
 
-async def test_nothing_is_given_that_nobody_asks_for() -> None:
+async def test_nothing_is_lent_without_demand() -> None:
     async with both(max_concurrent_per_pod=4) as (one, other):
         await one.come("a")
         siblings = other.control.siblings
@@ -349,7 +349,7 @@ async def test_nothing_is_given_that_nobody_asks_for() -> None:
         assert siblings.given == {"0": {"requests a": 2}}
 
 
-async def test_a_prompt_larger_than_its_part_gathers_all_of_the_cap() -> None:
+async def test_a_prompt_larger_than_its_part_collects_the_whole_cap() -> None:
     async with both(max_tokens=20) as (one, other):
         await one.come("a", tokens=50)
         assert one.names == ""
@@ -357,7 +357,7 @@ async def test_a_prompt_larger_than_its_part_gathers_all_of_the_cap() -> None:
         assert one.names == "a"
 
 
-def test_each_has_its_part_of_the_places_to_wait() -> None:
+def test_each_process_has_its_part_of_the_queue() -> None:
     bands = (BandSettings(0, max_queued=10), BandSettings(-1, max_queued=0), BandSettings(-2))
     part = FlowControlSettings(max_concurrent=8, max_queued=100, bands=bands).part(3)
     assert (part.max_concurrent, part.max_queued) == (8, 34)

@@ -23,7 +23,7 @@ def passes_chunks(leg: Leg) -> bool:
     return leg.connection.receive is None
 
 
-async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> None:
+async def test_a_stream_of_events_is_written_at_once_and_hardly_buffered() -> None:
     leg = Leg()
     leg.read(SSE_HEAD)
     events = [event(f"{number:0200d}") for number in range(500)]
@@ -45,7 +45,7 @@ async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> No
 
 
 @pytest.mark.parametrize("cut", range(1, len(event("second"))))
-async def test_a_chunk_that_is_cut_waits_and_the_next_ones_pass_again(cut: int) -> None:
+async def test_a_split_chunk_waits_and_the_next_ones_pass_at_once(cut: int) -> None:
     leg = Leg()
     leg.read(SSE_HEAD + event("first"))
     leg.read(event("more"))
@@ -61,7 +61,7 @@ async def test_a_chunk_that_is_cut_waits_and_the_next_ones_pass_again(cut: int) 
     assert leg.attempt.chunks == 4
 
 
-async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_again() -> None:
+async def test_a_large_chunk_between_small_ones_is_split_and_the_next_ones_pass_at_once() -> None:
     leg, large = Leg(), chunk(b"x" * 3 * HELD_LIMIT)
     leg.read(SSE_HEAD + event("first"))
     leg.read(event("more"))
@@ -75,7 +75,7 @@ async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_ag
     assert leg.attempt.response_bytes == len(b"data: firstmoreafterlast" * 1) + 3 * 6 + 4 * 2 + 3 * HELD_LIMIT
 
 
-async def test_the_first_byte_is_told_once_and_not_by_the_head() -> None:
+async def test_the_first_byte_is_reported_once_and_not_for_the_head() -> None:
     leg = Leg()
     leg.clock.advance(5.0)
     leg.read(SSE_HEAD)
@@ -89,7 +89,7 @@ async def test_the_first_byte_is_told_once_and_not_by_the_head() -> None:
     assert (leg.attempt.first_byte_at, leg.attempt.last_byte_at) == (5.0, 6.0)
 
 
-async def test_events_that_pass_keep_a_stream_alive_and_silence_ends_it() -> None:
+async def test_passing_events_keep_a_stream_alive_and_silence_ends_it() -> None:
     leg, idle = Leg(), Timeouts().idle
     leg.read(SSE_HEAD + event("first"))
     for _ in range(5):
@@ -104,7 +104,7 @@ async def test_events_that_pass_keep_a_stream_alive_and_silence_ends_it() -> Non
     assert b'"error"' in leg.client.written
 
 
-async def test_a_client_that_leaves_is_counted_with_what_it_was_sent() -> None:
+async def test_a_client_that_leaves_is_counted_with_its_received_bytes() -> None:
     leg = Leg()
     leg.read(SSE_HEAD + event("first"))
     leg.read(event("second"))
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_is_counted_with_what_it_was_sent() -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "lost", "complete"])
-async def test_a_connection_that_ended_keeps_nothing_of_the_request(how: str) -> None:
+async def test_an_ended_connection_keeps_nothing_of_the_request(how: str) -> None:
     leg = Leg()
     leg.read(SSE_HEAD + event("first"))
     leg.read(event("second"))
@@ -131,7 +131,7 @@ async def test_a_connection_that_ended_keeps_nothing_of_the_request(how: str) ->
     assert answer() is None
 
 
-async def test_answers_on_one_connection_know_nothing_of_each_other() -> None:
+async def test_responses_on_one_connection_are_independent() -> None:
     leg = Leg()
     leg.read(SSE_HEAD + event("first") + event('"usage":{"prompt_tokens":4,"completion_tokens":2}') + END)
     leg.answer = type(leg.answer)(leg.answer._call, leg.attempt, leg.context, leg.connection)
@@ -144,7 +144,7 @@ async def test_answers_on_one_connection_know_nothing_of_each_other() -> None:
     assert len(leg.released) == 2
 
 
-async def test_informational_heads_in_any_number_and_place_are_passed_over() -> None:
+async def test_informational_heads_are_skipped() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n"
     for pieces in (
         [early * 3 + plain()],
@@ -159,7 +159,7 @@ async def test_informational_heads_in_any_number_and_place_are_passed_over() -> 
 
 
 @pytest.mark.parametrize("reads", [1, 2 * MOST_INFORMATIONAL])
-async def test_a_pod_that_sends_informational_heads_without_end_is_given_up(reads: int) -> None:
+async def test_a_pod_that_sends_endless_informational_heads_is_given_up(reads: int) -> None:
     early = b"HTTP/1.1 100 Continue\r\n\r\n"
     leg = Leg()
     for _ in range(reads):
@@ -180,7 +180,7 @@ async def test_informational_heads_of_earlier_responses_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("said", "silent"), [(b"", True), (b"H", False), (b"HTTP/1.1 103 Early\r\n\r\n", False)])
-async def test_a_pod_that_has_said_anything_has_begun(said: bytes, silent: bool) -> None:
+async def test_a_pod_that_sent_any_byte_has_started(said: bytes, silent: bool) -> None:
     leg = Leg()
     if said:
         leg.read(said)
@@ -201,7 +201,7 @@ async def test_a_head_that_never_ends_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 2", plain(), b"rubbish"])
-async def test_a_connection_on_which_more_comes_is_not_used_again(more: bytes) -> None:
+async def test_a_connection_with_extra_bytes_is_not_reused(more: bytes) -> None:
     leg = Leg()
     leg.read(plain(b"{}") + more)
     assert leg.client.written.endswith(b"\r\n\r\n{}")
@@ -214,7 +214,7 @@ async def test_a_connection_on_which_more_comes_is_not_used_again(more: bytes) -
     assert idle.pod.aborted
 
 
-async def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
+async def test_the_response_to_a_head_request_ends_with_its_head() -> None:
     for body in (b"", b"{}"):
         leg = Leg()
         leg.connection.head_only = True
@@ -225,7 +225,7 @@ async def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
     await asyncio.sleep(0)
 
 
-async def test_an_answer_that_is_given_up_before_its_first_byte_is_for_another_pod() -> None:
+async def test_a_response_given_up_before_its_first_byte_goes_to_another_pod() -> None:
     leg = Leg()
     leg.clock.advance(7.0)
     leg.answer.check(leg.clock.now())
@@ -251,7 +251,7 @@ async def test_a_stream_that_is_given_up_ends_with_an_error_event() -> None:
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
 
 
-async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
+async def test_while_bytes_flow_no_timeout_is_checked() -> None:
     leg = Leg()
     leg.given_up = "the pod is gone"
     leg.read(SSE_HEAD)
@@ -263,7 +263,7 @@ async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
     assert leg.attempt.ending is Ending.COMPLETE
 
 
-async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_not_silence_of_the_pod() -> None:
+async def test_a_slow_client_and_an_unfinished_upload_are_not_silence_of_the_pod() -> None:
     for hold in ("reading", "upload"):
         leg = Leg()
         leg.given_up = "the pod is gone"
@@ -286,7 +286,7 @@ async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_no
         event("y" * 600),
     ],
 )
-async def test_chunks_that_pass_at_once_are_counted_in_order_with_those_that_do_not(odd: bytes) -> None:
+async def test_chunks_that_pass_at_once_are_counted_in_order_with_others(odd: bytes) -> None:
     leg = Leg()
     leg.read(SSE_HEAD)
     reads = [event(str(number)) for number in range(50)]
@@ -305,7 +305,7 @@ async def test_chunks_that_pass_at_once_are_counted_in_order_with_those_that_do_
 @pytest.mark.parametrize(
     "garbled", [b"zz\r\n", b"5\r\nabcdeXX", b"5\r\nabcd\r\n", b"\r\n", b"1_0\r\n" + b"x" * 16 + b"\r\n"]
 )
-async def test_a_chunk_that_is_none_ends_the_stream_with_an_error_wherever_it_comes(garbled: bytes) -> None:
+async def test_a_malformed_chunk_ends_the_stream_with_an_error_at_any_position(garbled: bytes) -> None:
     leg = Leg()
     leg.read(SSE_HEAD)
     for number in range(5):

@@ -131,7 +131,7 @@ def request(draw: st.DrawFn) -> tuple[bytes, tuple[str, str, bytes]]:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(st.data(), st.lists(request(), min_size=1, max_size=5), st.integers(0, 3), st.booleans())
-def test_requests_are_the_same_however_they_are_cut(
+def test_requests_are_the_same_with_any_splits(
     data: st.DataObject, sent: list[tuple[bytes, tuple[str, str, bytes]]], patience: int, nonsense: bool
 ) -> None:
     raw = b"".join(each for each, _ in sent) + (b"NONSENSE\r\n\r\n" if nonsense else b"")

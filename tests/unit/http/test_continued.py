@@ -74,7 +74,7 @@ def cut(pieces: list[bytes], speaks_11: bool = True, **kind: Any) -> Continued:
 
 @MANY
 @given(st.data(), st.booleans(), st.sampled_from(["aligned", "any", "none"]), st.sampled_from([BODY, WANTED]))
-def test_what_is_known_to_have_gone_out_is_what_has(
+def test_the_remembered_output_equals_the_sent_one(
     data: st.DataObject, speaks_11: bool, chunks: str, wanted: bytes
 ) -> None:
     body = b"".join(EVENTS)
@@ -103,7 +103,7 @@ def test_what_is_known_to_have_gone_out_is_what_has(
     assert leg.continuation.partial.settled() == said
 
 
-def test_paced_events_pass_as_they_come() -> None:
+def test_paced_events_pass_at_once() -> None:
     async def played() -> None:
         leg = Continued(True, body=WANTED)
         leg.read(SSE_HEAD)
@@ -126,7 +126,7 @@ def counted(event: bytes, prompt: int, completion: int) -> bytes:
 
 
 @pytest.mark.parametrize("asks_usage", [False, True])
-def test_counts_that_were_asked_for_are_read_and_taken_out(asks_usage: bool) -> None:
+def test_requested_counts_are_read_and_removed(asks_usage: bool) -> None:
     said = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
     first, second = counted(said, 5, 3), counted(said, 5, 6)
     leg = cut([SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage)
@@ -136,7 +136,7 @@ def test_counts_that_were_asked_for_are_read_and_taken_out(asks_usage: bool) -> 
     assert (leg.continuation.partial.prompt, leg.continuation.partial.shown) == (5, 6)
 
 
-def test_counts_that_the_client_wants_too_stay() -> None:
+def test_counts_that_the_client_requested_stay() -> None:
     said = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
     leg = cut([SSE_HEAD, chunk(said), b"nonsense"], body=WANTED)
     assert leg.attempt.request.body == WANTED
@@ -145,7 +145,7 @@ def test_counts_that_the_client_wants_too_stay() -> None:
     assert leg.continuation.partial.shown == 3
 
 
-def test_a_pod_that_is_asked_after_another_has_failed_is_asked_the_same() -> None:
+def test_a_pod_after_a_failed_one_gets_the_same_request() -> None:
     async def asked_twice() -> None:
         leg = Continued(True)
         before = leg.attempt.request
@@ -160,7 +160,7 @@ def test_a_pod_that_is_asked_after_another_has_failed_is_asked_the_same() -> Non
     asyncio.run(asked_twice())
 
 
-def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_event_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes out in parts then, and the answer cannot go on."""
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)
     leg = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
@@ -181,7 +181,7 @@ def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=str,
 )
-def test_most_answers_are_not_kept(changes: dict[str, Any]) -> None:
+def test_most_responses_are_not_kept(changes: dict[str, Any]) -> None:
     request = InferenceRequest("1", CHAT, "m", body=BODY, stream=True, naming=Naming("m"))
     pod = Endpoint("pod")
     for asked, is_kept in ((request, True), (changed(request, **changes), False)):

@@ -44,14 +44,14 @@ def relayed(told: list[tuple[bytes, list[bytes], list[int]]]) -> bytes:
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
-def test_after_a_split_chunk_every_read_boundary_is_found_again(cut: int) -> None:
+def test_after_a_split_chunk_read_boundaries_are_found_again(cut: int) -> None:
     raw = chunk(LARGE) + event("a") + event("b") + b"0\r\n\r\n"
     at = len(chunk(LARGE)) - 4 + cut
     seen = understand(HEAD + relayed(reads(raw, HELD_LIMIT + 2000, at)))
     assert (seen.body, seen.ending) == (LARGE + b"data: a\n\ndata: b\n\n", "complete")
 
 
-def test_a_chunk_is_held_up_to_the_limit_and_then_passed_on_as_it_comes() -> None:
+def test_a_chunk_is_held_up_to_the_limit_and_then_passed_in_parts() -> None:
     framing = WholeChunks()
     raw = chunk(LARGE)
     first, second, third, _ = reads(raw, HELD_LIMIT - 100, HELD_LIMIT + 100, HELD_LIMIT + 200)
@@ -68,7 +68,7 @@ def test_a_split_event_is_closed_before_the_error() -> None:
     assert framing.cut(b"data: error\n\n", first[1][0]) == chunk(b"\n\ndata: error\n\n") + b"0\r\n\r\n"
 
 
-def test_where_only_the_held_part_is_remembered_the_error_stands_after_a_blank_line() -> None:
+def test_if_only_the_held_part_is_known_the_error_follows_a_blank_line() -> None:
     framing = WholeChunks()
     framing.feed(*reads(event("sent"))[0])
     held = reads(chunk(LARGE), 30_000)[0]
@@ -76,7 +76,7 @@ def test_where_only_the_held_part_is_remembered_the_error_stands_after_a_blank_l
     assert framing.cut(b"data: e\n\n", held[1][0][-8192:]) == chunk(b"\n\ndata: e\n\n") + b"0\r\n\r\n"
 
 
-def test_reads_become_chunks_where_there_were_none() -> None:
+def test_reads_become_chunks_without_chunks() -> None:
     framing = Rechunked()
     assert framing.feed(b"ab", [b"ab"], []) == b"2\r\nab\r\n"
     assert framing.feed(b"", [], []) == b""
@@ -84,7 +84,7 @@ def test_reads_become_chunks_where_there_were_none() -> None:
 
 
 @pytest.mark.parametrize("end", range(1, len(event("a") + event("b"))))
-def test_wherever_a_read_ends_a_cut_leaves_whole_events_and_the_error(end: int) -> None:
+def test_with_any_reads_a_cut_leaves_whole_events_and_the_error(end: int) -> None:
     framing = WholeChunks()
     read = reads((event("a") + event("b"))[:end])[0]
     sent = framing.feed(*read)

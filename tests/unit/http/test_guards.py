@@ -22,7 +22,7 @@ class Broken:
         raise RuntimeError("no look at me")
 
 
-def test_who_cannot_be_checked_spares_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_that_cannot_be_checked_does_not_spare_others(caplog: pytest.LogCaptureFixture) -> None:
     stalling = [Stalling(), Stalling()]
 
     everyone: list[Watched] = [stalling[0], Broken(), stalling[1]]
@@ -32,7 +32,7 @@ def test_who_cannot_be_checked_spares_nobody_else(caplog: pytest.LogCaptureFixtu
     assert "could not be checked" in caplog.text
 
 
-def test_who_leaves_during_a_look_is_no_trouble() -> None:
+def test_a_connection_that_closes_during_the_check_is_harmless() -> None:
     clock = ManualClock(now=5.0)
     sweep = Sweep(clock, 4.0)
     stalling = Stalling()

@@ -61,12 +61,12 @@ def plainly(headers: RawHeaders, authorized: bool) -> bytes:
 
 @settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=12), st.booleans())
-def test_remembered_or_not_the_same_fields_pass(headers: list[tuple[bytes, bytes]], authorized: bool) -> None:
+def test_cached_and_uncached_heads_pass_the_same_fields(headers: list[tuple[bytes, bytes]], authorized: bool) -> None:
     for _ in range(2):
         assert FIRST + passing(headers, authorized) + OURS == plainly(headers, authorized)
 
 
-def test_a_request_without_fields_has_those_that_are_ours() -> None:
+def test_a_request_without_fields_has_kvlanes_own() -> None:
     assert passing((), False) == b"\r\n"
 
 
@@ -76,7 +76,7 @@ def test_the_first_lines_name_the_pod_and_its_path() -> None:
     )
 
 
-def test_heads_of_any_length_are_read_alike() -> None:
+def test_heads_of_any_length_are_parsed_alike() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: x-gone\r\nx-gone: 1\r\nx-kept: "
     short, long = read_answer_head(head + b"1"), read_answer_head(head + b"1" * REMEMBERED)
     assert short == read_answer_head(head + b"1")
@@ -85,7 +85,7 @@ def test_heads_of_any_length_are_read_alike() -> None:
     assert short.sized
 
 
-def test_long_names_and_types_of_a_pod_are_not_remembered() -> None:
+def test_long_names_and_types_of_a_pod_are_not_cached() -> None:
     tracemalloc.start()
     try:
         for number in range(50):
@@ -97,6 +97,6 @@ def test_long_names_and_types_of_a_pod_are_not_remembered() -> None:
     assert held < 200_000
 
 
-def test_fields_that_are_named_after_ours_stay_behind_however_long_their_names_are() -> None:
+def test_fields_named_like_kvlanes_are_removed_with_any_length() -> None:
     head = read_answer_head(b"HTTP/1.1 200 OK\r\nX-Kvlane-%b: 1\r\nx-other: 2" % (b"y" * 500))
     assert head.start == b"HTTP/1.1 200 OK\r\nx-other: 2\r\n"

@@ -42,7 +42,7 @@ def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
     assert attempt.response_bytes == (count + 1) * size + len(USAGE)
 
 
-def test_what_came_is_counted_once_however_often_it_is_settled() -> None:
+def test_bytes_are_counted_once_with_repeated_settlement() -> None:
     attempt, meter = attempt_of(), Meter()
     meter.pieces += [b"ab", b"cd"]
     meter.marks += [OPENED, CLOSED, OPENED]
@@ -54,7 +54,7 @@ def test_what_came_is_counted_once_however_often_it_is_settled() -> None:
     assert (attempt.response_bytes, attempt.chunks) == (4, 2)
 
 
-def test_reads_are_counted_where_there_are_no_chunks() -> None:
+def test_reads_are_counted_without_chunks() -> None:
     attempt, meter = attempt_of(), Meter()
     meter.pieces.append(b"ab")
     meter.settle(attempt)
@@ -63,7 +63,7 @@ def test_reads_are_counted_where_there_are_no_chunks() -> None:
     assert (attempt.response_bytes, attempt.chunks) == (4, 2)
 
 
-def test_nothing_of_an_answer_is_left_for_the_next_one() -> None:
+def test_nothing_of_a_response_is_left_for_the_next_one() -> None:
     meter = Meter()
     meter.pieces.append(USAGE)
     meter.marks += [OPENED, CLOSED, OPENED, CLOSED]
@@ -74,7 +74,7 @@ def test_nothing_of_an_answer_is_left_for_the_next_one() -> None:
     assert (attempt.usage, attempt.response_bytes, attempt.chunks) == (None, 0, 0)
 
 
-def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> None:
+def test_the_id_of_a_stored_response_is_searched_in_its_start_only() -> None:
     attempt, meter = attempt_of("/v1/responses"), Meter()
     meter.pieces.append(b'{"id":"res')
     meter.settle(attempt)
@@ -90,7 +90,7 @@ def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_usage_of_a_stream_stands_in_its_last_events_and_that_of_json_before_what_is_long(stream: bool) -> None:
+def test_usage_is_in_the_last_events_of_a_stream_and_before_long_values_in_json(stream: bool) -> None:
     attempt, meter = attempt_of(), Meter()
     attempt.request = replace(attempt.request, stream=stream)
     meter.pieces += [b"data: {" + USAGE, b"\n\n" if stream else b',"prompt_logprobs":' + b"0" * 5_000]

@@ -16,7 +16,7 @@ def test_inference_paths_are_relayed(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONTROL))
-def test_control_paths_are_unknown_whatever_is_configured(path: str) -> None:
+def test_control_paths_are_unknown_with_any_configuration(path: str) -> None:
     for paths in (Paths(), Paths(["/*"]), Paths(["/v1/*", "/inference/*"])):
         for spelling in (path, path + "/"):
             with pytest.raises(NotFound):
@@ -73,7 +73,7 @@ def test_configured_paths_are_relayed() -> None:
 
 
 @pytest.mark.parametrize("path", ["custom", "/a?b", "/a/../b", "/sleep", "/v1/load_lora_adapter/", "/%6detrics"])
-def test_paths_that_must_not_be_relayed_are_refused_in_the_configuration(path: str) -> None:
+def test_forbidden_paths_are_refused_in_the_configuration(path: str) -> None:
     with pytest.raises(ConfigError, match="relayPaths"):
         load(Security, {"relayPaths": [path]}, "security")
 

@@ -25,7 +25,7 @@ class Seen:
 
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=6), st.data())
-def test_stages_see_whole_events_however_they_come(events: list[bytes], data: st.DataObject) -> None:
+def test_stages_see_whole_events_with_any_reads(events: list[bytes], data: st.DataObject) -> None:
     body = b"".join(events)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=6)))
     seen = Seen()
@@ -35,7 +35,7 @@ def test_stages_see_whole_events_however_they_come(events: list[bytes], data: st
     assert seen.events == events
 
 
-def test_an_event_without_end_goes_through_the_stages_at_the_end_of_the_stream() -> None:
+def test_an_unfinished_event_passes_the_stages_at_the_end_of_the_stream() -> None:
     seen = Seen()
     line = Pipeline([seen], chunked=False)
     assert line.take(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
@@ -43,7 +43,7 @@ def test_an_event_without_end_goes_through_the_stages_at_the_end_of_the_stream()
     assert seen.events == [b"data: 1\n\n", b"data: 23"]
 
 
-def test_an_event_that_outgrows_the_limit_is_passed_on_in_parts_and_closed_before_an_error(
+def test_an_event_beyond_the_limit_is_passed_in_parts_and_closed_before_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)

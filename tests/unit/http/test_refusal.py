@@ -25,7 +25,7 @@ DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
         ([DATE], None),
     ],
 )
-def test_a_time_to_wait_is_read_in_both_forms(lines: list[str], seconds: float | None) -> None:
+def test_retry_after_is_read_in_both_forms(lines: list[str], seconds: float | None) -> None:
     head = "\r\n".join(["HTTP/1.1 503 Service Unavailable", *lines, "Content-Length: 0", "", ""])
     assert declined_with(read_answer_head(head.encode()), b"").retry_after == seconds
 
@@ -47,7 +47,7 @@ def test_a_time_to_wait_is_read_in_both_forms(lines: list[str], seconds: float |
         (b"", False),
     ],
 )
-def test_a_404_is_a_refusal_only_where_it_says_that_the_model_is_missing(body: bytes, is_missing: bool) -> None:
+def test_a_404_is_a_refusal_only_for_a_missing_model(body: bytes, is_missing: bool) -> None:
     head = read_answer_head(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body))
     error = refusal(head, body)
     assert (error is not None and error.status == 404) is is_missing

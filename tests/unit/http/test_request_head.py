@@ -75,14 +75,14 @@ def heads() -> Heads:
 
 @settings(max_examples=examples(500))
 @given(st.lists(st.lists(st.sampled_from(LINES), max_size=5), min_size=1, max_size=4))
-def test_any_heads_are_read_as_a_parser_reads_each(several: list[list[bytes]]) -> None:
+def test_any_heads_are_parsed_as_by_a_reference_parser(several: list[list[bytes]]) -> None:
     heads = Heads(some_loop())
     for lines in several * 2:
         head = b"\r\n".join((FIRST, *lines))
         assert HEAD_END in head or remembered(heads, head) == plainly(head)
 
 
-def test_heads_that_differ_in_the_length_of_the_body_are_one(heads: Heads) -> None:
+def test_heads_that_differ_only_in_the_body_length_are_cached_once(heads: Heads) -> None:
     some, other = (heads.read(FIRST + b"\r\nContent-Length: %d\r\nAccept: */*" % length) for length in (5, 1234))
     assert some is not None
     assert other is not None
@@ -93,7 +93,7 @@ def test_heads_that_differ_in_the_length_of_the_body_are_one(heads: Heads) -> No
     )
 
 
-def test_a_head_keeps_a_bounded_number_of_beginnings_and_makes_each_the_same_again(heads: Heads) -> None:
+def test_a_bounded_number_of_heads_is_cached(heads: Heads) -> None:
     found = heads.read(FIRST + b"\r\nAccept: */*")
     assert found is not None
     pods = [b"pod-%d:80" % number for number in range(3 * MOST_BEGINNINGS)] * 2
@@ -104,7 +104,7 @@ def test_a_head_keeps_a_bounded_number_of_beginnings_and_makes_each_the_same_aga
         assert len(found[0]._beginnings) <= MOST_BEGINNINGS
 
 
-def test_two_lengths_are_none(heads: Heads) -> None:
+def test_two_content_lengths_are_invalid(heads: Heads) -> None:
     assert heads.read(FIRST + b"\r\nContent-Length: 5\r\nContent-Length: 5") is None
     assert heads.read(FIRST + b"\r\ncontent-length: 6\r\nContent-Length: 5") is None
 
@@ -122,12 +122,12 @@ def test_two_lengths_are_none(heads: Heads) -> None:
         b"CONNECT a:80 HTTP/1.1\r\nContent-Length: 5",
     ],
 )
-def test_what_is_not_usual_is_left_to_who_reads_all(heads: Heads, head: bytes) -> None:
+def test_unusual_heads_are_left_to_the_full_parser(heads: Heads, head: bytes) -> None:
     assert heads.read(head) is None
     assert heads.read(FIRST) is not None
 
 
-def test_long_heads_are_read_and_not_remembered(heads: Heads) -> None:
+def test_long_heads_are_parsed_and_not_cached(heads: Heads) -> None:
     head = FIRST + b"\r\nX: " + b"a" * REMEMBERED + b"\r\nContent-Length: 5"
     some, other = heads.read(head), heads.read(head)
     assert some is not None

@@ -39,7 +39,7 @@ def streamed(events: tuple[bytes, ...], last: bytes = END) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-def test_a_whole_answer_has_the_asked_name_and_the_length_that_goes_with_it(size: int) -> None:
+def test_a_complete_response_has_the_requested_name_and_its_length(size: int) -> None:
     body = body_of({**WHOLE, "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
     raw = JSON % (len(body), body)
     outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", asked=ASKED)
@@ -62,11 +62,11 @@ def test_a_whole_answer_has_the_asked_name_and_the_length_that_goes_with_it(size
         % (len(gzip.compress(b'{"model":"m"}', mtime=0)), gzip.compress(b'{"model":"m"}', mtime=0)),
     ],
 )
-def test_what_names_no_model_passes_as_it_is(raw: bytes) -> None:
+def test_responses_without_a_model_pass_unchanged(raw: bytes) -> None:
     assert play([raw], "open", asked=ASKED).raw == play([raw], "open").raw
 
 
-def test_a_large_answer_passes_with_the_pods_name_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_response_passes_with_the_pods_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_WHOLE", 1000)
     body = body_of({**WHOLE, "data": "x" * 3000})
     raw = JSON % (len(body), body)
@@ -76,7 +76,7 @@ def test_a_large_answer_passes_with_the_pods_name_instead_of_waiting(monkeypatch
     assert play(pieces, "open", asked=ASKED).seen().body == body
 
 
-def test_an_answer_that_breaks_off_before_its_end_can_be_asked_of_another_pod() -> None:
+def test_a_response_that_breaks_off_before_its_end_goes_to_another_pod() -> None:
     body = body_of(WHOLE)
     outcome = play([(JSON % (len(body), body))[:-5]], "closed", asked=ASKED)
     assert outcome.raw == b""
@@ -88,7 +88,7 @@ TEXTS = st.lists(st.sampled_from(["x", "", '"model":"m"', "data: [DONE]\n\n", "Ã
 
 @MANY
 @given(st.builds(answer, TEXTS), st.data(), st.booleans(), st.booleans())
-def test_every_event_has_the_asked_name(made: Answer, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
+def test_every_event_has_the_requested_name(made: Answer, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
     raw = streamed(made.asked if asks else made.plain)
     outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, asked=ASKED)
     assert outcome.seen().body == said(made.plain)
@@ -97,7 +97,7 @@ def test_every_event_has_the_asked_name(made: Answer, data: st.DataObject, speak
 
 @MANY
 @given(st.builds(answer, TEXTS, st.none()), st.data(), st.booleans(), st.sampled_from(["closed", "reset"]))
-def test_a_stream_that_is_cut_ends_with_an_error_after_whole_events(
+def test_a_broken_stream_ends_with_an_error_after_whole_events(
     made: Answer, data: st.DataObject, asks: bool, ending: str
 ) -> None:
     raw = streamed(made.asked if asks else made.plain, last=b"")
@@ -111,7 +111,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_after_whole_events(
     assert said(made.plain).startswith(b"".join(event + b"\n\n" for event in events[:-1]))
 
 
-def test_an_event_without_end_is_passed_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_event_is_passed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 100)
     events = (b"data: {}\n\n", b'data: {"model":"m","x":"%b' % (b"x" * 200), b'y"}\n\n', b"data: [DONE]\n\n")
     outcome = play([streamed(events[:2], last=b"")], "open", asked=ASKED)

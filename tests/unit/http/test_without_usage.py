@@ -78,7 +78,7 @@ def chunked(events: tuple[bytes, ...]) -> bytes:
 
 @MANY
 @given(st.data(), answers, st.booleans())
-def test_in_any_reads_the_client_gets_the_bytes_of_a_stream_that_was_not_asked(
+def test_with_any_reads_the_client_gets_the_bytes_of_a_stream_without_usage(
     data: st.DataObject, given: Answer, speaks_11: bool
 ) -> None:
     plain = play([SSE_HEAD + chunked(given.plain)], "open", speaks_11)
@@ -90,7 +90,7 @@ def test_in_any_reads_the_client_gets_the_bytes_of_a_stream_that_was_not_asked(
 
 @MANY
 @given(st.data(), answers, st.booleans(), st.booleans())
-def test_events_that_lie_across_chunks_or_in_none_mean_the_same(
+def test_events_across_chunks_and_without_chunks_are_equivalent(
     data: st.DataObject, given: Answer, speaks_11: bool, closes: bool
 ) -> None:
     body = b"".join(given.asked)
@@ -107,7 +107,7 @@ def test_events_that_lie_across_chunks_or_in_none_mean_the_same(
 
 @MANY
 @given(st.data(), answers)
-def test_a_cut_stream_has_whole_events_of_it_and_the_error(data: st.DataObject, given: Answer) -> None:
+def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, given: Answer) -> None:
     raw = SSE_HEAD + chunked(given.asked)
     kept = data.draw(st.integers(0, len(raw) - 1))
     cut = play(data.draw(reads(raw[:kept])), "reset", asks_usage=True)
@@ -135,7 +135,7 @@ def paced(given: Answer) -> tuple[Leg, list[bytes]]:
     return leg, written
 
 
-async def test_events_pass_as_they_come_and_only_the_last_one_waits() -> None:
+async def test_events_pass_at_once_and_only_the_last_one_waits() -> None:
     given = answer(["a"] * 200)
     leg, written = paced(given)
     assert written[1:200] == [chunk(each) for each in given.plain[1:200]]
@@ -145,7 +145,7 @@ async def test_events_pass_as_they_come_and_only_the_last_one_waits() -> None:
     assert leg.client.written.endswith(chunked(given.plain))
 
 
-async def test_events_that_pass_have_the_short_way() -> None:
+async def test_passing_events_use_the_fast_path() -> None:
     leg = Leg(asks_usage=True)
     leg.read(SSE_HEAD)
     for each in answer(["a"] * 100).asked[:100]:
@@ -157,7 +157,7 @@ USAGE = answer([]).asked[1]
 
 
 @pytest.mark.parametrize("cut", range(1, len(USAGE)))
-async def test_events_in_two_chunks_are_seen_as_one_however_they_come(cut: int) -> None:
+async def test_events_in_two_chunks_are_recognised_with_any_reads(cut: int) -> None:
     for finishes in (True, False):
         said = answer(["a", "b", "c"], finishes=finishes)
         leg = Leg(asks_usage=True)
@@ -170,7 +170,7 @@ async def test_events_in_two_chunks_are_seen_as_one_however_they_come(cut: int) 
         assert understand(leg.client.written).body == b"".join(said.plain)
 
 
-async def test_a_last_chunk_that_waits_when_the_stream_is_cut_stands_before_the_error() -> None:
+async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None:
     given = answer(["a"])
     leg = Leg(asks_usage=True)
     leg.read(SSE_HEAD + chunk(given.asked[0]) + chunk(given.asked[1]) + chunk(given.asked[2])[:30])
@@ -180,7 +180,7 @@ async def test_a_last_chunk_that_waits_when_the_stream_is_cut_stands_before_the_
     assert body.count(b"\n\n") == 3
 
 
-async def test_an_engine_that_tells_everybody_is_passed_as_if_nobody_had_asked() -> None:
+async def test_an_engine_that_always_sends_usage_is_passed_unchanged() -> None:
     tells = event({"choices": [{"finish_reason": None}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
     leg = Leg(asks_usage=True)
     leg.read(SSE_HEAD)
@@ -191,7 +191,7 @@ async def test_an_engine_that_tells_everybody_is_passed_as_if_nobody_had_asked()
 
 
 @pytest.mark.parametrize("head", [b"content-encoding: gzip\r\n", b""])
-async def test_what_is_no_readable_stream_passes_untouched(head: bytes) -> None:
+async def test_an_unreadable_stream_passes_unchanged(head: bytes) -> None:
     kind = b"text/event-stream" if head else b"application/json"
     raw = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%btransfer-encoding: chunked\r\n\r\n" % (kind, head)
     given = answer(["a"])

@@ -39,9 +39,7 @@ def common(one: list[int], other: list[int]) -> int:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(sentences, min_size=2, max_size=4))
-def test_what_prompts_had_in_common_their_texts_have_in_common(
-    tmp_path_factory: pytest.TempPathFactory, parsed: list[list[int]]
-) -> None:
+def test_texts_share_what_the_prompts_shared(tmp_path_factory: pytest.TempPathFactory, parsed: list[list[int]]) -> None:
     prompts = [prompt(sentence) for sentence in parsed]
     lines = [
         request(float(at), chain=[SALT.chain(hashed(one))], estimated_tokens=-(-len(one) // 4), prompt_tokens=len(one))
@@ -63,7 +61,7 @@ def test_all_whole_blocks_of_a_prompt_have_names(tokens: int, scale: float, piec
     assert sum(blocks for _, blocks in prompt_blocks(job, 16)) == job.prompt_tokens // 16
 
 
-def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
+def test_a_piece_ends_at_the_same_place_in_every_continuation() -> None:
     shared = (0, 1, 2)
     ends = (64, 128, 192, 256)
     short = Job(0.0, 150, 1, (*shared, 3), (*shared, 3), ends=ends, text_tokens=200, scale=0.75)

@@ -91,7 +91,7 @@ def test_the_internal_balancer_spreads_a_burst_over_all_ranks() -> None:
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_every_rank_has_a_cache_of_its_own(lockstep: bool) -> None:
+def test_every_rank_has_its_own_cache(lockstep: bool) -> None:
     jobs = named([Job(10.0 * index, 1_000, 10, (1, 2)) for index in range(3)])
     config = SimConfig(data_parallel_size=2, lockstep=lockstep)
     fleet = virtual_fleet([config], VLLM)
@@ -116,7 +116,7 @@ def test_in_lockstep_a_prefill_on_one_rank_delays_the_response_on_another() -> N
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_a_pod_that_dies_takes_all_its_ranks_along(lockstep: bool) -> None:
+def test_a_crashed_pod_takes_all_its_ranks_with_it(lockstep: bool) -> None:
     config = SimConfig(data_parallel_size=4, lockstep=lockstep)
     jobs = named([*(Job(0.0, 100, 1_000, (index,)) for index in range(4)), Job(4.0, 100, 5, (9,))])
     *lost, later = run(config, jobs, Restart(0, at=1.0, down=2.0))

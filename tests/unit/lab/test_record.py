@@ -26,7 +26,7 @@ def test_a_request_is_replayed_with_its_times_lengths_and_objectives(tmp_path: P
     assert (seen.pod, seen.ttft, seen.duration, seen.cached_tokens) == ("pod-0", 0.1, 0.5, 128)
 
 
-def test_equal_hashes_are_equal_pieces_and_what_has_no_hash_is_nobodys(tmp_path: Path) -> None:
+def test_equal_hashes_are_equal_pieces_and_tokens_without_hash_are_unique(tmp_path: Path) -> None:
     longer = request(2.0, chain=["AAAAAAAABBBBBBBBDDDDDDDD"])
     beyond = request(3.0, chain=["AAAAAAAA"], estimated_tokens=1_000)
     record = read(tmp_path, request(), longer, beyond, beyond)
@@ -37,7 +37,7 @@ def test_equal_hashes_are_equal_pieces_and_what_has_no_hash_is_nobodys(tmp_path:
     assert third.ids[1] != fourth.ids[1]
 
 
-def test_files_of_one_record_are_put_in_order(tmp_path: Path) -> None:
+def test_files_of_one_record_are_ordered(tmp_path: Path) -> None:
     newer = written(tmp_path / "r.jsonl", [head(), request(9.0), request(7.0)])
     older = written(tmp_path / "r.jsonl.1", [head(), request(1.0)])
     record = load([newer, older], Random(0))
@@ -51,7 +51,7 @@ def test_pods_are_known_with_the_size_of_their_caches(tmp_path: Path) -> None:
     assert record.pods == {"pod-0": 16_000, "pod-1": 0}
 
 
-def test_what_went_to_another_pool_is_left_out(tmp_path: Path) -> None:
+def test_requests_to_another_pool_are_left_out(tmp_path: Path) -> None:
     path = written(tmp_path / "r.jsonl", [head(), request(1.0), request(2.0, pool="large"), request(3.0)])
     for pool, arrivals in (("default", [1.0, 3.0]), ("large", [2.0])):
         record = load([path], Random(0), pool)
@@ -59,7 +59,7 @@ def test_what_went_to_another_pool_is_left_out(tmp_path: Path) -> None:
         assert record.left_out == {"went to another pool": 3 - len(arrivals)}
 
 
-def test_what_cannot_be_replayed_is_counted_by_the_reason(tmp_path: Path) -> None:
+def test_requests_that_cannot_be_replayed_are_counted_by_reason(tmp_path: Path) -> None:
     refused = {"t": 1.0, "kind": "chat", "status": 404, "outcome": "unknown-model", "duration": 0.001}
     record = read(
         tmp_path,
@@ -79,7 +79,7 @@ def test_what_cannot_be_replayed_is_counted_by_the_reason(tmp_path: Path) -> Non
     }
 
 
-def test_the_engines_tokens_and_the_estimate_are_brought_together(tmp_path: Path) -> None:
+def test_engine_tokens_and_estimates_are_reconciled(tmp_path: Path) -> None:
     """Prompts of three quarters of the estimate: what two of them share is three quarters as long, too."""
     record = read(tmp_path, *[request(at, estimated_tokens=160, prompt_tokens=120) for at in (1.0, 2.0)])
     assert [job.scale for job in record.workload.jobs] == [0.75, 0.75]
@@ -87,7 +87,7 @@ def test_the_engines_tokens_and_the_estimate_are_brought_together(tmp_path: Path
     assert without.workload.jobs[1].prompt_tokens == round(150 * 0.75)
 
 
-def test_a_trace_has_requests_and_nothing_that_was_seen(tmp_path: Path) -> None:
+def test_a_trace_has_requests_and_no_observations(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     row = {"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [3, 4]}
     path.write_bytes(gzip.compress(orjson.dumps(row)))
@@ -97,7 +97,7 @@ def test_a_trace_has_requests_and_nothing_that_was_seen(tmp_path: Path) -> None:
     assert not record.seen
 
 
-def test_requests_that_no_pod_could_hold_are_left_out_with_what_was_seen_of_them(tmp_path: Path) -> None:
+def test_requests_too_large_for_every_pod_are_left_out_with_their_observations(tmp_path: Path) -> None:
     record = read(tmp_path, request(prompt_tokens=500), request(2.0)).fitting(200)
     assert [job.arrival for job in record.workload.jobs] == [2.0]
     assert len(record.seen) == 1
@@ -123,14 +123,14 @@ def test_requests_that_no_pod_could_hold_are_left_out_with_what_was_seen_of_them
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_fault_is_named_with_its_line(tmp_path: Path, lines: list[dict[str, Any]], reason: str) -> None:
+def test_a_fault_is_reported_with_its_line(tmp_path: Path, lines: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(BadTrace) as error:
         load([written(tmp_path / "r.jsonl", lines)], Random(0))
     assert reason in str(error.value)
     assert str(tmp_path / "r.jsonl") in str(error.value)
 
 
-def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
     path = written(tmp_path / "r.jsonl", [head(), request()])
     path.write_bytes(path.read_bytes() + b'{"t":')
     record = load([path], Random(0))
@@ -138,7 +138,7 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b'{"t":\n', "is no JSON"), (b"[1]\n", "is no JSON object")])
-def test_what_is_no_object_is_named_with_its_line(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_line_that_is_not_an_object_is_reported(tmp_path: Path, content: bytes, reason: str) -> None:
     path = written(tmp_path / "r.jsonl", [head(), request()])
     path.write_bytes(path.read_bytes() + content)
     with pytest.raises(BadTrace, match=f"line 3: {reason}"):
@@ -146,7 +146,7 @@ def test_what_is_no_object_is_named_with_its_line(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "broken.gz"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, name: str) -> None:
     row = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [3]}
     (tmp_path / "broken.gz").write_bytes(gzip.compress(orjson.dumps(row) + b"\n")[:-6])
     with pytest.raises(BadTrace, match="cannot be read"):

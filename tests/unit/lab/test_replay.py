@@ -13,7 +13,7 @@ from tests.helpers.lab.traffic import conversations, fleet, record
 RANDOM = from_mapping({"scheduling": {"plugins": [{"type": "random-picker"}]}})
 
 
-def test_the_placement_of_the_record_repeated_gives_the_times_of_the_record() -> None:
+def test_repeating_the_recorded_placement_gives_the_recorded_times() -> None:
     pods = fleet(warm_up=0.0)
     of = record(conversations(200, 6.0), pods)
     was, again = recorded(of, pods), repeated(of, pods, seed=0).figures
@@ -21,7 +21,7 @@ def test_the_placement_of_the_record_repeated_gives_the_times_of_the_record() ->
         assert again[figure] == pytest.approx(was[figure], rel=1e-6), figure
 
 
-def test_a_configuration_that_forgets_prefixes_is_seen_to_be_worse() -> None:
+def test_a_configuration_without_prefixes_is_worse() -> None:
     workload, pods = conversations(300, 6.0), fleet()
     ours, chance = (replay(settings, workload, pods, seed=1).figures for settings in (Settings(), RANDOM))
     assert ours["hit"] > chance["hit"] + 0.1
@@ -42,12 +42,12 @@ def test_more_pods_respond_sooner_and_more_requests_later() -> None:
     assert denser["ttft_p90"] > few["ttft_p90"]
 
 
-def test_further_pods_have_the_usual_speed() -> None:
+def test_added_pods_have_the_usual_speed() -> None:
     assert [config.slowdown for config in fleet(2, slow=3.0).of_size(4).configs] == [3.0, 1.0, 1.0, 1.0]
     assert [config.slowdown for config in fleet(2, slow=3.0).of_size(1).configs] == [3.0]
 
 
-def test_what_is_no_stream_has_its_first_token_with_the_last() -> None:
+def test_the_first_token_of_a_complete_response_comes_with_the_last() -> None:
     workload = conversations(60, 3.0)
     silent = replace(workload, jobs=tuple(replace(job, params=RequestParams(stream=False)) for job in workload.jobs))
     run = replay(Settings(), silent, fleet(), 1)
@@ -82,7 +82,7 @@ def test_filters_that_need_labels_find_those_of_the_file() -> None:
     assert {outcome.pod for outcome in run.outcomes} == {0, 2}
 
 
-def test_refused_requests_are_counted_and_keep_no_objective() -> None:
+def test_refused_requests_are_counted_and_meet_no_objective() -> None:
     scheduling = {
         "plugins": [{"type": "label-selector-filter", "parameters": {"matchLabels": {"gpu": "none"}}}],
     }
@@ -98,7 +98,7 @@ def test_requests_larger_than_every_pod_are_reported() -> None:
         small.fitting(record(conversations(20, 3.0), pods))
 
 
-def test_figures_are_those_of_the_requests() -> None:
+def test_figures_are_over_the_requests() -> None:
     fared = [Fared(at / 10, 0.01 * at, float(at), at < 5, 100, 50) for at in range(10)]
     never = Fared(math.inf, math.nan, math.inf, False, 100, 0)
     found = figures([*fared, never])
@@ -108,7 +108,7 @@ def test_figures_are_those_of_the_requests() -> None:
     assert (found["hit"], found["failed"]) == (0.5, 1)
 
 
-def test_an_objective_counts_where_a_request_has_none() -> None:
+def test_a_default_objective_applies_to_requests_without_one() -> None:
     workload = conversations(40, 3.0)
     strict = fleet(objectives=Objectives(ttft=1e-6))
     assert replay(Settings(), workload, strict, 1).figures["goodput"] == 0.0

@@ -66,14 +66,14 @@ def play(engine: CountingEngine) -> dict[int, list[float]]:
     return times
 
 
-def test_a_prompt_that_comes_takes_the_transfer_and_a_step_of_one_token() -> None:
+def test_a_transferred_prompt_takes_the_transfer_and_a_step_of_one_token() -> None:
     engine = CountingEngine(CONFIG)
     engine.submit(Counted(0, 8_000, 2, ((1, 500),), comes=True), 1.0)
     assert engine.kv_usage(1.0) == 0.5
     assert play(engine)[0][0] == pytest.approx(1.0 + 0.005 + 0.08 + 0.01 + 0.0001)
 
 
-def test_only_what_is_not_cached_already_is_fetched() -> None:
+def test_only_uncached_blocks_are_transferred() -> None:
     engine = CountingEngine(CONFIG)
     engine.submit(Counted(0, 4_000, 1, ((1, 250),)), 0.0)
     play(engine)
@@ -81,7 +81,7 @@ def test_only_what_is_not_cached_already_is_fetched() -> None:
     assert play(engine)[1][0] == pytest.approx(5.0 + 0.005 + 0.008 + 0.01 + 0.0001)
 
 
-def test_prompts_that_come_at_once_share_the_way() -> None:
+def test_concurrent_transfers_share_the_link() -> None:
     engine = CountingEngine(CONFIG)
     for index in range(2):
         engine.submit(Counted(index, 1_600, 1, ((index, 100),), comes=True), 0.0)
@@ -105,7 +105,7 @@ def test_a_prompt_computed_during_a_response_delays_it_and_a_fetched_one_does_no
     assert slowest(comes=False) == pytest.approx(alone + 0.8, abs=0.02)
 
 
-def test_what_waits_for_blocks_that_are_kept_goes_on_when_they_are_let_go() -> None:
+def test_a_request_waiting_for_kept_blocks_continues_when_they_are_freed() -> None:
     engine = CountingEngine(CONFIG)
     kept = Counted(0, 15_200, 1, ((1, 950),), stays=True)
     engine.submit(kept, 0.0)
@@ -118,7 +118,7 @@ def test_what_waits_for_blocks_that_are_kept_goes_on_when_they_are_let_go() -> N
     assert engine.pool.used == 0
 
 
-def test_what_was_kept_is_found_by_the_next_prompt_that_begins_like_it() -> None:
+def test_kept_blocks_are_found_by_the_next_prompt_with_the_prefix() -> None:
     engine = CountingEngine(CONFIG)
     kept = Counted(0, 1_600, 1, ((1, 100),), stays=True)
     engine.submit(kept, 0.0)
@@ -130,7 +130,7 @@ def test_what_was_kept_is_found_by_the_next_prompt_that_begins_like_it() -> None
     assert following.cached == 1_600
 
 
-def test_a_prompt_that_came_and_lost_its_blocks_is_computed_here() -> None:
+def test_a_transferred_prompt_that_lost_its_blocks_is_computed_again() -> None:
     engine = CountingEngine(replace(CONFIG, num_gpu_blocks=110))
     engine.submit(Counted(0, 800, 400, ((1, 50),)), 0.0)
     engine.finish()
@@ -174,7 +174,7 @@ def test_all_requests_get_responses_and_no_block_is_left_in_use(seed: int) -> No
     assert engine.pool.used == 0
 
 
-def test_every_stage_runs_on_a_pod_of_its_role_and_all_is_given_back() -> None:
+def test_every_stage_runs_on_a_pod_of_its_role_and_frees_its_blocks() -> None:
     simulation, policy = run(conversations(200, 6.0), split())
     for outcome in simulation.outcomes:
         assert outcome.prefill_pod in {0, 1}
@@ -185,12 +185,12 @@ def test_every_stage_runs_on_a_pod_of_its_role_and_all_is_given_back() -> None:
     assert all(pod.engine.kv_usage(simulation.now) == 0 for pod in simulation.pods)
 
 
-def test_the_next_turn_finds_what_the_pod_for_prompts_has_computed() -> None:
+def test_the_next_turn_finds_the_blocks_of_the_prefill_pod() -> None:
     simulation, _ = run(conversations(200, 6.0), split())
     assert sum(outcome.cached_tokens > 0 for outcome in simulation.outcomes) > 80
 
 
-def test_without_a_pod_for_prompts_all_is_done_by_one() -> None:
+def test_without_a_prefill_pod_one_pod_does_all() -> None:
     simulation, _ = run(conversations(60, 3.0), split(("decode",) * 3), 3)
     assert all(outcome.prefill_pod == -1 and outcome.ended is not None for outcome in simulation.outcomes)
 

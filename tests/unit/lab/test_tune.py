@@ -36,7 +36,7 @@ def tuned(settings: Settings, workload: Workload, trials: int = 8) -> Tuned:
     return tune(Tunable(settings), workload, fleet(), ttft_mean, trials, 1, lambda line: None)
 
 
-def test_a_weight_that_makes_requests_wait_is_found_and_changed() -> None:
+def test_a_harmful_weight_is_found_and_changed() -> None:
     tunable = Tunable(from_mapping({"scheduling": BAD}))
     found = tuned(from_mapping({"scheduling": BAD}), conversations(300, 8.0), trials=5)
     prefix, usage = found.values
@@ -46,7 +46,7 @@ def test_a_weight_that_makes_requests_wait_is_found_and_changed() -> None:
     assert tunable.values == (0.01, 10.0)
 
 
-def test_the_patch_is_a_section_that_loads_and_has_the_values() -> None:
+def test_the_patch_is_a_valid_section_with_the_values() -> None:
     tunable = Tunable(from_mapping({"scheduling": BAD}))
     section = yaml.safe_load(yaml.safe_dump(tunable.section((3.0, 0.5))))
     again = Tunable(from_mapping({"scheduling": section}))
@@ -60,7 +60,7 @@ def test_the_defaults_can_be_tuned_too() -> None:
     assert Tunable(from_mapping({"scheduling": tunable.section(tunable.values)})).values == tunable.values
 
 
-def test_shadows_are_kept_and_not_tuned() -> None:
+def test_shadows_are_kept_unchanged() -> None:
     shadow = {**BAD["schedulingProfiles"][0], "name": "candidate", "shadow": True}
     settings = from_mapping({"scheduling": {**BAD, "schedulingProfiles": [*BAD["schedulingProfiles"], shadow]}})
     tunable = Tunable(settings)
@@ -68,7 +68,7 @@ def test_shadows_are_kept_and_not_tuned() -> None:
     assert tunable.section((1.0, 1.0))["schedulingProfiles"][1] == shadow
 
 
-def test_what_the_latency_scorer_counts_in_is_tuned() -> None:
+def test_parameters_of_the_latency_scorer_are_tuned() -> None:
     plugins = [
         {"type": "approx-prefix-cache-producer"},
         {"type": "predicted-latency-producer", "parameters": {"workCost": 0.3}},
@@ -83,14 +83,14 @@ def test_what_the_latency_scorer_counts_in_is_tuned() -> None:
     assert parameters["predicted-latency-producer"]["workCost"] == 0.6
 
 
-def test_where_nothing_can_be_better_nothing_is_significant() -> None:
+def test_without_a_possible_gain_nothing_is_significant() -> None:
     """One pod: every configuration places alike."""
     one = fleet(1)
     found = tune(Tunable(Settings()), conversations(200, 1.0), one, ttft_mean, 1, 1, lambda line: None)
     assert not found.gain.is_significant
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_the_same_seed_gives_the_same_patch() -> None:
     settings, workload = from_mapping({"scheduling": BAD}), conversations(200, 6.0)
     assert tuned(settings, workload, 1) == tuned(settings, workload, 1)
 
@@ -111,7 +111,7 @@ def fared(seconds: float) -> Fared:
 
 
 class TestAGain:
-    def test_is_the_share_that_is_saved(self) -> None:
+    def test_the_gain_is_the_saved_share(self) -> None:
         rng = Random(1)
         before = [fared(rng.uniform(0.5, 1.5)) for _ in range(500)]
         after = [fared(one.ttft * 0.8) for one in before]
@@ -120,20 +120,20 @@ class TestAGain:
         assert found.low == pytest.approx(0.2)
         assert found.is_significant
 
-    def test_is_not_significant_where_it_is_chance(self) -> None:
+    def test_a_random_gain_is_not_significant(self) -> None:
         rng = Random(1)
         before, after = ([fared(rng.uniform(0.5, 1.5)) for _ in range(200)] for _ in range(2))
         found = gain([before], [after], ttft_mean, Random(2))
         assert found.low < 0.0 < found.high
         assert not found.is_significant
 
-    def test_counts_what_never_came_as_two_minutes(self) -> None:
+    def test_missing_responses_count_as_two_minutes(self) -> None:
         never = Fared(float("inf"), float("nan"), float("inf"), False, 10, 0)
         assert ttft_mean([never]) == 120.0
         assert missed([never, fared(0.1)]) == 0.5
 
     @pytest.mark.parametrize("name", OBJECTIVES)
-    def test_is_better_the_less_there_is(self, name: str) -> None:
+    def test_a_lower_value_is_better(self, name: str) -> None:
         objective, meaning = OBJECTIVES[name]
         assert objective([fared(0.1)] * 20) < objective([fared(0.9)] * 20)
         assert meaning

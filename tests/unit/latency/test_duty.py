@@ -17,26 +17,26 @@ def busy(seconds: float, duty: Duty, pod: Endpoint, share: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [4.0, 10.0, 100.0])
-def test_the_share_is_right_from_the_first_seconds_on(seconds: float) -> None:
+def test_the_share_is_correct_from_the_first_seconds_on(seconds: float) -> None:
     """What a proxy has not seen, because it has just begun, is not taken for idleness."""
     duty, pod = Duty(), Endpoint("p")
     busy(seconds, duty, pod, 0.5)
     assert duty.of(pod, seconds) == pytest.approx(0.5, abs=0.06)
 
 
-def test_one_prompt_at_the_very_beginning_is_not_all_that_there_is() -> None:
+def test_one_early_prompt_does_not_dominate() -> None:
     duty, pod = Duty(), Endpoint("p")
     duty.add(pod, 0.3, 0.0)
     assert duty.of(pod, 0.0) == pytest.approx(0.3, abs=0.02)
 
 
-def test_a_pod_that_only_computes_still_has_answers_go_on() -> None:
+def test_a_pod_that_only_computes_prompts_still_decodes() -> None:
     duty, pod = Duty(), Endpoint("p")
     busy(20.0, duty, pod, 2.0)
     assert duty.of(pod, 20.0) == MOST
 
 
-def test_what_was_long_ago_is_forgotten_and_a_pod_that_is_gone_at_once() -> None:
+def test_old_observations_are_dropped_and_removed_pods_at_once() -> None:
     duty, pod = Duty(), Endpoint("p")
     busy(20.0, duty, pod, 0.8)
     assert duty.of(pod, 25.0) > 0.3

@@ -58,20 +58,20 @@ class Ranks:
 
 
 @pytest.mark.parametrize(("together", "least", "most"), [(True, 0.7, 1.0), (False, 0.0, 0.2)])
-def test_the_paces_of_ranks_show_whether_they_step_together(together: bool, least: float, most: float) -> None:
+def test_the_paces_of_ranks_show_lockstep(together: bool, least: float, most: float) -> None:
     ranks = Ranks(together=together)
     ranks.work()
     assert least <= ranks.lockstep.share <= most
 
 
-def test_before_anything_is_known_ranks_are_independent() -> None:
+def test_before_any_observation_ranks_are_independent() -> None:
     ranks = Ranks(together=True)
     assert ranks.lockstep.share == 0.0
     ranks.work(3)
     assert ranks.lockstep.share < 0.3
 
 
-def test_ranks_that_do_not_count_tokens_or_have_no_requests_show_nothing() -> None:
+def test_ranks_without_token_counts_or_requests_show_nothing() -> None:
     ranks = Ranks(together=True)
     for _ in range(100):
         ranks.scrape(counts=False)
@@ -80,7 +80,7 @@ def test_ranks_that_do_not_count_tokens_or_have_no_requests_show_nothing() -> No
     assert ranks.lockstep.share == 0.0
 
 
-def test_a_prompt_is_charged_for_the_responses_on_all_ranks_that_step_together() -> None:
+def test_a_prompt_is_charged_for_the_responses_on_all_ranks_in_lockstep() -> None:
     ranks = Ranks(together=True)
     ranks.work()
     first, second, *_ = ranks.models
@@ -93,7 +93,7 @@ def test_a_prompt_is_charged_for_the_responses_on_all_ranks_that_step_together()
     assert ranks.lockstep.elsewhere(second) == pytest.approx(share * 10)
 
 
-def test_a_prompt_that_is_computed_beside_a_longer_queue_delays_nothing() -> None:
+def test_a_prompt_shorter_than_another_ranks_queue_delays_nothing() -> None:
     ranks = Ranks(together=True)
     ranks.work()
     ranks.models[0].rest += 2000.0 * ranks.models[0].own[1]
@@ -103,20 +103,20 @@ def test_a_prompt_that_is_computed_beside_a_longer_queue_delays_nothing() -> Non
     assert ranks.charged(3000.0)[1] == pytest.approx(longest, rel=0.05)
 
 
-def test_independent_ranks_are_charged_nothing_for_each_other() -> None:
+def test_independent_ranks_are_not_charged_for_each_other() -> None:
     ranks = Ranks(together=False)
     ranks.work(3)
     assert ranks.charged(1000.0) == [0.0] * 4
 
 
-def test_while_ranks_compute_prompts_all_the_time_one_more_delays_nothing_elsewhere() -> None:
+def test_while_ranks_always_compute_prompts_one_more_delays_nothing_elsewhere() -> None:
     ranks = Ranks(together=True)
     ranks.work()
     ranks.lockstep.busy = 1.0
     assert ranks.lockstep.elsewhere(ranks.models[0]) == 0.0
 
 
-def test_only_ranks_of_one_pod_share_what_is_learnt() -> None:
+def test_only_ranks_of_one_pod_share_observations() -> None:
     producer = PredictedLatencyProducer(InstanceName("p"), ManualClock(), PluginState())
     ranks = [Endpoint(f"a/{rank}", rank=rank) for rank in range(2)]
     other, plain = [Endpoint(f"b/{rank}", rank=rank) for rank in range(2)], Endpoint("c")

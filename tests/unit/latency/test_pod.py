@@ -30,7 +30,7 @@ def test_a_pod_that_becomes_three_times_slower_is_known_after_ten_requests() -> 
     assert pod.error() < 0.15
 
 
-def test_a_single_answer_that_is_late_by_a_minute_is_not_the_new_normal() -> None:
+def test_a_single_response_late_by_a_minute_does_not_mislead() -> None:
     pod = Pod()
     pod.work(60)
     per_token, pod.per_token = pod.per_token, 0.015
@@ -40,14 +40,14 @@ def test_a_single_answer_that_is_late_by_a_minute_is_not_the_new_normal() -> Non
     assert pod.error() < 0.2
 
 
-def test_a_pod_that_nothing_is_known_of_is_like_the_others() -> None:
+def test_an_unknown_pod_is_like_the_others() -> None:
     fleet = FleetModel()
     for _ in range(2):
         Pod(fleet, per_token=300e-6).work(60)
     assert Pod(fleet, per_token=300e-6).error() < 0.1
 
 
-def test_while_nothing_is_known_of_any_pod_the_work_ahead_orders_them() -> None:
+def test_without_any_observation_the_work_ahead_orders_the_pods() -> None:
     fleet = FleetModel()
     idle, busy, busier = (Pod(fleet) for _ in range(3))
     for pod, tokens in ((busy, 1000), (busier, 2000)):
@@ -65,7 +65,7 @@ def test_the_queue_drains_as_time_passes() -> None:
     assert pod.wait(pod.now + 0.5) == pytest.approx(0.52, rel=0.2)
 
 
-def test_an_answer_that_is_overdue_keeps_those_behind_it_waiting_the_longer_it_is() -> None:
+def test_an_overdue_response_delays_the_queue_behind_it() -> None:
     pod = Pod()
     pod.work(60)
     pod.model.dispatch(pod.send(1000), 1000, 1000, pod.now)
@@ -75,7 +75,7 @@ def test_an_answer_that_is_overdue_keeps_those_behind_it_waiting_the_longer_it_i
     assert pod.wait(pod.now + 20.0) > behind + 5.0
 
 
-def test_a_first_token_corrects_what_was_thought_to_be_left() -> None:
+def test_a_first_token_corrects_the_remaining_work() -> None:
     pod = Pod()
     pod.work(60)
     first = pod.send(10_000)
@@ -86,7 +86,7 @@ def test_a_first_token_corrects_what_was_thought_to_be_left() -> None:
     assert pod.wait(pod.now + 0.1) == pytest.approx(0.52, rel=0.25)
 
 
-def test_a_leg_that_fails_leaves_the_queue_and_teaches_nothing() -> None:
+def test_a_failed_attempt_leaves_the_queue_and_is_not_learnt_from() -> None:
     pod = Pod()
     before = pod.ttft(1000, 0.0)
     attempt = pod.send(100_000)
@@ -100,7 +100,7 @@ def test_a_leg_that_fails_leaves_the_queue_and_teaches_nothing() -> None:
     assert pod.ttft(1000, 30.0) == pytest.approx(before)
 
 
-def test_an_error_that_comes_at_once_does_not_make_a_pod_look_fast() -> None:
+def test_an_immediate_error_does_not_make_a_pod_seem_fast() -> None:
     pod = Pod()
     pod.work(60)
     for _ in range(20):
@@ -115,7 +115,7 @@ def test_an_error_that_comes_at_once_does_not_make_a_pod_look_fast() -> None:
     assert pod.error() < 0.05
 
 
-def test_answers_that_are_not_streamed_are_taken_to_be_in_time() -> None:
+def test_complete_responses_are_assumed_to_be_on_time() -> None:
     pod = Pod()
     pod.work(60)
     pod.model.dispatch(pod.send(10_000, stream=False), 10_000, 10_000, pod.now)
@@ -125,7 +125,7 @@ def test_answers_that_are_not_streamed_are_taken_to_be_in_time() -> None:
     assert not pod.model.queue
 
 
-def test_a_slow_pod_is_found_out_by_answers_that_are_not_streamed() -> None:
+def test_a_slow_pod_is_detected_by_complete_responses() -> None:
     fleet = FleetModel()
     quick, slow = Pod(fleet), Pod(fleet, fixed=0.06, per_token=300e-6)
     for pod in (quick, slow):
@@ -141,7 +141,7 @@ def test_a_slow_pod_is_found_out_by_answers_that_are_not_streamed() -> None:
     assert slow.model.rates.speed > 2 * quick.model.rates.speed
 
 
-def test_prompts_answered_by_the_same_step_are_one_observation() -> None:
+def test_prompts_that_finish_in_the_same_step_are_one_observation() -> None:
     pod = Pod(per_token=0.0)
     for _ in range(60):
         sent = [pod.send(200) for _ in range(4)]
@@ -156,7 +156,7 @@ def test_prompts_answered_by_the_same_step_are_one_observation() -> None:
     assert pod.ttft(800, pod.now) == pytest.approx(0.1, rel=0.2)
 
 
-def test_the_pace_of_answers_is_learnt_with_how_it_grows() -> None:
+def test_the_time_per_token_and_its_growth_are_learnt() -> None:
     pod = Pod()
     for running in [1, 8] * 60:
         sent = [pod.send(10) for _ in range(running)]
@@ -178,7 +178,7 @@ def test_the_pace_of_answers_is_learnt_with_how_it_grows() -> None:
     assert pod.tpot() == pytest.approx(0.018, rel=0.15)
 
 
-def test_requests_of_others_that_wait_on_the_pod_wait_before_ours() -> None:
+def test_waiting_requests_of_other_clients_are_ahead() -> None:
     endpoint = Endpoint("pod", metrics=Metrics(waiting=5, running=10, freshness=Freshness.FRESH))
     pod = Pod(endpoint=endpoint)
     assert pod.wait(0.0) > 0.4
@@ -191,7 +191,7 @@ def test_requests_of_others_that_wait_on_the_pod_wait_before_ours() -> None:
     assert pod.wait(0.1) == pytest.approx(ours, abs=0.01)
 
 
-def test_prompts_that_siblings_sent_wait_before_ours() -> None:
+def test_prompts_of_siblings_are_ahead() -> None:
     pod = Pod()
     before = pod.ttft(100, 0.0)
     pod.endpoint.charge(1, 5000)
@@ -200,7 +200,7 @@ def test_prompts_that_siblings_sent_wait_before_ours() -> None:
     assert pod.ttft(100, 0.0) > before + 0.4
 
 
-def test_the_error_is_0_until_enough_is_known_to_judge() -> None:
+def test_the_error_is_0_until_enough_is_known() -> None:
     fleet = FleetModel()
     for _ in range(19):
         fleet.judge(2.0, 1.0)
@@ -209,7 +209,7 @@ def test_the_error_is_0_until_enough_is_known_to_judge() -> None:
     assert fleet.error == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_busy_pod_is_not_learnt_from_all_the_time_and_no_worse_for_it() -> None:
+def test_a_busy_pod_is_learnt_from_at_a_limited_rate() -> None:
     pod = Pod(fixed=0.001, per_token=2e-6)
     for _ in range(600):
         pod.serve([1000])
@@ -218,7 +218,7 @@ def test_a_busy_pod_is_not_learnt_from_all_the_time_and_no_worse_for_it() -> Non
     assert pod.ttft(1000, pod.now) == pytest.approx(0.003, abs=0.001)
 
 
-def test_first_guesses_are_not_judged() -> None:
+def test_initial_guesses_are_not_scored() -> None:
     fleet = FleetModel()
     pod = Pod(fleet, per_token=5e-6)
     pod.work(30)
@@ -226,14 +226,14 @@ def test_first_guesses_are_not_judged() -> None:
     assert fleet.error < 0.5
 
 
-def test_an_error_of_milliseconds_is_none() -> None:
+def test_an_error_of_milliseconds_is_ignored() -> None:
     fleet = FleetModel()
     for _ in range(30):
         fleet.judge(0.001, 0.008)
     assert fleet.error == 0.0
 
 
-def test_what_is_not_streamed_waits_in_line_until_it_should_be_done() -> None:
+def test_a_complete_response_is_in_the_queue_until_its_predicted_end() -> None:
     pod = Pod()
     attempts = [pod.send(5000, stream=False) for _ in range(3)]
     for attempt in attempts:
@@ -242,7 +242,7 @@ def test_what_is_not_streamed_waits_in_line_until_it_should_be_done() -> None:
     assert waits == [pytest.approx(wait, abs=0.1) for wait in (1.5, 0.9, 0.3, 0.0)]
 
 
-def test_an_answer_that_is_not_streamed_ends_its_wait() -> None:
+def test_a_complete_response_leaves_the_queue_at_its_end() -> None:
     pod = Pod()
     attempt = pod.send(5000, stream=False)
     leg = pod.model.dispatch(attempt, 5000, 5000, 0.0)
@@ -263,7 +263,7 @@ def scraped(pod: Pod, seconds: int, other: Pod | None = None) -> None:
             other.work(1)
 
 
-def test_a_pod_that_was_slow_and_is_avoided_is_tried_again_while_others_work() -> None:
+def test_an_avoided_slow_pod_is_tried_again_while_others_work() -> None:
     fleet = FleetModel()
     slow, other = Pod(fleet), Pod(fleet)
     slow.work(20)
@@ -277,7 +277,7 @@ def test_a_pod_that_was_slow_and_is_avoided_is_tried_again_while_others_work() -
     assert slow.ttft(4000, slow.now) > 2.5 * other.ttft(4000, other.now), "one request says that it is slow still"
 
 
-def test_pods_of_two_kinds_are_told_apart_after_a_night() -> None:
+def test_pods_of_two_kinds_are_distinguished_after_a_night() -> None:
     fleet = FleetModel()
     slow, other = Pod(fleet, per_token=300e-6), Pod(fleet)
     slow.work(40)

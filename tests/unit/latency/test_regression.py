@@ -33,11 +33,11 @@ def test_constants_are_recovered_from_noise_of_30_percent() -> None:
     assert trained(2000, noise=0.3).predict((1.0, 2.0, 2.0)) == pytest.approx(target((1.0, 2.0, 2.0)), rel=0.12)
 
 
-def test_solving_now_and_then_comes_to_the_same() -> None:
+def test_solving_periodically_gives_the_same_result() -> None:
     assert trained(every=8).coefficients == pytest.approx(trained().coefficients, rel=0.02)
 
 
-def test_observations_that_are_solved_for_are_told_apart() -> None:
+def test_solved_observations_are_distinguished() -> None:
     model = Regression((1.0, 1.0, 1.0), 0.98, 0.1, every=8)
     solved = [model.observe((1.0, 1.0, 0.0), 1.0, 0.05) for _ in range(200)]
     assert all(solved[:4])
@@ -45,7 +45,7 @@ def test_observations_that_are_solved_for_are_told_apart() -> None:
     assert sum(solved[-80:]) == 10
 
 
-def test_a_few_observations_that_are_far_off_say_little() -> None:
+def test_a_few_outliers_have_little_weight() -> None:
     model, draw = trained(), random.Random(2)
     before = model.predict((1.0, 2.0, 2.0))
     for at in range(100):
@@ -62,7 +62,7 @@ def test_a_lasting_change_is_followed() -> None:
     assert model.predict((1.0, 2.0, 2.0)) == pytest.approx(3 * target((1.0, 2.0, 2.0)), rel=0.1)
 
 
-def test_without_observations_it_is_its_prior_as_that_is_at_the_time() -> None:
+def test_without_observations_the_result_is_the_current_prior() -> None:
     prior = Regression((1.0, 1.0, 1.0), 0.98, 0.1)
     model = Regression(prior, 0.98, 10.0)
     assert model.is_cold
@@ -71,13 +71,13 @@ def test_without_observations_it_is_its_prior_as_that_is_at_the_time() -> None:
     assert model.coefficients == prior.coefficients
 
 
-def test_a_prior_fills_in_what_a_few_observations_do_not_say() -> None:
+def test_a_prior_fills_the_gaps_of_a_few_observations() -> None:
     model = Regression(trained(), 0.98, 10.0)
     model.observe((1.0, 1.0, 1.0), target((1.0, 1.0, 1.0)), 0.05)
     assert model.predict((1.0, 4.0, 0.0)) == pytest.approx(target((1.0, 4.0, 0.0)), rel=0.05)
 
 
-def test_of_two_that_would_explain_the_same_the_one_that_is_not_shrunk_does() -> None:
+def test_of_two_explanations_the_one_without_shrinkage_is_chosen() -> None:
     model = Regression((0.0, 0.1, 0.0), 0.98, 0.1, shrink=(0.5, 0.0, 0.0))
     for _ in range(300):
         model.observe((1.0, 1.0, 0.0), 1.0, 0.05)
@@ -86,13 +86,13 @@ def test_of_two_that_would_explain_the_same_the_one_that_is_not_shrunk_does() ->
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100), st.floats(0, 1000)), max_size=60))
-def test_no_coefficient_is_ever_negative_nor_without_end(seen: list[tuple[float, float, float]]) -> None:
+def test_no_coefficient_is_negative_or_infinite(seen: list[tuple[float, float, float]]) -> None:
     model = Regression((0.0, 0.1, 0.0), 0.9, 0.1, shrink=(0.1, 0.0, 0.01))
     for y, z, seconds in seen:
         model.observe((1.0, y, z), seconds, 0.05)
     assert all(0.0 <= coefficient < 1e9 for coefficient in model.coefficients)
 
 
-def test_what_would_be_negative_is_0_and_the_others_make_up_for_it() -> None:
+def test_a_negative_coefficient_is_0_and_the_others_compensate() -> None:
     assert non_negative([[1.0, 0.5], [0.5, 1.0]], [1.0, 0.2]) == [1.0, 0.0]
     assert non_negative([[1.0]], [-1.0]) == [0.0]

@@ -55,14 +55,14 @@ def divided(fleet: FleetModel | None = None) -> Divided:
     return pod
 
 
-def test_a_pod_that_divides_itself_among_prompts_is_found_out() -> None:
+def test_a_pod_that_shares_itself_between_prompts_is_detected() -> None:
     pod = divided()
     assert pod.fleet.in_turn == 0.0
     alone = 4000 * pod.per_token
     assert 0.9 * alone < pod.ttft(4000, pod.now) < alone / (1.0 - RATE * 4000 * pod.per_token)  # with those who come
 
 
-def test_who_is_short_waits_for_as_much_of_a_long_prompt_as_he_has_himself() -> None:
+def test_a_short_prompt_waits_for_its_own_length_of_a_long_one() -> None:
     pod = divided()
     idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
     pod.begin(30_000)
@@ -71,7 +71,7 @@ def test_who_is_short_waits_for_as_much_of_a_long_prompt_as_he_has_himself() -> 
     assert waits[40_000] > 4 * waits[4000]
 
 
-def test_short_prompts_that_are_there_are_waited_for_by_all() -> None:
+def test_all_prompts_wait_for_short_ones() -> None:
     pod = divided()
     idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
     pod.begin(1000)
@@ -80,7 +80,7 @@ def test_short_prompts_that_are_there_are_waited_for_by_all() -> None:
     assert waits[0] > 0.25 * 1000 * pod.per_token
 
 
-def test_a_pod_that_is_new_is_taken_to_be_like_the_others() -> None:
+def test_a_new_pod_is_assumed_to_be_like_the_others() -> None:
     fleet = FleetModel()
     pod = divided(fleet)
     new = Divided(fleet)
@@ -88,7 +88,7 @@ def test_a_pod_that_is_new_is_taken_to_be_like_the_others() -> None:
     assert new.ttft(4000, new.now) == pytest.approx(pod.ttft(4000, pod.now), rel=0.3)
 
 
-def test_a_pod_that_computes_in_turn_is_not_taken_for_one_that_divides_itself() -> None:
+def test_a_pod_that_computes_in_turn_is_not_mistaken_for_sharing() -> None:
     pod = Pod()
     pod.noise = 0.3
     shares = []
@@ -98,7 +98,7 @@ def test_a_pod_that_computes_in_turn_is_not_taken_for_one_that_divides_itself() 
     assert sum(shares[10:]) / len(shares[10:]) > 0.9
 
 
-def test_the_tokens_ahead_depend_on_the_lengths_of_the_prompts_in_line() -> None:
+def test_the_tokens_ahead_depend_on_the_lengths_of_the_queued_prompts() -> None:
     sharing = Pod().model.sharing
     assert sharing.ahead([500, 3000, 1000], 0.0) == (1500, 1)
     assert sharing.ahead([], 20.0) == (20, 0)

@@ -51,7 +51,7 @@ class SideBySide(Pod):
             self.model.end(leg, self.now)
 
 
-def test_a_pod_that_computes_prompts_side_by_side_is_found_out() -> None:
+def test_a_pod_that_computes_prompts_in_parallel_is_detected() -> None:
     pod = SideBySide()
     pod.play(200, rate=4.0)
     assert pod.fleet.in_turn == 0.0
@@ -60,7 +60,7 @@ def test_a_pod_that_computes_prompts_side_by_side_is_found_out() -> None:
     assert pod.error() < 0.05
 
 
-def test_a_pod_that_computes_in_turn_is_never_taken_for_one_that_does_not() -> None:
+def test_a_pod_that_computes_in_turn_is_not_mistaken_for_parallel() -> None:
     pod = Pod()
     pod.noise = 0.3
     shares = []
@@ -71,7 +71,7 @@ def test_a_pod_that_computes_in_turn_is_never_taken_for_one_that_does_not() -> N
     assert sum(shares) / len(shares) > 0.9
 
 
-def test_a_pod_in_between_is_foretold_too() -> None:
+def test_a_pod_in_between_is_predicted() -> None:
     pod = SideBySide(FleetModel())
     pod.in_turn = 0.5
     pod.play(300, rate=2.0)
@@ -82,7 +82,7 @@ def test_a_pod_in_between_is_foretold_too() -> None:
     assert pod.ttft(8000, pod.now) == pytest.approx(shared, rel=0.4)
 
 
-def test_a_request_waits_for_a_slot_where_all_are_taken() -> None:
+def test_a_request_waits_for_a_slot_when_all_are_in_use() -> None:
     pod = SideBySide()
     pod.places = 4
     pod.play(300, rate=6.0)
@@ -106,7 +106,7 @@ def test_requests_that_wait_while_fewer_run_than_before_do_not_wait_for_a_slot()
     assert pod.ttft(1000, pod.now) == pytest.approx(idle, rel=0.5)
 
 
-def test_the_number_of_slots_is_forgotten_when_a_pod_is_not_reached() -> None:
+def test_the_number_of_slots_is_dropped_when_it_is_not_reached() -> None:
     pod = SideBySide()
     pod.places = 4
     pod.play(300, rate=6.0)
@@ -119,14 +119,14 @@ def test_the_number_of_slots_is_forgotten_when_a_pod_is_not_reached() -> None:
     assert pod.ttft(1000, pod.now) < limited - 0.5 * 4000 * pod.per_token / 4
 
 
-def test_a_pod_that_is_new_is_taken_to_be_of_the_form_of_the_others() -> None:
+def test_a_new_pod_is_assumed_to_have_the_form_of_the_others() -> None:
     fleet = FleetModel()
     SideBySide(fleet).play(200, rate=4.0)
     new = SideBySide(fleet)
     assert new.fleet.in_turn < 0.5
 
 
-def test_a_pod_that_turns_to_another_form_is_found_out() -> None:
+def test_a_pod_that_changes_its_form_is_detected() -> None:
     pod = SideBySide()
     pod.play(200, rate=4.0)
     pod.in_turn = 1.0
@@ -145,7 +145,7 @@ def test_a_prompt_that_overtook_the_first_one_is_not_counted_as_waiting() -> Non
     assert list(pod.model._queue_tokens()) == [8000]
 
 
-def test_answers_that_are_not_streamed_wait_their_time_whatever_the_form() -> None:
+def test_complete_responses_wait_for_their_time_in_any_form() -> None:
     pod = SideBySide()
     pod.play(200, rate=4.0)
     attempt = pod.send(8000, stream=False)
@@ -154,7 +154,7 @@ def test_answers_that_are_not_streamed_wait_their_time_whatever_the_form() -> No
     assert len(pod.model.queue) == 1
 
 
-def test_a_pod_that_looks_as_if_a_line_cost_nothing_does_not_get_all_there_is() -> None:
+def test_a_pod_whose_queue_seems_free_does_not_get_all_requests() -> None:
     pod = SideBySide()
     pod.play(200, rate=4.0)
     assert pod.fleet.in_turn == 0.0

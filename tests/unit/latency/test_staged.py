@@ -48,7 +48,7 @@ def decode(pod: Pod, tokens: int, per_token: float, wait: float = 3.0, stream: b
     pod.now += 0.5
 
 
-def test_all_of_a_prefill_leg_is_prefill() -> None:
+def test_a_prefill_attempt_is_all_prefill() -> None:
     pod = Pod(per_token=63e-6)
     for tokens in (300, 7000, 2500, 900, 4800) * 12:
         prefill(pod, tokens)
@@ -56,14 +56,14 @@ def test_all_of_a_prefill_leg_is_prefill() -> None:
     assert pod.error(500) < 0.3
 
 
-def test_what_is_kept_until_it_is_fetched_is_not_prefill() -> None:
+def test_waiting_for_the_transfer_is_not_prefill() -> None:
     pod = Pod()
     for tokens in (300, 7000, 2500, 900, 4800) * 12:
         prefill(pod, tokens, held=2.0)
     assert pod.error() < 0.05
 
 
-def test_prefills_stand_in_line_as_other_prompts_do() -> None:
+def test_prefills_queue_like_other_prompts() -> None:
     one, other = Pod(), Pod()
     begin(one, Stage.PREFILL, 4000)
     other.model.dispatch(other.send(4000), 4000, 4000, 0.0)
@@ -71,7 +71,7 @@ def test_prefills_stand_in_line_as_other_prompts_do() -> None:
     assert one.ttft(1000, 9.0) == pytest.approx(other.ttft(1000, 9.0)), "overdue, and as long expected"
 
 
-def test_one_token_is_not_taken_for_the_length_of_answers() -> None:
+def test_one_token_does_not_affect_the_length_of_responses() -> None:
     fleet = FleetModel()
     pod, output = Pod(fleet), fleet.output
     for _ in range(50):
@@ -80,7 +80,7 @@ def test_one_token_is_not_taken_for_the_length_of_answers() -> None:
     assert fleet.prompt == pytest.approx(4000, rel=0.4)
 
 
-def test_who_answers_what_another_pod_computes_keeps_nobody_waiting() -> None:
+def test_a_decode_pod_that_waits_for_a_transfer_delays_no_prompt() -> None:
     pod, idle = Pod(), Pod()
     for _ in range(3):
         begin(pod, Stage.DECODE, 8000)
@@ -88,7 +88,7 @@ def test_who_answers_what_another_pod_computes_keeps_nobody_waiting() -> None:
     assert pod.ttft(1000, 5.0) - idle.ttft(1000, 5.0) < 0.03, "and no later, however long they wait"
 
 
-def test_the_first_byte_of_its_answer_says_nothing_of_prefill() -> None:
+def test_the_first_byte_of_a_decode_attempt_shows_no_prefill() -> None:
     pod = Pod()
     pod.work(60)
     for _ in range(60):
@@ -97,7 +97,7 @@ def test_the_first_byte_of_its_answer_says_nothing_of_prefill() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.1, 9.0])
-def test_its_pace_is_learnt(wait: float) -> None:
+def test_the_pace_of_a_decode_attempt_is_learnt(wait: float) -> None:
     pod = Pod()
     for _ in range(60):
         decode(pod, 200, 0.04, wait)
@@ -105,7 +105,7 @@ def test_its_pace_is_learnt(wait: float) -> None:
     assert pod.tpot() == pytest.approx(0.04, rel=0.1)
 
 
-def test_prompts_that_hold_it_up_are_not_its_pace() -> None:
+def test_delays_by_prompts_are_not_its_pace() -> None:
     pod = Pod(per_token=100e-6)
     pod.work(40)
     for _ in range(60):
@@ -121,7 +121,7 @@ def test_prompts_that_hold_it_up_are_not_its_pace() -> None:
     assert pod.tpot() == pytest.approx(0.02, rel=0.35), "and not twice as much"
 
 
-def test_an_answer_that_does_not_stream_shows_no_pace() -> None:
+def test_a_complete_response_shows_no_pace() -> None:
     pod, untaught = Pod(), Pod()
     for _ in range(30):
         decode(pod, 200, 0.3, stream=False)
@@ -129,7 +129,7 @@ def test_an_answer_that_does_not_stream_shows_no_pace() -> None:
     assert pod.tpot() == pytest.approx(untaught.tpot())
 
 
-def test_the_length_of_its_answers_is_learnt() -> None:
+def test_the_length_of_responses_is_learnt() -> None:
     fleet = FleetModel()
     pod = Pod(fleet)
     for _ in range(200):
@@ -137,7 +137,7 @@ def test_the_length_of_its_answers_is_learnt() -> None:
     assert fleet.output == pytest.approx(50, rel=0.1)
 
 
-def test_those_that_wait_for_a_transfer_are_no_strangers() -> None:
+def test_requests_that_wait_for_a_transfer_are_not_other_clients() -> None:
     pod, idle = Pod(), Pod()
     for _ in range(5):
         begin(pod, Stage.DECODE, 4000)
@@ -156,16 +156,16 @@ class TestDelay:
         pod.model.catch_up(pod.now)
         return pod
 
-    def test_nobody_runs_nobody_is_delayed(self) -> None:
+    def test_without_running_responses_none_is_delayed(self) -> None:
         assert self.pod().model.delay(4000, 4000) == 0.0
 
-    def test_each_that_runs_stands_still_while_the_prompt_is_computed(self) -> None:
+    def test_each_running_response_waits_for_the_prefill(self) -> None:
         pod = self.pod(running=5)
         assert pod.model.delay(4000, 4000) == pytest.approx(5 * 0.4, rel=0.2)
         assert pod.model.delay(8000, 8000) == pytest.approx(2 * pod.model.delay(4000, 4000), rel=0.2)
         assert pod.model.delay(400, 4000) < 0.2 * pod.model.delay(4000, 4000)
 
-    def test_the_longer_the_line_the_more_will_come_behind(self) -> None:
+    def test_a_longer_queue_predicts_more_prompts_behind(self) -> None:
         pod, delays = self.pod(), []
         for _ in range(3):
             delays.append(pod.model.delay(4000, 4000))
@@ -173,7 +173,7 @@ class TestDelay:
             pod.model.catch_up(pod.now)
         assert delays == pytest.approx([0.0, BEHIND * 0.4, 2 * BEHIND * 0.4], rel=0.2)
 
-    def test_who_will_answer_what_another_pod_computes_counts_though_no_scrape_shows_it(self) -> None:
+    def test_a_future_response_of_a_split_request_counts(self) -> None:
         pod = self.pod()
         begin(pod, Stage.DECODE, 4000)
         for scraped in (False, True):
@@ -182,7 +182,7 @@ class TestDelay:
             pod.model.catch_up(pod.now)
             assert pod.model.delay(4000, 4000) == pytest.approx(0.4, rel=0.2)
 
-    def test_an_answer_that_has_begun_runs_and_a_prompt_that_waits_to_be_fetched_does_not(self) -> None:
+    def test_a_started_response_runs_and_a_transfer_that_waits_does_not(self) -> None:
         pod = self.pod()
         (answering, _), (computed, _) = begin(pod, Stage.DECODE, 4000), begin(pod, Stage.PREFILL, 4000)
         pod.now += 1.0

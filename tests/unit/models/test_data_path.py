@@ -44,7 +44,7 @@ async def refused_but_by_z(attempt: Attempt) -> None:
     await (good if attempt.endpoint.name == "z" else refused)(attempt)
 
 
-async def test_the_pod_is_told_of_and_so_is_its_model() -> None:
+async def test_the_pod_and_its_model_are_reported() -> None:
     it = world()
     (leg,) = await it.serve(good, call=asking("gpt"))
     assert leg.request.body == b'{"model":"m","messages":[]}'
@@ -56,7 +56,7 @@ async def test_the_pod_is_told_of_and_so_is_its_model() -> None:
     assert not any(name.startswith("x-kvlane") for name, _ in leg.response_headers)
 
 
-async def test_pods_that_all_fail_are_followed_by_those_of_the_next_model() -> None:
+async def test_after_all_pods_of_a_model_failed_the_next_model_is_tried() -> None:
     it = world()
     *failed, last = await it.serve(refused_but_by_z, call=asking("gpt"))
     assert {leg.endpoint.name for leg in failed} == {"a", "b"}
@@ -64,7 +64,7 @@ async def test_pods_that_all_fail_are_followed_by_those_of_the_next_model() -> N
     it.assert_that_nothing_is_left()
 
 
-async def test_a_model_that_no_pod_has_named_has_its_fallback_and_one_without_is_unknown() -> None:
+async def test_an_unknown_model_uses_its_fallback_and_is_unknown_without_one() -> None:
     it = world()
     (leg,) = await it.serve(good, call=asking("never"))
     assert leg.request.model == "m"
@@ -72,14 +72,14 @@ async def test_a_model_that_no_pod_has_named_has_its_fallback_and_one_without_is
         await it.serve(good, call=asking("else"))
 
 
-async def test_where_the_fallback_fails_too_the_request_has_failed() -> None:
+async def test_if_the_fallback_fails_too_the_request_fails() -> None:
     it = world()
     with pytest.raises(BadGateway):
         await it.serve(refused, call=asking("m"))
     it.assert_that_nothing_is_left()
 
 
-async def test_a_stored_response_is_not_asked_of_another_model() -> None:
+async def test_a_stored_response_has_no_fallback() -> None:
     it = world()
     pod = it.fleet.get("a")
     assert pod is not None
@@ -124,7 +124,7 @@ def admit_by(it: World, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("closed", [["m"], []])
-async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
+async def test_each_model_admits_separately(closed: list[str]) -> None:
     it = world()
     admit_by(it, door := Authenticator(*closed))
     await it.serve(refused_but_by_z, call=asking("gpt"))
@@ -133,7 +133,7 @@ async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
     it.assert_that_nothing_is_left()
 
 
-async def test_who_finds_all_doors_closed_is_told_so() -> None:
+async def test_a_request_that_every_model_refuses_gets_the_refusal() -> None:
     it = world()
     admit_by(it, door := Authenticator("m", "n"))
     with pytest.raises(QueueFull):

@@ -59,7 +59,7 @@ def test_an_alias_is_replaced_in_the_body_too() -> None:
     assert (resolved.model, resolved.body) == ("llama", b'{"model": "llama", "messages": []}')
 
 
-def test_what_needs_no_change_keeps_its_bytes() -> None:
+def test_unchanged_names_keep_the_bytes_of_the_body() -> None:
     asked = request()
     assert resolver(aliases={"x": "y"}).resolve(asked, None).body is asked.body
 
@@ -74,7 +74,7 @@ def test_requests_are_split_by_weight() -> None:
     assert 160 < [even.resolve(request(), None).model for _ in range(400)].count("a") < 240
 
 
-def test_a_rule_for_a_model_goes_before_one_for_any_and_headers_must_match() -> None:
+def test_rules_for_a_model_precede_general_ones_and_headers_must_match() -> None:
     it = resolver(
         rewrites=[
             {"targets": [{"model": "any"}]},
@@ -87,7 +87,7 @@ def test_a_rule_for_a_model_goes_before_one_for_any_and_headers_must_match() -> 
     assert it.resolve(request("n"), None).model == "any"
 
 
-def test_rules_apply_to_what_an_alias_stands_for() -> None:
+def test_rules_match_the_model_of_an_alias() -> None:
     it = resolver(aliases={"gpt": "m"}, rewrites=[{"model": "m", "targets": [{"model": "new"}]}])
     assert it.resolve(request("gpt"), None).model == "new"
 
@@ -109,7 +109,7 @@ def test_an_objective_gives_the_priority() -> None:
     assert it.resolve(request(x_llm_d_inference_objective="chat"), KEY).priority == 1, "the key may not name it"
 
 
-def test_the_tenant_is_the_keys_or_what_an_unknown_client_says() -> None:
+def test_the_tenant_is_the_keys_or_an_unknown_clients_header() -> None:
     it = resolver()
     assert it.resolve(request(x_llm_d_inference_fairness_id="t"), None).tenant == "t"
     assert it.resolve(request(x_llm_d_inference_fairness_id="t"), KEY).tenant == "acme"
@@ -117,20 +117,20 @@ def test_the_tenant_is_the_keys_or_what_an_unknown_client_says() -> None:
     assert len(it.resolve(request(x_llm_d_inference_fairness_id="t" * 5000), None).tenant) == 256
 
 
-def test_a_key_gets_the_models_it_may_ask_for() -> None:
+def test_a_key_gets_the_models_that_it_may_use() -> None:
     it = resolver(aliases={"gpt-4o": "secret"})
     assert it.resolve(request("gpt-4o"), KEY).model == "secret"
     with pytest.raises(UnknownModel):
         it.resolve(request("secret"), KEY)
 
 
-def test_a_body_that_is_no_json_cannot_be_rewritten() -> None:
+def test_a_body_that_is_not_json_cannot_be_rewritten() -> None:
     asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=b"--boundary")
     with pytest.raises(BadRequest, match="whisper"):
         resolver(aliases={"whisper": "other"}).resolve(asked, None)
 
 
-def test_a_form_is_rewritten_in_its_field() -> None:
+def test_the_field_of_a_form_is_rewritten() -> None:
     form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b\r\nthe rest'
     headers = {"content-type": "multipart/form-data; boundary=b"}
     asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=form, headers=headers)
@@ -138,12 +138,12 @@ def test_a_form_is_rewritten_in_its_field() -> None:
     assert resolved.body == form.replace(b"whisper", b"whisper-large")
 
 
-def test_what_has_no_body_and_no_model_is_left_alone() -> None:
+def test_a_request_without_body_and_model_is_unchanged() -> None:
     asked = InferenceRequest("r", "/v1/anything", "")
     assert resolver(rewrites=[{"targets": [{"model": "a"}]}]).resolve(asked, None).model == ""
 
 
-def test_a_session_stays_with_the_target_that_it_has() -> None:
+def test_a_session_keeps_its_target() -> None:
     rule = {"model": "m", "sticky": "x-session", "targets": [{"model": "a", "weight": 1}, {"model": "b", "weight": 1}]}
     one, other = resolver(rewrites=[rule]), resolver(rewrites=[rule])
     drawn = {str(number): one.resolve(request(x_session=str(number)), None).model for number in range(200)}
@@ -167,14 +167,14 @@ def test_rewrites_are_counted_by_rule() -> None:
     assert counts.seen == [("rewritten", *each) for each in said]
 
 
-def test_what_is_asked_for_is_remembered_only_where_another_model_may_answer() -> None:
+def test_the_requested_name_is_kept_only_if_another_model_may_respond() -> None:
     it = resolver(aliases={"gpt": "m"}, fallbacks={"m": ["small", "tiny"]})
     assert it.resolve(request("gpt"), None).naming == Naming("gpt", ("small", "tiny"))
     assert it.resolve(request("m"), None).naming == Naming("m", ("small", "tiny"))
     assert it.resolve(request("other"), None).naming is None
 
 
-def test_further_names_are_listed_while_what_they_stand_for_is() -> None:
+def test_aliases_are_listed_while_their_model_is() -> None:
     cards = [{"id": "m", "owned_by": "vllm"}, {"id": "n"}]
     rules = [{"model": "virtual", "targets": [{"model": "away"}, {"model": "n"}]}, {"targets": [{"model": "m"}]}]
     it = resolver(aliases={"gpt": "m", "gone": "away", "n": "m"}, rewrites=rules)
@@ -205,7 +205,7 @@ MARK: DataKey[str] = DataKey("Mark")
 @pytest.mark.parametrize(
     "error", [NoEndpoints("none"), UnknownModel("big"), QueueFull("full"), Saturated("full"), AllFailed("tried 3")]
 )
-async def test_the_next_model_is_asked_where_nobody_has_room(error: RequestError) -> None:
+async def test_without_capacity_the_next_model_is_tried(error: RequestError) -> None:
     counts = Counts()
     it = resolver(counts, aliases={"gpt": "big"}, fallbacks={"big": ["mid", "small"]})
     pods = Pods(big=error, mid=error)
@@ -215,7 +215,7 @@ async def test_the_next_model_is_asked_where_nobody_has_room(error: RequestError
     assert counts.seen[1:] == [("fell back", "big", "mid"), ("fell back", "mid", "small")]
 
 
-async def test_a_fallback_may_be_in_a_pool_and_where_there_is_no_such_pool_the_whole_is_a_model() -> None:
+async def test_a_fallback_may_name_a_pool_and_otherwise_the_whole_name_is_a_model() -> None:
     counts = Counts()
     it = resolver(counts, ("default", "spare"), fallbacks={"m": ["m@spare", "n@home", "n"]})
     pods = Pods(m=NoEndpoints("none"), **{"n@home": NoEndpoints("none")})
@@ -248,7 +248,7 @@ def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
         QueueFull("its client may have a part of the answer", reason=Reason.EVICTED),
     ],
 )
-async def test_what_another_model_would_not_change_or_may_not_be_sent_again_ends_it(error: RequestError) -> None:
+async def test_fallbacks_end_if_another_model_cannot_help_or_the_body_is_gone(error: RequestError) -> None:
     it = resolver(fallbacks={"big": ["small"]})
     pods = Pods(big=error)
     with pytest.raises(type(error)):
@@ -256,7 +256,7 @@ async def test_what_another_model_would_not_change_or_may_not_be_sent_again_ends
     assert pods.models == ["big"]
 
 
-async def test_where_all_fail_the_client_hears_the_name_that_it_knows() -> None:
+async def test_if_all_fail_the_error_has_the_clients_name() -> None:
     it = resolver(aliases={"gpt": "big"}, fallbacks={"big": ["small"]})
     pods = Pods(big=UnknownModel("big"), small=NoEndpoints("No pod that serves the model `small` is ready."))
     with pytest.raises(NoEndpoints, match="model `gpt` is ready"):
@@ -266,7 +266,7 @@ async def test_where_all_fail_the_client_hears_the_name_that_it_knows() -> None:
         await it.try_each(it.resolve(request("gpt"), None), pods.send)
 
 
-async def test_who_asks_is_known_to_the_next_model_and_nothing_else() -> None:
+async def test_the_next_model_gets_the_client_and_nothing_else() -> None:
     it = resolver(fallbacks={"m": ["small"]})
     asked = it.resolve(request("m"), KEY)
     asked.state.write(IDENTITY, KEY)
@@ -275,7 +275,7 @@ async def test_who_asks_is_known_to_the_next_model_and_nothing_else() -> None:
     assert pods.asked[1].state == {IDENTITY: KEY, MARK: "small"}
 
 
-async def test_a_form_that_names_no_model_stays_with_its_own_error() -> None:
+async def test_a_form_without_a_model_keeps_its_own_error() -> None:
     it = resolver(fallbacks={"m": ["small"]})
     form = InferenceRequest("r", "/v1/audio/transcriptions", "m", body=b"--b", headers={"content-type": "multipart/x"})
     with pytest.raises(NoEndpoints):
@@ -290,12 +290,12 @@ async def test_a_form_that_names_no_model_stays_with_its_own_error() -> None:
         {"aliases": {"a": "b"}, "fallbacks": {"a": ["c"]}},
     ],
 )
-def test_names_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
+def test_names_without_a_model_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         params.load(ModelSettings, settings)
 
 
-def test_a_target_of_weight_0_gets_nothing_whatever_the_others_have() -> None:
+def test_a_target_of_weight_0_gets_nothing() -> None:
     it = resolver(rewrites=[{"model": "m", "targets": [{"model": "stable"}, {"model": "canary", "weight": 0}]}])
     assert {it.resolve(request(), None).model for _ in range(50)} == {"stable"}
 

@@ -77,7 +77,7 @@ def request(model: str = "m") -> InferenceRequest:
     return InferenceRequest("r", "/v1/completions", model, body=b'{"model":"%b"}' % model.encode())
 
 
-async def test_a_request_waits_for_the_pod_that_it_wakes_and_all_of_them_for_one(tasks: Tasks) -> None:
+async def test_all_requests_wait_for_one_woken_pod(tasks: Tasks) -> None:
     room = Bedroom(tasks)
     room.sleeps("ab")
     it = room.resolver()
@@ -86,7 +86,7 @@ async def test_a_request_waits_for_the_pod_that_it_wakes_and_all_of_them_for_one
     assert [pod.name for pod in room.fleet.serving("m")] == ["a"]
 
 
-async def test_nobody_is_woken_while_somebody_is_there_or_for_what_nobody_serves(tasks: Tasks) -> None:
+async def test_no_pod_is_woken_while_another_serves_or_for_an_unknown_model(tasks: Tasks) -> None:
     room = Bedroom(tasks)
     room.sleeps("a")
     it = room.resolver()
@@ -96,7 +96,7 @@ async def test_nobody_is_woken_while_somebody_is_there_or_for_what_nobody_serves
     assert room.told == []
 
 
-async def test_a_fallback_answers_meanwhile(tasks: Tasks) -> None:
+async def test_a_fallback_responds_meanwhile(tasks: Tasks) -> None:
     room = Bedroom(tasks)
     room.sleeps("ab")
     room.wakes = False
@@ -112,7 +112,7 @@ async def test_a_pod_without_its_weights_is_not_woken(tasks: Tasks) -> None:
     assert not room.waker.wake("m")
 
 
-async def test_a_pod_that_drains_sleeps_on(tasks: Tasks) -> None:
+async def test_a_draining_pod_is_not_woken(tasks: Tasks) -> None:
     room = Bedroom(tasks, "a")
     room.sleeps("a")
     room.fleet.drain("a")
@@ -121,7 +121,7 @@ async def test_a_pod_that_drains_sleeps_on(tasks: Tasks) -> None:
 
 
 @pytest.mark.parametrize("fault", ["deaf", "refuses"])
-async def test_whoever_does_not_wake_is_left_alone_for_a_while_and_another_is_told(tasks: Tasks, fault: str) -> None:
+async def test_a_pod_that_does_not_wake_is_avoided_and_another_is_woken(tasks: Tasks, fault: str) -> None:
     room = Bedroom(tasks)
     room.sleeps("ab")
     room.is_deaf, room.status = fault == "deaf", 404
@@ -137,7 +137,7 @@ async def test_whoever_does_not_wake_is_left_alone_for_a_while_and_another_is_to
     await it.try_each(it.resolve(request(), None), room.send)
 
 
-async def test_a_request_does_not_wait_longer_than_its_time(tasks: Tasks) -> None:
+async def test_a_request_does_not_wait_beyond_its_deadline(tasks: Tasks) -> None:
     room = Bedroom(tasks, "a")
     room.sleeps("a")
     room.wakes = False

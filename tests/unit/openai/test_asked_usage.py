@@ -62,7 +62,7 @@ def asked(body: str | bytes, path: str = CHAT) -> str | None:
         ('{"x":"\\ud800"}', '{"x":"\\ud800","stream_options":{"include_usage":true}}'),
     ],
 )
-def test_the_question_is_put_where_it_belongs_and_all_other_bytes_stay(body: str, made: str) -> None:
+def test_the_option_is_inserted_and_all_other_bytes_stay(body: str, made: str) -> None:
     assert asked(body) == made
 
 
@@ -84,11 +84,11 @@ def test_the_question_is_put_where_it_belongs_and_all_other_bytes_stay(body: str
         '{"n":"2"}',
     ],
 )
-def test_a_client_that_asks_and_what_cannot_be_changed_safely_are_left_alone(body: str) -> None:
+def test_bodies_with_the_option_and_unsafe_ones_are_unchanged(body: str) -> None:
     assert asked(body) is None
 
 
-def test_a_body_in_another_encoding_is_left_alone() -> None:
+def test_a_body_in_another_encoding_is_unchanged() -> None:
     for encoding in ("utf-16", "utf-16-be", "utf-16-le", "utf-32"):
         assert with_question('{"stream":true}'.encode(encoding), CHAT) is None
 
@@ -111,7 +111,7 @@ def test_several_prompts_have_several_choices(prompt: str, one: bool) -> None:
     assert (asked(f'{{"prompt": {prompt},"x":{{"prompt":"decoy"}}}}', TEXT) is not None) is one
 
 
-def test_a_large_body_is_asked_only_where_it_need_not_be_read() -> None:
+def test_a_large_body_is_changed_only_without_parsing() -> None:
     large = '"messages":["' + "x" * LARGE + '"]}'
     assert asked("{" + large) is not None
     assert asked('{"n":1,' + large) is None
@@ -127,9 +127,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
 
 
 @given(st.dictionaries(keys, values, max_size=5), separators, st.booleans(), st.sampled_from(["", "\n", " \r\n"]))
-def test_nothing_but_the_question_changes(
-    fields: dict[str, Any], seps: tuple[str, str], escaped: bool, behind: str
-) -> None:
+def test_only_the_option_changes(fields: dict[str, Any], seps: tuple[str, str], escaped: bool, behind: str) -> None:
     fields = {**fields, "stream": True}
     body = json.dumps(fields, separators=seps, ensure_ascii=escaped) + behind
     made = asked(body)
@@ -156,7 +154,7 @@ def request(path: str = CHAT, stream: bool = True, body: bytes = b'{"stream":tru
     return InferenceRequest("1", path, "m", body=body, stream=stream)
 
 
-def test_only_streams_of_the_apis_that_tell_usage_on_demand_are_asked() -> None:
+def test_only_streams_of_apis_with_usage_on_request_are_changed() -> None:
     assert asking(request()).asks_usage
     assert asking(request(TEXT, body=b'{"prompt":"a","stream":true}')).asks_usage
     for other in (request(stream=False), request("/v1/messages"), request("/v1/responses"), request("/v1/embeddings")):
@@ -165,7 +163,7 @@ def test_only_streams_of_the_apis_that_tell_usage_on_demand_are_asked() -> None:
     assert asking(own) is own
 
 
-def test_asking_twice_asks_once() -> None:
+def test_inserting_twice_inserts_once() -> None:
     once = asking(request())
     assert asking(once) is once
 
@@ -192,7 +190,7 @@ def taken(*events: bytes) -> bytes:
     return b"".join(DropUsage().take(list(events), True))
 
 
-def test_usage_is_taken_out_and_the_fingerprint_goes_where_it_would_have_been() -> None:
+def test_usage_is_removed_and_the_fingerprint_moves_back() -> None:
     first, last = event(), event(finish="stop")
     assert taken(first, last, usage("fp-1"), DONE) == first + event(finish="stop", fingerprint="fp-1") + DONE
     assert taken(first, last, usage(None), DONE) == first + last + DONE
@@ -200,7 +198,7 @@ def test_usage_is_taken_out_and_the_fingerprint_goes_where_it_would_have_been() 
     assert taken(own, usage("fp-1"), DONE) == own + DONE
 
 
-def test_what_only_looks_like_usage_stays() -> None:
+def test_text_that_resembles_usage_stays() -> None:
     said = event(text='"usage": {"prompt_tokens": 1}, "choices": [], "finish_reason":"stop"')
     none = b'data: {"choices":[{"finish_reason":null}],"usage":null}\n\n'
     noise = b'data: {"usage":{ not JSON\n\n'
@@ -210,14 +208,14 @@ def test_what_only_looks_like_usage_stays() -> None:
         assert stage.take([], True) == []
 
 
-def test_a_last_chunk_waits_for_what_follows_and_nothing_else_does() -> None:
+def test_only_a_last_chunk_waits_for_the_next() -> None:
     stage = DropUsage()
     assert stage.take([event()], False) == [event()]
     assert stage.take([event(finish="stop")], False) == []
     assert stage.take([DONE], False) == [event(finish="stop"), DONE]
 
 
-def test_an_engine_that_tells_everybody_is_not_silenced() -> None:
+def test_usage_that_an_engine_always_sends_stays() -> None:
     tells = b'data: {"choices":[{"finish_reason":null}],"usage":{"prompt_tokens":4}}\n\n'
     stage = DropUsage()
     stream = [event(), tells, event(finish="stop"), usage(), DONE]

@@ -56,7 +56,7 @@ def chat(*events: bytes, **fields: Any) -> dict[str, Any] | None:
     return asked(CHAT, {"model": "m", "messages": [HELLO], "stream": True, **fields}, *events)
 
 
-def test_a_chat_goes_on_with_the_message_that_was_begun_and_fewer_tokens() -> None:
+def test_a_chat_continues_with_the_partial_message_and_fewer_tokens() -> None:
     assert chat(opened(), said("One "), said("two"), max_tokens=10, min_tokens=1, user="me") == {
         "model": "m",
         "messages": [HELLO, {"role": "assistant", "content": "One two"}],
@@ -69,14 +69,14 @@ def test_a_chat_goes_on_with_the_message_that_was_begun_and_fewer_tokens() -> No
     }
 
 
-def test_the_rest_is_asked_for_without_the_transfer_of_the_prompt() -> None:
+def test_the_rest_is_requested_without_the_transfer() -> None:
     body = {"model": "m", "messages": [HELLO], "max_tokens": 9, "kv_transfer_params": {"remote_engine_id": "e"}}
     fields = asked(CHAT, body, opened(), said("Yes"))
     assert fields is not None
     assert "kv_transfer_params" not in fields
 
 
-def test_a_completion_goes_on_with_its_text_behind_the_prompt() -> None:
+def test_a_completion_continues_with_its_text_after_the_prompt() -> None:
     body = {"model": "m", "prompt": "Count: ", "max_tokens": 5}
     assert asked(COMPLETIONS, body, written("é"), written(" two")) == {
         **body,
@@ -85,12 +85,12 @@ def test_a_completion_goes_on_with_its_text_behind_the_prompt() -> None:
     }
 
 
-def test_of_which_nothing_was_said_the_same_is_asked_again() -> None:
+def test_a_stream_without_text_is_requested_again() -> None:
     found = chat(opened(), max_tokens=3)
     assert found == {"model": "m", "messages": [HELLO], "stream": True, "max_tokens": 3}
 
 
-def test_tokens_that_were_not_shown_are_not_counted() -> None:
+def test_tokens_without_text_are_not_counted() -> None:
     """Half of a character, or what may become a stop string."""
     found = chat(opened(), said("One"), said(""), said(""), max_tokens=10)
     assert found is not None
@@ -101,7 +101,7 @@ def so_far(tokens: int, prompt: int = 7) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}}
 
 
-def test_an_event_has_as_many_tokens_as_the_engine_says() -> None:
+def test_an_event_has_the_engines_number_of_tokens() -> None:
     cut = [opened(**so_far(0)), said("One two", **so_far(3)), said(" three", **so_far(4)), said("", **so_far(6))]
     found = chat(*cut, max_tokens=10)
     assert found is not None
@@ -127,7 +127,7 @@ ALL_ASKED = {"include_usage": True, "continuous_usage_stats": True}
     ],
     ids=str,
 )
-def test_engines_are_asked_for_counts(path: str, options: Any, takes_counts: bool, asks_usage: bool) -> None:
+def test_counts_are_requested_from_engines(path: str, options: Any, takes_counts: bool, asks_usage: bool) -> None:
     own = {"messages": [HELLO]} if path == CHAT else {"prompt": "é", "max_tokens": 3}
     body = {"model": "m", "stream": True, **own, **options}
     found = counted(path, json.dumps(body).encode())
@@ -136,7 +136,7 @@ def test_engines_are_asked_for_counts(path: str, options: Any, takes_counts: boo
     assert found[1:] == (takes_counts, asks_usage)
 
 
-def test_nobody_is_asked_where_it_would_be_of_no_use() -> None:
+def test_counts_are_not_requested_if_useless() -> None:
     assert counted(CHAT, b'{"messages":[],"n":2}') is None
     assert counted(CHAT, b"[]") is None
     odd = b'{"messages":[],"stream_options":7}'
@@ -146,7 +146,7 @@ def test_nobody_is_asked_where_it_would_be_of_no_use() -> None:
 
 
 @given(st.sampled_from(["", "x", ',"usage":{"a":1}', '"choices":[]', "\n\n", "é"]), st.booleans(), st.booleans())
-def test_counts_are_taken_out_of_events_that_say_something(text: str, compact: bool, details: bool) -> None:
+def test_counts_are_removed_from_events_with_text(text: str, compact: bool, details: bool) -> None:
     separators = (",", ":") if compact else None
     fields: dict[str, Any] = {"id": "a", "choices": [{"delta": {"content": text}}], **so_far(3)}
     if details:
@@ -160,7 +160,7 @@ def test_counts_are_taken_out_of_events_that_say_something(text: str, compact: b
     assert without_counts(used(7, 3)) == used(7, 3)
 
 
-def test_of_a_finished_answer_only_its_end_is_wanted() -> None:
+def test_for_a_finished_response_only_its_end_is_requested() -> None:
     found = chat(opened(), said("One"), said(" two", "length"), max_completion_tokens=2, min_tokens=2)
     assert found is not None
     assert (found["max_completion_tokens"], "min_tokens" in found) == (1, False)
@@ -188,7 +188,7 @@ def test_of_a_finished_answer_only_its_end_is_wanted() -> None:
     ],
     ids=str,
 )
-def test_what_would_be_another_answer_does_not_go_on(fields: dict[str, Any]) -> None:
+def test_requests_whose_rest_would_differ_are_not_continued(fields: dict[str, Any]) -> None:
     assert chat(opened(), said("One"), max_tokens=10, **fields) is None
 
 
@@ -203,7 +203,7 @@ def test_what_would_be_another_answer_does_not_go_on(fields: dict[str, Any]) -> 
     ],
     ids=str,
 )
-def test_what_asks_for_nothing_special_goes_on(fields: dict[str, Any]) -> None:
+def test_plain_requests_are_continued(fields: dict[str, Any]) -> None:
     assert chat(opened(), said("One"), **fields) is not None
 
 
@@ -219,7 +219,7 @@ def test_what_asks_for_nothing_special_goes_on(fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_completion_that_does_not_go_on(body: dict[str, Any]) -> None:
+def test_some_completions_are_not_continued(body: dict[str, Any]) -> None:
     assert asked(COMPLETIONS, body, written("One")) is None
 
 
@@ -238,18 +238,18 @@ def test_a_completion_that_does_not_go_on(body: dict[str, Any]) -> None:
         b'data: {"error": {"message": "no"}}\n\n',
     ],
 )
-def test_an_answer_with_anything_but_text_in_it_does_not_go_on(bad: bytes) -> None:
+def test_a_response_with_more_than_text_is_not_continued(bad: bytes) -> None:
     assert chat(opened(), said("One"), bad) is None
 
 
-def test_an_answer_that_has_become_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_response_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuation, "LONGEST", 100)
     monkeypatch.setattr(continuation, "READ_AT", 50)
     assert chat(opened(), *[said("x" * 10)] * 10) is not None
     assert chat(opened(), *[said("x" * 10)] * 11) is None
 
 
-def test_a_comment_is_no_part_of_an_answer() -> None:
+def test_a_comment_is_not_part_of_a_response() -> None:
     assert chat(opened(), b": keep-alive\n\n", said("One")) is not None
 
 
@@ -269,7 +269,7 @@ def fields_of(given: bytes) -> Any:
     return json.loads(given[6:])
 
 
-def test_the_rest_has_the_stamp_of_the_beginning_no_second_role_and_usage_of_both() -> None:
+def test_the_rest_has_the_first_id_no_second_role_and_the_total_usage() -> None:
     cut = [opened(), said("One"), said(" two")]
     usage = used(12, 3, prompt_tokens_details={"cached_tokens": 12})
     *events, done = go_on(cut, *map(other, (opened(), said(" three"), said(" four"), said(None, "stop"), usage, DONE)))
@@ -284,14 +284,14 @@ def test_the_rest_has_the_stamp_of_the_beginning_no_second_role_and_usage_of_bot
     assert done == DONE
 
 
-def test_text_that_comes_with_the_role_is_not_lost() -> None:
+def test_text_in_the_event_of_the_role_is_kept() -> None:
     with_text = event([{"index": 0, "delta": {"role": "assistant", "content": " two"}, "finish_reason": None}])
     (news,) = go_on([opened(), said("One")], with_text)
     assert fields_of(news)["choices"][0]["delta"] == {"content": " two"}
 
 
 @pytest.mark.parametrize(("finish", "completion"), [(said(" two", "length"), 2), (said(None, "stop"), 2)])
-def test_a_finished_answer_gets_its_usage_and_no_more_text(finish: bytes, completion: int) -> None:
+def test_a_finished_response_gets_its_usage_and_no_more_text(finish: bytes, completion: int) -> None:
     shown = 2 if b" two" in finish else 1
     cut = [opened(), said("One"), finish]
     usage, done = go_on(cut, opened(), said("x", "length"), used(10 + shown, 1), DONE)
@@ -300,14 +300,14 @@ def test_a_finished_answer_gets_its_usage_and_no_more_text(finish: bytes, comple
     assert done == DONE
 
 
-def test_what_was_said_of_the_end_is_not_said_twice() -> None:
+def test_the_end_is_sent_once() -> None:
     cut = [opened(), said("One", "length"), used(10, 1)]
     again = (opened(), said("x", "length"), used(11, 1), DONE)
     assert go_on(cut, *again) == [DONE]
     assert go_on([*cut, DONE], *again) == []
 
 
-def test_nothing_follows_an_error() -> None:
+def test_nothing_is_sent_after_an_error() -> None:
     error = b'data: {"error": {"message": "no"}}\n\n'
     assert go_on([opened(), said("One")], said(" two"), error, DONE)[1:] == [error]
 
@@ -332,7 +332,7 @@ ODD = st.fixed_dictionaries(
 
 
 @given(st.lists(ODD, max_size=3), ODD)
-def test_whatever_pods_send_is_no_fault_here(events: list[Any], more: Any) -> None:
+def test_any_bytes_of_pods_are_handled(events: list[Any], more: Any) -> None:
     seen = partial(*[b"data: %b\n\n" % json.dumps(each).encode() for each in events])
     rest(CHAT, b'{"messages":[]}', seen)
     Rest(seen).event(b"data: %b\n\n" % json.dumps(more).encode())
@@ -352,9 +352,7 @@ def pieces(tokens: list[str], at_once: int, prompt: int) -> list[bytes]:
 
 
 @given(TOKENS, st.lists(st.integers(0, 12), max_size=3), st.integers(0, 8), st.integers(1, 3))
-def test_cut_anywhere_any_number_of_times_the_text_is_the_same(
-    tokens: list[str], cuts: list[int], first: int, at_once: int
-) -> None:
+def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], first: int, at_once: int) -> None:
     """Each pod writes what is missing of the text that it is given."""
     limit = len(tokens)
     body = json.dumps({"messages": [HELLO], "max_tokens": limit}).encode()
@@ -387,7 +385,7 @@ def test_cut_anywhere_any_number_of_times_the_text_is_the_same(
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, limit)
 
 
-def test_tokens_that_were_not_shown_are_not_counted_twice() -> None:
+def test_tokens_without_text_are_not_counted_twice() -> None:
     client = partial(opened(), said("One"), said(""))
     client.settled()
     client.add(said(" two", "length"))

@@ -28,7 +28,7 @@ BUSY = "The engine is currently busy and cannot accept new requests."
         (b'data: {"error":\ndata: {"code":503}}', 503),
     ],
 )
-def test_an_error_of_the_pod_is_a_refusal(event: bytes, status: int) -> None:
+def test_an_error_event_of_the_pod_is_a_refusal(event: bytes, status: int) -> None:
     for end in (b"\n\n", b"\r\n\r\n", b""):
         found = declined(event + end + b"data: [DONE]\n\n" * bool(end))
         assert found is not None
@@ -62,7 +62,7 @@ def test_a_404_is_about_a_model_if_it_says_so_or_cannot_be_read(body: bytes, is_
     assert says_that_model_is_missing(body) is is_about_a_model
 
 
-def test_what_the_pod_says_of_it_is_kept_for_whoever_decides() -> None:
+def test_the_message_of_the_pod_is_kept_for_the_decision() -> None:
     found = declined(b'data: {"error":{"message":"cannot schedule new futures after shutdown","code":500}}\n\n')
     assert found is not None
     assert found.text == "cannot schedule new futures after shutdown"
@@ -85,18 +85,18 @@ def test_what_the_pod_says_of_it_is_kept_for_whoever_decides() -> None:
         b"",
     ],
 )
-def test_anything_else_has_begun(event: bytes) -> None:
+def test_any_other_event_starts_the_response(event: bytes) -> None:
     refused = b'data: {"error":{"message":"busy","code":503}}\n\n'
     assert declined(event + b"\n\n" + refused) is None
 
 
-def test_an_event_that_is_too_long_to_be_waited_for_is_none() -> None:
+def test_an_overlong_first_event_starts_the_response() -> None:
     assert not is_whole(b"x" * LONGEST)
     assert is_whole(b"x" * LONGEST + b"x")
     assert declined(b"data: " + b"x" * LONGEST + b"error") is None
 
 
-def test_an_answer_that_the_engine_aborts_before_its_first_event_is_out_is_a_refusal() -> None:
+def test_a_response_aborted_before_its_first_event_is_a_refusal() -> None:
     event = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}\n\n'
     found = declined(event)
     assert found is not None
@@ -106,7 +106,7 @@ def test_an_answer_that_the_engine_aborts_before_its_first_event_is_out_is_a_ref
     assert declined(said) is None
 
 
-def test_a_stream_that_comes_whole_is_judged_by_its_first_event_and_its_end() -> None:
+def test_a_stream_in_one_read_is_judged_by_its_first_event_and_its_end() -> None:
     said = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
     failed = b'data: {"error":{"message":"EngineCore","type":"InternalServerError","code":500}}\n\n'
     ended = b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
@@ -115,7 +115,7 @@ def test_a_stream_that_comes_whole_is_judged_by_its_first_event_and_its_end() ->
     assert declined(said * 100 + ended) is not None
 
 
-def test_a_whole_answer_is_seen_to_be_aborted_whatever_stands_behind_its_choice() -> None:
+def test_an_aborted_complete_response_is_recognised_with_any_fields() -> None:
     tokens = ",".join(["17"] * 5000)
     body = b'{"choices":[{"message":{},"finish_reason":"abort","token_ids":[%b]}]}' % tokens.encode()
     assert declined(body) is not None

@@ -23,7 +23,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_it_is_a_request_for_one_token_and_has_nothing_that_a_user_said() -> None:
+def test_it_is_a_request_for_one_token_without_user_messages() -> None:
     found = of(messages=[SYSTEM, user("My PIN is 1234"), SYSTEM], tools=TOOLS, user="bob", temperature=1, stream=True)
     assert found is not None
     assert orjson.loads(found.body) == {
@@ -34,12 +34,12 @@ def test_it_is_a_request_for_one_token_and_has_nothing_that_a_user_said() -> Non
     }
 
 
-def test_equal_beginnings_are_equal_bytes_whatever_follows() -> None:
+def test_equal_system_prompts_give_equal_bytes() -> None:
     assert of(messages=[SYSTEM, user("one")]) == of(messages=[SYSTEM, user("two"), user("three")], seed=3)
     assert of(messages=[SYSTEM, user("one")]) != of(messages=[SYSTEM, user("one")], model="other")
 
 
-def test_its_prompt_begins_as_those_it_was_made_from() -> None:
+def test_its_prompt_starts_like_the_original_ones() -> None:
     body = orjson.dumps({"model": "m", "tools": TOOLS, "messages": [SYSTEM, user("one")]})
     found = head(CHAT, "m", body)
     assert found is not None
@@ -48,7 +48,7 @@ def test_its_prompt_begins_as_those_it_was_made_from() -> None:
     assert common > len(its) - 10
 
 
-def test_messages_of_anthropic_have_their_system_prompt_apart() -> None:
+def test_messages_of_anthropic_have_a_separate_system_prompt() -> None:
     found = of("/v1/messages", system=SYSTEM["content"], messages=[user("one")], max_tokens=100)
     assert found is not None
     assert orjson.loads(found.body) == {
@@ -70,12 +70,12 @@ def test_messages_of_anthropic_have_their_system_prompt_apart() -> None:
         {},
     ],
 )
-def test_what_has_none_or_shares_it_with_nobody_gives_none(fields: dict[str, Any]) -> None:
+def test_requests_without_a_shared_system_prompt_give_none(fields: dict[str, Any]) -> None:
     assert of(**fields) is None
 
 
 @pytest.mark.parametrize(
     ("path", "model", "body"), [("/v1/completions", "m", b"{}"), (CHAT, "", b"{}"), (CHAT, "m", b"[")]
 )
-def test_other_apis_and_bodies_that_are_none_give_none(path: str, model: str, body: bytes) -> None:
+def test_other_apis_and_invalid_bodies_give_none(path: str, model: str, body: bytes) -> None:
     assert head(path, model, body) is None

@@ -20,7 +20,7 @@ def image(url: str, **more: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}, **more}
 
 
-def test_each_counts_once_whatever_is_said_beside_it() -> None:
+def test_each_medium_counts_once() -> None:
     text = {"type": "text", "text": "what is this?"}
     assert len(of(image(CAT), text, image(CAT, uuid="1"), image(DOG))) == 2
     assert of(image(CAT)) == of(text, image(CAT), model="another")
@@ -42,14 +42,14 @@ def test_each_counts_once_whatever_is_said_beside_it() -> None:
         {"input": [image(CAT)]},
     ],
 )
-def test_every_api_has_its_place_for_them(body: Any) -> None:
+def test_media_of_every_api_are_found(body: Any) -> None:
     assert len(media_in(json.dumps(body).encode())) == 1
 
 
-def test_depth_is_no_trouble() -> None:
+def test_deep_nesting_is_handled() -> None:
     assert len(media_in(b'{"input":' + b"[" * 900 + json.dumps(image(CAT)).encode() + b"]" * 900 + b"}")) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"type": "image_url"', b'[{"type": "image_url"}]', b"--x\r\nimage"])
-def test_what_is_no_conversation_has_none(body: bytes) -> None:
+def test_a_body_without_messages_has_no_media(body: bytes) -> None:
     assert media_in(body) == frozenset()

@@ -53,7 +53,7 @@ def test_only_the_model_changes(fields: dict[str, Any], before: str, after: str,
         ('{"model":"m"}'.encode("utf-16"), None),
     ],
 )
-def test_the_name_is_found_wherever_it_stands(body: bytes, changed: bytes | None) -> None:
+def test_the_model_is_found_at_any_position(body: bytes, changed: bytes | None) -> None:
     assert with_model(body, "n") == changed
 
 
@@ -70,12 +70,12 @@ def test_a_body_with_too_many_keys_of_that_name_is_given_up(monkeypatch: pytest.
         assert (with_model(body, "n") is not None) is is_searched
 
 
-def test_half_a_character_is_written_as_an_escape() -> None:
+def test_a_lone_surrogate_is_written_as_an_escape() -> None:
     assert with_model(b'{"model":"m"}', "\ud83d") == b'{"model":"\\ud83d"}'
     assert renaming(frozenset(["m", "\ud83d"]), "\udc80")(b'{"model":"m"}') == b'{"model":"\\udc80"}'
 
 
-def test_an_answer_without_a_model_stays_as_it_is() -> None:
+def test_a_response_without_a_model_is_unchanged() -> None:
     assert renamed(b'{"data":[{"model":"m"}]}', "n") is None
     assert renamed(b"RIFF\x00\xff", "n") is None
     assert renamed(b'{"content":[{"input":{"model":"m"}}],"model":"m"}', "n") == (
@@ -83,7 +83,7 @@ def test_an_answer_without_a_model_stays_as_it_is() -> None:
     )
 
 
-def test_events_are_renamed_and_what_a_model_writes_is_not() -> None:
+def test_events_are_renamed_and_generated_text_is_not() -> None:
     rename = renaming(frozenset(["org/m", "caf\u00e9"]), "gpt")
     text = orjson.dumps({"model": "org/m", "content": '"model":"org/m"', "other": "org/m"})
     assert rename(text) == orjson.dumps({"model": "gpt", "content": '"model":"org/m"', "other": "org/m"})

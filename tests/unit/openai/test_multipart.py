@@ -43,12 +43,12 @@ MODEL = part(b'name="model"')
         MODEL + END + b"--B\r\n" + MODEL,
     ],
 )
-def test_forms_that_clients_send_are_read(form: bytes) -> None:
+def test_forms_of_real_clients_are_parsed(form: bytes) -> None:
     assert model_of(form, KIND) == "a"
 
 
 @pytest.mark.parametrize("client", sorted(path.name for path in RECORDED.glob("client-*")))
-def test_forms_are_read_as_clients_send_them(client: str) -> None:
+def test_forms_are_parsed_as_clients_send_them(client: str) -> None:
     """With a file whose name has quotes, a semicolon and an accent, where the client allows it."""
     kind, _, form = (RECORDED / client).read_bytes().partition(b"\n")
     assert model_of(form, kind.decode()) == "a"
@@ -63,7 +63,7 @@ def test_an_empty_model_field_names_no_model() -> None:
     assert model_of(FILE + END, KIND) is None
 
 
-def test_spaces_belong_to_the_name_of_the_model() -> None:
+def test_spaces_belong_to_the_model_name() -> None:
     assert model_of(part(b'name="model"', b" a ") + END, KIND) == " a "
 
 
@@ -106,7 +106,7 @@ def test_spaces_belong_to_the_name_of_the_model() -> None:
         b"\n\n\n" + MODEL + END,
     ],
 )
-def test_forms_that_parsers_read_in_different_ways_are_refused(form: bytes) -> None:
+def test_ambiguous_forms_are_refused(form: bytes) -> None:
     with pytest.raises(BadRequest):
         model_of(form, KIND)
 
@@ -124,17 +124,17 @@ def test_forms_that_parsers_read_in_different_ways_are_refused(form: bytes) -> N
         "multipart/mixed; boundary=B",
     ],
 )
-def test_a_content_type_that_names_no_boundary_or_several_is_refused(kind: str) -> None:
+def test_a_content_type_without_a_single_boundary_is_refused(kind: str) -> None:
     with pytest.raises(BadRequest):
         model_of(MODEL + FILE + END, kind)
 
 
-def test_a_parameter_that_ends_like_boundary_is_another_parameter() -> None:
+def test_a_parameter_that_ends_like_boundary_is_ignored() -> None:
     assert model_of(MODEL + FILE + END, "multipart/form-data; xboundary=A; boundary=B") == "a"
 
 
 @given(st.lists(st.integers(1, 40), max_size=40))
-def test_it_does_not_matter_in_which_pieces_a_form_arrives(sizes: list[int]) -> None:
+def test_forms_are_parsed_with_any_splits(sizes: list[int]) -> None:
     form, reader, at = FILE + MODEL + FILE + END, Form(KIND), 0
     for size in sizes:
         reader.feed(form[at : at + size])

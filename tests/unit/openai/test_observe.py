@@ -13,7 +13,7 @@ CHAT_USAGE = (
 )
 
 
-def test_usage_of_a_json_answer_is_found() -> None:
+def test_usage_of_a_json_response_is_found() -> None:
     assert usage_from(b'{"choices":[],' + CHAT_USAGE[1:]) == Usage(5, 3, 2)
 
 
@@ -23,7 +23,7 @@ def test_the_last_usage_of_a_stream_counts() -> None:
     assert usage_from(tail) == Usage(5, 3, 2)
 
 
-def test_a_null_usage_is_passed_over() -> None:
+def test_a_null_usage_is_skipped() -> None:
     assert usage_from(b"data: " + CHAT_USAGE + b'\n\ndata: {"usage":null}\n\n') == Usage(5, 3, 2)
 
 
@@ -33,7 +33,7 @@ def test_an_engine_that_reports_no_cached_tokens_leaves_them_unknown() -> None:
     )
 
 
-def test_the_shapes_of_responses_and_messages_are_read() -> None:
+def test_usage_of_responses_and_messages_is_read() -> None:
     assert usage_from(
         b'"usage":{"input_tokens":4,"input_tokens_details":{"cached_tokens":1},"output_tokens":2}'
     ) == Usage(4, 2, 1)
@@ -41,7 +41,7 @@ def test_the_shapes_of_responses_and_messages_are_read() -> None:
 
 
 @pytest.mark.parametrize("count", [b"9" * 5000, b"9" * 40, b"-1", b"1.5", b"true", b'"5"'])
-def test_a_count_that_is_no_count_is_not_read(count: bytes) -> None:
+def test_an_invalid_count_is_ignored(count: bytes) -> None:
     usual = b'{"usage":{"prompt_tokens":%b,"total_tokens":8,"completion_tokens":3}}' % count
     other = b'{"usage":{"completion_tokens":3,"input_tokens":%b}}' % count
     cached = CHAT_USAGE.replace(b'"cached_tokens":2', b'"cached_tokens":%b' % count)
@@ -51,16 +51,16 @@ def test_a_count_that_is_no_count_is_not_read(count: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", [b"resp_\xff", b"resp_" + b"a" * 5000, b'resp_\\"', "resp_é".encode(), b"resp_\x00"])
-def test_an_id_that_no_path_can_name_is_not_remembered(name: bytes) -> None:
+def test_an_id_that_cannot_be_in_a_path_is_ignored(name: bytes) -> None:
     assert response_id_from(b'{"id":"%b"}' % name) is None
 
 
-def test_a_tail_that_begins_inside_the_usage_gives_none() -> None:
+def test_a_tail_that_starts_inside_the_usage_gives_none() -> None:
     assert usage_from(CHAT_USAGE[20:]) is None
 
 
 @given(st.text())
-def test_what_the_model_wrote_is_never_taken_for_usage(text: str) -> None:
+def test_generated_text_is_never_taken_for_usage(text: str) -> None:
     fake = '"usage":{"prompt_tokens":9,"completion_tokens":9}' + text
     assert usage_from(json.dumps({"choices": [{"text": fake}]}).encode()) is None
 
@@ -77,7 +77,7 @@ def test_the_id_of_a_stored_response_is_found_in_json_and_streams() -> None:
     assert response_id_from(b'{"object":"response"}') is None
 
 
-def test_sglangs_own_api_tells_usage_as_it_goes_on() -> None:
+def test_sglangs_own_api_reports_cumulative_usage() -> None:
     event = (
         b'data: {"text":"a \\"usage\\"","meta_info":{"id":"x","finish_reason":%b,'
         b'"prompt_tokens":6,"completion_tokens":%d,"cached_tokens":4}}'

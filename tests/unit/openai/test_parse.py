@@ -33,7 +33,7 @@ def prompt_of(*messages: object, **fields: object) -> bytes:
         (b'{"model":"\xff"}', "not UTF-8"),
     ],
 )
-def test_what_is_no_text_is_said_to_be_none(sent: bytes, said: str) -> None:
+def test_an_invalid_text_is_refused(sent: bytes, said: str) -> None:
     with pytest.raises(InvalidJson, match=said):
         parse(CHAT, sent)
 
@@ -41,7 +41,7 @@ def test_what_is_no_text_is_said_to_be_none(sent: bytes, said: str) -> None:
 USER = {"role": "user", "content": "hello"}
 
 
-def test_the_body_that_goes_to_the_pod_is_the_clients_to_the_byte() -> None:
+def test_the_pod_gets_the_clients_bytes() -> None:
     raw = b'{ "model" : "m",\n "messages":[],  "temperature": 1.0e0 }'
     assert parse(CHAT, raw).body is raw
 
@@ -51,7 +51,7 @@ def test_a_chat_request_is_read() -> None:
     assert (parsed.model, parsed.stream, parsed.max_tokens, parsed.prompt.salt) == ("m", True, 7, "s")
 
 
-def test_an_omitted_model_and_an_empty_one_are_none() -> None:
+def test_an_omitted_and_an_empty_model_are_none() -> None:
     assert parse(CHAT, body(messages=[])).model is None
     assert parse(CHAT, body(model="", messages=[])).model is None
     assert parse(CHAT, body(model=" ", messages=[])).model == " "
@@ -74,18 +74,18 @@ def nested(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("depth", [300, 1500, 5000])
-def test_deep_nesting_is_answered_not_crashed_upon(depth: int) -> None:
+def test_deep_nesting_is_refused(depth: int) -> None:
     """How deep Python's parser goes differs from version to version."""
     with suppress(BadRequest):
         assert parse(CHAT, nested(depth)).body == nested(depth)
 
 
-def test_nesting_without_an_end_is_refused() -> None:
+def test_endless_nesting_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested too deeply"):
         parse(CHAT, nested(1_000_000))
 
 
-def test_json_that_engines_accept_is_accepted() -> None:
+def test_json_accepted_by_engines_is_accepted() -> None:
     raw = (
         b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}],"temperature":NaN,"seed":99999999999999999999}'
     )
@@ -102,7 +102,7 @@ def test_json_that_engines_accept_is_accepted() -> None:
         {"model": "m"},
     ],
 )
-def test_wrong_types_are_refused_with_the_field_at_fault(fields: dict[str, object]) -> None:
+def test_wrong_types_are_refused_with_their_field(fields: dict[str, object]) -> None:
     with pytest.raises(BadRequest) as refused:
         parse(CHAT, body(**fields))
     assert refused.value.param
@@ -125,7 +125,7 @@ def test_wrong_types_are_refused_with_the_field_at_fault(fields: dict[str, objec
         ([], False),
     ],
 )
-def test_stream_is_read_as_engines_convert_it_and_sent_as_it_is(value: object, stream: bool) -> None:
+def test_stream_is_read_like_engines_and_sent_unchanged(value: object, stream: bool) -> None:
     raw = body(model="m", messages=[USER], stream=value)
     parsed = parse(CHAT, raw)
     assert parsed.stream is stream
@@ -136,14 +136,14 @@ def test_stream_is_read_as_engines_convert_it_and_sent_as_it_is(value: object, s
     ("value", "limit"),
     [(5, 5), ("5", 5), (5.0, 5), (" 5.0 ", 5), (True, 1), (5.5, 0), ("five", 0), (-1, 0), ("9" * 5000, 0), (1e300, 0)],
 )
-def test_max_tokens_is_read_as_engines_convert_it_and_sent_as_it_is(value: object, limit: int) -> None:
+def test_max_tokens_is_read_like_engines_and_sent_unchanged(value: object, limit: int) -> None:
     raw = body(model="m", messages=[USER], max_tokens=value)
     parsed = parse(CHAT, raw)
     assert parsed.max_tokens == limit
     assert parsed.body is raw
 
 
-def test_an_empty_model_is_no_name_as_to_the_engine() -> None:
+def test_an_empty_model_is_no_name() -> None:
     raw = body(model="", messages=[USER])
     assert parse(CHAT, raw).model is None
     assert parse(CHAT, raw).body is raw
@@ -155,12 +155,12 @@ def test_a_client_cannot_steer_engine_internals(name: str) -> None:
     assert json.loads(parsed.body) == {"model": "m", "messages": [USER], "seed": 2**70}
 
 
-def test_internals_are_taken_out_of_a_body_with_an_integer_that_python_does_not_read() -> None:
+def test_internal_fields_are_removed_from_a_body_with_a_huge_integer() -> None:
     raw = b'{"model":"m","messages":[],"kv_transfer_params":{},"n":%b}' % (b"9" * 5000)
     assert parse(CHAT, raw).body == b'{"model":"m","messages":[],"n":Infinity}'
 
 
-def test_internals_of_a_body_that_is_nested_too_deeply_to_be_written_again_are_refused() -> None:
+def test_internal_fields_of_a_too_deeply_nested_body_are_refused() -> None:
     raw = b'{"model":"m","messages":[],"kv_transfer_params":{},"x":%b%b}' % (b"[" * 1010, b"]" * 1010)
     with pytest.raises(BadRequest, match="nested too deeply"):
         parse(CHAT, raw)
@@ -177,7 +177,7 @@ def test_internals_of_a_body_that_is_nested_too_deeply_to_be_written_again_are_r
         ({"lora_path": 7, "kv_transfer_params": {}}, ("7",)),
     ],
 )
-def test_adapters_that_are_named_beside_the_model(fields: dict[str, object], adapters: tuple[str, ...]) -> None:
+def test_adapters_in_other_fields_are_found(fields: dict[str, object], adapters: tuple[str, ...]) -> None:
     assert parse(CHAT, body(model="m", messages=[USER], **fields)).adapters == adapters
 
 
@@ -192,7 +192,7 @@ def test_adapters_that_are_named_beside_the_model(fields: dict[str, object], ada
         ),
     ],
 )
-def test_nor_can_it_through_the_objects_that_engines_merge_with_the_body(
+def test_internal_fields_in_merged_objects_are_removed(
     path: str, fields: dict[str, object], left: dict[str, object]
 ) -> None:
     assert json.loads(parse(path, body(model="m", messages=[USER], **fields)).body) == {
@@ -202,17 +202,17 @@ def test_nor_can_it_through_the_objects_that_engines_merge_with_the_body(
     }
 
 
-def test_arguments_for_extensions_of_an_engine_are_the_clients_own() -> None:
+def test_arguments_for_engine_extensions_are_kept() -> None:
     raw = body(model="m", messages=[USER], vllm_xargs={"mine": 1}, extra_args=None, sampling_params=[])
     assert parse(CHAT, raw).body is raw
 
 
-def test_the_words_kv_transfer_params_in_a_text_change_nothing() -> None:
+def test_kv_transfer_params_in_a_text_is_kept() -> None:
     raw = body(model="m", messages=[{"role": "user", "content": '"kv_transfer_params"'}])
     assert parse(CHAT, raw).body is raw
 
 
-def test_a_text_in_parts_is_the_same_prompt_as_in_one() -> None:
+def test_a_text_in_parts_equals_the_text_in_one() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}
     assert prompt_of(parts) == prompt_of(USER)
 
@@ -234,18 +234,18 @@ def test_roles_tool_calls_and_images_make_another_prompt(other: list[object]) ->
     assert prompt_of(*other) != prompt_of(USER)
 
 
-def test_tools_come_first_so_other_tools_share_no_prefix() -> None:
+def test_tools_come_first() -> None:
     with_tools = prompt_of(USER, tools=[{"type": "function", "function": {"name": "f"}}])
     assert with_tools.endswith(prompt_of(USER))
     assert not with_tools.startswith(b"user")
 
 
-def test_a_longer_conversation_begins_with_the_shorter() -> None:
+def test_a_longer_conversation_starts_with_the_shorter() -> None:
     answer = {"role": "assistant", "content": "hi"}
     assert prompt_of(USER, answer, USER).startswith(prompt_of(USER, answer))
 
 
-def test_an_image_counts_its_tokens_and_not_the_bytes_of_its_base64() -> None:
+def test_an_image_counts_its_tokens_and_not_its_base64() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
     assert 225 <= chat({"role": "user", "content": [image]}).prompt.tokens < 240
 
@@ -261,12 +261,12 @@ def test_an_image_counts_its_tokens_and_not_the_bytes_of_its_base64() -> None:
         ([], ()),
     ],
 )
-def test_completion_prompts_of_every_form_are_read(prompt: object, parts: tuple[bytes, ...]) -> None:
+def test_completion_prompts_of_every_form_are_parsed(prompt: object, parts: tuple[bytes, ...]) -> None:
     assert parse("/v1/completions", body(prompt=prompt)).prompt == Prompt(parts)
 
 
 @pytest.mark.parametrize("prompt", [1, {"a": 1}, [1, "a"], [[-1]], [[2**40]]])
-def test_prompts_of_no_known_form_are_refused(prompt: object) -> None:
+def test_prompts_of_unknown_forms_are_refused(prompt: object) -> None:
     with pytest.raises(BadRequest):
         parse("/v1/completions", body(prompt=prompt))
 
@@ -286,7 +286,7 @@ def test_previous_response_id_is_read() -> None:
     assert parse("/v1/responses", body(input="a", previous_response_id="resp_1")).previous_response_id == "resp_1"
 
 
-def test_sglangs_own_api_is_read_by_its_own_names() -> None:
+def test_sglangs_own_api_has_its_own_names() -> None:
     fields = {"input_ids": [1, 2], "extra_key": "tenant", "sampling_params": {"max_new_tokens": 7}, "stream": True}
     parsed = parse("/generate", body(**fields))
     assert (parsed.model, parsed.max_tokens, parsed.stream) == (None, 7, True)
@@ -296,7 +296,7 @@ def test_sglangs_own_api_is_read_by_its_own_names() -> None:
     assert parse("/generate", body(sampling_params="odd", extra_key=5)).prompt == Prompt()
 
 
-def test_rerank_and_score_see_the_query_before_each_document() -> None:
+def test_rerank_and_score_have_the_query_before_each_document() -> None:
     assert parse("/rerank", body(query="q", documents=["a", {"text": "b"}])).prompt.parts == (b"qa", b'q{"text":"b"}')
     assert parse("/score", body(text_1="q", text_2="a")).prompt.parts == (b"qa",)
 
@@ -335,7 +335,7 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
         parse(CHAT, raw)
 
 
-def test_a_conversation_begins_until_somebody_has_answered() -> None:
+def test_the_system_prompt_ends_at_the_first_response() -> None:
     question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "s"}
     assert chat(question).prompt.begins

@@ -39,7 +39,7 @@ def test_an_anthropic_error_has_anthropics_shape() -> None:
     assert body == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}, "request_id": "id-1"}
 
 
-def test_an_issuer_that_is_away_is_no_fault_of_the_client() -> None:
+def test_an_unreachable_issuer_is_not_the_clients_fault() -> None:
     status, headers, _ = answer(IssuerUnreachable())
     assert status == 503
     assert int(headers["retry-after"]) >= 1
@@ -47,14 +47,14 @@ def test_an_issuer_that_is_away_is_no_fault_of_the_client() -> None:
 
 
 @pytest.mark.parametrize("error", [NoEndpoints("none"), Saturated("full")])
-def test_what_may_work_later_says_when_and_gives_llm_ds_reason(error: RequestError) -> None:
+def test_a_temporary_refusal_has_retry_after_and_llm_ds_reason(error: RequestError) -> None:
     _, headers, _ = answer(error)
     assert int(headers["retry-after"]) >= 1
     assert headers["x-llm-d-request-dropped-reason"] == headers["x-kvlane-reason"] == error.reason.value
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/rerank"])
-def test_clients_of_every_api_are_told_not_to_send_a_suspected_request_again(path: str) -> None:
+def test_clients_of_every_api_learn_not_to_retry_a_suspected_request(path: str) -> None:
     status, headers, _ = answer(SuspectedPoison(60.0), path)
     assert (status, headers["x-should-retry"]) == (503, "false")
     assert "x-should-retry" not in answer(NoEndpoints("none"), path)[1]
@@ -70,7 +70,7 @@ def test_every_error_class_has_its_own_status_and_a_reason() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
-def test_a_stream_error_is_one_whole_event_with_the_message(path: str) -> None:
+def test_a_stream_error_is_one_whole_event_with_its_message(path: str) -> None:
     event = stream_error(path, "the pod went away")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n\n") == 1
@@ -79,11 +79,11 @@ def test_a_stream_error_is_one_whole_event_with_the_message(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_what_no_utf8_can_hold_is_answered_all_the_same(path: str) -> None:
+def test_a_message_outside_utf8_is_rendered(path: str) -> None:
     status, _, body = render(UnknownModel("\ud800"), path, "id-\udcff")
     assert status == 404
     assert "`\\ud800` does not exist" in json.loads(body)["error"]["message"]
 
 
-def test_a_made_up_name_is_not_repeated_at_any_length() -> None:
+def test_a_long_unknown_name_is_truncated() -> None:
     assert len(UnknownModel("x" * 10_000).message) < 500

@@ -19,7 +19,7 @@ from proxy.openai.events import telling
         ({"input_tokens": 9, "cache_read_input_tokens": 0}, ("cache_read_input_tokens",)),
     ],
 )  # fmt: skip
-def test_every_api_says_it_in_its_own_place(usage: dict[str, object], path: tuple[str, ...]) -> None:
+def test_cached_tokens_are_written_for_every_api(usage: dict[str, object], path: tuple[str, ...]) -> None:
     body = orjson.dumps({"id": "1", "usage": usage})
     told = orjson.loads(telling(4)(body))
     value = told["usage"]
@@ -44,5 +44,5 @@ def test_other_details_stay() -> None:
         b"data: [DONE]\n\n",
     ],
 )
-def test_what_is_no_usage_of_a_prompt_stays_as_it_is(body: bytes) -> None:
+def test_responses_without_prompt_usage_are_unchanged(body: bytes) -> None:
     assert telling(4)(body) == body

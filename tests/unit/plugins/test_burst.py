@@ -52,7 +52,7 @@ class World:
         return scores
 
 
-async def test_equal_prompts_of_a_window_score_on_one_pod() -> None:
+async def test_equal_prompts_of_a_window_prefer_one_pod() -> None:
     world = World()
     first, one = await world.come(b"x" * 1000)
     world.clock.advance(0.04)
@@ -65,7 +65,7 @@ async def test_equal_prompts_of_a_window_score_on_one_pod() -> None:
     assert [world.scores(asked) for asked in (first, second, alone)] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
 
 
-async def test_the_first_still_has_its_prompt_to_compute() -> None:
+async def test_the_first_one_still_computes_its_prompt() -> None:
     world = World()
     first, _ = await world.come(b"x" * 1024)
     second, _ = await world.come(b"x" * 1024)
@@ -75,7 +75,7 @@ async def test_the_first_still_has_its_prompt_to_compute() -> None:
     assert [match and match.blocks_on(world.pods[0]) for match in matches] == [0, 4]
 
 
-async def test_who_comes_after_a_window_is_in_the_next_one() -> None:
+async def test_a_request_after_a_window_is_in_the_next_one() -> None:
     world = World()
     first, _ = await world.come(b"x" * 1000)
     world.clock.advance(0.2)
@@ -84,7 +84,7 @@ async def test_who_comes_after_a_window_is_in_the_next_one() -> None:
     assert [world.scores(asked) for asked in (first, second)] == [[0.0, 0.0], [0.0, 0.0]]
 
 
-async def test_a_client_that_leaves_does_not_keep_the_others_from_their_pods() -> None:
+async def test_a_client_that_leaves_does_not_change_the_others_pods() -> None:
     world = World()
     _, leaver = await world.come(b"x" * 1000)
     second, _ = await world.come(b"x" * 1000)
@@ -94,7 +94,7 @@ async def test_a_client_that_leaves_does_not_keep_the_others_from_their_pods() -
     assert [world.scores(asked) for asked in (second, third)] == [[1.0, 0.0], [1.0, 0.0]]
 
 
-async def test_nobody_waits_without_a_prompt_or_a_choice_or_room_in_the_window() -> None:
+async def test_requests_without_prompt_or_choice_or_place_do_not_wait() -> None:
     world = World(maxBatchSize=1)
     _, task = await world.come()
     assert task.done()
@@ -107,14 +107,14 @@ async def test_nobody_waits_without_a_prompt_or_a_choice_or_room_in_the_window()
     await world.pause.wake()
 
 
-async def test_models_and_what_is_beyond_the_compared_part_tell_prompts_apart_or_not() -> None:
+async def test_models_distinguish_prompts_and_tokens_beyond_the_compared_part_do_not() -> None:
     world = World(maxPrefixTokensToMatch=128)
     asked = [await world.come(b"x" * 512 + end, model) for end, model in ((b"1", "m"), (b"2", "m"), (b"1", "n"))]
     await world.pause.wake()
     assert [world.scores(one) for one, _ in asked] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
 
 
-async def test_token_ids_are_compared_where_there_are_some() -> None:
+async def test_token_ids_are_compared_if_known() -> None:
     world = World()
     first, second = (replace(request(), prompt=Prompt((text,)), state=CycleState()) for text in (b"one", b"two"))
     for asked in (first, second):
@@ -137,9 +137,9 @@ async def test_token_ids_are_compared_where_there_are_some() -> None:
         ({"balanceBy": "pods"}, "balanceBy"),
     ],
 )
-def test_what_makes_no_sense_is_refused(parameters: dict[str, Any], said: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], said: str) -> None:
     assert said in fault(KIND, **parameters)
 
 
-def test_it_says_how_long_it_takes() -> None:
+def test_it_declares_its_duration() -> None:
     assert make(KIND, windowDurationMs=2500).takes == 2.5

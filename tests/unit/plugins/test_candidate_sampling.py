@@ -42,42 +42,42 @@ def kept(pods: Sequence[Endpoint], match: PrefixMatch | None, most: int = 16, se
 
 
 @pytest.mark.parametrize("pods", [1, 15, 16])
-def test_a_small_fleet_is_scored_whole(pods: int) -> None:
+def test_a_small_fleet_is_scored_completely(pods: int) -> None:
     endpoints = fleet(pods)
     assert kept(endpoints, Held({})) == endpoints
 
 
-def test_of_a_large_one_so_many_at_the_most_and_none_twice() -> None:
+def test_of_a_large_fleet_a_sample_without_repetition_is_scored() -> None:
     for seed in range(50):
         found = kept(fleet(200), Held({}), seed=seed)
         assert len(found) == len(set(found)) == 16
 
 
-def test_who_holds_more_than_the_others_is_always_among_them() -> None:
+def test_pods_with_more_of_the_prefix_are_always_included() -> None:
     names = {"pod-7", "pod-150", "pod-199"}
     for seed in range(20):
         found = kept(fleet(200), Held(dict.fromkeys(names, 5)), seed=seed)
         assert names <= {endpoint.name for endpoint in found}
 
 
-def test_a_system_prompt_that_all_hold_leaves_the_places_to_those_with_more() -> None:
+def test_a_common_system_prompt_leaves_places_to_longer_matches() -> None:
     for seed in range(20):
         found = kept(fleet(200), Held({"pod-3": 6}, otherwise=2), seed=seed)
         assert "pod-3" in {endpoint.name for endpoint in found}
         assert 15 <= len(found) <= 16
 
 
-def test_of_many_that_hold_it_the_longest_matches_are_kept_and_equal_ones_take_turns() -> None:
+def test_of_many_matches_the_longest_are_kept_and_equal_ones_rotate() -> None:
     held = {f"pod-{number}": 3 for number in range(100)} | {"pod-150": 4}
     seen = Counter(endpoint.name for seed in range(400) for endpoint in kept(fleet(200), Held(held), seed=seed))
     assert seen["pod-150"] == 400
     assert all(seen[f"pod-{number}"] for number in range(100))
 
 
-def test_every_pod_has_its_turn_where_nobody_holds_anything() -> None:
+def test_without_matches_every_pod_has_its_turn() -> None:
     seen = Counter(endpoint.name for seed in range(400) for endpoint in kept(fleet(200), Held({}), seed=seed))
     assert len(seen) == 200
 
 
-def test_without_a_match_it_is_a_sample() -> None:
+def test_without_a_producer_it_is_a_sample() -> None:
     assert len(kept(fleet(17), None)) == 16

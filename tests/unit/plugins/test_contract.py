@@ -101,20 +101,20 @@ def observable(endpoints: Sequence[Endpoint]) -> list[Any]:
 
 @pytest.mark.parametrize("cls", list(REGISTRY), ids=lambda cls: cls.plugin_type)
 class TestEveryPlugin:
-    def test_it_says_what_it_does_and_what_each_parameter_means(self, cls: type[Plugin]) -> None:
+    def test_it_has_a_description_and_documents_each_parameter(self, cls: type[Plugin]) -> None:
         described = reference(cls)
         assert described.doc
         assert not described.doc.startswith(f"{cls.__name__}("), "the docstring is the dataclass's own"
         assert all(parameter.doc for parameter in described.parameters)
 
-    def test_it_stands_at_an_extension_point_and_its_instances_can_be_made(self, cls: type[Plugin]) -> None:
+    def test_it_has_an_extension_point_and_can_be_created(self, cls: type[Plugin]) -> None:
         assert points_of(cls)
         assert instance(cls).plugin_type == cls.plugin_type
 
     def test_guards_trust_its_results_because_these_tests_check_them(self, cls: type[Plugin]) -> None:
         assert is_built_in(instance(cls))
 
-    def test_it_can_be_had_twice_with_state_of_its_own(self, cls: type[Plugin]) -> None:
+    def test_two_instances_have_separate_state(self, cls: type[Plugin]) -> None:
         first, second = instance(cls), instance(cls)
         assert first is not second
         fields = [name for name in getattr(cls, "__dataclass_fields__", {}) if name.startswith("_")]
@@ -122,7 +122,7 @@ class TestEveryPlugin:
             mine, its = getattr(first, name), getattr(second, name)
             assert mine is not its or isinstance(mine, int | float | str | tuple | frozenset | type(None))
 
-    def test_it_takes_the_place_of_another_that_was_at_work(self, cls: type[Plugin]) -> None:
+    def test_it_can_replace_an_instance_in_use(self, cls: type[Plugin]) -> None:
         state = State()
         draft = state.draft()
         first = instance(cls, PluginState(draft))
@@ -161,7 +161,7 @@ class TestEveryScorer:
 
     @given(endpoints=fleets(), asked=requests(), seed=st.integers())
     @settings(max_examples=15, deadline=None)
-    def test_a_score_belongs_to_its_endpoint_whatever_the_order(
+    def test_a_score_belongs_to_its_endpoint_in_any_order(
         self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, seed: int
     ) -> None:
         if cls.plugin_type in ORDER_IS_ITS_RULE:
@@ -173,7 +173,7 @@ class TestEveryScorer:
 
     @given(endpoints=fleets(), asked=requests())
     @settings(max_examples=15, deadline=None)
-    def test_it_says_the_same_twice(
+    def test_scoring_twice_gives_the_same(
         self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
     ) -> None:
         scorer = instance(cls)
@@ -199,7 +199,7 @@ class TestEveryFilter:
 
     @given(endpoints=fleets(), asked=requests())
     @settings(max_examples=15, deadline=None)
-    def test_who_is_kept_does_not_depend_on_the_order(
+    def test_filtering_does_not_depend_on_the_order(
         self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
     ) -> None:
         made = instance(cls)
@@ -223,7 +223,7 @@ class TestEveryPicker:
 
     @given(endpoints=fleets(), asked=requests(), data=st.data())
     @settings(max_examples=15, deadline=None)
-    def test_its_order_is_that_of_what_it_picks(
+    def test_its_order_is_that_of_its_picks(
         self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
     ) -> None:
         scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
@@ -234,7 +234,7 @@ class TestEveryPicker:
 
 @adopt(ProfileHandler)
 class TestEveryHandler:
-    def test_it_yields_a_profile_it_was_told_of_and_decides(self, cls: type[Plugin]) -> None:
+    def test_it_yields_known_profiles_and_decides(self, cls: type[Plugin]) -> None:
         a = pod("a")
         plan = instance(cls).plan(request())
         name = next(plan)
@@ -248,7 +248,7 @@ class TestEveryHandler:
 class TestEveryDecider:
     @given(endpoints=fleets(), asked=requests())
     @settings(max_examples=15, deadline=None)
-    def test_it_says_yes_or_no_twice_the_same_and_nothing_changes(
+    def test_deciding_twice_gives_the_same_and_nothing_changes(
         self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
     ) -> None:
         made, (decode, *prefill) = instance(cls), endpoints
@@ -268,7 +268,7 @@ class TestEveryDecider:
 @adopt(DataProducer)
 class TestEveryProducer:
     @pytest.mark.parametrize("tokens", [0, 1000])
-    async def test_it_writes_nothing_but_what_it_provides(self, cls: type[Plugin], tokens: int) -> None:
+    async def test_it_writes_only_declared_data(self, cls: type[Plugin], tokens: int) -> None:
         made = instance(cls)
         asked = request(tokens, x_session_id="s")
         assert made.provides
@@ -277,7 +277,7 @@ class TestEveryProducer:
         written = set(asked.state)
         assert written <= promised | {key.of("") for key in promised}
 
-    async def test_one_that_does_not_wait_never_suspends(self, cls: type[Plugin]) -> None:
+    async def test_a_producer_that_does_not_wait_never_suspends(self, cls: type[Plugin]) -> None:
         made = instance(cls)
         if made.waits:
             return
@@ -287,7 +287,7 @@ class TestEveryProducer:
 
 @adopt(EndpointRemoved)
 class TestEveryoneWhoKnowsPods:
-    async def test_a_removed_pod_may_be_unknown_and_comes_back_as_a_stranger(self, cls: type[Plugin]) -> None:
+    async def test_an_unknown_pod_may_be_removed_and_returns_as_new(self, cls: type[Plugin]) -> None:
         made, a, b = instance(cls), pod("a"), pod("b")
         made.endpoint_removed(a)
         leg = attempt(request(100, x_session_id="s"), a, b)

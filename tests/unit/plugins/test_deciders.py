@@ -42,7 +42,7 @@ def test_always_is_always() -> None:
         ({"type": "text", "text": json.dumps({"type": "image_url"})}, False),
     ],
 )
-def test_requests_with_media_are_encoded_elsewhere(part: Mapping[str, Any], wanted: bool) -> None:
+def test_requests_with_media_are_encoded_separately(part: Mapping[str, Any], wanted: bool) -> None:
     decider = make("always-disagg-multimodal-decider")
     for indent in (None, 2):
         body = json.dumps({"messages": [{"role": "user", "content": [part]}]}, indent=indent).encode()
@@ -54,22 +54,22 @@ class TestPrefixBased:
         ("tokens", "cached", "wanted"),
         [(512, 0, True), (511, 0, False), (1024, 512, True), (1024, 528, False), (5000, 4992, False), (16, 160, False)],
     )
-    def test_as_many_tokens_must_be_missing(self, tokens: int, cached: int, wanted: bool) -> None:
+    def test_the_missing_tokens_must_reach_the_threshold(self, tokens: int, cached: int, wanted: bool) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=512)
         assert decider.wants(asking(tokens, cached), DECODE) is wanted
 
-    def test_nothing_is_never_enough(self) -> None:
+    def test_zero_missing_tokens_are_never_enough(self) -> None:
         assert not make("prefix-based-pd-decider").wants(asking(10_000), DECODE)
 
-    def test_a_short_prompt_is_left_alone(self) -> None:
+    def test_a_short_prompt_is_not_split(self) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=16, promptTokens=1000)
         assert not decider.wants(asking(999), DECODE)
         assert decider.wants(asking(1000), DECODE)
 
-    def test_where_nothing_is_known_of_the_cache_it_does_not_guess(self) -> None:
+    def test_without_a_prefix_match_it_does_not_split(self) -> None:
         assert not make("prefix-based-pd-decider", nonCachedTokens=16).wants(request(1000), DECODE)
 
-    def test_a_prompt_that_was_tokenized_counts_as_it_is(self) -> None:
+    def test_a_tokenized_prompt_counts_by_its_tokens(self) -> None:
         asked = asking(1000)
         asked.state.write(TOKENIZED_PROMPT, Prompt((bytes(400),)))
         assert not make("prefix-based-pd-decider", nonCachedTokens=512).wants(asked, DECODE)
@@ -78,7 +78,7 @@ class TestPrefixBased:
     def test_there_are_no_negative_tokens(self, name: str) -> None:
         assert "at least 0" in fault("prefix-based-pd-decider", **{name: -1})
 
-    def test_it_reads_the_match_it_is_bound_to(self) -> None:
+    def test_it_reads_the_producer_it_is_bound_to(self) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=16, prefixMatchInfoProducerName="other")
         assert decider.requires == (PREFIX_MATCH.of("other"),)
         assert not decider.wants(asking(1000), DECODE)
@@ -102,14 +102,14 @@ class TestPredictedLatency:
             return "local"
         return "remote" if decider.prefers(asked, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
 
-    def test_the_cheaper_way_is_taken_transfer_included(self) -> None:
+    def test_the_cheaper_option_is_chosen_including_the_transfer(self) -> None:
         assert self.verdict({"decode": 0.5, "prefill": 0.4}) == "remote"
         assert self.verdict({"decode": 0.5, "prefill": 0.48}) == "local after all"
 
-    def test_what_a_transfer_alone_costs_more_than_is_not_even_asked_about(self) -> None:
+    def test_a_transfer_that_costs_too_much_is_skipped_before_the_search(self) -> None:
         assert self.verdict({"decode": 0.02, "prefill": 0.0}) == "local"
 
-    def test_answers_that_would_be_held_up_count(self) -> None:
+    def test_delayed_responses_count(self) -> None:
         calm = {"decode": 0.1, "prefill": 0.2}
         assert self.verdict(calm) == "local after all"
         assert self.verdict(calm, delays={"decode": 0.5}) == "remote"
@@ -117,13 +117,13 @@ class TestPredictedLatency:
         assert self.verdict(calm, delays={"decode": 0.5, "prefill": 0.5}) == "local after all"
         assert self.verdict(calm, delays={"decode": 0.5}, interferenceCost=0.1) == "local after all"
 
-    def test_only_what_the_decode_pod_lacks_is_transferred(self) -> None:
+    def test_only_blocks_that_the_decode_pod_lacks_are_transferred(self) -> None:
         near = {"decode": 0.5, "prefill": 0.46}
         assert self.verdict(near, tokens=4000) == "local after all"
         assert self.verdict(near, tokens=4000, cached=3200) == "remote"
         assert self.verdict({"decode": 9.0, "prefill": 0.0}, tokens=1600, cached=1600) == "local"
 
-    def test_who_ranks_best_is_who_would_do_it(self) -> None:
+    def test_the_best_ranked_pods_are_compared(self) -> None:
         assert self.verdict({"decode": 0.5, "prefill": 0.6, "other": 0.1}) == "local after all"
 
     def test_without_a_prediction_one_pod_serves_the_request(self) -> None:
@@ -131,12 +131,12 @@ class TestPredictedLatency:
         assert not decider.wants(request(10_000), DECODE)
         assert not decider.prefers(request(10_000), DECODE, OTHER, [PREFILL])
 
-    def test_the_removed_number_of_tokens_is_named_with_what_replaced_it(self) -> None:
+    def test_the_removed_number_of_tokens_is_reported_with_its_replacement(self) -> None:
         found = fault("predicted-latency-pd-decider", nonCachedTokens=512)
         assert "nonCachedTokens: was removed" in found
         assert "prefix-based-pd-decider" in found
 
-    def test_a_faster_pod_for_the_answer_is_worth_a_transfer(self) -> None:
+    def test_a_faster_decode_pod_is_worth_a_transfer(self) -> None:
         """100 tokens at 10 ms are a second, of which half counts; the transfer of 1,000 takes 30 ms."""
         for pace, preferred in ((0.0, True), (9.3e-3, True), (9.5e-3, False)):
             decider, asked = make("predicted-latency-pd-decider"), asking(1000)
@@ -144,7 +144,7 @@ class TestPredictedLatency:
             asked.state.write(LATENCY, Foretold({"decode": 0.1, "prefill": 0.1}, paces=paces, output=100.0))
             assert decider.prefers(asked, DECODE, OTHER, [DECODE]) is preferred
 
-    def test_answers_go_on_slower_where_prompts_have_come_of_late(self) -> None:
+    def test_responses_are_slower_where_prompts_were_recent(self) -> None:
         decider, asked = make("predicted-latency-pd-decider"), asking(1000)
         forecast = Foretold({}, paces={"decode": 10e-3, "other": 10e-3}, output=100.0)
         asked.state.write(LATENCY, forecast)
@@ -158,7 +158,7 @@ class TestPredictedLatency:
         decider.endpoint_removed(OTHER)
         assert decider.decode_cost(forecast, asked, OTHER) == pytest.approx(0.53)
 
-    def test_scorers_are_told_what_only_that_stage_costs_where_and_only_while_its_profile_runs(self) -> None:
+    def test_scorers_get_the_cost_of_the_stage_only_during_its_profile(self) -> None:
         decider, asked = make("predicted-latency-pd-decider"), asking(1000, cached=960)
         delays, paces = {"prefill": 0.5}, {"decode": 20e-3, "other": 10e-3}
         seconds = {"decode": 0.2, "prefill": 0.1, "other": 0.4}
@@ -171,7 +171,7 @@ class TestPredictedLatency:
             assert make("latency-scorer").score(RUN, asked, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
         assert asked.state.read(STAGE_COSTS) is None
 
-    def test_it_names_what_it_reads(self) -> None:
+    def test_it_declares_the_data_that_it_reads(self) -> None:
         bound: dict[str, Any] = {"prefixMatchInfoProducerName": "p", "latencyPredictionInfoProducerName": "l"}
         assert make("predicted-latency-pd-decider", **bound).requires == (PREFIX_MATCH.of("p"), LATENCY.of("l"))
 
@@ -192,7 +192,7 @@ class TestWhatTransfersTake:
         answering.first_byte_at = changes.get("begun", 1.0 + seconds)
         decider.post_response(answering, DECODE)
 
-    def test_they_are_learnt_from_answers_that_stream(self) -> None:
+    def test_transfers_are_learnt_from_streams(self) -> None:
         decider = make("predicted-latency-pd-decider")
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
         for tokens in (500, 4000, 1000, 8000) * 20:
@@ -212,26 +212,26 @@ class TestWhatTransfersTake:
         ],
         ids=str,
     )
-    def test_nothing_is_learnt_from_what_shows_nothing(self, changes: Mapping[str, Any]) -> None:
+    def test_uninformative_responses_are_not_learnt_from(self, changes: Mapping[str, Any]) -> None:
         decider = make("predicted-latency-pd-decider")
         self.split(decider, 1000, 5.0, **changes)
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
 
-    def test_an_answer_without_a_prefill_leg_shows_nothing(self) -> None:
+    def test_a_response_without_a_prefill_attempt_shows_no_transfer(self) -> None:
         decider, answering = make("predicted-latency-pd-decider"), attempt(replace(asking(9), stream=True), DECODE)
         answering.stage, answering.first_byte_at = Stage.DECODE, 1.0
         answering.status, answering.ending = 200, Ending.COMPLETE
         decider.post_response(answering, DECODE)
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
 
-    def test_one_that_stalls_changes_little(self) -> None:
+    def test_an_outlier_changes_little(self) -> None:
         transfer = Transfer(0.01, 2e-5)
         for _ in range(30):
             transfer.observe(1000, 0.03)
         transfer.observe(1000, 6.0)
         assert transfer.seconds(1000) < 0.05
 
-    def test_a_successor_keeps_what_was_learnt_unless_it_is_told_otherwise(self) -> None:
+    def test_a_successor_keeps_learnt_terms_unless_configured(self) -> None:
         state = State()
         draft = state.draft()
         old = make("predicted-latency-pd-decider", state=PluginState(draft))

@@ -133,12 +133,12 @@ class TestPairs:
             assert asked.state.read(PRICED) is None
             return end.value, told
 
-    def test_who_answers_is_chosen_again_for_that_alone_and_who_computes_the_prompt_beside_it(self) -> None:
+    def test_the_decode_pod_is_chosen_again_for_decoding_alone_with_its_prefill_pod(self) -> None:
         decision, told = self.decided(request(), [B, A], [B, C, D])
         assert decision == Decision(B, (A,), "decode", (C, D), why="split")
         assert told == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
 
-    def test_the_pod_that_does_all_of_it_stays_who_it_was_if_it_is_better(self) -> None:
+    def test_the_single_pod_stays_if_it_is_better(self) -> None:
         asked = request()
         decision, _ = self.decided(asked, [A, B], [C])
         assert decision == Decision(A, (B,), "decode", why="decided-against")
@@ -147,21 +147,21 @@ class TestPairs:
         assert asked.state.read(PEER) is A
 
     @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [B]])
-    def test_without_a_prefill_pod_too(self, found: Any) -> None:
+    def test_the_single_pod_stays_without_a_prefill_pod(self, found: Any) -> None:
         decision, _ = self.decided(request(), [B, A], found)
         assert decision == Decision(A, (B,), "decode", why="no-prefill-pod")
 
-    def test_who_answers_encodes_nothing(self) -> None:
+    def test_a_decode_pod_encodes_nothing(self) -> None:
         decision, _ = self.decided(request(), [B, A], [D], encode="yes")
         assert (decision.target, decision.encode, decision.prefill) == (B, (C,), (D,))
 
-    def test_nothing_is_priced_for_what_is_not_wanted(self) -> None:
+    def test_unwanted_stages_are_not_priced(self) -> None:
         _, told = self.decided(request(), [B, A], [C], prefill="no-pair")
         assert told == [("decode", None, None)]
 
 
 class TestDecodeFirst:
-    def test_who_decodes_is_chosen_first_and_who_prefills_stands_beside_in_rank_order(self) -> None:
+    def test_decode_is_chosen_first_and_prefill_pods_are_ranked(self) -> None:
         decision, ran = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [C, D]})
         assert decision == Decision(A, (B,), "decode", (C, D), why="split")
         assert ran == ["decode", "prefill"]
@@ -172,19 +172,19 @@ class TestDecodeFirst:
         assert (decision.encode, decision.prefill) == ((B,), (C,))
         assert ran == ["decode", "encode", "prefill"]
 
-    def test_a_stage_without_a_decider_never_runs_and_is_not_left_out_either(self) -> None:
+    def test_a_stage_without_a_decider_never_runs_and_has_no_reason(self) -> None:
         decision, ran = decided(handler(), {"decode": [A]})
         assert (decision, ran) == (Decision(A, (), "decode"), ["decode"])
 
-    def test_a_decider_that_does_not_want_it_spares_the_profile(self) -> None:
+    def test_a_decider_can_skip_the_profile(self) -> None:
         decision, ran = decided(deciding(prefill="no"), {"decode": [A]})
         assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode"])
 
-    def test_a_decider_may_change_its_mind_when_it_sees_who_would_do_it(self) -> None:
+    def test_a_decider_may_change_its_decision_for_known_pods(self) -> None:
         decision, ran = decided(deciding(prefill="rather-not"), {"decode": [A], "prefill": [C]})
         assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode", "prefill"])
 
-    def test_who_answers_is_nobodys_prefill_pod(self) -> None:
+    def test_the_decode_pod_is_not_its_own_prefill_pod(self) -> None:
         decision, _ = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [A, B]})
         assert (decision.target, decision.prefill) == (A, (B,))
 
@@ -198,7 +198,7 @@ class TestDecodeFirst:
         decision, _ = decided(deciding(prefill="yes", encode="yes"), found)
         assert decision == Decision(A, (), "decode", (C,), why="no-encode-pod")
 
-    def test_a_request_that_needs_no_encoding_has_no_reason_for_it(self) -> None:
+    def test_a_request_without_media_has_no_reason_for_encoding(self) -> None:
         decision, _ = decided(deciding(encode="no"), {"decode": [A]})
         assert decision == Decision(A, (), "decode")
         decision, _ = decided(deciding(encode="rather-not"), {"decode": [A], "encode": [B]})
@@ -210,17 +210,17 @@ class TestDecodeFirst:
         assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
         assert ran == ["decode", "prefill"]
 
-    def test_without_anybody_the_first_error_counts(self) -> None:
+    def test_without_any_pod_the_first_error_counts(self) -> None:
         with pytest.raises(NoEndpoints, match="decode"):
             decided(handler(), {"decode": NoEndpoints("none to decode"), "prefill": NOBODY})
         with pytest.raises(NoEndpoints, match="decode"):
             decided(handler(known=["decode"]), {"decode": NoEndpoints("none to decode")})
 
-    def test_decode_pods_that_are_busy_are_waited_for(self) -> None:
+    def test_busy_decode_pods_are_waited_for(self) -> None:
         with pytest.raises(Saturated):
             decided(deciding(prefill="yes"), {"decode": Saturated("busy"), "prefill": [C]})
 
-    def test_later_profiles_see_who_was_chosen(self) -> None:
+    def test_later_profiles_see_the_chosen_pods(self) -> None:
         made, asked = deciding(prefill="yes"), request()
         for target in (A, B):  # a request may be scheduled again
             decided(made, {"decode": [target], "prefill": [C]}, asked)
@@ -231,7 +231,7 @@ class TestDecodeFirst:
 class TestPrefillFirst:
     FIRST: Mapping[str, Any] = {"stageOrder": "prefill-first"}
 
-    def test_every_prompt_is_computed_elsewhere_and_who_decodes_can_be_near(self) -> None:
+    def test_every_prompt_is_split_and_the_decode_pod_can_be_near(self) -> None:
         asked = request()
         decision, ran = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": [A, B]}, asked)
         assert decision == Decision(A, (B,), "decode", (C, D), why="split")
@@ -247,21 +247,21 @@ class TestPrefillFirst:
         decision, _ = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": NOBODY})
         assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
 
-    def test_without_anybody_there_is_an_error(self) -> None:
+    def test_without_any_pod_there_is_an_error(self) -> None:
         with pytest.raises(NoEndpoints):
             decided(handler(**self.FIRST), {"prefill": NOBODY, "decode": NOBODY})
 
-    def test_a_decider_of_the_prefill_would_have_nothing_to_say(self) -> None:
+    def test_a_prefill_decider_is_refused_with_prefill_first(self) -> None:
         assert "deciders.prefill" in fault(**self.FIRST, deciders={"prefill": "yes"})
 
-    def test_media_may_be_encoded_elsewhere(self) -> None:
+    def test_media_may_be_encoded_separately(self) -> None:
         made = handler(**self.FIRST, deciders={"encode": "yes"})
         decision, ran = decided(made, {"prefill": [C], "decode": [A], "encode": [B]})
         assert (decision.prefill, decision.encode, ran) == ((C,), (B,), ["prefill", "decode", "encode"])
 
 
 class TestParameters:
-    def test_older_flat_spellings_mean_the_same(self) -> None:
+    def test_older_flat_parameters_are_equivalent(self) -> None:
         made = handler(
             known=["p", "d"], decodeProfile="d", prefillProfile="p", prefillDeciderPluginName="yes", encodeProfile=""
         )
@@ -274,19 +274,19 @@ class TestParameters:
     def test_both_spellings_at_once_are_refused(self, given: Any) -> None:
         assert "exclude profiles and deciders" in fault(decodeProfile="decode", **given)
 
-    def test_names_that_stand_for_nothing_are_all_named_with_what_was_meant(self) -> None:
+    def test_unknown_names_are_all_reported_with_suggestions(self) -> None:
         said = fault(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
         assert said.startswith("plugins.split: profiles.decode: there is no profile 'decod'; did you mean 'decode'?")
         assert "deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in said
         assert "deciders.encode: no decider is named 'z'" in said
 
-    def test_a_profile_that_a_stage_needs_must_be_there(self) -> None:
+    def test_a_missing_profile_of_a_stage_is_an_error(self) -> None:
         assert "profiles.prefill: there is no profile" in fault(known=["decode"], deciders={"prefill": "yes"})
         assert "profiles.prefill: there is no profile" in fault(known=["decode"], stageOrder="prefill-first")
         assert "profiles.encode: there is no profile" in fault(known=["decode"], profiles={"encode": "x"})
         assert decided(handler(known=["decode"]), {"decode": [A]})[0].target is A
 
-    def test_the_match_it_names_must_be_there(self) -> None:
+    def test_a_missing_producer_of_the_match_is_an_error(self) -> None:
         (needed,) = handler(prefixMatchInfoProducerName="approx").requires
         assert needed.producer == "approx"
         assert handler().requires == ()
@@ -295,7 +295,7 @@ class TestParameters:
 class TestLoad:
     """What scorers of either stage see of a request that was split."""
 
-    async def test_prompt_tokens_wait_where_they_are_computed_and_the_answer_where_it_is_given(self) -> None:
+    async def test_prompt_tokens_count_on_the_prefill_pod_and_the_response_on_the_decode_pod(self) -> None:
         ledger, asked = Ledger(ManualClock()), replace(request(1000), max_tokens=300)
         estimate = make("inflight-load-producer", addEstimatedOutputTokens=True)
         await estimate.produce(asked, ())
@@ -313,13 +313,13 @@ class TestLoad:
 
 
 class TestOlderHandler:
-    def test_it_is_the_same_with_two_stages(self) -> None:
+    def test_two_stages_are_equivalent(self) -> None:
         made = handler(PdProfileHandler, deciderPluginName="yes")
         decision, ran = decided(made, {"decode": [A, B], "prefill": [C]})
         assert (decision, ran) == (Decision(A, (B,), "decode", (C,), why="split"), ["decode", "prefill"])
         assert made.provides == (PEER.of("split"),)
 
-    def test_parameters_that_never_did_anything_are_accepted(self) -> None:
+    def test_parameters_without_effect_are_accepted(self) -> None:
         made = handler(
             PdProfileHandler,
             deciderPluginName="no",
@@ -331,5 +331,5 @@ class TestOlderHandler:
         assert decided(made, {"decode": [A]})[0].why == "decided-against"
         assert made.requires[0].producer == "approx"
 
-    def test_it_needs_a_decider(self) -> None:
+    def test_a_decider_is_required(self) -> None:
         assert "no decider is named 'prefix-based-pd-decider'" in fault(cls=PdProfileHandler)

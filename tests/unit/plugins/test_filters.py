@@ -28,11 +28,11 @@ def by_role() -> list[Endpoint]:
     return [pod(role or "none", labels={"llm-d.ai/role": role} if role else {}) for role in ROLES]
 
 
-def test_decode_keeps_what_decodes_and_what_has_no_role() -> None:
+def test_decode_keeps_decode_pods_and_pods_without_a_role() -> None:
     assert kept("decode-filter", by_role()) == ["none", "decode", "prefill-decode", "both", "encode-prefill-decode"]
 
 
-def test_prefill_keeps_what_prefills() -> None:
+def test_prefill_keeps_prefill_pods() -> None:
     expected = ["prefill", "prefill-decode", "both", "encode-prefill", "encode-prefill-decode"]
     assert kept("prefill-filter", by_role()) == expected
 
@@ -67,7 +67,7 @@ class TestLabelSelector:
     def test_the_operators(self, selector: dict[str, Any], expected: list[str]) -> None:
         assert kept("label-selector-filter", self.PODS, **selector) == expected
 
-    def test_a_role_that_was_configured_counts_as_its_label(self) -> None:
+    def test_a_configured_role_equals_its_label(self) -> None:
         assert kept("label-selector-filter", [Endpoint("p", role="decode")], matchLabels={"llm-d.ai/role": "decode"})
 
     @pytest.mark.parametrize("expression", [{"operator": "In"}, {"operator": "Exists", "values": ["x"]}])
@@ -86,7 +86,7 @@ class TestUtilization:
             ("kv-cache-utilization", "kv_usage", 0.5),
         ],
     )
-    def test_at_most_is_kept(self, metric: str, field: str, limit: float) -> None:
+    def test_values_up_to_the_limit_are_kept(self, metric: str, field: str, limit: float) -> None:
         at: dict[str, Any] = {field: limit}
         above: dict[str, Any] = {field: limit * 1.5}
         pods = [pod("at", **at), pod("above", **above), pod("idle")]
@@ -112,7 +112,7 @@ class TestUtilization:
             {"metric": "temperature", "maxValue": 1},
         ],
     )
-    def test_conditions_that_make_no_sense(self, condition: dict[str, Any]) -> None:
+    def test_invalid_conditions_are_refused(self, condition: dict[str, Any]) -> None:
         assert "conditions[0]" in fault("utilization-filter", conditions=[condition])
 
     def test_without_conditions_it_is_refused(self) -> None:
@@ -144,7 +144,7 @@ class TestAttribute:
     def test_the_operators(self, operator: str, value: float, expected: list[str]) -> None:
         assert kept("endpoint-attribute-filter", self.PODS, **self.parameters(operator, value)) == expected
 
-    def test_what_is_missing_may_fail_and_emptiness_may_fall_back(self) -> None:
+    def test_a_missing_value_may_fail_and_an_empty_result_may_fall_back(self) -> None:
         parameters = {**self.parameters("GreaterThan", 99), "onMissing": "Fail"}
         assert kept("endpoint-attribute-filter", self.PODS, **parameters) == []
         fallback = kept("endpoint-attribute-filter", self.PODS, **parameters, fallbackOnEmpty=True)
@@ -154,7 +154,7 @@ class TestAttribute:
 class TestContextLength:
     LABEL = "llm-d.ai/context-length-range"
 
-    def test_it_drops_only_when_told_to(self) -> None:
+    def test_it_drops_pods_only_if_configured(self) -> None:
         pods = [
             pod("fits", labels={self.LABEL: "10-20"}),
             pod("short", labels={self.LABEL: "0-9"}),
@@ -174,19 +174,19 @@ class TestPrefixCacheAffinity:
         asked.state.write(PREFIX_MATCH, Held(total, blocks))
         return asked
 
-    def test_holders_are_kept(self) -> None:
+    def test_pods_with_the_prefix_are_kept(self) -> None:
         pods = [pod("full"), pod("enough"), pod("little"), pod("none")]
         assert kept(self.KIND, pods, self.asked(full=10, enough=8, little=7)) == ["full", "enough"]
 
-    def test_exactly_the_threshold_is_enough_whatever_its_binary_fraction(self) -> None:
+    def test_exactly_the_threshold_suffices(self) -> None:
         for percent in range(1, 101):
             asked = self.asked(total=100, a=percent)
             assert kept(self.KIND, [pod("a"), pod("b")], asked, affinityThreshold=percent / 100) == ["a"]
 
-    def test_nobody_holds_enough(self) -> None:
+    def test_without_a_sufficient_match_all_are_kept(self) -> None:
         assert kept(self.KIND, [pod("a"), pod("b")], self.asked(a=7)) == ["a", "b"]
 
-    def test_nothing_is_known_or_nothing_is_asked(self) -> None:
+    def test_without_matches_or_a_threshold_all_are_kept(self) -> None:
         pods = [pod("a"), pod("b")]
         assert kept(self.KIND, pods) == ["a", "b"]
         assert kept(self.KIND, pods, self.asked(total=0)) == ["a", "b"]
@@ -196,14 +196,14 @@ class TestPrefixCacheAffinity:
         ("tokens", "penalty", "expected"),
         [(1001, 1000, ["a", "b"]), (1000, 1000, ["a"]), (9999, 0, ["a"]), (1001, 1500, ["a"])],
     )
-    def test_a_holder_that_would_answer_too_late_loses_its_claim(
+    def test_a_pod_with_the_prefix_that_would_be_too_late_is_dropped(
         self, tokens: int, penalty: float, expected: list[str]
     ) -> None:
         pods = [pod("a", tokens=tokens), pod("b")]
         parameters = {"maxTTFTPenaltyMs": penalty, "peakPrefillThroughput": 1000}
         assert kept(self.KIND, pods, self.asked(a=10), **parameters) == expected
 
-    def test_the_least_loaded_of_each_side_are_compared(self) -> None:
+    def test_the_least_loaded_pods_of_both_sides_are_compared(self) -> None:
         pods = [pod("a", tokens=99_999), pod("a2", tokens=10), pod("b", tokens=10), pod("b2", tokens=0)]
         parameters = {"maxTTFTPenaltyMs": 100, "peakPrefillThroughput": 1000}
         assert kept(self.KIND, pods, self.asked(a=10, a2=10), **parameters) == ["a", "a2"]
@@ -221,7 +221,7 @@ class TestPrefixCacheAffinity:
         assert kept(self.KIND, [pod("a"), pod("b")], asked, prefixMatchInfoProducerName="mine") == ["a"]
 
     @pytest.mark.parametrize(("is_predicted", "names"), [(True, ["a", "b"]), (False, ["a"])])
-    def test_the_latency_predictor_says_it_where_there_is_one(self, is_predicted: bool, names: list[str]) -> None:
+    def test_the_latency_predictor_is_used_if_present(self, is_predicted: bool, names: list[str]) -> None:
         asked = self.asked(a=10)
         if is_predicted:
             asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}))
@@ -237,10 +237,10 @@ class TestSloHeadroomTier:
         return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], asked, **given))
 
     @pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
-    def test_pods_that_are_expected_to_break_an_objective_go(self, header: str) -> None:
+    def test_pods_predicted_to_break_an_objective_are_dropped(self, header: str) -> None:
         assert self.kept(header, epsilonExploreNeg=0) == "ab"
 
-    def test_now_and_then_they_are_those_that_stay(self) -> None:
+    def test_with_a_small_probability_they_are_kept_alone(self) -> None:
         assert self.kept(epsilonExploreNeg=1) == "c"
         assert [self.kept(seed=seed) for seed in range(500)].count("c") in range(1, 20)
 
@@ -251,15 +251,15 @@ class TestSloHeadroomTier:
         assert kept("slo-headroom-tier-filter", [pod("a")], request(10)) == ["a"]
 
     @pytest.mark.parametrize("seconds", [0.1, 0.9])
-    def test_all_stay_where_all_or_none_would_keep_it(self, seconds: float) -> None:
+    def test_all_stay_if_all_or_none_meet_it(self, seconds: float) -> None:
         asked = replace(request(10), headers={"x-slo-ttft-ms": "500"})
         asked.state.write(LATENCY, Foretold({"a": seconds, "b": seconds}))
         assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], asked, epsilonExploreNeg=1) == ["a", "b"]
 
-    def test_who_does_not_stream_sees_no_single_tokens(self) -> None:
+    def test_complete_responses_have_no_objective_per_token(self) -> None:
         assert self.kept("x-slo-tpot-ms", stream=False, epsilonExploreNeg=0) == "abc"
 
 
-def test_only_the_utilization_filter_calls_pods_exhausted() -> None:
+def test_only_the_utilization_filter_reports_exhaustion() -> None:
     assert Filter.exhausts is False
     assert make("decode-filter").exhausts is False

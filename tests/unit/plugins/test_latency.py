@@ -92,7 +92,7 @@ async def test_a_prompt_goes_where_it_is_cached() -> None:
     assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
 
 
-async def test_affinity_is_given_up_when_waiting_costs_more_seconds_than_it_saves() -> None:
+async def test_affinity_yields_when_the_queue_costs_more_than_the_cache_saves() -> None:
     fleet = Fleet("a", "b")
     await fleet.learn()
     asked = streamed(4096, {"b": 2048})
@@ -102,7 +102,7 @@ async def test_affinity_is_given_up_when_waiting_costs_more_seconds_than_it_save
     assert await fleet.best(asked) == "a"
 
 
-async def test_work_that_is_done_by_now_keeps_nobody_away() -> None:
+async def test_finished_work_does_not_count() -> None:
     fleet = Fleet("a", "b")
     await fleet.learn()
     fleet.send(streamed(4000), fleet.pods[1])
@@ -110,7 +110,7 @@ async def test_work_that_is_done_by_now_keeps_nobody_away() -> None:
     assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
 
 
-async def test_a_burst_spreads_although_nothing_was_answered_yet() -> None:
+async def test_a_burst_spreads_before_any_response() -> None:
     fleet = Fleet("a", "b", "c", "d")
     sent = dict.fromkeys("abcd", 0)
     for _ in range(64):
@@ -139,7 +139,7 @@ async def test_the_first_response_changes_the_costs_of_all_pods_without_one() ->
     assert other == pytest.approx(used, rel=0.1)
 
 
-async def test_a_pod_that_is_three_times_slower_gets_less_without_being_told() -> None:
+async def test_a_pod_three_times_slower_gets_less_without_configuration() -> None:
     fleet = Fleet("slow", "quick", slow=3.0)
     await fleet.learn()
     assert await fleet.best(streamed(4096)) == "quick"
@@ -149,14 +149,14 @@ async def test_a_pod_that_is_three_times_slower_gets_less_without_being_told() -
     assert await fleet.best(streamed(4096)) == "slow"
 
 
-async def test_costs_that_hardly_differ_are_equal() -> None:
+async def test_almost_equal_costs_are_equal() -> None:
     fleet = Fleet("a", "b")
     assert await fleet.scores(streamed(100)) == {"a": 1.0, "b": 1.0}
     fleet.send(streamed(1), fleet.pods[0])
     assert (await fleet.scores(streamed(100)))["b"] == 1.0
 
 
-async def test_a_pod_that_is_gone_is_forgotten_and_its_last_answer_harms_nobody() -> None:
+async def test_a_removed_pod_is_dropped_and_its_last_response_is_harmless() -> None:
     fleet = Fleet("a", "b")
     await fleet.learn(5)
     fleet.send(streamed(4000), fleet.pods[0])
@@ -166,14 +166,14 @@ async def test_a_pod_that_is_gone_is_forgotten_and_its_last_answer_harms_nobody(
     assert fleet.pods[0].load.requests == 0
 
 
-async def test_a_pod_that_no_producer_has_seen_is_not_waited_for() -> None:
+async def test_a_pod_unknown_to_the_producer_is_scored() -> None:
     fleet = Fleet("a")
     leg = attempt(streamed(10), fleet.pods[0])
     fleet.producer.pre_request(leg, fleet.pods[0])
     fleet.producer.post_response(leg, fleet.pods[0])
 
 
-async def test_a_pod_that_comes_while_a_request_is_prepared_is_scored_too() -> None:
+async def test_a_pod_added_during_preparation_is_scored() -> None:
     fleet = Fleet("a")
     await fleet.learn(5)
     asked = streamed(1000)
@@ -183,7 +183,7 @@ async def test_a_pod_that_comes_while_a_request_is_prepared_is_scored_too() -> N
     assert fleet.scorer.score(RUN, asked, fleet.pods) == [1.0, 1.0]
 
 
-async def test_what_is_sent_is_in_the_next_forecast_though_both_were_prepared_before() -> None:
+async def test_a_sent_request_is_in_the_next_prediction_though_both_were_prepared_before() -> None:
     fleet = Fleet("a", "b")
     first, second = streamed(1000), streamed(1000)
     for asked in (first, second):
@@ -194,7 +194,7 @@ async def test_what_is_sent_is_in_the_next_forecast_though_both_were_prepared_be
     assert scores[0] < scores[1] == 1.0
 
 
-async def test_a_pod_without_answers_of_its_own_follows_what_the_others_teach() -> None:
+async def test_a_pod_without_responses_uses_the_observations_of_others() -> None:
     fleet = Fleet("known", "new", slow=0.1)
     for at in range(40):
         fleet.send(streamed(500 + 397 * at % 4000), fleet.pods[0])
@@ -204,7 +204,7 @@ async def test_a_pod_without_answers_of_its_own_follows_what_the_others_teach() 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_pods_that_report_nothing_share_the_work(stream: bool) -> None:
+async def test_pods_without_reports_share_the_work(stream: bool) -> None:
     """No usage, no scrape: what was sent is all that is known."""
     fleet, sent = Fleet("a", "b", says_usage=False), {"a": 0, "b": 0}
     for _ in range(60):
@@ -218,7 +218,7 @@ async def test_pods_that_report_nothing_share_the_work(stream: bool) -> None:
     assert sent == {"a": 30_000, "b": 30_000}
 
 
-async def test_without_the_delay_of_others_a_pod_that_decodes_much_is_as_good_as_an_idle_one() -> None:
+async def test_without_decode_cost_a_busy_decoding_pod_equals_an_idle_one() -> None:
     """The ablation of `decodeCost`."""
     found = {}
     for cost in (0.0, 0.05):
@@ -241,23 +241,23 @@ class TestObjectives:
     def asked(self, **headers: str) -> InferenceRequest:
         return streamed(8192, {"b": 6144}, **headers)
 
-    async def test_a_pod_that_keeps_them_comes_before_one_that_does_not(self) -> None:
+    async def test_a_pod_that_meets_objectives_precedes_one_that_does_not(self) -> None:
         fleet = await self.fleet()
         assert await fleet.best(self.asked()) == "b"
         scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="750"))
         assert scores["b"] > 0.5 > scores["a"]
 
-    async def test_the_older_header_says_the_same(self) -> None:
+    async def test_the_older_header_is_equivalent(self) -> None:
         fleet = await self.fleet()
         new, old = self.asked(x_llm_d_slo_ttft_ms="750"), self.asked(x_slo_ttft_ms="750")
         assert await fleet.scores(new) == await fleet.scores(old)
 
-    async def test_where_none_can_keep_them_the_one_that_breaks_them_least_is_best(self) -> None:
+    async def test_if_none_meets_the_objectives_the_smallest_violation_is_best(self) -> None:
         fleet = await self.fleet()
         scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="10"))
         assert scores["a"] < scores["b"] < 0.5
 
-    async def test_the_least_headroom_that_suffices_leaves_the_others_to_the_hurried(self) -> None:
+    async def test_the_smallest_sufficient_headroom_leaves_faster_pods_to_others(self) -> None:
         fleet = await self.fleet()
         asked = {"x_llm_d_slo_ttft_ms": "5000"}
         assert await fleet.best(self.asked(**asked)) == "b"
@@ -266,19 +266,19 @@ class TestObjectives:
         fleet.scorer = make("latency-scorer", headroomSelectionStrategy="most")
         assert await fleet.best(self.asked(**asked)) == "b"
 
-    async def test_an_objective_for_each_token_keeps_away_from_pods_that_decode_much(self) -> None:
+    async def test_an_objective_per_token_avoids_pods_that_decode_much(self) -> None:
         fleet = Fleet("busy", "idle")
         fleet.pods[0].charge(100, 0)
         scores = await fleet.scores(streamed(100, x_llm_d_slo_tpot_ms="15"))
         assert scores["idle"] > 0.5 > scores["busy"]
 
     @pytest.mark.parametrize("text", ["", "soon", "-5", "0", "nan", "inf"])
-    async def test_what_is_no_number_of_milliseconds_is_no_objective(self, text: str) -> None:
+    async def test_an_invalid_number_of_milliseconds_is_no_objective(self, text: str) -> None:
         fleet = await self.fleet()
         assert await fleet.scores(self.asked(x_llm_d_slo_ttft_ms=text)) == await fleet.scores(self.asked())
 
 
-async def test_predictions_are_used_however_wrong_they_were() -> None:
+async def test_predictions_are_used_with_any_error() -> None:
     fleet = Fleet("a", "b")
     for _ in range(30):
         fleet.producer.fleet.judge(3.0, 1.0)
@@ -290,18 +290,18 @@ def test_without_predictions_no_pod_is_preferred() -> None:
     assert make("latency-scorer").score(RUN, request(10), [pod("a", waiting=4), pod("b", waiting=1)]) == [0.0, 0.0]
 
 
-def test_parameters_that_make_no_sense_are_refused() -> None:
+def test_invalid_parameters_are_refused() -> None:
     assert "scaleSeconds" in fault("latency-scorer", scaleSeconds=0)
     assert "workCost" in fault("predicted-latency-producer", workCost=-1)
 
 
-def test_a_removed_parameter_is_named_with_what_replaced_it() -> None:
+def test_a_removed_parameter_is_reported_with_its_replacement() -> None:
     found = fault("predicted-latency-producer", maxRelativeError=0.5)
     assert "maxRelativeError: was removed" in found
     assert "kvlane_latency_prediction_error_ratio" in found
 
 
-def test_what_the_scorer_reads_can_be_bound_to_a_producer() -> None:
+def test_the_scorer_can_be_bound_to_a_producer() -> None:
     assert make("latency-scorer", latencyPredictionInfoProducerName="mine").requires == (LATENCY.of("mine"),)
 
 
@@ -328,7 +328,7 @@ class Costs:
     st.sampled_from(["", "100", "1e-3", "1e9"]),
     st.sampled_from(["cheapest", "least", "most"]),
 )
-def test_scores_are_in_0_to_1_and_cheaper_is_not_worse(costs: list[float], slo: str, strategy: str) -> None:
+def test_scores_are_in_0_to_1_and_cheaper_is_never_lower(costs: list[float], slo: str, strategy: str) -> None:
     asked = replace(request(10), headers={"x-slo-ttft-ms": slo, "x-slo-tpot-ms": slo} if slo else {})
     asked.state.write(LATENCY, Costs(costs))
     scores = make("latency-scorer", headroomSelectionStrategy=strategy).score(RUN, asked, [pod() for _ in costs])
@@ -359,7 +359,7 @@ class TestStages:
         assert forecast is not None
         return forecast.ttfts(fleet.pods)
 
-    async def test_who_computes_a_prompt_is_busy_and_who_answers_or_encodes_is_not(self) -> None:
+    async def test_computing_a_prompt_counts_as_busy_and_decoding_or_encoding_does_not(self) -> None:
         fleet = Fleet("computes", "answers", "encodes", "idle")
         await fleet.learn()
         for target, stage in zip(fleet.pods, (Stage.PREFILL, Stage.DECODE, Stage.ENCODE), strict=False):
@@ -369,7 +369,7 @@ class TestStages:
         assert answers == pytest.approx(idle, abs=0.03)
         assert encodes == pytest.approx(idle, abs=0.03)
 
-    async def test_a_leg_that_encodes_teaches_nothing(self) -> None:
+    async def test_an_encode_attempt_is_not_learnt_from(self) -> None:
         fleet = Fleet("a")
         await fleet.learn()
         before = await self.wait(fleet)
@@ -382,7 +382,7 @@ class TestStages:
             fleet.producer.post_response(leg, leg.endpoint)
         assert await self.wait(fleet) == pytest.approx(before)
 
-    async def test_a_prompt_delays_the_answers_that_run_by_what_is_not_cached(self) -> None:
+    async def test_a_prompt_delays_running_responses_by_its_uncached_part(self) -> None:
         fleet = Fleet("a", "b")
         await fleet.learn()
         for target in fleet.pods:

@@ -38,21 +38,21 @@ class TestRebalance:
     def scores(self, *pods: Endpoint, asked: Any = POEMS) -> list[float]:
         return self.SCORER.score(RUN, asked, pods)  # type: ignore[no-any-return]
 
-    def test_where_it_waits_is_better_than_where_there_is_only_room(self) -> None:
+    def test_a_pod_where_the_adapter_waits_precedes_one_with_a_free_slot(self) -> None:
         assert self.scores(having("a"), awaiting("b"), free("c"), full("d")) == [1.0, 0.9, 0.8, 0.0]
 
-    def test_a_hot_adapter_goes_to_a_pod_with_room_when_all_that_have_it_are_behind(self) -> None:
+    def test_a_hot_adapter_spreads_when_all_its_pods_are_behind(self) -> None:
         assert self.scores(having("a", running=4), free("b")) == [1.0, 0.8]
         assert self.scores(having("a", running=5), free("b"), full("c")) == [0.8, 1.0, 0.0]
         assert self.scores(having("a", running=5), awaiting("b", running=5), free("c")) == [0.8, 0.6, 1.0]
 
-    def test_it_stays_where_one_of_those_that_have_it_is_not_behind(self) -> None:
+    def test_it_stays_if_one_of_its_pods_is_not_behind(self) -> None:
         assert self.scores(having("a", running=50), having("b"), free("c")) == [1.0, 1.0, 0.8]
 
-    def test_no_pod_is_made_to_hold_more_than_it_can(self) -> None:
+    def test_no_pod_gets_more_adapters_than_it_can_hold(self) -> None:
         assert self.scores(having("a", running=50), full("b"), pod("c")) == [1.0, 0.0, 0.0]
 
-    def test_a_forecast_says_it_in_seconds(self) -> None:
+    def test_with_predictions_the_comparison_is_in_seconds(self) -> None:
         asked = request(model="poems")
         asked.state.write(LATENCY, Foretold({"a": 1.1, "b": 0.0}))
         assert self.scores(having("a"), free("b"), asked=asked) == [0.8, 1.0]
@@ -63,12 +63,12 @@ class TestRemember:
     def scorer(clock: ManualClock) -> Any:
         return make("lora-affinity-scorer", clock=clock, remember="60s")
 
-    def test_without_it_only_what_pods_report_counts(self) -> None:
+    def test_without_a_producer_only_reports_of_pods_count(self) -> None:
         scorer, a = make("lora-affinity-scorer"), free("a")
         scorer.pre_request(attempt(POEMS, a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]
 
-    def test_a_burst_that_no_scrape_has_seen_yet_stays_together(self) -> None:
+    def test_a_burst_between_scrapes_stays_together(self) -> None:
         clock = ManualClock()
         scorer, a, b = self.scorer(clock), free("a"), free("b")
         scorer.pre_request(attempt(POEMS, a, b), a)
@@ -83,14 +83,14 @@ class TestRemember:
         clock.advance(1.0)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]
 
-    def test_others_take_its_slot(self) -> None:
+    def test_other_adapters_replace_it(self) -> None:
         scorer, a = self.scorer(ManualClock()), free("a")
         for model in ("poems", "x", "y"):
             asked = request(model=model)
             scorer.pre_request(attempt(asked, a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.0]
 
-    def test_what_was_sent_since_the_last_scrape_takes_room(self) -> None:
+    def test_adapters_sent_since_the_last_scrape_occupy_slots(self) -> None:
         clock = ManualClock(10.0)
         scorer, a = self.scorer(clock), pod("a", max_active_models=1, scraped_at=5.0)
         scorer.pre_request(attempt(request(model="x"), a), a)
@@ -98,7 +98,7 @@ class TestRemember:
         a.publish(replace(a.metrics, scraped_at=11.0), 0)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]
 
-    def test_a_model_that_ran_and_was_never_named_as_an_adapter_is_none(self) -> None:
+    def test_a_model_never_listed_as_an_adapter_is_none(self) -> None:
         clock = ManualClock()
         scorer, base = self.scorer(clock), request(model="base")
         a, b = free("a", scraped_at=2.0), free("b")
@@ -110,7 +110,7 @@ class TestRemember:
         scorer.pre_request(attempt(base, a, b), a)
         assert scorer.score(RUN, base, [a, b]) == [0.8, 0.8]
 
-    def test_an_adapter_that_was_named_while_it_ran_is_one(self) -> None:
+    def test_an_adapter_listed_while_it_ran_is_one(self) -> None:
         scorer, a = self.scorer(ManualClock()), having("a", scraped_at=2.0)
         leg = attempt(POEMS, a)
         scorer.pre_request(leg, a)
@@ -119,7 +119,7 @@ class TestRemember:
         a.publish(replace(a.metrics, active_models=frozenset()), 0)
         assert scorer.score(RUN, POEMS, [a]) == [1.0]
 
-    def test_a_pod_that_was_restarted_has_nothing_loaded(self) -> None:
+    def test_a_restarted_pod_has_no_adapter_loaded(self) -> None:
         scorer, a = self.scorer(ManualClock()), free("a")
         scorer.pre_request(attempt(POEMS, a), a)
         scorer.endpoint_removed(a)

@@ -40,7 +40,7 @@ class World:
         return asked
 
 
-async def test_the_score_is_the_share_of_media_that_a_pod_has_seen() -> None:
+async def test_the_score_is_the_share_of_media_that_a_pod_has_encoded() -> None:
     world = World()
     a, b, _ = world.pods
     await world.send(a, "cat", "dog")
@@ -55,14 +55,14 @@ async def test_a_request_without_media_scores_nowhere() -> None:
     assert await world.scores() == [0.0, 0.0, 0.0]
 
 
-async def test_a_pod_that_is_gone_has_seen_nothing() -> None:
+async def test_a_removed_pod_has_no_media() -> None:
     world = World()
     await world.send(world.pods[0], "cat")
     world.producer.endpoint_removed(world.pods[0])
     assert await world.scores("cat") == [0.0, 0.0, 0.0]
 
 
-async def test_who_decodes_what_another_has_computed_sees_no_media() -> None:
+async def test_a_decode_pod_of_a_split_request_sees_no_media() -> None:
     world = World()
     a, b, c = world.pods
     for endpoint, stage in ((a, Stage.ENCODE), (b, Stage.PREFILL), (c, Stage.DECODE)):
@@ -71,7 +71,7 @@ async def test_who_decodes_what_another_has_computed_sees_no_media() -> None:
 
 
 @pytest.mark.parametrize("name", ["cacheSizeInMBPerServer", "cacheSizeInMB"])
-async def test_what_was_sent_longest_ago_goes_first(name: str) -> None:
+async def test_the_oldest_media_are_dropped_first(name: str) -> None:
     world = World(**{name: 4})
     a = world.pods[0]
     for picture in ("cat", "dog", "cat", "cow"):
@@ -79,14 +79,14 @@ async def test_what_was_sent_longest_ago_goes_first(name: str) -> None:
     assert [(await world.scores(picture))[0] for picture in ("cat", "dog", "cow")] == [1.0, 0.0, 1.0]
 
 
-async def test_without_a_size_there_is_the_usual_one() -> None:
+async def test_the_default_size_is_used() -> None:
     world = World(cacheSizeInMBPerServer=0)
     for number in range(2049):
         await world.send(world.pods[0], str(number))
     assert [(await world.scores(picture))[0] for picture in ("0", "1")] == [0.0, 1.0]
 
 
-async def test_another_size_keeps_what_was_seen() -> None:
+async def test_a_changed_size_keeps_the_media() -> None:
     world, state = World(), State()
     draft = state.draft()
     world.producer = make(KIND, state=PluginState(draft))

@@ -29,7 +29,7 @@ class TestMaxScore:
         ranked = make("max-score-picker").pick(RUN, request(), scored(pods))
         assert [one.endpoint.name for one in ranked] == ["idle", "some", "busy"]
 
-    def test_equal_scores_go_to_the_fewest_requests_in_flight_per_weight_before_that(self) -> None:
+    def test_equal_scores_go_to_the_fewest_requests_in_flight_per_weight_first(self) -> None:
         pods = [pod("idle", recent=9.0), pod("two", requests=2), pod("strong", requests=3, weight=2.0)]
         ranked = make("max-score-picker").pick(RUN, request(), scored(pods))
         assert [one.endpoint.name for one in ranked] == ["idle", "strong", "two"]
@@ -50,7 +50,7 @@ class TestMaxScore:
             ranks, key=lambda rank: (-rank[0], rank[1])
         )
 
-    def test_a_tie_among_the_others_never_moves_the_best(self) -> None:
+    def test_a_tie_behind_the_best_never_moves_the_best(self) -> None:
         candidates = scored([pod("a"), pod("b"), pod("best", recent=9.0)], [0.1, 0.1, 0.2])
         ranked = [make("max-score-picker", seed=seed).pick(RUN, request(), candidates) for seed in range(20)]
         assert {tuple(one.endpoint.name for one in order) for order in ranked} == {
@@ -58,12 +58,12 @@ class TestMaxScore:
             ("best", "b", "a"),
         }
 
-    def test_what_is_equal_in_all_is_drawn_and_never_by_order(self) -> None:
+    def test_complete_ties_are_drawn_and_not_by_order(self) -> None:
         candidates = scored([pod("a"), pod("b"), pod("c"), pod("d")])
         drawn = firsts(make("max-score-picker"), candidates)
         assert all(800 < drawn[name] < 1200 for name in "abcd")
 
-    def test_equal_draws_of_equal_pods_are_no_error(self) -> None:
+    def test_equal_random_numbers_are_handled(self) -> None:
         class Unmoved(random.Random):
             def random(self) -> float:
                 return 0.5
@@ -77,7 +77,7 @@ class TestMaxScore:
 
 
 class TestRandom:
-    def test_weight_is_probability_and_scores_do_not_count(self) -> None:
+    def test_weight_is_the_probability_and_scores_are_ignored(self) -> None:
         drawn = firsts(make("random-picker"), scored([pod("a", weight=3.0), pod("b")], [0.0, 1.0]))
         assert drawn["a"] / drawn["b"] == pytest.approx(3, rel=0.15)
 
@@ -86,7 +86,7 @@ class TestRandom:
 
 
 class TestWeightedRandom:
-    def test_score_times_weight_is_probability(self) -> None:
+    def test_score_times_weight_is_the_probability(self) -> None:
         candidates = scored([pod("a", weight=2.0), pod("b"), pod("c")], [0.25, 0.25, 0.75])
         drawn = firsts(make("weighted-random-picker"), candidates, 12000)
         total = 0.5 + 0.25 + 0.75
@@ -96,7 +96,7 @@ class TestWeightedRandom:
     def test_a_score_of_0_is_picked_last(self) -> None:
         assert firsts(make("weighted-random-picker"), scored([pod("a"), pod("b")], [0.0, 0.01])) == {"b": 4000}
 
-    def test_without_any_score_it_is_a_random_picker(self) -> None:
+    def test_without_scores_it_is_a_random_picker(self) -> None:
         candidates = scored([pod("a", weight=3.0), pod("b")], [0.0, 0.0])
         drawn = firsts(make("weighted-random-picker"), candidates)
         assert drawn["a"] / drawn["b"] == pytest.approx(3, rel=0.15)
@@ -116,14 +116,14 @@ class TestRoundRobin:
             sent.append(ranked[0].name)
         return "".join(sent)
 
-    def test_one_after_the_other(self) -> None:
+    def test_endpoints_are_picked_in_turn(self) -> None:
         assert self.send(make("round-robin-picker"), [pod("a"), pod("b"), pod("c")], 7) == "abcabca"
 
     def test_weights_are_spread_smoothly(self) -> None:
         pods = [pod("a", weight=5.0), pod("b"), pod("c")]
         assert self.send(make("round-robin-picker"), pods, 14) == "aabacaa" * 2
 
-    def test_picking_alone_moves_nothing(self) -> None:
+    def test_picking_without_dispatch_moves_nothing(self) -> None:
         picker = make("round-robin-picker")
         assert firsts(picker, scored([pod("a"), pod("b")]), 5) == {"a": 5}
 
@@ -131,7 +131,7 @@ class TestRoundRobin:
         pods = [pod("a"), pod("b")]
         assert self.send(make("round-robin-picker"), pods[::-1], 4) == "abab"
 
-    def test_a_retry_is_no_turn(self) -> None:
+    def test_a_retry_does_not_count_as_a_turn(self) -> None:
         picker, (a, b) = make("round-robin-picker"), (pod("a"), pod("b"))
         picker.pre_request(attempt(request(), b, a, number=1), b)
         assert self.send(picker, [a, b], 2) == "ab"
@@ -142,7 +142,7 @@ class TestRoundRobin:
             picker.pre_request(attempt(request(), a, b), a)
         assert self.send(picker, [a, b], 12).count("a") >= 4
 
-    def test_a_removed_pod_is_forgotten(self) -> None:
+    def test_a_removed_pod_is_dropped(self) -> None:
         picker, pods = make("round-robin-picker"), [pod("a"), pod("b")]
         self.send(picker, pods, 3)
         for gone in pods:

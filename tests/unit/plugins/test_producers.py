@@ -18,7 +18,7 @@ async def produced(kind: str, asked: InferenceRequest, **given: Any) -> Inferenc
 
 
 class TestTokens:
-    async def test_the_estimate_is_the_parsed_prompt_under_the_name_of_the_instance(self) -> None:
+    async def test_the_estimate_is_the_parsed_prompt_for_the_instance(self) -> None:
         asked = await produced("token-producer", request(7), estimate={})
         assert asked.state.read(TOKENIZED_PROMPT.of("mine")) is asked.prompt
         assert asked.state.read(TOKENIZED_PROMPT) is asked.prompt
@@ -31,11 +31,11 @@ class TestTokens:
             ({"local": {}}, "local.model: is required"),
         ],
     )
-    def test_what_would_not_act_is_refused(self, given: dict[str, Any], said: str) -> None:
+    def test_parameters_without_effect_are_refused(self, given: dict[str, Any], said: str) -> None:
         assert said in fault("token-producer", **given)
 
     @pytest.mark.parametrize("given", [{"vllm": {}}, {"pod": {}}, {"local": {"model": "m"}}], ids=str)
-    async def test_a_mode_that_asks_provides_token_ids_and_estimates_where_there_are_none(self, given: Any) -> None:
+    async def test_remote_modes_provide_token_ids_and_fall_back_to_estimates(self, given: Any) -> None:
         asked = await produced("token-producer", request(7), **given)
         made = make("token-producer", **given)
         assert made.waits
@@ -48,13 +48,13 @@ class TestTokens:
         assert not made.waits
         assert made.provides == (TOKENIZED_PROMPT.of("token-producer"),)
 
-    def test_the_older_name_asks_the_pods_unless_it_is_told_otherwise(self) -> None:
+    def test_the_older_name_uses_the_pods_by_default(self) -> None:
         assert TOKEN_IDS.of("tokenizer") in make("tokenizer").provides
         assert TOKEN_IDS.of("tokenizer") in make("tokenizer", modelName="m").provides
 
 
 class TestOutputEstimate:
-    async def test_it_is_written_only_when_asked_for(self) -> None:
+    async def test_it_is_written_only_on_request(self) -> None:
         assert (await produced("inflight-load-producer", request(10))).state.read(OUTPUT_ESTIMATE) is None
         asked = await produced("inflight-load-producer", request(10), addEstimatedOutputTokens=True)
         assert asked.state.read(OUTPUT_ESTIMATE) == 15
@@ -97,7 +97,7 @@ class TestSessionId:
             ({}, {}, None),
         ],
     )
-    async def test_where_it_comes_from(
+    async def test_the_origin_of_the_value_is_reported(
         self, given: dict[str, Any], headers: dict[str, str], expected: str | None
     ) -> None:
         asked = await produced("session-id-producer", request(**headers), **given)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def test_the_single_handler_decides_by_the_result_of_the_only_profile() -> None:
     assert (end.value.value.target, end.value.value.fallbacks) == (b, (a,))
 
 
-def test_the_single_handler_lets_the_error_through() -> None:
+def test_the_single_handler_passes_the_error() -> None:
     plan = SingleProfileHandler(ProfileNames(("only",))).plan(request())
     next(plan)
     with pytest.raises(NoEndpoints):
@@ -58,7 +58,7 @@ def test_without_the_header_the_default_profile_runs() -> None:
     assert chosen(header("x", "y", defaultProfile="y"), request()) == "y"
 
 
-def test_the_header_can_have_another_name() -> None:
+def test_the_header_name_is_configurable() -> None:
     assert chosen(header("a", "b", headerName="X-Profile"), request(x_profile="b")) == "b"
 
 

@@ -40,7 +40,7 @@ def test_a_type_is_described_with_its_parameters_nested_ones_included() -> None:
     assert "producer: text, default empty" in page
 
 
-def test_json_has_type_points_and_parameters() -> None:
+def test_json_has_type_extension_points_and_parameters() -> None:
     described = json.loads(run("load-aware-scorer", "--json"))
     assert described["type"] == "load-aware-scorer"
     assert described["extensionPoints"] == ["Scorer"]
@@ -49,7 +49,7 @@ def test_json_has_type_points_and_parameters() -> None:
     assert len(json.loads(run("--json"))) == len(list(Registry.discover()))
 
 
-def test_ports_are_no_parameters() -> None:
+def test_ports_are_not_parameters() -> None:
     (parameter,) = json.loads(run("max-score-picker", "--json"))["parameters"]
     assert parameter["name"] == "maxNumOfEndpoints"
 

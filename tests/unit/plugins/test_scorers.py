@@ -21,7 +21,7 @@ def with_metric(field: str, count: int) -> Endpoint:
 @pytest.mark.parametrize(("kind", "field"), [("queue-scorer", "waiting"), ("running-requests-size-scorer", "running")])
 class TestMinMax:
     @given(counts=counts)
-    def test_least_has_1_and_most_has_0(self, kind: str, field: str, counts: list[int]) -> None:
+    def test_the_least_scores_1_and_the_most_0(self, kind: str, field: str, counts: list[int]) -> None:
         scores = score(kind, [with_metric(field, count) for count in counts])
         low, high = min(counts), max(counts)
         if low == high:
@@ -30,7 +30,7 @@ class TestMinMax:
             assert scores == pytest.approx([1 - (count - low) / (high - low) for count in counts])
 
 
-def test_a_queue_is_the_scrape_shifted_by_what_was_sent_since() -> None:
+def test_a_queue_is_the_scrape_adjusted_by_sent_requests() -> None:
     busy, idle = pod("busy", waiting=1), pod("idle", waiting=1)
     busy.charge(3, 0)
     assert score("queue-scorer", [busy, idle]) == [0.0, 1.0]
@@ -53,7 +53,7 @@ class TestLoadAware:
 
 class TestActiveRequests:
     @given(counts=counts, idle=st.integers(0, 50), most=st.floats(-1, 2))
-    def test_idle_pods_have_1_and_busy_ones_their_distance_to_the_busiest(
+    def test_idle_pods_score_1_and_busy_ones_their_distance_to_the_busiest(
         self, counts: list[int], idle: int, most: float
     ) -> None:
         scale = most if 0 <= most <= 1 else 1.0
@@ -69,14 +69,14 @@ class TestActiveRequests:
 
 
 class TestTokenLoad:
-    def test_in_flight_and_the_whole_prompt_where_nothing_is_known(self) -> None:
+    def test_without_a_match_the_whole_prompt_counts(self) -> None:
         pods = [pod(tokens=100), pod(tokens=5000)]
         assert score("token-load-scorer", pods, request(300), queueThresholdTokens=1000) == [0.6, 0.0]
 
-    def test_nothing_to_do_has_1(self) -> None:
+    def test_an_idle_pod_scores_1(self) -> None:
         assert score("token-load-scorer", [pod()]) == [1.0]
 
-    def test_the_default_threshold_also_stands_for_thresholds_that_make_no_sense(self) -> None:
+    def test_invalid_thresholds_use_the_default(self) -> None:
         given: tuple[dict[str, Any], ...] = ({}, {"queueThresholdTokens": 0}, {"queueThresholdTokens": -7})
         for given_threshold in given:
             assert score("token-load-scorer", [pod(tokens=2_097_152)], **given_threshold) == [0.5]
@@ -91,7 +91,7 @@ class TestTokenLoad:
 
 
 class TestLora:
-    def test_active_then_room_then_waiting_then_nothing(self) -> None:
+    def test_active_precedes_free_slot_precedes_waiting(self) -> None:
         pods = [
             pod(active_models=frozenset({"model"}), max_active_models=1),
             pod(active_models=frozenset({"a"}), waiting_models=frozenset({"b"}), max_active_models=3),
@@ -101,18 +101,18 @@ class TestLora:
         ]
         assert score("lora-affinity-scorer", pods) == [1.0, 0.8, 0.6, 0.0, 0.0]
 
-    def test_a_base_model_is_nowhere_an_adapter(self) -> None:
+    def test_a_base_model_is_not_an_adapter(self) -> None:
         assert score("lora-affinity-scorer", [pod(max_active_models=0)], request(model="base")) == [0.0]
 
 
 class TestHeaderLabel:
     PARAMETERS: dict[str, Any] = {"headerName": "X-Zone", "labelKey": "zone"}
 
-    def test_equal_has_1(self) -> None:
+    def test_equal_labels_score_1(self) -> None:
         pods = [pod(labels={"zone": "a"}), pod(labels={"zone": "b"}), pod()]
         assert score("header-label-affinity-scorer", pods, request(x_zone="a"), **self.PARAMETERS) == [1.0, 0.0, 0.0]
 
-    def test_without_the_header_nobody_has_it_not_even_pods_without_the_label(self) -> None:
+    def test_without_the_header_all_pods_score_0(self) -> None:
         assert score("header-label-affinity-scorer", [pod(), pod(labels={"zone": ""})], **self.PARAMETERS) == [0, 0]
 
     def test_both_parameters_are_required(self) -> None:
@@ -129,13 +129,13 @@ class TestAttribute:
     def pods(self, *values: float | None) -> list[Endpoint]:
         return [pod(attributes={} if value is None else {"gpu": value}) for value in values]
 
-    def test_adaptive_goes_from_the_least_to_the_most(self) -> None:
+    def test_adaptive_scales_from_the_least_to_the_most(self) -> None:
         pods = self.pods(10, 15, 20, None)
         assert score("endpoint-attribute-scorer", pods, **self.parameters()) == [0.0, 0.5, 1.0, 0.0]
         lower = self.parameters("linear_lower_is_better", adaptiveRange={})
         assert score("endpoint-attribute-scorer", pods, **lower) == [1.0, 0.5, 0.0, 0.0]
 
-    def test_all_equal_have_1_whichever_end_is_good(self) -> None:
+    def test_all_equal_score_1_in_both_directions(self) -> None:
         for kind in ("linear_lower_is_better", "linear_higher_is_better"):
             scores = score("endpoint-attribute-scorer", self.pods(3, 3), **self.parameters(kind))
             assert scores == [1.0, 1.0]
@@ -158,10 +158,10 @@ class TestAttribute:
             ({"attributeKey": "a"}, "algorithm: is required"),
         ],
     )
-    def test_parameters_that_make_no_sense(self, parameters: dict[str, Any], said: str) -> None:
+    def test_invalid_parameters_are_refused(self, parameters: dict[str, Any], said: str) -> None:
         assert said in fault("endpoint-attribute-scorer", **parameters)
 
-    def test_normalisations_that_make_no_sense(self) -> None:
+    def test_invalid_normalisations_are_refused(self) -> None:
         both = self.parameters(fixedRange={"min": 0, "max": 1}, adaptiveRange={})
         assert "exclude each other" in fault("endpoint-attribute-scorer", **both)
         backwards = self.parameters(fixedRange={"min": 1, "max": 1})
@@ -182,11 +182,11 @@ class TestContextLength:
             distance = max(low - tokens, tokens - high)
             assert given_score == pytest.approx(0.3 / (1 + distance / 1000))
 
-    def test_a_range_of_one_length_has_1_for_it(self) -> None:
+    def test_a_range_of_one_length_scores_1_for_it(self) -> None:
         assert score("context-length-aware", [pod(labels={self.LABEL: "8-8"})], request(8)) == [1.0]
 
     @pytest.mark.parametrize("text", ["", "8", "a-b", "9-8", "-1-8", "1-2-3"])
-    def test_a_label_that_is_no_range_has_0_and_none_has_a_half(self, text: str) -> None:
+    def test_an_invalid_label_scores_0_and_a_missing_one_a_half(self, text: str) -> None:
         assert score("context-length-aware", [pod(labels={self.LABEL: text}), pod()], request(8)) == [0.0, 0.5]
 
     def test_an_empty_label_name_is_refused(self) -> None:

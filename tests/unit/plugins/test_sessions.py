@@ -31,7 +31,7 @@ def scores(plugin: Any, asked: InferenceRequest, *pods: Endpoint) -> list[float]
 
 
 class TestToken:
-    def test_the_pod_of_the_token_is_kept_alone_and_scores_1(self) -> None:
+    def test_only_the_pod_of_the_token_is_kept_and_scores_1(self) -> None:
         asked, a, b = request(x_session_token=token("default/b")), pod("a"), pod("b")
         assert kept(make("session-affinity-filter"), asked, a, b) == ["b"]
         assert scores(make("session-affinity-scorer"), asked, a, b) == [0.0, 1.0]
@@ -39,17 +39,17 @@ class TestToken:
     @pytest.mark.parametrize(
         "header", [None, "", "%%%", token("default/gone"), token("b"), b64encode(b"\xff").decode()]
     )
-    def test_a_token_that_is_none_or_of_a_pod_that_is_none_binds_nobody(self, header: str | None) -> None:
+    def test_an_invalid_token_or_unknown_pod_binds_nothing(self, header: str | None) -> None:
         asked = request() if header is None else request(x_session_token=header)
         assert kept(make("session-affinity-filter"), asked, pod("a"), pod("b")) == ["a", "b"]
         assert scores(make("session-affinity-scorer"), asked, pod("a"), pod("b")) == [0.0, 0.0]
 
-    def test_every_answer_carries_the_token_of_the_pod_that_gave_it(self) -> None:
+    def test_every_response_has_the_token_of_its_pod(self) -> None:
         leg = attempt(request(), pod("a"))
         make("session-affinity-scorer").pre_request(leg, leg.endpoint)
         assert leg.response_headers == [("x-session-token", token("default/a"))]
 
-    def test_filter_and_scorer_together_send_it_once(self) -> None:
+    def test_filter_and_scorer_together_send_one_token(self) -> None:
         leg = attempt(request(), pod("a"))
         for kind in ("session-affinity-scorer", "session-affinity-filter"):
             make(kind).pre_request(leg, leg.endpoint)
@@ -67,7 +67,7 @@ class TestToken:
         scorer = make("session-affinity-scorer", **given)
         assert scores(scorer, request(x_mine=token("default/a")), pod("a")) == [1.0]
 
-    def test_only_the_named_profile_gives_tokens(self) -> None:
+    def test_only_the_configured_profile_gives_tokens(self) -> None:
         scorer = make("session-affinity-scorer", profileName="decode")
         other, decode = attempt(request(), pod("a"), profile="x"), attempt(request(), pod("a"), profile="decode")
         for leg in (other, decode):
@@ -91,22 +91,22 @@ class TestStages:
         assert computing.response_headers == []
         return answering.response_headers
 
-    def test_the_token_is_of_the_pod_that_answers(self) -> None:
+    def test_the_token_is_of_the_decode_pod(self) -> None:
         told = self.split(make("session-affinity-scorer"), request(), pod("d"), pod("p"))
         assert told == [("x-session-token", token("default/d"))]
         told = self.split(make("session-affinity-scorer", profileName="decode"), request(), pod("d"), pod("p"))
         assert told == [("x-session-token", token("default/d"))]
 
-    def test_or_of_the_pod_that_computes_prompts_for_it(self) -> None:
+    def test_the_token_is_of_the_prefill_pod_if_configured(self) -> None:
         told = self.split(make("session-affinity-scorer", profileName="prefill"), request(), pod("d"), pod("p"))
         assert told == [("x-session-token", token("default/p"))]
 
-    def test_a_session_is_bound_to_the_pod_that_answers(self) -> None:
+    def test_a_session_is_bound_to_the_decode_pod(self) -> None:
         plugin, asked, d, p = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("d"), pod("p")
         self.split(plugin, asked, d, p)
         assert kept(plugin, asked, p, d, pod("e")) == ["d"]
 
-    def test_or_to_the_pod_that_computes_prompts_and_stays_while_it_can(self) -> None:
+    def test_a_session_is_bound_to_the_prefill_pod_if_configured(self) -> None:
         plugin = make("session-affinity-filter", **BY_ID, profileName="prefill")
         asked, d, p, q = request(x_session_id="s"), pod("d"), pod("p"), pod("q")
         self.split(plugin, asked, d, p, q)
@@ -119,7 +119,7 @@ class TestStages:
 
 
 class TestSessionId:
-    def test_a_session_is_bound_when_its_request_is_sent_and_not_before(self) -> None:
+    def test_a_session_is_bound_when_its_request_is_sent(self) -> None:
         plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
         assert kept(plugin, asked, a, b) == ["a", "b"]
         assert kept(plugin, asked, a, b) == ["a", "b"]
@@ -133,7 +133,7 @@ class TestSessionId:
         make("session-affinity-filter", **BY_ID).pre_request(leg, leg.endpoint)
         assert leg.response_headers == []
 
-    def test_a_session_moves_only_when_its_pod_is_no_candidate(self) -> None:
+    def test_a_session_moves_only_if_its_pod_is_no_candidate(self) -> None:
         plugin, asked, a, b = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
         plugin.pre_request(attempt(asked, a, b), a)
         plugin.pre_request(attempt(asked, b, a), b)
@@ -141,7 +141,7 @@ class TestSessionId:
         plugin.pre_request(attempt(asked, b), b)
         assert scores(plugin, asked, a, b) == [0.0, 1.0]
 
-    def test_an_unused_session_is_forgotten_after_its_time(self) -> None:
+    def test_an_unused_session_expires(self) -> None:
         clock, a = ManualClock(), pod("a")
         plugin = make("session-affinity-scorer", clock=clock, **BY_ID, sessionIdConfig={"evictionTtlSeconds": 60})
         asked = request(x_session_id="s")
@@ -153,7 +153,7 @@ class TestSessionId:
         clock.advance(1)
         assert scores(plugin, asked, a) == [0.0]
 
-    def test_a_removed_pod_is_forgotten(self) -> None:
+    def test_a_removed_pod_is_dropped(self) -> None:
         plugin, asked, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
         plugin.pre_request(attempt(asked, a), a)
         plugin.endpoint_removed(a)
@@ -177,20 +177,20 @@ class TestSessionId:
             {"sources": [{}]},
         ],
     )
-    def test_configurations_that_make_no_sense(self, config: dict[str, Any]) -> None:
+    def test_invalid_parameters_are_refused(self, config: dict[str, Any]) -> None:
         assert "sessionIdConfig" in fault("session-affinity-filter", **BY_ID, sessionIdConfig=config)
 
 
 class TestRebalance:
     YIELDS: dict[str, Any] = {**BY_ID, "rebalance": {"requests": 4, "seconds": 0.5}}
 
-    def test_without_it_a_session_stays_however_busy_its_pod_is(self) -> None:
+    def test_without_rebalance_a_session_stays_on_a_busy_pod(self) -> None:
         plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
         plugin.pre_request(attempt(asked, a, b), a)
         a.charge(1000, 1000)
         assert kept(plugin, asked, a, b) == ["a"]
 
-    def test_a_session_leaves_a_pod_that_is_behind_and_is_bound_to_where_it_goes(self) -> None:
+    def test_a_session_leaves_an_overloaded_pod_and_is_bound_to_the_new_one(self) -> None:
         plugin, asked, a, b = (
             make("session-affinity-filter", **self.YIELDS),
             request(x_session_id="s"),
@@ -206,7 +206,7 @@ class TestRebalance:
         a.charge(-5, 0)
         assert kept(plugin, asked, a, b) == ["b"]
 
-    def test_the_scorer_prefers_nobody_while_the_pod_is_behind(self) -> None:
+    def test_the_scorer_prefers_no_pod_while_its_pod_is_overloaded(self) -> None:
         plugin, asked, a, b = (
             make("session-affinity-scorer", **self.YIELDS),
             request(x_session_id="s"),
@@ -218,7 +218,7 @@ class TestRebalance:
         a.charge(5, 0)
         assert scores(plugin, asked, a, b) == [0.0, 0.0]
 
-    def test_a_token_is_given_up_in_the_same_way(self) -> None:
+    def test_a_token_is_dropped_in_the_same_way(self) -> None:
         plugin = make("session-affinity-filter", rebalance={"requests": 4})
         asked, a, b = request(x_session_token=token("default/a")), pod("a", running=5), pod("b")
         assert kept(plugin, asked, a, b) == ["a", "b"]
@@ -227,7 +227,7 @@ class TestRebalance:
     @pytest.mark.parametrize(
         ("behind", "is_predicted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
     )
-    def test_seconds_count_where_there_is_a_forecast(self, behind: float, is_predicted: bool, names: list[str]) -> None:
+    def test_with_predictions_seconds_are_compared(self, behind: float, is_predicted: bool, names: list[str]) -> None:
         plugin, asked, a, b = (
             make("session-affinity-filter", **self.YIELDS),
             request(x_session_id="s"),
@@ -240,7 +240,7 @@ class TestRebalance:
             a.charge(1000, 1000)
         assert kept(plugin, asked, a, b) == names
 
-    def test_sessions_of_a_draining_pod_follow_the_one_that_went_before(self) -> None:
+    def test_sessions_of_a_draining_pod_go_to_the_pod_of_the_first_one(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
@@ -252,7 +252,7 @@ class TestRebalance:
         b.charge(5, 0)
         assert kept(plugin, second, a, b) == ["a", "b"]
 
-    def test_those_that_did_not_ask_meanwhile_follow_when_it_is_gone(self) -> None:
+    def test_idle_sessions_move_after_the_pod_is_removed(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
@@ -264,14 +264,14 @@ class TestRebalance:
         plugin.endpoint_removed(b)
         assert kept(plugin, second, a, b) == ["a", "b"]
 
-    def test_a_pod_that_lost_its_memory_leaves_its_sessions_to_nobody(self) -> None:
+    def test_sessions_of_a_pod_that_lost_its_cache_do_not_move(self) -> None:
         plugin, old, a = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a")
         asked = request(x_session_id="1")
         plugin.pre_request(attempt(asked, old, a), old)
         plugin.endpoint_removed(old)
         assert kept(plugin, asked, old, a) == ["old", "a"]
 
-    def test_a_heir_that_is_gone_inherits_nothing(self) -> None:
+    def test_a_removed_successor_gets_no_sessions(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
@@ -285,7 +285,7 @@ class TestRebalance:
 
 
 class TestTable:
-    def test_what_others_bound_counts_unless_it_is_older(self) -> None:
+    def test_bindings_of_other_processes_count_unless_older(self) -> None:
         mine, its, a, b = SessionTable(100, 100), SessionTable(100, 100), pod("a"), pod("b")
         mine.on_bind = lambda key, endpoint: its.receive(key, endpoint, 5.0)
         its.bind("s", b, now=1.0)
@@ -295,26 +295,26 @@ class TestTable:
         mine.bind("s", a, now=6.0)
         assert its.get("s", now=6.0) is b
 
-    def test_the_recent_ones_come_oldest_first(self) -> None:
+    def test_recent_sessions_are_listed_oldest_first(self) -> None:
         table, a = SessionTable(ttl=100, sweep_every=100), pod("a")
         for at, session in enumerate("xyzx"):
             table.bind(session, a, now=float(at))
         assert [used_at for _, _, used_at in table.recent(2)] == [2.0, 3.0]
 
-    def test_it_never_holds_more_than_its_most_and_drops_the_longest_unused(self) -> None:
+    def test_the_table_is_bounded_and_drops_the_longest_unused(self) -> None:
         table, a = SessionTable(ttl=100, sweep_every=100, most=2), pod("a")
         for session in ("x", "y", "x", "z"):
             table.bind(session, a, now=1.0)
         assert [table.get(session, now=1.0) for session in "xyz"] == [a, None, a]
 
-    def test_expired_sessions_are_swept_out_of_memory(self) -> None:
+    def test_expired_sessions_are_removed_from_memory(self) -> None:
         table, a = SessionTable(ttl=10, sweep_every=5), pod("a")
         for second in range(100):
             table.bind(str(second), a, now=float(second))
         assert len(table) <= 15
 
 
-def test_what_a_client_calls_its_session_takes_no_memory() -> None:
+def test_invented_session_names_use_no_memory() -> None:
     table, a = SessionTable(300.0, 10.0), pod("a")
     long = "x" * 60_000 + "\udcff"
     table.bind(long, a, now=0.0)

@@ -31,7 +31,7 @@ def near(peer: Endpoint) -> InferenceRequest:
     return asked
 
 
-def test_the_nearest_place_that_is_shared_scores() -> None:
+def test_the_nearest_shared_level_scores() -> None:
     assert score("topology-affinity-scorer", PODS, near(BESIDE)) == [1.0, 0.2, 0.05, 0.02, 0.0, 0.0]
 
 
@@ -40,12 +40,12 @@ def test_without_a_peer_all_score_0_and_all_are_kept() -> None:
     assert kept("topology-affinity-filter", PODS) == [one.name for one in PODS]
 
 
-def test_what_nobody_says_is_not_shared() -> None:
+def test_missing_labels_are_not_shared() -> None:
     assert score("topology-affinity-scorer", PODS, near(at("peer"))) == [0.0] * 6
     assert score("topology-affinity-scorer", PODS[1:4], near(at("peer", zone="z"))) == [0.05, 0.05, 0.0]
 
 
-def test_without_a_label_the_host_is_that_of_the_url() -> None:
+def test_without_a_label_the_host_is_read_from_the_url() -> None:
     peer, one, other = (at(name, url=f"http://{host}:1") for name, host in [("p", "a"), ("x", "a"), ("y", "b")])
     assert score("topology-affinity-scorer", [one, other], near(peer)) == [1.0, 0.0]
     assert score("topology-affinity-scorer", [at("z", host="a")], near(peer)) == [1.0]
@@ -65,21 +65,21 @@ def test_pods_that_are_near_enough_are_kept(parameters: dict[str, Any], count: i
     assert kept("topology-affinity-filter", PODS, near(BESIDE), **parameters) == [one.name for one in PODS[:count]]
 
 
-def test_all_are_kept_if_nobody_is_near_enough_or_the_peer_alone() -> None:
+def test_all_are_kept_if_none_is_near_enough() -> None:
     far = PODS[3:]
     assert kept("topology-affinity-filter", far, near(BESIDE)) == [one.name for one in far]
     assert kept("topology-affinity-filter", [BESIDE, *far], near(BESIDE)) == ["peer", *(one.name for one in far)]
     assert kept("topology-affinity-filter", [BESIDE, *PODS], near(BESIDE)) == ["same-host"]
 
 
-def test_both_need_somebody_who_says_who_the_peer_is() -> None:
+def test_both_need_a_handler_that_chooses_the_peer() -> None:
     assert make("topology-affinity-filter").requires == make("topology-affinity-scorer").requires == (PEER,)
 
 
-def test_there_are_no_other_places() -> None:
+def test_other_levels_are_refused() -> None:
     assert "'moon' is none of host, rack, zone, region" in fault("topology-affinity-filter", minAffinity="moon")
 
 
-def test_pods_that_encode_have_a_role_that_says_so() -> None:
+def test_encode_pods_have_the_role() -> None:
     roles = ["encode", "encode-prefill", "encode-prefill-decode", "both", "prefill", "decode", ""]
     assert kept("encode-filter", [Endpoint(role or "none", role=role) for role in roles]) == roles[:3]

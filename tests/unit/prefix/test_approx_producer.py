@@ -80,7 +80,7 @@ def pod() -> Endpoint:
     return Endpoint("pod")
 
 
-async def test_a_good_answer_teaches_which_pod_has_the_prompt(
+async def test_a_successful_response_adds_the_prompt_to_its_pod(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     other = Endpoint("other")
@@ -107,7 +107,7 @@ async def test_a_good_answer_teaches_which_pod_has_the_prompt(
         (Ending.TIMED_OUT, 200, True, 0),
     ],
 )
-async def test_blocks_stay_if_the_pod_went_through_the_prompt(
+async def test_blocks_stay_if_the_pod_computed_the_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint, ending: Ending, status: int | None, first_byte: bool, kept: int
 ) -> None:
     attempt = await begin(producer, ask(), pod)
@@ -116,14 +116,14 @@ async def test_blocks_stay_if_the_pod_went_through_the_prompt(
     assert await held(producer, pod) == kept
 
 
-async def test_models_and_salts_do_not_see_each_other(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_models_and_salts_are_separate(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     end(producer, await begin(producer, ask(model="m", salt="s"), pod))
     assert await held(producer, pod, ask(model="m")) == 0
     assert await held(producer, pod, ask(model="ms")) == 0
     assert await held(producer, pod, ask(model="m", salt="s")) == 10
 
 
-async def test_a_request_is_not_its_own_hit(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_a_request_does_not_hit_itself(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     request = ask()
     attempt = await begin(producer, request, pod)
     match = request.state.read(PREFIX_MATCH)
@@ -132,7 +132,7 @@ async def test_a_request_is_not_its_own_hit(producer: ApproxPrefixCacheProducer,
     assert attempt.predicted_cached_tokens == 0
 
 
-async def test_the_prediction_of_a_leg_is_what_was_there_before(
+async def test_the_prediction_of_an_attempt_is_the_state_before_it(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     end(producer, await begin(producer, ask(LONG[: 3 * BLOCK]), pod))
@@ -146,20 +146,20 @@ async def test_the_prediction_of_a_leg_is_what_was_there_before(
     ("tokens", "block_size", "most"),
     [(7, 16, 0), (16, 16, 0), (17, 16, 16), (64, 16, 48), (7, 0, 6), (1, 0, 0), (0, 16, 0)],
 )
-def test_an_engine_has_full_blocks_cached_and_never_the_last_token(tokens: int, block_size: int, most: int) -> None:
+def test_engines_cache_full_blocks_and_never_the_last_token(tokens: int, block_size: int, most: int) -> None:
     assert most_cached(tokens, block_size) == most
 
 
-async def test_a_match_that_was_asked_early_sees_what_came_since(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_an_early_match_sees_later_changes(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     early = await produced(producer, ask())
     assert early.matched((pod,)) == [0]
     await begin(producer, ask(), pod)
     assert early.matched((pod,)) == [10]
 
 
-async def test_the_legs_of_a_request_are_settled_one_by_one(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_the_attempts_of_a_request_are_settled_separately(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
     other, request = Endpoint("other"), ask()
     first = await begin(producer, request, pod)
     end(producer, first, Ending.UPSTREAM_FAILED, None, first_byte=False)
@@ -168,13 +168,13 @@ async def test_the_legs_of_a_request_are_settled_one_by_one(producer: ApproxPref
     assert (await produced(producer, ask())).matched((pod, other)) == [0, 10]
 
 
-async def test_nothing_is_kept_of_legs_that_have_ended(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_nothing_is_kept_of_ended_attempts(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     for ending in (Ending.COMPLETE, Ending.UPSTREAM_FAILED):
         end(producer, await begin(producer, ask(), pod), ending)
     assert producer._reservations == {}
 
 
-async def test_a_leg_without_hashes_is_left_alone(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_an_attempt_without_hashes_is_ignored(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     attempt = leg(producer, ask(), pod)
     end(producer, attempt)
     assert (attempt.predicted_cached_tokens, producer.index.pairs) == (None, 0)
@@ -182,7 +182,7 @@ async def test_a_leg_without_hashes_is_left_alone(producer: ApproxPrefixCachePro
 
 @pytest.mark.parametrize("prompt", [Prompt(), Prompt((b"",))])
 @pytest.mark.parametrize("said", [1, 64])
-async def test_an_empty_prompt_is_no_match_and_no_fault(
+async def test_an_empty_prompt_has_no_match(
     producer: ApproxPrefixCacheProducer, pod: Endpoint, prompt: Prompt, said: int
 ) -> None:
     request = replace(ask(), prompt=prompt)
@@ -198,9 +198,7 @@ async def test_the_prompts_of_a_batch_are_summed(producer: ApproxPrefixCacheProd
     assert (match.total, match.matched((pod,))) == (4, [3])
 
 
-async def test_long_prompts_have_as_many_blocks_as_short_ones_of_their_tokens(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_long_prompts_have_the_full_number_of_blocks(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     """Hashed deep down a few at a time, predicted and counted one by one."""
     long = bytes(512 * BLOCK)
     end(producer, await begin(producer, ask(long), pod))
@@ -210,7 +208,7 @@ async def test_long_prompts_have_as_many_blocks_as_short_ones_of_their_tokens(
     assert (await begin(producer, ask(long + b"!" * BLOCK), pod)).predicted_cached_tokens == 512 * 64
 
 
-async def test_a_prediction_is_never_more_than_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_a_prediction_never_exceeds_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     long = bytes(500 * BLOCK + 5)
     end(producer, await begin(producer, ask(long), pod))
     again = await begin(producer, ask(long), pod)
@@ -231,13 +229,13 @@ async def test_the_datum_is_bound_to_the_name_of_the_instance(producer: ApproxPr
     assert request.state.read(PREFIX_MATCH.of("other")) is None
 
 
-async def test_a_removed_pod_is_forgotten(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_a_removed_pod_is_dropped(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     end(producer, await begin(producer, ask(), pod))
     producer.endpoint_removed(pod)
     assert await held(producer, pod) == 0
 
 
-async def test_a_pod_that_reports_no_hits_again_and_again_restarts_with_the_last_prompt(
+async def test_a_pod_that_repeatedly_reports_no_hits_restarts_with_the_last_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     end(producer, await begin(producer, ask(b"old" * 1000), pod))
@@ -247,7 +245,7 @@ async def test_a_pod_that_reports_no_hits_again_and_again_restarts_with_the_last
     assert await held(producer, pod) == 10
 
 
-async def test_predictions_are_counted_where_the_engine_reports(
+async def test_predictions_are_counted_for_engines_that_report(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     end(producer, await begin(producer, ask(), pod))
@@ -266,9 +264,7 @@ async def converse(producer: ApproxPrefixCacheProducer, pod: Endpoint, tokens: i
     producer.post_response(attempt, pod)
 
 
-async def test_the_next_turn_finds_the_answer_on_the_pod_that_gave_it(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_the_next_turn_finds_the_response_on_its_pod(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     other = Endpoint("other")
     end(producer, await begin(producer, ask(SAID), other))
     await converse(producer, pod)
@@ -277,20 +273,20 @@ async def test_the_next_turn_finds_the_answer_on_the_pod_that_gave_it(
     assert match.matched((pod, other)) == [answer_ends // BLOCK, len(SAID) // BLOCK]
 
 
-async def test_a_turn_that_went_elsewhere_finds_no_answer(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+async def test_a_turn_on_another_pod_finds_no_response(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     await converse(producer, pod)
     edited = ANSWERED.replace(b"question \n", b"question!\n")
     assert await held(producer, pod, ask(edited)) == len(SAID) // BLOCK
 
 
-async def test_an_answer_whose_reasoning_is_left_out_is_not_expected(
+async def test_a_response_without_its_reasoning_is_not_predicted(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     await converse(producer, pod, tokens=2000)
     assert await held(producer, pod, ask(ANSWERED)) == len(SAID) // BLOCK
 
 
-async def test_without_usage_the_chunks_of_a_stream_tell_how_long_the_answer_was(
+async def test_without_usage_the_chunks_give_the_length_of_the_response(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     attempt = await begin(producer, ask(SAID), pod)
@@ -299,9 +295,7 @@ async def test_without_usage_the_chunks_of_a_stream_tell_how_long_the_answer_was
     assert await held(producer, pod, ask(ANSWERED)) > len(SAID) // BLOCK
 
 
-async def test_what_began_to_be_answered_is_computed_however_many_wait_for_it(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_a_started_response_confirms_its_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     legs = [await begin(producer, ask(), pod) for _ in range(16)]
     assert await held(producer, pod) == 0
     legs[3].first_byte_at, legs[3].status = 1.0, 200
@@ -311,9 +305,7 @@ async def test_what_began_to_be_answered_is_computed_however_many_wait_for_it(
     assert not producer.index.is_crowded
 
 
-async def test_a_refusal_does_not_prove_that_the_prompt_was_computed(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_a_refusal_does_not_confirm_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     legs = [await begin(producer, ask(), pod) for _ in range(16)]
     legs[3].first_byte_at, legs[3].status = 1.0, 429
     assert isinstance(producer.clock, ManualClock)
@@ -367,7 +359,7 @@ async def counted(
         (0, 0, True, 10),
     ],
 )
-async def test_a_pod_that_counts_fewer_hits_than_were_predicted_is_doubted(
+async def test_a_pod_with_fewer_hits_than_predicted_loses_blocks(
     producer: ApproxPrefixCacheProducer, hits: float, queries: float, ending: bool, kept: int
 ) -> None:
     """However many hits of others it counts too."""
@@ -376,7 +368,7 @@ async def test_a_pod_that_counts_fewer_hits_than_were_predicted_is_doubted(
     assert await held(producer, pod) == kept
 
 
-async def test_hits_are_missed_before_the_answers_have_ended(producer: ApproxPrefixCacheProducer) -> None:
+async def test_missing_hits_are_noticed_before_the_responses_end(producer: ApproxPrefixCacheProducer) -> None:
     pod = Endpoint("pod", metrics=Metrics(scraped_at=-1.0))
     end(producer, await begin(producer, ask(b"idle" * 1000), pod))
     await counted(producer, pod, 0, ending=False)
@@ -384,9 +376,7 @@ async def test_hits_are_missed_before_the_answers_have_ended(producer: ApproxPre
     assert await held(producer, pod) == 10, "in use"
 
 
-async def test_of_a_pod_without_counters_little_is_remembered(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint
-) -> None:
+async def test_for_a_pod_without_counters_little_is_kept(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     assert isinstance(producer.clock, ManualClock)
     for _ in range(MOST_LEGS + 2):
         end(producer, await begin(producer, ask(b"x"), pod))
@@ -409,7 +399,7 @@ async def test_of_a_pod_without_counters_little_is_remembered(
         ({"autoTune": False, "lruCapacityPerServer": 7}, 100, 16, 7),
     ],
 )
-def test_a_pod_is_remembered_as_far_as_its_kv_cache_goes(
+def test_a_pod_is_tracked_up_to_its_kv_capacity(
     parameters: dict[str, Any], blocks: int, block_size: int, expected: int
 ) -> None:
     pod, producer = Endpoint("pod", metrics=Metrics(blocks=blocks, block_size=block_size)), make(**parameters)
@@ -430,19 +420,17 @@ def test_a_pod_is_remembered_as_far_as_its_kv_cache_goes(
         ({"blockSizeTokens": 0}, 10),
     ],
 )
-async def test_block_size_and_limits_decide_how_many_blocks_a_prompt_has(
-    parameters: dict[str, Any], total: int
-) -> None:
+async def test_block_size_and_limits_determine_the_blocks_of_a_prompt(parameters: dict[str, Any], total: int) -> None:
     assert (await produced(make(**parameters), ask())).total == total
 
 
-def test_a_fixed_block_size_must_be_one() -> None:
+def test_a_fixed_block_size_must_be_valid() -> None:
     with pytest.raises(Invalid, match=r"blockSizeTokens") as invalid:
         make(autoTune=False, blockSizeTokens=0)
     assert invalid.value.problems[0].path == f"plugins.{NAME}"
 
 
-def test_it_says_where_it_takes_part() -> None:
+def test_it_declares_its_extension_points() -> None:
     points = {point.__name__ for point in points_of(ApproxPrefixCacheProducer)}
     assert points == {"DataProducer", "PreRequest", "PostResponse", "EndpointRemoved"}
     assert not ApproxPrefixCacheProducer.waits
@@ -465,7 +453,7 @@ class TestStages:
         stages = (Stage.DECODE, Stage.PREFILL, Stage.ENCODE)
         return [self.leg(producer, request, pod, stage) for pod, stage in zip(pods, stages, strict=False)]
 
-    async def test_who_computes_has_it_at_once_and_who_answers_when_its_answer_has_begun(
+    async def test_the_prefill_pod_has_the_prompt_at_once_and_the_decode_pod_at_its_first_byte(
         self, producer: ApproxPrefixCacheProducer
     ) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")
@@ -484,7 +472,7 @@ class TestStages:
         end(producer, answering)
         assert (await held(producer, prefill), await held(producer, decode)) == (10, 10)
 
-    async def test_a_failed_transfer_leaves_it_where_it_was_computed(self, producer: ApproxPrefixCacheProducer) -> None:
+    async def test_a_failed_transfer_leaves_it_on_the_prefill_pod(self, producer: ApproxPrefixCacheProducer) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")
         answering, computing = await self.split(producer, decode, prefill)
         end(producer, answering, Ending.UPSTREAM_FAILED, 500)
@@ -499,7 +487,7 @@ class TestStages:
         end(producer, answering)
         assert (await held(producer, prefill), await held(producer, decode)) == (0, 10)
 
-    async def test_cached_tokens_of_who_computed_correct_and_those_of_who_answers_do_not(
+    async def test_cached_tokens_of_the_prefill_pod_correct_and_those_of_the_decode_pod_do_not(
         self, producer: ApproxPrefixCacheProducer
     ) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")
@@ -513,14 +501,14 @@ class TestStages:
         assert producer.index.prediction(decode).predicted_tokens == 0
         assert producer.index.prediction(prefill).predicted_tokens > 0
 
-    async def test_who_encodes_media_computes_no_prompt(self, producer: ApproxPrefixCacheProducer) -> None:
+    async def test_an_encode_pod_computes_no_prompt(self, producer: ApproxPrefixCacheProducer) -> None:
         decode, prefill, encode = (Endpoint(name) for name in ("decode", "prefill", "encode"))
         *_, encoding = await self.split(producer, decode, prefill, encode)
         assert await held(producer, encode) == 0
         end(producer, encoding)
         assert await held(producer, encode) == 0
 
-    async def test_what_a_whole_request_computes_there_meanwhile_is_found_when_it_is_proved(
+    async def test_blocks_of_a_whole_request_in_between_are_found_when_confirmed(
         self, producer: ApproxPrefixCacheProducer
     ) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")

@@ -26,51 +26,51 @@ def _chain(prompt: str) -> list[int]:
     return [hash(prompt[: end + 1]) for end in range(len(prompt))]
 
 
-def test_equal_prompts_go_together_and_groups_go_apart() -> None:
+def test_equal_prompts_are_placed_together_and_groups_apart() -> None:
     assert burst("xx", "yy", "xx", "yy", "zz", "zz") == "ababcc"
 
 
-def test_who_is_alone_goes_anywhere() -> None:
+def test_a_single_prompt_may_go_anywhere() -> None:
     assert burst("xx", "y", "", "") == "----"
     assert burst("xx", "y", "xx") == "a-a"
 
 
-def test_a_group_may_be_bounded_per_pod_and_what_is_left_is_spread() -> None:
+def test_a_group_may_be_limited_per_pod_and_the_rest_is_spread() -> None:
     assert burst(*["x"] * 4, rules=Rules(most_per_pod=2)) == "aabb"
     assert Counter(burst(*["x"] * 8, rules=Rules(most_per_pod=2))) == {"a": 3, "b": 3, "c": 2}
 
 
-def test_prompts_that_begin_alike_go_together_if_that_is_asked_for() -> None:
+def test_prompts_with_a_common_prefix_are_placed_together_if_configured() -> None:
     prompts = ("xxa", "xxb", "yya", "yyb")
     assert burst(*prompts) == "----"
     assert burst(*prompts, rules=Rules(least_shared=2)) == "aabb"
     assert burst(*prompts, rules=Rules(least_shared=3)) == "----"
 
 
-def test_no_pod_gets_more_than_its_share_for_what_prompts_have_in_common() -> None:
+def test_common_prefixes_do_not_overload_a_pod() -> None:
     pods = burst(*[f"xx{letter}" for letter in "abcdef"], rules=Rules(least_shared=2))
     assert Counter(pods) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_groups_are_placed_before_those_that_only_begin_alike() -> None:
+def test_groups_are_placed_before_common_prefixes() -> None:
     assert burst("xxxxx", "xx", "xx", rules=Rules(least_shared=2)) == "baa", (
         "a has its share: two of three for three pods"
     )
 
 
-def test_tokens_may_be_balanced_in_place_of_requests() -> None:
+def test_tokens_may_be_balanced_instead_of_requests() -> None:
     prompts = ("xxxxxxxx", "xxxxxxxx", "y", "y", "z", "z", "w", "w")
     assert burst(*prompts, pods=PODS[:2]) == "aabbaabb"
     assert burst(*prompts, pods=PODS[:2], rules=Rules(by_tokens=True)) == "aabbbbbb"
 
 
-def test_of_equal_pods_the_one_that_runs_less_is_first() -> None:
+def test_of_equal_pods_the_one_with_fewer_requests_is_first() -> None:
     busy, idle = Endpoint("a"), Endpoint("b")
     busy.charge(3, 0)
     assert burst("x", "x", pods=[busy, idle]) == "bb"
 
 
-def test_the_first_on_each_pod_has_the_prompt_to_compute() -> None:
+def test_the_first_one_on_each_pod_computes_the_prompt() -> None:
     samples = [Sample([_chain("xx")], PODS) for _ in range(4)]
     assign(samples, Rules(most_per_pod=2))
     assert [sample.leads for sample in samples] == [True, False, True, False]
@@ -82,7 +82,7 @@ def test_the_first_on_each_pod_has_the_prompt_to_compute() -> None:
     st.integers(0, 3),
     st.booleans(),
 )
-def test_whoever_has_an_equal_has_a_pod(prompts: list[str], most: int, least: int, by_tokens: bool) -> None:
+def test_every_prompt_with_an_equal_has_a_pod(prompts: list[str], most: int, least: int, by_tokens: bool) -> None:
     pods = burst(*prompts, rules=Rules(most, least, by_tokens))
     count = Counter(prompts)
     for prompt, pod in zip(prompts, pods, strict=True):

@@ -13,7 +13,7 @@ def seen(*messages: Any, in_parts: bool = False) -> list[dict[str, Any]]:
     return conversation(list(messages), in_parts)
 
 
-def test_contents_come_as_one_text_or_in_parts_as_the_template_wants_them() -> None:
+def test_contents_are_text_or_parts_as_the_template_requires() -> None:
     text = {"role": "user", "content": "Hello"}
     parts = {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}, "there"]}
     assert seen(text, parts) == [text, {"role": "user", "content": "Hello\nyou\nthere"}]
@@ -35,18 +35,18 @@ def test_the_arguments_of_calls_are_objects() -> None:
     assert "tool_calls" not in seen({"role": "assistant", "content": "", "tool_calls": []})[0]
 
 
-def test_results_of_tools_are_texts_whatever_the_template_wants() -> None:
+def test_tool_results_are_texts_for_any_template() -> None:
     result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "rain"}], "surprise": 1}
     assert seen(result, in_parts=True) == [{"role": "tool", "content": "rain", "tool_call_id": "1"}]
 
 
-def test_reasoning_and_names_are_shown_and_what_templates_never_see_is_not() -> None:
+def test_reasoning_and_names_are_rendered_and_other_fields_are_not() -> None:
     message = {"role": "assistant", "content": "x", "name": "bot", "reasoning": "hm", "audio": None, "weight": 3}
     expected = {"role": "assistant", "content": "x", "name": "bot", "reasoning": "hm", "reasoning_content": "hm"}
     assert seen(message) == [expected]
 
 
-def test_a_billing_line_is_taken_out_of_the_system_as_engines_do() -> None:
+def test_a_billing_line_is_removed_from_the_system_prompt_as_in_engines() -> None:
     line = "x-anthropic-billing-header: cch=1"
     system = {
         "role": "system",
@@ -56,7 +56,7 @@ def test_a_billing_line_is_taken_out_of_the_system_as_engines_do() -> None:
     assert seen({"role": "user", "content": line}) == [{"role": "user", "content": line}]
 
 
-def test_tools_have_the_fields_that_engines_know() -> None:
+def test_tools_have_the_fields_known_to_engines() -> None:
     tool = {"type": "function", "function": {"parameters": {"x": 1}, "name": "f", "more": 1}, "more": 2}
     strict = {"type": "function", "function": {"name": "g", "strict": True}}
     variables = arguments({"messages": [{"role": "user", "content": ""}], "tools": [tool, strict]}, False, False)
@@ -67,7 +67,7 @@ def test_tools_have_the_fields_that_engines_know() -> None:
     assert list(variables["tools"][0]["function"]) == ["name", "description", "parameters"]
 
 
-def test_tools_that_must_not_be_called_are_left_out_where_the_engine_does_so() -> None:
+def test_tools_that_must_not_be_called_are_left_out_as_in_the_engine() -> None:
     fields = {"messages": [{"role": "user", "content": ""}], "tools": [], "tool_choice": "none"}
     assert arguments(fields, False, exclude_tools=True)["tools"] is None
     assert arguments(fields, False, exclude_tools=False)["tools"] == []
@@ -107,12 +107,12 @@ def test_template_arguments_of_the_request_are_passed_on() -> None:
     ],
     ids=str,
 )
-def test_what_the_engine_may_see_otherwise_is_uncertain(fields: dict[str, Any]) -> None:
+def test_ambiguous_requests_are_uncertain(fields: dict[str, Any]) -> None:
     with pytest.raises(Uncertain):
         arguments({"messages": [{"role": "user", "content": "Hello"}], **fields}, False, False)
 
 
-def test_developers_are_the_system_for_a_template_that_does_not_know_them() -> None:
+def test_a_developer_message_is_the_system_prompt_for_older_templates() -> None:
     talk = seen(
         {"role": "system", "content": "One"},
         {"role": "user", "content": "Hello"},

@@ -76,7 +76,7 @@ def repeatable(keys: Any) -> str:
     return repr(keys)
 
 
-def test_full_blocks_from_the_start_on_count_and_the_last_token_never_does() -> None:
+def test_full_blocks_from_the_start_count_and_the_last_token_never_does() -> None:
     fleet, one, other = Fleet(), pod("one"), pod("other")
     ids = list(range(14))
     fleet.store(one, ids)
@@ -88,7 +88,7 @@ def test_full_blocks_from_the_start_on_count_and_the_last_token_never_does() -> 
     assert fleet.cached([], one) == [0]
 
 
-def test_blocks_follow_on_others_whatever_the_engine_calls_them() -> None:
+def test_blocks_are_chained_with_any_engine_hashes() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(40))
     fleet.store(one, ids[:8])
@@ -98,7 +98,7 @@ def test_blocks_follow_on_others_whatever_the_engine_calls_them() -> None:
     assert fleet.index.orphans == 0
 
 
-def test_a_block_whose_past_is_not_known_is_not_counted() -> None:
+def test_a_block_with_an_unknown_parent_is_not_counted() -> None:
     fleet, one = Fleet(), pod()
     fleet.store(one, list(range(12)), start=1)
     assert fleet.cached(list(range(12)), one) == [0]
@@ -114,7 +114,7 @@ def test_a_gap_ends_a_match() -> None:
     assert fleet.cached(ids, one) == [4]
 
 
-def test_a_block_that_is_there_twice_stays_until_both_are_gone() -> None:
+def test_a_block_stored_twice_stays_until_both_are_removed() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(5))
     fleet.store(one, ids)
@@ -126,7 +126,7 @@ def test_a_block_that_is_there_twice_stays_until_both_are_gone() -> None:
     assert fleet.index.bytes == 0
 
 
-def test_an_adapter_has_a_cache_of_its_own_where_it_is_one() -> None:
+def test_an_adapter_has_its_own_cache() -> None:
     fleet, one, other = Fleet(), pod("one", "poems"), pod("other")
     ids = list(range(9))
     fleet.store(one, ids)
@@ -137,7 +137,7 @@ def test_an_adapter_has_a_cache_of_its_own_where_it_is_one() -> None:
     assert fleet.cached(ids, one, model="poems", salt="x") == [0]
 
 
-def test_a_salt_keeps_prompts_apart_and_media_are_never_taken_for_texts() -> None:
+def test_salts_separate_prompts_and_media_are_not_texts() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(9))
     fleet.store(one, ids, keys=[["salt"], None])
@@ -147,7 +147,7 @@ def test_a_salt_keeps_prompts_apart_and_media_are_never_taken_for_texts() -> Non
     assert fleet.cached([*ids[:4], 50, 51, 52, 53, 9], one) == [4]
 
 
-def test_slower_tiers_count_for_their_weight() -> None:
+def test_slower_tiers_count_with_their_weight() -> None:
     fleet, one = Fleet(weights={"gpu": 1.0, "cpu": 0.5}), pod()
     ids = list(range(21))
     fleet.store(one, ids[:8])
@@ -159,7 +159,7 @@ def test_slower_tiers_count_for_their_weight() -> None:
     assert fleet.cached(ids, one) == [16]
 
 
-def test_a_tier_may_name_blocks_that_another_has_without_their_tokens() -> None:
+def test_a_tier_may_refer_to_blocks_of_another_without_tokens() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(9))
     fleet.store(one, ids)
@@ -172,7 +172,7 @@ def test_a_tier_may_name_blocks_that_another_has_without_their_tokens() -> None:
     assert fleet.index.orphans == 1
 
 
-def test_of_several_ranks_the_one_with_the_most_counts() -> None:
+def test_the_rank_with_the_most_blocks_counts() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(13))
     fleet.store(one, ids[:8], rank=0)
@@ -182,7 +182,7 @@ def test_of_several_ranks_the_one_with_the_most_counts() -> None:
     assert fleet.cached(ids, one) == [8]
 
 
-def test_layers_of_another_kind_do_not_count_twice() -> None:
+def test_other_kinds_of_layers_do_not_count_twice() -> None:
     fleet, one = Fleet(), pod()
     ids = list(range(9))
     fleet.store(one, ids)
@@ -206,7 +206,7 @@ def test_pods_may_have_blocks_of_different_sizes() -> None:
     assert match.missing([one, other], 9999) == [1, 1]
 
 
-def test_the_size_of_blocks_is_what_the_pod_says_then_what_it_exposes_then_what_is_configured() -> None:
+def test_the_block_size_is_that_of_the_events_or_metrics_or_configuration() -> None:
     fleet, one = Fleet(block_size=32), pod()
     assert fleet.index.block_size(one) == 32
     one.publish(Metrics(block_size=64), 0)
@@ -216,7 +216,7 @@ def test_the_size_of_blocks_is_what_the_pod_says_then_what_it_exposes_then_what_
     assert Fleet().index.block_size(pod()) == DEFAULT_BLOCK
 
 
-def test_a_cleared_cache_is_empty_and_so_is_a_lost_and_a_gone_one() -> None:
+def test_a_cleared_lost_or_removed_cache_is_empty() -> None:
     fleet, one, other = Fleet(), pod("one"), pod("other")
     ids = list(range(9))
     forgetting: list[Callable[[], None]] = [
@@ -235,7 +235,7 @@ def test_a_cleared_cache_is_empty_and_so_is_a_lost_and_a_gone_one() -> None:
         assert fleet.index.bytes == 0
 
 
-def test_a_pod_that_comes_after_one_that_left_inherits_nothing() -> None:
+def test_a_new_pod_inherits_no_blocks() -> None:
     fleet, ids = Fleet(), list(range(9))
     for number in range(20):
         one = pod(f"pod-{number}")
@@ -245,7 +245,7 @@ def test_a_pod_that_comes_after_one_that_left_inherits_nothing() -> None:
     assert fleet.index._bits == 2
 
 
-def test_a_pod_is_sure_while_all_its_ranks_are_known_and_answers_agree() -> None:
+def test_a_pod_is_known_while_all_ranks_are_known_and_responses_agree() -> None:
     fleet, one = Fleet(), pod()
     assert not fleet.index.is_sure(one)
     fleet.index.complete(one, 0, True)
@@ -262,7 +262,7 @@ def test_a_pod_is_sure_while_all_its_ranks_are_known_and_answers_agree() -> None
     assert not fleet.index.judge(pod(), False)
 
 
-def test_what_a_pod_was_sent_counts_until_it_says_so_itself() -> None:
+def test_sent_prompts_count_until_events_confirm_them() -> None:
     fleet, one = Fleet(), pod()
     fleet.index.complete(one, 0, True)
     fleet.store(one, [0] * SIZE)
@@ -277,13 +277,13 @@ def test_what_a_pod_was_sent_counts_until_it_says_so_itself() -> None:
     assert fleet.cached(ids, one) == [0]
 
 
-def test_a_pod_of_which_nothing_was_heard_may_still_expect_blocks() -> None:
+def test_a_pod_without_events_may_expect_blocks() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     fleet.reserve(list(range(9)), one)
     assert fleet.cached(list(range(9)), one) == [8]
 
 
-def test_what_no_pod_confirmed_is_withdrawn_in_time() -> None:
+def test_unconfirmed_blocks_are_dropped_in_time() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     ids = list(range(9))
     (reservation,) = fleet.reserve(ids, one)
@@ -300,7 +300,7 @@ def test_what_no_pod_confirmed_is_withdrawn_in_time() -> None:
     assert fleet.index.bytes == 0
 
 
-def test_a_request_that_failed_leaves_nothing_expected() -> None:
+def test_a_failed_request_leaves_no_expected_blocks() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     ids = list(range(9))
     (first,) = fleet.reserve(ids, one)
@@ -311,7 +311,7 @@ def test_a_request_that_failed_leaves_nothing_expected() -> None:
     assert fleet.cached(ids, one) == [0]
 
 
-def test_a_failed_request_leaves_a_block_that_an_earlier_request_still_computes() -> None:
+def test_a_failed_request_keeps_a_block_that_an_earlier_one_computes() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     ids = list(range(9))
     fleet.reserve(ids, one)
@@ -323,7 +323,7 @@ def test_a_failed_request_leaves_a_block_that_an_earlier_request_still_computes(
     assert fleet.cached(ids, one) == [8]
 
 
-def test_a_match_that_is_frozen_does_not_see_its_own_blocks() -> None:
+def test_a_frozen_match_does_not_see_its_own_blocks() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     match = ExactMatch(fleet.index, prompt(range(9)), "m", [one])
     assert match.matched([one]) == [0]
@@ -333,7 +333,7 @@ def test_a_match_that_is_frozen_does_not_see_its_own_blocks() -> None:
     assert match.matched([pod("stranger")]) == [0]
 
 
-def test_a_pod_that_was_not_there_when_the_match_was_made_is_matched_too() -> None:
+def test_a_pod_added_after_the_match_is_matched() -> None:
     fleet, one, late = Fleet(), pod("one"), pod("late")
     ids = list(range(9))
     fleet.store(one, ids)
@@ -344,7 +344,7 @@ def test_a_pod_that_was_not_there_when_the_match_was_made_is_matched_too() -> No
     assert match.matched([late, one]) == [2, 2]
 
 
-def test_prompts_of_a_batch_are_added_up() -> None:
+def test_prompts_of_a_batch_are_summed() -> None:
     fleet, one = Fleet(), pod()
     fleet.store(one, list(range(9)))
     both = Prompt((packed(range(9)), packed([*range(5), 99, 99])))
@@ -354,7 +354,7 @@ def test_prompts_of_a_batch_are_added_up() -> None:
     assert match.missing([one], 0) == [4]
 
 
-def test_an_index_that_is_full_remembers_no_more_and_is_not_sure() -> None:
+def test_a_full_index_stores_no_more_and_its_pods_are_unknown() -> None:
     fleet, one = Fleet(max_pairs=2), pod()
     fleet.index.complete(one, 0, True)
     fleet.store(one, list(range(8)))
@@ -365,7 +365,7 @@ def test_an_index_that_is_full_remembers_no_more_and_is_not_sure() -> None:
     assert not fleet.index.is_sure(one)
 
 
-def test_a_pod_that_names_ever_new_media_takes_a_few_bits_of_the_masks_and_is_not_sure() -> None:
+def test_a_pod_with_endless_new_media_uses_bounded_masks_and_is_unknown() -> None:
     fleet, one = Fleet(), pod()
     fleet.index.complete(one, 0, True)
     for number in range(MOST_MEDIA):
@@ -420,7 +420,7 @@ def path(leaf: int) -> list[int]:
     return [token for depth in range(4) for token in [depth, leaf >> (3 - depth), 5, 5]]
 
 
-def test_a_version_changes_whenever_a_match_could() -> None:
+def test_the_version_changes_whenever_a_match_could() -> None:
     fleet, one = Fleet(), pod()
     match = ExactMatch(fleet.index, prompt(range(9)), "m", [one])
     assert match.matched([one]) == [0]
@@ -432,7 +432,7 @@ def test_a_version_changes_whenever_a_match_could() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2_800])  # tables have just grown, and are as empty as they get
-def test_memory_is_below_the_bound_that_is_given(blocks: int) -> None:
+def test_memory_stays_below_its_limit(blocks: int) -> None:
     """Measured by taking everything apart: the tables, and every integer in them."""
     import sys
 

@@ -79,7 +79,7 @@ def end(producer: Any, attempt: Attempt, cached: int | None = None, status: int 
     producer.post_response(attempt, attempt.endpoint)
 
 
-async def test_the_match_is_what_the_pods_said() -> None:
+async def test_the_match_equals_the_events() -> None:
     producer, one, other, asked = make(), pod("one"), pod("other"), request()
     hold(producer, one)
     await producer.produce(asked, [one, other])
@@ -100,7 +100,7 @@ async def test_a_prompt_without_token_ids_has_no_match() -> None:
     end(producer, attempt, cached=5)
 
 
-async def test_siblings_of_a_request_on_its_way_go_after_it() -> None:
+async def test_siblings_join_a_request_in_flight() -> None:
     producer, one, other, first, second = make(), pod("one"), pod("other"), request(), request()
     await producer.produce(first, [one, other])
     attempt = leg(producer, first, one)
@@ -113,7 +113,7 @@ async def test_siblings_of_a_request_on_its_way_go_after_it() -> None:
     assert match.matched([one, other]) == [0, 0]
 
 
-async def test_where_the_cache_is_to_come_from_another_pod_nothing_is_expected_before_the_pod_says_so() -> None:
+async def test_for_a_transfer_no_blocks_are_expected_before_events() -> None:
     producer, first, second = make(), request(), request()
     decode, *_ = pods = [pod("decode"), pod("prefill"), pod("encode")]
     producer.index.complete(decode, 0, True)
@@ -132,7 +132,7 @@ async def test_where_the_cache_is_to_come_from_another_pod_nothing_is_expected_b
     assert producer.index.is_sure(decode)
 
 
-async def test_nothing_is_expected_where_that_is_switched_off() -> None:
+async def test_nothing_is_expected_if_disabled() -> None:
     producer, one, first, second = make(speculativeIndexing=False), pod(), request(), request()
     await producer.produce(first, [one])
     end(producer, leg(producer, first, one), cached=0)
@@ -142,7 +142,7 @@ async def test_nothing_is_expected_where_that_is_switched_off() -> None:
     assert match.matched([one]) == [0]
 
 
-async def test_a_pod_whose_answers_contradict_its_events_is_doubted_until_they_agree(
+async def test_a_pod_whose_responses_contradict_its_events_is_unknown_until_they_agree(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     producer, one = make(), pod()
@@ -158,7 +158,7 @@ async def test_a_pod_whose_answers_contradict_its_events_is_doubted_until_they_a
     assert caplog.text.count("reported 0 cached tokens where 96 were predicted") == 1
 
 
-async def test_a_prompt_that_nobody_had_proves_nothing() -> None:
+async def test_a_prompt_without_hits_proves_nothing() -> None:
     producer, one = make(), pod()
     producer.index.complete(one, 0, True)
     hold(producer, one)
@@ -171,7 +171,7 @@ async def test_a_prompt_that_nobody_had_proves_nothing() -> None:
     assert not producer.index.is_sure(one)
 
 
-def test_a_restart_that_others_noticed_voids_what_the_events_have_not_confirmed_since() -> None:
+def test_a_restart_noticed_elsewhere_drops_unconfirmed_blocks() -> None:
     producer, silent, heard = make(), pod("silent"), pod("heard")
     for endpoint in (silent, heard):
         hold(producer, endpoint)
@@ -182,7 +182,7 @@ def test_a_restart_that_others_noticed_voids_what_the_events_have_not_confirmed_
     assert producer.index.is_sure(heard)
 
 
-def test_it_asks_for_the_events_where_the_document_says() -> None:
+def test_it_subscribes_to_the_configured_events() -> None:
     events = Followed()
     make(events=events)
     discovery = {"socketPort": 6000, "replaySocketPort": 6100}
@@ -197,7 +197,7 @@ def test_it_asks_for_the_events_where_the_document_says() -> None:
         make(kvEventsConfig={"discoverPods": False})
 
 
-def test_parameters_of_other_schedulers_are_taken() -> None:
+def test_parameters_of_other_schedulers_are_accepted() -> None:
     made = make(
         tokenProcessorConfig={"blockSize": 64, "hashSeed": "42"},
         indexerConfig={
@@ -211,7 +211,7 @@ def test_parameters_of_other_schedulers_are_taken() -> None:
     assert made.index.block_size(pod()) == 64
 
 
-async def test_the_older_scorer_is_a_producer_too() -> None:
+async def test_the_older_scorer_is_also_a_producer() -> None:
     scorer, one, other, asked = make(PrecisePrefixCacheScorer), pod("one"), pod("other"), request()
     hold(scorer, one, IDS[:48])
     assert scorer.score(ProfileRun("p"), asked, [one]) == [0.0]
@@ -234,7 +234,7 @@ async def both(exact: PrecisePrefixCacheProducer, asked: InferenceRequest, guess
     return match
 
 
-async def test_a_pod_that_is_known_is_matched_exactly_and_any_other_approximately() -> None:
+async def test_a_known_pod_is_matched_exactly_and_others_approximately() -> None:
     exact, known, unknown, asked = make(), pod("known"), pod("unknown"), request()
     exact.index.complete(known, 0, True)
     hold(exact, known, IDS[:32])
@@ -244,7 +244,7 @@ async def test_a_pod_that_is_known_is_matched_exactly_and_any_other_approximatel
     assert match.missing([known, unknown], 1) == [68, 36]
 
 
-async def test_of_a_pod_that_is_not_fully_known_the_better_news_count() -> None:
+async def test_for_a_partly_known_pod_the_larger_match_counts() -> None:
     exact, one = make(), pod()
     hold(exact, one, IDS[:48])
     assert (await both(exact, request(), Guess(total=6, blocks=1), one)).matched([one]) == [3]
@@ -260,7 +260,7 @@ async def test_a_prompt_without_token_ids_is_matched_approximately_on_all_pods()
     assert await both(exact, request(None), None, one) is None
 
 
-async def test_its_prediction_is_the_one_that_is_reported() -> None:
+async def test_its_prediction_is_the_reported_one() -> None:
     exact, one, asked = make(), pod(), request()
     await both(exact, asked, Guess(total=6, blocks=3), one)
     attempt = leg(exact, asked, one)

@@ -41,7 +41,7 @@ def fill(index: PrefixIndex, clock: ManualClock, *starts: int) -> None:
         serve(index, clock, blocks(start, 10))
 
 
-def test_what_is_older_than_two_losses_is_gone_and_what_is_newer_is_not(index: PrefixIndex, clock: ManualClock) -> None:
+def test_blocks_older_than_two_losses_are_dropped_and_newer_ones_stay(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300, 400, 500)
     serve(index, clock, blocks(300, 10), cached_blocks=0)
     assert held(index, 100, 200, 300, 400, 500) == [10] * 5, "the word of one answer is not taken"
@@ -50,7 +50,7 @@ def test_what_is_older_than_two_losses_is_gone_and_what_is_newer_is_not(index: P
     assert held(index, 100, 200, 300, 400, 500) == [0, 0, 10, 10, 10]
 
 
-def test_something_older_that_is_found_clears_the_suspicion(index: PrefixIndex, clock: ManualClock) -> None:
+def test_finding_an_older_block_ends_the_suspicion(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300, 400)
     serve(index, clock, blocks(300, 10), cached_blocks=0)
     serve(index, clock, blocks(200, 10), cached_blocks=10)
@@ -59,7 +59,7 @@ def test_something_older_that_is_found_clears_the_suspicion(index: PrefixIndex, 
     assert held(index, 100) == [10]
 
 
-def test_something_newer_that_is_found_does_not(index: PrefixIndex, clock: ManualClock) -> None:
+def test_finding_a_newer_block_does_not(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300, 400)
     serve(index, clock, blocks(200, 10), cached_blocks=0)
     serve(index, clock, blocks(400, 10), cached_blocks=10)
@@ -68,7 +68,7 @@ def test_something_newer_that_is_found_does_not(index: PrefixIndex, clock: Manua
     assert held(index, 100) == [0]
 
 
-def test_a_template_that_changes_the_end_of_the_past_dates_nothing(index: PrefixIndex, clock: ManualClock) -> None:
+def test_a_template_that_changes_earlier_turns_proves_nothing(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300, 400)
     for start in (300, 400, 200):
         serve(index, clock, blocks(start, 10), cached_blocks=6)
@@ -76,7 +76,7 @@ def test_a_template_that_changes_the_end_of_the_past_dates_nothing(index: Prefix
     assert held(index, 100, 200, 300, 400) == [10] * 4
 
 
-def test_a_prefix_that_others_keep_warm_does_not_date_the_rest(index: PrefixIndex, clock: ManualClock) -> None:
+def test_a_prefix_kept_warm_by_others_does_not_date_the_rest(index: PrefixIndex, clock: ManualClock) -> None:
     """The system prompt is found, what only this conversation used is not: that is what tells the age."""
     system = blocks(1, 8)
     serve(index, clock, blocks(900, 10))
@@ -90,7 +90,7 @@ def test_a_prefix_that_others_keep_warm_does_not_date_the_rest(index: PrefixInde
     assert index.match(system + blocks(300, 8)) == {A: 16}
 
 
-def test_a_batch_of_prompts_tells_no_age(index: PrefixIndex, clock: ManualClock) -> None:
+def test_a_batch_of_prompts_shows_no_age(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300)
     for _ in range(2):
         reservation = index.reserve((blocks(200, 10), blocks(300, 10)), A, ROOM)
@@ -101,7 +101,9 @@ def test_a_batch_of_prompts_tells_no_age(index: PrefixIndex, clock: ManualClock)
     assert held(index, 100) == [10]
 
 
-def test_doubt_takes_the_longest_unused_share_and_nothing_in_use(index: PrefixIndex, clock: ManualClock) -> None:
+def test_missing_hits_remove_the_longest_unused_share_and_nothing_in_use(
+    index: PrefixIndex, clock: ManualClock
+) -> None:
     fill(index, clock, 100, 200, 300, 400)
     running = index.reserve((blocks(100, 10),), A, ROOM)
     index.doubt(A, 0.6)
@@ -113,14 +115,14 @@ def test_doubt_takes_the_longest_unused_share_and_nothing_in_use(index: PrefixIn
     assert held(index, 100, 300, 400, 600) == [10, 0, 0, 0]
 
 
-def test_doubt_about_an_unknown_pod_changes_nothing(index: PrefixIndex, clock: ManualClock) -> None:
+def test_missing_hits_of_an_unknown_pod_change_nothing(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100)
     index.doubt(B, 0.0)
     fill(index, clock, 600)
     assert held(index, 100) == [10]
 
 
-def test_the_error_is_the_mean_difference_lately(index: PrefixIndex, clock: ManualClock) -> None:
+def test_the_error_is_the_recent_mean_difference(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100)
     serve(index, clock, blocks(100, 10), cached_blocks=5)
     assert index.prediction(A).error == pytest.approx(0.5)
@@ -129,7 +131,7 @@ def test_the_error_is_the_mean_difference_lately(index: PrefixIndex, clock: Manu
     assert index.prediction(A).error < 0.01
 
 
-def test_a_pod_has_no_room_for_prefixes_where_it_computes_answers(clock: ManualClock) -> None:
+def test_responses_reduce_the_capacity_for_prefixes(clock: ManualClock) -> None:
     index = PrefixIndex(clock, max_siblings=16)
     pod = Endpoint("busy")
     for start in (100, 200, 300, 400):
@@ -172,24 +174,24 @@ def go_on(index: PrefixIndex, cached_blocks: float) -> None:
     index.settle(reservation, True)
 
 
-def test_the_pod_that_gave_the_answer_has_it_too(index: PrefixIndex) -> None:
+def test_the_pod_of_the_response_has_it_cached(index: PrefixIndex) -> None:
     index.confirm(index.reserve((PROMPT,), B, ROOM))
     say(index)
     assert foreseen(index) == {A: 14, B: 10}
 
 
-def test_of_a_question_that_was_asked_again_the_last_answer_counts(index: PrefixIndex) -> None:
+def test_for_a_repeated_prompt_the_last_response_counts(index: PrefixIndex) -> None:
     say(index)
     say(index, endpoint=B)
     assert foreseen(index) == {A: 10, B: 14}
 
 
-def test_an_answer_that_is_shorter_in_the_prompt_than_it_was_is_not_expected(index: PrefixIndex) -> None:
+def test_a_response_shorter_in_the_prompt_is_not_predicted(index: PrefixIndex) -> None:
     say(index, tokens=2000)
     assert foreseen(index) == {A: 10}
 
 
-def test_an_answer_is_gone_with_its_prompt_or_its_pod(index: PrefixIndex) -> None:
+def test_a_response_is_dropped_with_its_prompt_or_pod(index: PrefixIndex) -> None:
     say(index, capacity=20)
     index.confirm(index.reserve((blocks(500, 12),), A, 20))
     assert foreseen(index) == {A: 8}
@@ -199,20 +201,20 @@ def test_an_answer_is_gone_with_its_prompt_or_its_pod(index: PrefixIndex) -> Non
     assert not index._forest.answers
 
 
-def test_an_answer_takes_room_and_goes_before_its_prompt(index: PrefixIndex) -> None:
+def test_a_response_uses_capacity_and_is_evicted_before_its_prompt(index: PrefixIndex) -> None:
     say(index, capacity=24)
     index.confirm(index.reserve((blocks(500, 11),), A, 24))
     assert (foreseen(index), index.blocks(A)) == ({A: 10}, 21)
 
 
-def test_an_answer_is_part_of_the_next_turn_once_that_is_computed(index: PrefixIndex) -> None:
+def test_a_response_is_part_of_the_next_turn_once_computed(index: PrefixIndex) -> None:
     say(index)
     go_on(index, cached_blocks=14)
     assert index.match(NEXT) == {A: 16}
     assert not index._forest.answers
 
 
-def test_a_failed_turn_leaves_the_answer(index: PrefixIndex) -> None:
+def test_a_failed_turn_keeps_the_response(index: PrefixIndex) -> None:
     say(index)
     reservation = index.reserve((NEXT,), A, ROOM)
     index.go_on(reservation, TURN)
@@ -220,21 +222,21 @@ def test_a_failed_turn_leaves_the_answer(index: PrefixIndex) -> None:
     assert foreseen(index) == {A: 14}
 
 
-def test_a_prompt_that_is_held_in_part_has_no_answer(index: PrefixIndex) -> None:
+def test_a_partly_cached_prompt_has_no_response(index: PrefixIndex) -> None:
     reservation = index.reserve((PROMPT,), A, 5)
     index.answered(reservation, 250, 4)
     index.confirm(reservation)
     assert foreseen(index) == {A: 5}
 
 
-def test_the_answers_of_a_batch_are_nobodys(index: PrefixIndex) -> None:
+def test_the_responses_of_a_batch_are_not_tracked(index: PrefixIndex) -> None:
     reservation = index.reserve((PROMPT, blocks(500, 3)), A, ROOM)
     index.answered(reservation, 250, 4)
     index.confirm(reservation)
     assert foreseen(index) == {A: 10}
 
 
-def test_answers_that_are_never_found_again_are_not_expected_until_they_are(index: PrefixIndex) -> None:
+def test_responses_never_found_again_are_not_predicted_until_found(index: PrefixIndex) -> None:
     def turn(cached_blocks: float) -> int:
         say(index)
         expected = foreseen(index)[A]
@@ -247,14 +249,14 @@ def test_answers_that_are_never_found_again_are_not_expected_until_they_are(inde
     assert [turn(14) for _ in range(20)][-1] == 14
 
 
-def test_an_answer_that_is_expected_is_part_of_the_prediction(index: PrefixIndex) -> None:
+def test_a_predicted_response_is_part_of_the_prediction(index: PrefixIndex) -> None:
     say(index)
     go_on(index, cached_blocks=14)
     assert index.prediction(A).predicted_tokens == pytest.approx(1400)
     assert index.prediction(A).error == pytest.approx(0)
 
 
-def test_the_version_changes_with_new_answers_only(index: PrefixIndex) -> None:
+def test_the_version_changes_with_new_responses_only(index: PrefixIndex) -> None:
     say(index)
     before = index.version
     say(index)

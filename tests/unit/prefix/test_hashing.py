@@ -22,32 +22,28 @@ def link_by_link(part: bytes, seed: int, depths: list[int], block_bytes: int) ->
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64 - 1), DEPTHS_OF_ANY_KIND, st.integers(1, 9))
-def test_a_chain_is_every_piece_seeded_with_the_one_before(
+def test_each_hash_of_a_chain_is_seeded_with_the_previous_one(
     part: bytes, seed: int, depths: list[int], size: int
 ) -> None:
     assert chain(part, seed, cuts(depths, size)) == link_by_link(part, seed, depths, size)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100), DEPTHS_OF_ANY_KIND, st.integers(1, 9))
-def test_two_chains_share_exactly_the_pieces_up_to_where_the_prompts_part(
-    a: bytes, b: bytes, depths: list[int], size: int
-) -> None:
+def test_two_chains_share_exactly_their_common_pieces(a: bytes, b: bytes, depths: list[int], size: int) -> None:
     one, other = (chain(part, 1, cuts(depths, size)) for part in (a, b))
     for at in range(max(len(one), len(other))):
         same = a[: depths[at + 1] * size] == b[: depths[at + 1] * size]
         assert (one[at : at + 1] == other[at : at + 1]) == same
 
 
-def test_the_first_64_blocks_have_a_hash_each_and_further_down_none_stands_for_more_than_a_32nd_of_what_is_before() -> (
-    None
-):
+def test_deep_hashes_cover_several_blocks_up_to_a_32nd_of_the_prompt_before() -> None:
     assert list(DEPTHS[:65]) == list(range(65))
     assert all(0 < end - start <= max(1, start // PER_DOUBLING) for start, end in pairwise(DEPTHS))
     assert (DEPTHS[160], DEPTHS[224]) == (512, 2048)
 
 
 @pytest.mark.parametrize("blocks", [1, 63, 64, 65, 66, 67, 127, 128, 129, 1000])
-def test_prompts_that_part_deep_down_share_what_is_before(blocks: int) -> None:
+def test_prompts_that_differ_deep_down_share_their_start(blocks: int) -> None:
     """They part with the first byte after so many blocks."""
     size = 64 * BYTES_PER_TOKEN
     start = b"x" * blocks * size
@@ -58,7 +54,7 @@ def test_prompts_that_part_deep_down_share_what_is_before(blocks: int) -> None:
 
 
 @given(st.integers(0, 400), st.integers(1, 300))
-def test_no_more_blocks_are_hashed_than_the_limit_says(blocks: int, limit: int) -> None:
+def test_hashed_blocks_are_limited(blocks: int, limit: int) -> None:
     hashes = [len(one) for one in chains(Prompt((b"x" * blocks * 256,)), "m", 64, limit)]
     assert sum(DEPTHS[one] for one in hashes) <= limit
     if blocks:
@@ -87,7 +83,7 @@ def test_every_part_of_a_batch_starts_its_own_chain() -> None:
     assert [len(one) for one in batch] == [2, 1, 2]
 
 
-def test_the_limit_holds_for_a_request_as_a_whole() -> None:
+def test_the_limit_applies_to_the_whole_request() -> None:
     prompt = Prompt((b"x" * 600, b"y" * 600, b"z"))
     assert [len(one) for one in chains(prompt, "m", 64, 4)] == [3, 1]
 
@@ -109,9 +105,7 @@ def test_hashes_are_the_same_in_every_process() -> None:
 
 
 @given(st.binary(max_size=40_000), st.binary(max_size=900), st.binary(max_size=300))
-def test_the_turn_of_a_conversation_names_the_prompt_before_its_last_answer(
-    said: bytes, answer: bytes, question: bytes
-) -> None:
+def test_a_turn_names_the_prompt_before_its_last_response(said: bytes, answer: bytes, question: bytes) -> None:
     before = b"user\n" + said.replace(b"\n", b" ") + b"\n"
     answered = before + b"assistant\n" + answer.replace(b"\n", b" ")
     whole = answered + b"\nuser\n" + question.replace(b"\n", b" ") + b"\n"
@@ -125,7 +119,7 @@ def test_the_turn_of_a_conversation_names_the_prompt_before_its_last_answer(
     assert turn.answer_bytes == len(answer)
 
 
-def test_a_turn_beyond_what_is_hashed_is_none() -> None:
+def test_a_turn_beyond_the_hashed_part_is_none() -> None:
     whole = b"user\n" + b"x" * 2000 + b"\nassistant\nhello\nuser\nyes\n"
     (hashes,) = chains(Prompt((whole,)), "m", 64, 4)
     assert last_turn(whole, "m", "", hashes, 64, 4) is None

@@ -28,7 +28,7 @@ def index(clock: ManualClock) -> PrefixIndex:
     return PrefixIndex(clock, max_siblings=16)
 
 
-def test_a_reservation_is_seen_at_once_and_a_failure_takes_it_back(index: PrefixIndex) -> None:
+def test_a_reservation_is_visible_at_once_and_a_failure_undoes_it(index: PrefixIndex) -> None:
     reservation = index.reserve((blocks(1, 5),), A, ROOM)
     assert index.match(blocks(1, 5)) == {A: 5}
     index.release(reservation)
@@ -36,14 +36,14 @@ def test_a_reservation_is_seen_at_once_and_a_failure_takes_it_back(index: Prefix
     assert (index.pairs, index.blocks(A)) == (0, 0)
 
 
-def test_a_failure_leaves_what_somebody_else_confirmed_meanwhile(index: PrefixIndex) -> None:
+def test_a_failure_keeps_blocks_confirmed_by_others(index: PrefixIndex) -> None:
     failing = index.reserve((blocks(1, 5),), A, ROOM)
     hold(index, blocks(1, 3), A)
     index.release(failing)
     assert index.match(blocks(1, 5)) == {A: 3}
 
 
-def test_a_failure_leaves_what_somebody_else_still_waits_for(index: PrefixIndex) -> None:
+def test_a_failure_keeps_blocks_reserved_by_others(index: PrefixIndex) -> None:
     failing, waiting = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
     index.release(failing)
     assert index.match(blocks(1, 5)) == {A: 5}
@@ -70,13 +70,13 @@ def test_provisional_blocks_attract_a_bounded_number_of_siblings(index: PrefixIn
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
-def test_one_good_answer_opens_the_blocks_to_any_number(index: PrefixIndex) -> None:
+def test_one_successful_response_opens_the_blocks_to_any_number(index: PrefixIndex) -> None:
     riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(40)]
     index.confirm(riders.pop())
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
-def test_siblings_are_counted_on_what_they_share_only(index: PrefixIndex) -> None:
+def test_siblings_are_counted_on_shared_blocks_only(index: PrefixIndex) -> None:
     hold(index, blocks(1, 2), A)
     for number in range(16):
         index.reserve((blocks(1, 4) + blocks(100 * (number + 1), 3),), A, ROOM)
@@ -108,7 +108,7 @@ def test_eviction_takes_the_longest_unused_chain_from_its_end(index: PrefixIndex
     assert [index.match(blocks(start, 6)) for start in (1, 11, 21)] == [{A: 4}, {A: 4}, {A: 2}]
 
 
-def test_what_was_used_again_outlives_what_was_not(index: PrefixIndex) -> None:
+def test_recently_used_blocks_outlive_unused_ones(index: PrefixIndex) -> None:
     hold(index, blocks(1, 5), A, 10)
     hold(index, blocks(11, 5), A, 10)
     hold(index, blocks(1, 2), A, 10)
@@ -130,26 +130,26 @@ def test_large_memories_are_evicted_somewhat_below_their_capacity(clock: ManualC
     assert index.blocks(A) == 6300
 
 
-def test_what_is_deep_counts_as_the_blocks_it_stands_for(index: PrefixIndex) -> None:
+def test_deep_hashes_count_as_the_blocks_they_cover(index: PrefixIndex) -> None:
     hold(index, blocks(1, 160), A)
     assert index.match(blocks(1, 160)) == {A: 512}
     assert index.match(blocks(1, 100) + blocks(1000, 60)) == {A: 144}
     assert (index.blocks(A), index.pairs) == (512, 512)
 
 
-def test_a_pod_holds_no_hash_of_which_it_has_room_for_a_part_only(index: PrefixIndex) -> None:
+def test_a_pod_holds_no_hash_for_which_it_has_only_partial_capacity(index: PrefixIndex) -> None:
     hold(index, blocks(1, 160), A, 67)
     assert (index.match(blocks(1, 160)), index.blocks(A)) == ({A: 66}, 66)
 
 
-def test_a_deep_hash_of_which_a_part_must_go_goes_as_a_whole(index: PrefixIndex) -> None:
+def test_a_deep_hash_is_evicted_as_a_whole(index: PrefixIndex) -> None:
     hold(index, blocks(1, 66), A, 100)
     hold(index, blocks(1000, 33), A, 100)
     assert (index.match(blocks(1, 66)), index.match(blocks(1000, 33))) == ({A: 66}, {A: 33})
     assert index.blocks(A) == 99
 
 
-def test_a_prompt_larger_than_the_pod_is_held_as_far_as_it_fits_and_leaks_nothing(index: PrefixIndex) -> None:
+def test_a_prompt_larger_than_the_pod_is_held_partly_and_leaks_nothing(index: PrefixIndex) -> None:
     hold(index, blocks(1, 50), A, 10)
     assert index.match(blocks(1, 50)) == {A: 10}
     hold(index, blocks(101, 50), A, 10)
@@ -158,26 +158,26 @@ def test_a_prompt_larger_than_the_pod_is_held_as_far_as_it_fits_and_leaks_nothin
     assert index.pairs == 0
 
 
-def test_what_requests_in_flight_use_is_not_evicted(index: PrefixIndex) -> None:
+def test_blocks_of_requests_in_flight_are_not_evicted(index: PrefixIndex) -> None:
     index.reserve((blocks(1, 6),), A, 10)
     hold(index, blocks(11, 10), A, 10)
     assert (index.match(blocks(1, 6)), index.match(blocks(11, 10))) == ({A: 6}, {A: 4})
 
 
-def test_a_pod_whose_memory_shrinks_gives_up_the_excess(index: PrefixIndex) -> None:
+def test_a_pod_whose_memory_shrinks_drops_the_excess(index: PrefixIndex) -> None:
     hold(index, blocks(1, 30), A, 30)
     hold(index, blocks(1, 1), A, 5)
     assert index.match(blocks(1, 30)) == {A: 5}
 
 
-def test_a_pod_whose_memory_shrinks_gives_up_the_excess_before_the_answer(index: PrefixIndex) -> None:
+def test_a_pod_whose_memory_shrinks_drops_the_excess_before_the_response(index: PrefixIndex) -> None:
     hold(index, blocks(1, 4), A, 30)
     hold(index, blocks(11, 20), A, 30)
     index.reserve((blocks(1, 4),), A, 5)
     assert (index.match(blocks(1, 4)), index.match(blocks(11, 20))) == ({A: 4}, {A: 1})
 
 
-def test_what_was_not_used_for_the_ttl_is_forgotten_on_every_pod(clock: ManualClock) -> None:
+def test_blocks_unused_for_the_ttl_are_dropped_on_every_pod(clock: ManualClock) -> None:
     index = PrefixIndex(clock, max_siblings=16, ttl=60)
     hold(index, blocks(1, 5), A)
     hold(index, blocks(1, 5), B)
@@ -198,7 +198,7 @@ def test_a_request_in_flight_keeps_its_blocks_beyond_the_ttl(clock: ManualClock)
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
-def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: PrefixIndex) -> None:
+def test_a_removed_pod_is_void_at_once_and_its_bit_is_not_inherited(index: PrefixIndex) -> None:
     many = 3 * WORK
     for number in range(many):
         hold(index, blocks(10 * number, 1), A)
@@ -213,7 +213,7 @@ def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: Pre
     assert index.pairs == 4
 
 
-def test_a_forgotten_pod_is_cleared_by_requests_that_add_nothing(index: PrefixIndex) -> None:
+def test_a_removed_pod_is_cleared_by_later_requests(index: PrefixIndex) -> None:
     hold(index, blocks(5, 1), B)
     for number in range(3 * WORK):
         hold(index, blocks(10 * number + 10, 1), A)
@@ -223,7 +223,7 @@ def test_a_forgotten_pod_is_cleared_by_requests_that_add_nothing(index: PrefixIn
     assert index.pairs == 1
 
 
-def test_numbers_of_cleared_pods_are_given_out_again(index: PrefixIndex) -> None:
+def test_numbers_of_cleared_pods_are_reused(index: PrefixIndex) -> None:
     for number in range(100):
         passing = Endpoint(f"pod-{number}")
         hold(index, blocks(1, 5), passing)
@@ -232,7 +232,7 @@ def test_numbers_of_cleared_pods_are_given_out_again(index: PrefixIndex) -> None
     assert index.bytes < 5000
 
 
-def test_a_reservation_on_a_forgotten_pod_is_void(index: PrefixIndex) -> None:
+def test_a_reservation_on_a_removed_pod_is_void(index: PrefixIndex) -> None:
     confirmed, released = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
     index.forget(A)
     hold(index, blocks(1, 3), A)
@@ -241,13 +241,13 @@ def test_a_reservation_on_a_forgotten_pod_is_void(index: PrefixIndex) -> None:
     assert index.match(blocks(1, 5)) == {A: 3}
 
 
-def test_forgetting_an_unknown_pod_changes_nothing(index: PrefixIndex) -> None:
+def test_removing_an_unknown_pod_changes_nothing(index: PrefixIndex) -> None:
     hold(index, blocks(1, 5), A)
     index.forget(B)
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
-def test_the_version_changes_with_what_a_match_finds_and_not_with_matches(index: PrefixIndex) -> None:
+def test_the_version_changes_with_the_matches_and_not_by_matching(index: PrefixIndex) -> None:
     empty = index.version
     reservation = index.reserve((blocks(1, 5),), A, ROOM)
     reserved = index.version
@@ -261,7 +261,7 @@ def test_the_version_changes_with_what_a_match_finds_and_not_with_matches(index:
     assert empty < reserved < released < held < index.version
 
 
-def test_the_version_stays_while_requests_use_what_is_known(index: PrefixIndex) -> None:
+def test_the_version_stays_while_requests_use_known_blocks(index: PrefixIndex) -> None:
     for length in (2, 5):
         hold(index, blocks(1, length), A)
     version = index.version
@@ -280,7 +280,7 @@ def test_the_version_changes_when_siblings_close_provisional_blocks_and_when_the
     assert before < closed < index.version
 
 
-def test_a_request_whose_blocks_are_cut_while_it_is_in_flight_frees_all_of_them(index: PrefixIndex) -> None:
+def test_a_request_whose_blocks_are_truncated_in_flight_frees_all(index: PrefixIndex) -> None:
     hold(index, blocks(1, 8), A, 10)
     long_one = index.reserve((blocks(1, 8),), A, 10)
     short_one = index.reserve((blocks(1, 3),), A, 10)
@@ -290,7 +290,7 @@ def test_a_request_whose_blocks_are_cut_while_it_is_in_flight_frees_all_of_them(
     assert (index.match(blocks(1, 8)), index.match(blocks(11, 10))) == ({}, {A: 10})
 
 
-def test_what_was_in_flight_for_long_is_used_last_when_it_ends(index: PrefixIndex) -> None:
+def test_blocks_of_a_long_request_are_recently_used_at_its_end(index: PrefixIndex) -> None:
     hold(index, blocks(1, 3), A, 10)
     long_one = index.reserve((blocks(1, 3),), A, 10)
     hold(index, blocks(11, 4), A, 10)
@@ -308,7 +308,7 @@ def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int
     return kept
 
 
-def test_predictions_are_kept_beside_what_the_engine_reported(index: PrefixIndex) -> None:
+def test_predictions_are_kept_with_the_reports_of_the_engine(index: PrefixIndex) -> None:
     assert report(index, cached=0)
     assert index.prediction(A) == Prediction(0, 0)
     assert report(index, cached=900)
@@ -316,18 +316,18 @@ def test_predictions_are_kept_beside_what_the_engine_reported(index: PrefixIndex
     assert index.prediction(B) == Prediction(0, 0)
 
 
-def test_a_pod_that_keeps_missing_predicted_hits_is_forgotten(index: PrefixIndex) -> None:
+def test_a_pod_that_keeps_missing_predicted_hits_is_cleared(index: PrefixIndex) -> None:
     hold(index, blocks(1, 10), A)
     assert [report(index, cached=0) for _ in range(3)] == [True, True, False]
     assert index.match(blocks(1, 10)) == {}
 
 
-def test_a_single_hit_restores_the_trust(index: PrefixIndex) -> None:
+def test_a_single_hit_ends_the_suspicion(index: PrefixIndex) -> None:
     hold(index, blocks(1, 10), A)
     assert all(report(index, cached) for cached in (0, 0, 500, 0, 0))
 
 
-def test_blocks_that_no_answer_had_confirmed_are_no_prediction(index: PrefixIndex) -> None:
+def test_unconfirmed_blocks_are_not_predicted(index: PrefixIndex) -> None:
     siblings = [index.reserve((blocks(1, 10),), A, ROOM) for _ in range(5)]
     for sibling in siblings:
         assert index.observe(sibling, 1000, 0)
@@ -335,7 +335,7 @@ def test_blocks_that_no_answer_had_confirmed_are_no_prediction(index: PrefixInde
     assert index.prediction(A) == Prediction(0, 0)
 
 
-def test_predictions_weigh_a_hash_by_what_it_stands_for(index: PrefixIndex) -> None:
+def test_predictions_weight_a_hash_by_its_blocks(index: PrefixIndex) -> None:
     hold(index, blocks(1, 96), A)
     report(index, cached=0, length=128, prompt_tokens=256 * 64)
     assert index.prediction(A) == Prediction(128 * 64, 0, 0.5)

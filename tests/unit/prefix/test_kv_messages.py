@@ -37,7 +37,7 @@ def ids(*tokens: int) -> bytes:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_what_an_engine_published_is_understood(sample: Path) -> None:
+def test_messages_of_a_real_engine_are_parsed(sample: Path) -> None:
     batches = [kv_messages.batch(payload) for payload in payloads(sample)]
     assert batches
     assert [odd_of(batch) for batch in batches] == [0] * len(batches)
@@ -47,7 +47,7 @@ def test_what_an_engine_published_is_understood(sample: Path) -> None:
         assert event.medium == "gpu"
 
 
-def test_adapters_and_salts_are_read_from_what_an_engine_published() -> None:
+def test_adapters_and_salts_of_a_real_engine_are_parsed() -> None:
     (sample,) = [path for path in SAMPLES if path.stem == "bytes_and_adapters"]
     events = [event for payload in payloads(sample) for event in events_of(kv_messages.batch(payload))]
     stored = [event for event in events if isinstance(event, BlocksStored)]
@@ -56,7 +56,7 @@ def test_adapters_and_salts_are_read_from_what_an_engine_published() -> None:
     assert all(isinstance(name, bytes) for event in stored for name in event.hashes)
 
 
-def test_arrays_and_maps_say_the_same() -> None:
+def test_arrays_and_maps_are_equivalent() -> None:
     stored = ["BlockStored", [1, 2], 9, [5, 6, 7, 8], 2, None, "CPU", "poems", [["poems", "salt"], ["poems"]], 1]
     names = ["type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"]
     names += ["extra_keys", "group_idx"]
@@ -74,26 +74,26 @@ def test_arrays_and_maps_say_the_same() -> None:
     ]
 
 
-def test_fields_that_are_left_out_at_the_end_are_as_if_they_were_not_needed() -> None:
+def test_omitted_last_fields_have_their_defaults() -> None:
     batch = read(["BlockStored", [1], None, [5, 6], 2], ["BlockRemoved", [1]])
     assert events_of(batch) == [BlocksStored([1], None, ids(5, 6), 2), BlocksRemoved([1])]
     assert batch.rank == 0
     assert read(rank=3).rank == 3
 
 
-def test_further_fields_of_later_versions_are_ignored() -> None:
+def test_additional_fields_of_later_versions_are_ignored() -> None:
     array_form = ["BlockStored", [1], None, [5], 1, None, "GPU", None, None, 0, "full_attention", None, "new", "newer"]
     map_form = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "surprise": {"a": 1}}
     assert len(events_of(read(array_form, map_form))) == 2
 
 
-def test_an_adapter_that_has_only_a_number_is_not_its_base() -> None:
+def test_an_adapter_with_only_a_number_is_not_its_base_model() -> None:
     (event,) = events_of(read(["BlockStored", [1], None, [5], 1, 7]))
     assert isinstance(event, BlocksStored)
     assert event.lora == "#7"
 
 
-def test_layers_that_need_only_some_of_the_blocks_are_left_out() -> None:
+def test_layers_that_need_only_some_blocks_are_left_out() -> None:
     sliding = {"type": "BlockStored", "block_hashes": [1], "token_ids": [5], "block_size": 1, "group_idx": 1}
     batch = read(sliding | {"kv_cache_spec_kind": "sliding_window"}, sliding | {"kv_cache_spec_kind": "mla_attention"})
     assert len(events_of(batch)) == 1
@@ -129,13 +129,13 @@ def test_layers_that_need_only_some_of_the_blocks_are_left_out() -> None:
     ],
     ids=str,
 )
-def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: Any) -> None:
+def test_a_malformed_event_is_skipped_and_counted(event: Any) -> None:
     batch = read(event, ["BlockRemoved", [1]])
     assert events_of(batch) == [BlocksRemoved([1])]
     assert odd_of(batch) == 1
 
 
-def test_a_large_batch_is_read_in_steps() -> None:
+def test_a_large_batch_is_parsed_in_steps() -> None:
     steps = list(
         read(
             *(["BlockRemoved", [number]] for number in range(2 * kv_messages.STEP + 1)), *[None] * kv_messages.STEP
@@ -150,7 +150,7 @@ def test_a_large_batch_is_read_in_steps() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_batch_or_garbled(payload: bytes) -> None:
+def test_any_bytes_are_a_batch_or_malformed(payload: bytes) -> None:
     try:
         batch = kv_messages.batch(payload)
     except Garbled:
@@ -161,12 +161,12 @@ def test_any_bytes_are_a_batch_or_garbled(payload: bytes) -> None:
 @pytest.mark.parametrize(
     "payload", [7, None, [], [1.0], [1.0, None], ["now", []], [True, []], [1.0, [], -1], [1.0, [], 1 << 40]], ids=str
 )
-def test_what_is_no_batch_is_garbled(payload: Any) -> None:
+def test_an_invalid_batch_is_malformed(payload: Any) -> None:
     with pytest.raises(Garbled):
         kv_messages.batch(msgpack.packb(payload))
 
 
-def test_a_message_has_three_frames_and_a_replayed_one_an_empty_one_more() -> None:
+def test_a_message_has_three_frames_and_a_replayed_one_an_additional_empty_one() -> None:
     number = (258).to_bytes(8, "big")
     assert kv_messages.message([b"topic", number, b"x"]) == ("topic", 258, b"x")
     assert (

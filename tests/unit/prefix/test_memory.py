@@ -53,7 +53,7 @@ def test_a_block_on_a_pod_of_eight_costs_less_than_150_bytes() -> None:
 
 @pytest.mark.parametrize("pods", [1, 8, 100])
 @pytest.mark.parametrize("length", [1, 7, 300])
-def test_the_ceiling_holds_whatever_is_sent(pods: int, length: int) -> None:
+def test_the_limit_holds_with_any_requests(pods: int, length: int) -> None:
     ceiling, generator, endpoints = 200_000, random.Random(2), fleet(pods)
     index = PrefixIndex(ManualClock(), max_siblings=16, max_bytes=ceiling)
     for _ in range(700):
@@ -64,7 +64,7 @@ def test_the_ceiling_holds_whatever_is_sent(pods: int, length: int) -> None:
     assert index.match(chain), "the latest request is what the ceiling forgets last"
 
 
-def test_beyond_the_ceiling_the_longest_unused_goes_whichever_pod_has_it() -> None:
+def test_beyond_the_limit_the_longest_unused_block_of_any_pod_is_evicted() -> None:
     clock = ManualClock()
     old, new = fleet(2)
     index = PrefixIndex(clock, max_siblings=16, max_bytes=20_000)
@@ -76,7 +76,7 @@ def test_beyond_the_ceiling_the_longest_unused_goes_whichever_pod_has_it() -> No
     assert (index.match([1, 2, 3]), index.match([7]), index.match([995])) == ({}, {old: 1}, {new: 1})
 
 
-def test_requests_in_flight_cannot_exceed_the_ceiling_by_more_than_one_of_them() -> None:
+def test_requests_in_flight_exceed_the_limit_by_at_most_one() -> None:
     index = PrefixIndex(ManualClock(), max_siblings=16, max_bytes=20_000)
     generator, (pod,) = random.Random(3), fleet(1)
     for _ in range(500):
@@ -84,7 +84,7 @@ def test_requests_in_flight_cannot_exceed_the_ceiling_by_more_than_one_of_them()
     assert index.bytes < 20_000 + 2000
 
 
-def test_a_fleet_that_changes_all_the_time_leaves_nothing() -> None:
+def test_a_fleet_that_changes_constantly_leaks_nothing() -> None:
     index = PrefixIndex(ManualClock(), max_siblings=16)
     generator = random.Random(4)
     for _ in range(300):

@@ -45,27 +45,27 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(text: str) -> None:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.text(alphabet="aB \n.7é", min_size=1, max_size=300), max_size=6))
-def test_a_long_stretch_is_cut_at_lines_and_has_the_same_tokens(lines: list[str]) -> None:
+def test_a_long_text_is_split_at_lines_with_the_same_tokens(lines: list[str]) -> None:
     text = "\n".join([line * 40 for line in lines])
     pieces = list(lines_only().pieces(text))
     assert "".join(pieces) == text
     assert list(chain.from_iterable(encode(pieces))) == encode([text])[0]
 
 
-def test_texts_that_begin_alike_are_cut_alike() -> None:
+def test_texts_with_a_common_start_are_split_alike() -> None:
     common = "".join(f"Line {number} of many, with some words in it.\n" for number in range(1000))
     one, other = list(cutter().pieces(common + "One end")), list(cutter().pieces(common + "Another end"))
     assert len(one) > len(common) // (2 * STRETCH)
     assert one[:-1] == other[:-1]
 
 
-def test_a_conversation_that_grew_has_the_pieces_it_had() -> None:
+def test_a_grown_conversation_keeps_its_pieces() -> None:
     before = "<|start|>user\nHello<|end|>\n<|start|>assistant\n"
     after = before + "Hi<|end|>\n<|start|>user\nBye<|end|>\n"
     assert list(cutter().pieces(after))[:2] == list(cutter().pieces(before))[:2]
 
 
-def test_a_tokenizer_whose_tokens_reach_across_a_cut_is_not_cut_there() -> None:
+def test_texts_are_not_split_where_tokens_span() -> None:
     """One that puts a space before every text: the second piece would get one that is not there."""
     spaced = tokenizers.Tokenizer.from_str(trained().to_str())
     spaced.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -78,7 +78,7 @@ def test_a_tokenizer_whose_tokens_reach_across_a_cut_is_not_cut_there() -> None:
     assert len(list(lines_only().pieces(text))) > 1
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
+def test_the_oldest_piece_is_evicted_first() -> None:
     cache = PieceCache(1000)
     for piece in ("a", "b", "c"):
         cache.add(piece, packed([1]))

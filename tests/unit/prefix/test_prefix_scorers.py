@@ -54,7 +54,7 @@ def test_by_default_the_score_is_the_matched_share_of_the_prompt() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 1000), st.floats(0, 1), st.integers(1, 100_000))
-def test_matched_length_and_ratio_are_weighed(blocks: int, total: int, weight: float, scale: int) -> None:
+def test_matched_length_and_ratio_are_weighted(blocks: int, total: int, weight: float, scale: int) -> None:
     blocks = min(blocks, total)
     scorer = PrefixCacheScorer(weight, scale)
     (score,) = scorer.score(RUN, ask(blocks, total=total), PODS[:1])
@@ -64,7 +64,7 @@ def test_matched_length_and_ratio_are_weighed(blocks: int, total: int, weight: f
 
 
 @pytest.mark.parametrize("request_", [UNKNOWN, ask(3, 4, total=0)])
-def test_where_nothing_is_known_all_score_0(request_: InferenceRequest) -> None:
+def test_without_a_match_all_score_0(request_: InferenceRequest) -> None:
     assert prefix_scorer().score(RUN, request_, PODS) == [0.0] * 4
 
 
@@ -109,14 +109,14 @@ def test_endpoints_that_never_got_a_cold_prompt_rank_in_their_order() -> None:
     assert no_hit().score(RUN, ask(0), PODS) == pytest.approx([1, 2 / 3, 1 / 3, 0])
 
 
-def test_used_endpoints_rank_behind_by_how_long_ago_they_were_used() -> None:
+def test_used_endpoints_rank_by_the_time_of_their_last_use() -> None:
     scorer = no_hit(PODS[2], PODS[0])
     assert scorer.score(RUN, ask(0), PODS) == pytest.approx([0, 1, 1 / 3, 2 / 3])
     send(scorer, ask(0), PODS[2])
     assert scorer.score(RUN, ask(0), PODS) == pytest.approx([1 / 3, 1, 0, 2 / 3])
 
 
-def test_only_the_order_among_the_candidates_counts() -> None:
+def test_only_the_order_of_the_candidates_counts() -> None:
     assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[0]]) == [0.0, 1.0]
     assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[1]]) == [0.0, 1.0], "two others, of another stage, are older"
     assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[1], PODS[0]]) == [0.0, 0.5, 1.0]
@@ -133,25 +133,25 @@ def test_each_stage_of_a_cold_request_counts_for_its_own_pod() -> None:
     assert scorer.score(RUN, ask(0), [decode, another]) == [0.0, 1.0]
 
 
-def test_a_prompt_without_state_is_cold_to_score_and_leaves_the_lru_alone() -> None:
+def test_a_prompt_without_state_is_cold_and_does_not_change_the_lru() -> None:
     scorer = no_hit()
     assert scorer.score(RUN, UNKNOWN, PODS[:2]) == [1.0, 0.0]
     send(scorer, UNKNOWN, PODS[0])
     assert scorer.score(RUN, ask(0), PODS[:2]) == [1.0, 0.0]
 
 
-def test_a_warm_request_leaves_the_lru_alone() -> None:
+def test_a_warm_request_does_not_change_the_lru() -> None:
     scorer = no_hit()
     send(scorer, ask(0, 3), PODS[0])
     assert scorer.score(RUN, ask(0), PODS[:2]) == [1.0, 0.0]
 
 
-def test_scoring_does_not_move_the_lru() -> None:
+def test_scoring_does_not_change_the_lru() -> None:
     scorer = no_hit(PODS[0])
     assert scorer.score(RUN, ask(0), PODS) == scorer.score(RUN, ask(0), PODS)
 
 
-def test_the_lru_remembers_so_many_endpoints_and_forgets_removed_ones() -> None:
+def test_the_lru_is_bounded_and_drops_removed_endpoints() -> None:
     assert no_hit(PODS[0], PODS[1], size=1).score(RUN, ask(0), PODS[:2]) == [1.0, 0.0]
     scorer = no_hit(PODS[0])
     assert scorer.score(RUN, ask(0), PODS[:2]) == [0.0, 1.0]

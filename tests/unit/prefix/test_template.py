@@ -40,36 +40,36 @@ def rendered(source: str, *messages: Any, **variables: Any) -> str:
 
 
 @pytest.mark.parametrize("source", IN_PARTS)
-def test_a_template_that_goes_through_parts_wants_parts(source: str) -> None:
+def test_a_template_that_iterates_parts_gets_parts(source: str) -> None:
     assert template(source).in_parts
 
 
 @pytest.mark.parametrize("source", AS_TEXT)
-def test_any_other_wants_texts(source: str) -> None:
+def test_other_templates_get_texts(source: str) -> None:
     assert not template(source).in_parts
 
 
-def test_what_is_configured_counts_for_more() -> None:
+def test_the_configuration_takes_precedence() -> None:
     assert ChatTemplate(AS_TEXT[0], lambda: 0.0, "openai", {}).in_parts
     assert not ChatTemplate(IN_PARTS[0], lambda: 0.0, "string", {}).in_parts
 
 
-def test_it_sees_special_tokens_and_shows_json_as_it_is() -> None:
+def test_special_tokens_are_available_and_json_is_unescaped() -> None:
     source = "{{ bos_token }}{{ tools[0] | tojson }}{{ tools | tojson(indent=2) | length }}{{ documents is none }}"
     assert rendered(source, tools=[{"a": "<ü>"}]) == '<s>{"a": "<ü>"}26True'
 
 
-def test_lines_that_hold_only_tags_leave_nothing() -> None:
+def test_lines_with_only_tags_leave_nothing() -> None:
     source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}"
     assert rendered(source, {"role": "user", "content": "a"}) == "a\n"
 
 
-def test_loops_may_be_left_and_training_marks_show_nothing() -> None:
+def test_loop_controls_and_generation_tags_are_supported() -> None:
     source = "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration %}{% break %}{% endfor %}"
     assert rendered(source, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}) == "a"
 
 
-def test_the_day_is_the_clock_s() -> None:
+def test_the_date_comes_from_the_clock() -> None:
     assert rendered("{{ strftime_now('%Y') }}") == "1971"
 
 

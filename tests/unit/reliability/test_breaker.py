@@ -95,7 +95,7 @@ class World:
         self._timers.append((self.clock.now() + seconds, call))
 
 
-def test_so_many_failures_within_the_window_open_it() -> None:
+def test_failures_within_the_window_open_it() -> None:
     world = World(failures=3)
     world.fail(2)
     assert world.doubts == set()
@@ -103,7 +103,7 @@ def test_so_many_failures_within_the_window_open_it() -> None:
     assert (world.state, world.doubts) == ("open", {OPEN})
 
 
-def test_failures_that_are_too_old_do_not_count_and_the_pod_is_watched_no_more() -> None:
+def test_old_failures_do_not_count_and_the_pod_is_watched_no_more() -> None:
     world = World(failures=3, window=30)
     world.fail(2)
     assert world.pod.is_watched
@@ -115,7 +115,7 @@ def test_failures_that_are_too_old_do_not_count_and_the_pod_is_watched_no_more()
     assert not world.pod.is_watched
 
 
-def test_a_pod_that_serves_more_than_it_fails_stays() -> None:
+def test_a_pod_that_succeeds_more_than_it_fails_stays() -> None:
     world = World(failures=3)
     world.fail()
     world.succeed(10)
@@ -126,7 +126,7 @@ def test_a_pod_that_serves_more_than_it_fails_stays() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-def test_what_the_client_did_wrong_does_not_count(status: int) -> None:
+def test_client_errors_do_not_count(status: int) -> None:
     world = World(failures=1)
     world.end(world.begin(), status=status)
     world.end(world.begin(), ending=Ending.CLIENT_GONE)
@@ -139,7 +139,7 @@ def test_what_the_client_did_wrong_does_not_count(status: int) -> None:
 @pytest.mark.parametrize(
     ("limit", "state"), [({TIME_LIMIT: "100"}, "closed"), ({}, "open")], ids=["client", "operator"]
 )
-def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
+def test_a_deadline_of_the_client_does_not_count(
     limit: dict[str, str], state: str, error: UpstreamTimedOut | None
 ) -> None:
     world = World(failures=1)
@@ -151,7 +151,7 @@ def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
     assert world.state == state
 
 
-def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed() -> None:
+def test_a_timeout_before_the_clients_deadline_counts() -> None:
     world = World(failures=1)
     request = InferenceRequest("r", "/", "m", headers={TIME_LIMIT: "100000"}, deadline=world.clock.now() + 100)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
@@ -161,21 +161,21 @@ def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed()
 
 
 @pytest.mark.parametrize("error", [FAILED, Declined(503), UpstreamTimedOut("no byte"), BadGateway("during the upload")])
-def test_what_the_pod_did_wrong_counts(error: Exception) -> None:
+def test_errors_of_the_pod_count(error: Exception) -> None:
     world = World(failures=1)
     world.fail(error=error)
     assert world.state == "open"
 
 
 @pytest.mark.parametrize("ending", [Ending.UPSTREAM_FAILED, Ending.TIMED_OUT])
-def test_a_stream_that_was_cut_counts_and_so_does_a_500_that_went_to_the_client(ending: Ending) -> None:
+def test_a_broken_stream_and_a_500_to_the_client_count(ending: Ending) -> None:
     world = World(failures=2)
     world.end(world.begin(), ending=ending)
     world.end(world.begin(), status=500)
     assert world.state == "open"
 
 
-def test_after_a_while_one_request_tries_it_and_closes_it() -> None:
+def test_after_a_while_one_trial_request_closes_it() -> None:
     world = World(failures=1, open=10)
     world.fail()
     world.wait(9)
@@ -189,7 +189,7 @@ def test_after_a_while_one_request_tries_it_and_closes_it() -> None:
     assert not world.pod.is_watched
 
 
-def test_a_probe_that_fails_opens_it_again() -> None:
+def test_a_failed_trial_request_opens_it_again() -> None:
     world = World(failures=1, open=10)
     world.fail()
     world.wait(10)
@@ -199,7 +199,7 @@ def test_a_probe_that_fails_opens_it_again() -> None:
     assert world.state == "half-open"
 
 
-def test_there_are_never_more_probes_than_allowed() -> None:
+def test_trial_requests_are_limited() -> None:
     world = World(failures=1, probes=2)
     world.fail()
     world.wait(10)
@@ -217,7 +217,7 @@ def begins(attempt: Attempt) -> None:
         listener(attempt)
 
 
-def test_the_first_byte_of_a_probe_is_enough() -> None:
+def test_the_first_byte_of_a_trial_request_suffices() -> None:
     world = World(failures=1)
     world.fail()
     world.wait(10)
@@ -229,7 +229,7 @@ def test_the_first_byte_of_a_probe_is_enough() -> None:
     assert world.state == "open", "it counts as any other"
 
 
-def test_legs_from_before_it_opened_decide_nothing() -> None:
+def test_attempts_from_before_it_opened_do_not_count() -> None:
     world = World(failures=1)
     old = world.begin()
     world.fail()
@@ -238,7 +238,7 @@ def test_legs_from_before_it_opened_decide_nothing() -> None:
     assert world.state == "half-open"
 
 
-def test_a_pod_that_takes_no_connection_is_left_alone_for_a_second() -> None:
+def test_a_pod_that_refuses_connections_is_avoided_for_a_second() -> None:
     world = World()
     world.fail(error=ConnectRefused("nobody"))
     assert (world.state, world.doubts) == ("closed", {UNREACHABLE})
@@ -250,7 +250,7 @@ def test_a_pod_that_takes_no_connection_is_left_alone_for_a_second() -> None:
     assert world.doubts == set()
 
 
-def test_a_pod_that_asks_for_a_rest_gets_it_within_reason() -> None:
+def test_a_retry_after_of_a_pod_is_respected_within_limits() -> None:
     world = World()
     world.fail(error=Declined(429))
     assert world.doubts == set()
@@ -264,7 +264,7 @@ def test_a_pod_that_asks_for_a_rest_gets_it_within_reason() -> None:
     assert world.doubts == set()
 
 
-def test_a_pod_that_says_it_is_shutting_down_gets_nothing_until_it_is_another_process() -> None:
+def test_a_pod_that_reports_its_shutdown_is_avoided_until_it_restarts() -> None:
     world = World()
     world.fail(error=Declined(500, text='{"error":{"message":"cannot schedule new futures after shutdown"}}'))
     assert world.doubts == {LEAVING}
@@ -272,7 +272,7 @@ def test_a_pod_that_says_it_is_shutting_down_gets_nothing_until_it_is_another_pr
     assert world.doubts == set()
 
 
-def test_a_pod_that_is_forgotten_has_nothing_against_it() -> None:
+def test_a_removed_pod_has_no_ejection_reasons() -> None:
     world = World(failures=1)
     world.fail()
     world.fail(error=ConnectRefused("nobody"))
@@ -282,7 +282,7 @@ def test_a_pod_that_is_forgotten_has_nothing_against_it() -> None:
     assert world.state == "closed"
 
 
-def test_a_breaker_that_opened_at_a_sibling_is_open_here_and_tries_by_its_own_timer() -> None:
+def test_a_breaker_that_opened_at_a_sibling_is_open_here_with_its_own_timer() -> None:
     world = World(open=10.0)
     world.breakers.hear(world.pod, True)
     assert (world.state, world.doubts) == ("open", {OPEN})
@@ -294,7 +294,7 @@ def test_a_breaker_that_opened_at_a_sibling_is_open_here_and_tries_by_its_own_ti
     assert (world.state, world.doubts, world.told) == ("closed", set(), [False])
 
 
-def test_siblings_are_told_when_it_opens_and_when_it_closes() -> None:
+def test_opening_and_closing_are_published_to_siblings() -> None:
     world = World(failures=2, open=10.0)
     world.fail(2)
     assert world.told == [True]
@@ -306,14 +306,14 @@ def test_siblings_are_told_when_it_opens_and_when_it_closes() -> None:
     assert world.told == [True, True, False]
 
 
-def test_what_a_sibling_says_is_not_told_again() -> None:
+def test_received_changes_are_not_published_again() -> None:
     world = World()
     for is_open in (True, True, False, False):
         world.breakers.hear(world.pod, is_open)
     assert (world.state, world.doubts, world.told, world.pod.is_watched) == ("closed", set(), [], False)
 
 
-def test_a_probe_that_failed_at_a_sibling_ends_the_trial_here() -> None:
+def test_a_failed_trial_request_at_a_sibling_ends_the_trial_here() -> None:
     world = World(open=10.0)
     world.breakers.hear(world.pod, True)
     world.wait(10.0)
@@ -323,7 +323,7 @@ def test_a_probe_that_failed_at_a_sibling_ends_the_trial_here() -> None:
     assert world.state == "half-open"
 
 
-def test_where_others_may_try_first_it_is_tried_later() -> None:
+def test_if_others_may_try_first_the_trial_is_later() -> None:
     world = World(failures=1, open=10.0)
     world.others_first = 0.5
     world.fail()
@@ -333,7 +333,7 @@ def test_where_others_may_try_first_it_is_tried_later() -> None:
     assert world.state == "half-open"
 
 
-def test_while_one_tries_it_the_others_hold_off() -> None:
+def test_while_one_process_tries_the_others_wait() -> None:
     world = World(failures=1, open=10.0)
     world.fail()
     world.wait(9.0)
@@ -351,7 +351,7 @@ def test_while_one_tries_it_the_others_hold_off() -> None:
     assert world.state == "closed"
 
 
-def test_who_tries_it_says_so_and_is_not_held_off_by_one_who_does_the_same() -> None:
+def test_a_trial_is_published_and_not_stopped_by_a_simultaneous_one() -> None:
     world = World(failures=1, open=10.0, probes=2)
     world.fail()
     world.wait(10.0)
@@ -365,7 +365,7 @@ def test_who_tries_it_says_so_and_is_not_held_off_by_one_who_does_the_same() -> 
     assert (world.state, world.told) == ("closed", [True, False])
 
 
-def test_a_proxy_without_file_descriptors_says_nothing_about_the_pod() -> None:
+def test_missing_file_descriptors_of_the_proxy_do_not_count() -> None:
     world = World(failures=2)
     world.fail(5, OutOfFiles("no connection"))
     assert (world.state, world.doubts) == ("closed", set())

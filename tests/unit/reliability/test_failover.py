@@ -89,17 +89,17 @@ class World:
         self.clock.advance(seconds)
 
 
-async def test_the_next_in_rank_is_asked_and_nobody_twice_while_others_are_left() -> None:
+async def test_the_next_in_rank_is_tried_and_no_pod_twice_while_others_are_left() -> None:
     assert await World("abcd", attempts=9).journey(*[GARBLED] * 5) == "abcdab"
 
 
-async def test_pods_that_the_decision_did_not_know_come_before_a_second_try() -> None:
+async def test_new_pods_are_tried_before_a_second_try() -> None:
     world = World("ab", attempts=9)
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
     assert await world.journey(*[GARBLED] * 4) == "abxab"
 
 
-async def test_an_answer_that_declines_is_not_for_the_client_while_a_newcomer_is_left() -> None:
+async def test_a_refusal_is_not_passed_on_while_a_new_pod_is_left() -> None:
     world = World("a")
     leg = world.first()
     assert not world.failover.takes(leg, 503)
@@ -107,7 +107,7 @@ async def test_an_answer_that_declines_is_not_for_the_client_while_a_newcomer_is
     assert world.failover.takes(leg, 503)
 
 
-async def test_who_has_a_stored_response_is_the_only_one_asked() -> None:
+async def test_only_the_pod_with_the_stored_response_is_tried() -> None:
     world = World("a")
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
     leg = world.first()
@@ -116,7 +116,7 @@ async def test_who_has_a_stored_response_is_the_only_one_asked() -> None:
     assert await world.journey(GARBLED, attempt=leg) == "aa"
 
 
-async def test_attempts_are_pods_that_had_the_request() -> None:
+async def test_attempts_count_pods_that_got_the_request() -> None:
     assert await World("abcd").journey(GARBLED, GARBLED, GARBLED) == "abc AllFailed"
     assert await World("abcd").journey(REFUSED, REFUSED, GARBLED, GARBLED, GARBLED) == "abcda AllFailed"
 
@@ -127,13 +127,13 @@ async def test_a_single_pod_is_tried_again_after_a_while() -> None:
     assert len(world.slept) == 2
 
 
-async def test_pods_that_take_no_connection_are_not_waited_for() -> None:
+async def test_unreachable_pods_cost_no_delay() -> None:
     world = World("abcdefgh")
     assert await world.journey(*[REFUSED] * 7) == "abcdefgh"
     assert world.slept == []
 
 
-async def test_others_are_asked_later_and_later_and_never_all_at_the_same_time() -> None:
+async def test_retries_are_delayed_increasingly_and_with_jitter() -> None:
     world = World("abcdefgh", attempts=8, backoff=Backoff(0.1, 1.0))  # type: ignore[arg-type]
     await world.journey(*[GARBLED] * 7)
     for slept, longest in zip(world.slept, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0], strict=True):
@@ -142,7 +142,7 @@ async def test_others_are_asked_later_and_later_and_never_all_at_the_same_time()
 
 
 @pytest.mark.parametrize("state", [EndpointState.DRAINING, EndpointState.EJECTED])
-async def test_pods_that_are_not_ready_any_more_are_passed_over(state: EndpointState) -> None:
+async def test_pods_that_are_no_longer_ready_are_skipped(state: EndpointState) -> None:
     world = World()
     update(world.pods[1], state=state)
     assert await world.journey(GARBLED) == "ac"
@@ -151,7 +151,7 @@ async def test_pods_that_are_not_ready_any_more_are_passed_over(state: EndpointS
     assert await world.journey(GARBLED) == "a AllFailed"
 
 
-async def test_who_took_the_request_and_is_silent_is_followed_while_there_is_time() -> None:
+async def test_a_silent_pod_is_followed_by_another_within_the_deadline() -> None:
     late = UpstreamTimedOut("no byte")
     assert await World().journey(late) == "ab"
     assert await World().journey(late, late, late) == "abc GatewayTimeout"
@@ -163,7 +163,7 @@ async def test_silence_counts_as_504() -> None:
     assert await World(on=("connect", "reset")).journey(UpstreamTimedOut("no byte")) == "a GatewayTimeout"
 
 
-async def test_nobody_is_asked_when_the_client_would_not_wait_for_it() -> None:
+async def test_no_pod_is_tried_after_the_clients_deadline() -> None:
     world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
     assert await world.journey(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
     assert world.slept == []
@@ -178,7 +178,7 @@ async def test_a_rank_out_of_range_is_followed_at_once_and_counts_for_no_attempt
     assert await world.journey(refused, refused, refused, refused) == "abcd AllFailed"
 
 
-async def test_what_is_not_listed_is_not_tried_again() -> None:
+async def test_unlisted_statuses_are_not_retried() -> None:
     world = World(on=("connect",))
     assert await world.journey(GARBLED) == "a AllFailed"
     assert await world.journey(REFUSED) == "ab"
@@ -186,12 +186,12 @@ async def test_what_is_not_listed_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("status", "taken"), [(500, True), (503, True), (429, True), (501, False), (404, False)])
-def test_answers_of_some_statuses_are_not_for_the_client(status: int, taken: bool) -> None:
+def test_responses_with_listed_statuses_are_not_passed_on(status: int, taken: bool) -> None:
     world = World()
     assert world.failover.takes(world.first(), status) is taken
 
 
-def test_a_404_is_for_the_client_unless_another_ready_pod_lists_the_model() -> None:
+def test_a_404_is_passed_on_unless_another_ready_pod_lists_the_model() -> None:
     world = World("abc")
     assert not world.failover.takes(world.first(), 404)
     update(world.pods[2], models=frozenset({"m"}))
@@ -203,13 +203,13 @@ def test_a_404_is_for_the_client_unless_another_ready_pod_lists_the_model() -> N
     assert not world.failover.takes(world.first(), 404)
 
 
-async def test_only_a_pod_that_lists_the_model_is_asked_after_a_404() -> None:
+async def test_only_a_pod_that_lists_the_model_is_tried_after_a_404() -> None:
     world = World("abc")
     update(world.pods[2], models=frozenset({"m"}))
     assert await world.journey(Declined(404), Declined(404)) == "ac UnknownModel"
 
 
-def test_a_404_that_may_list_models_is_not_for_the_client_of_a_key_that_may_use_some() -> None:
+def test_a_404_that_may_list_models_is_not_passed_on_to_a_restricted_key() -> None:
     for models, taken in ((None, False), (frozenset({"m"}), True)):
         world = World()
         first = world.first()
@@ -217,7 +217,7 @@ def test_a_404_that_may_list_models_is_not_for_the_client_of_a_key_that_may_use_
         assert world.failover.takes(first, 404) is taken
 
 
-def test_the_last_answer_there_can_be_is_for_the_client() -> None:
+def test_the_last_possible_response_is_passed_on() -> None:
     assert not World("a").failover.takes(World("a").first(), 503)
     assert not World(attempts=1).failover.takes(World().first(), 503)
     world = World("ab")
@@ -226,7 +226,7 @@ def test_the_last_answer_there_can_be_is_for_the_client() -> None:
     assert not World(on=("connect", "502")).failover.takes(World().first(), 503)
 
 
-async def test_a_saturated_pod_is_followed_by_each_other_once_and_the_last_answer_counts() -> None:
+async def test_every_other_pod_is_tried_once_after_a_saturated_one() -> None:
     world = World("abc", attempts=9)
     second = await world.failover.following(world.first(), Declined(429, 2.0))
     assert second.endpoint.name == "b"
@@ -236,7 +236,7 @@ async def test_a_saturated_pod_is_followed_by_each_other_once_and_the_last_answe
     assert not world.failover.takes(third, 429)
 
 
-async def test_retries_are_a_share_of_the_traffic_and_some_more() -> None:
+async def test_retries_are_limited_to_a_share_of_the_traffic_and_a_minimum() -> None:
     world = World("ab", percent=50.0)
     for _ in range(int(MOST)):
         assert await world.journey(GARBLED) == "ab"
@@ -251,7 +251,7 @@ async def test_retries_are_a_share_of_the_traffic_and_some_more() -> None:
     assert await world.journey(REFUSED) == "ab", "what reached nobody costs nobody anything"
 
 
-async def test_a_request_under_which_two_pods_die_is_refused_for_a_minute() -> None:
+async def test_a_request_that_crashed_two_pods_is_refused_for_a_minute() -> None:
     world = World("abcd")
     world.dead = "ab"
     assert await world.journey(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
@@ -266,14 +266,14 @@ async def test_a_request_under_which_two_pods_die_is_refused_for_a_minute() -> N
 
 
 @pytest.mark.parametrize("dead", ["", "a", "b"])
-async def test_connections_that_break_while_their_pods_live_prove_nothing(dead: str) -> None:
+async def test_broken_connections_to_living_pods_prove_nothing(dead: str) -> None:
     world = World("abcd")
     world.dead = dead
     assert await world.journey(BROKE_OFF, BROKE_OFF) == "abc"
     assert not world.failover.poison.suspects
 
 
-async def test_suspects_take_a_bounded_memory() -> None:
+async def test_suspected_requests_use_bounded_memory() -> None:
     world = World("ab")
     for number in range(1010):
         world.failover.poison.suspect(world.first(b"%d" % number).request)
@@ -305,12 +305,12 @@ async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
     assert await world.journey(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
 
 
-async def test_who_may_only_ask_one_pod_has_no_other_beside_it() -> None:
+async def test_a_request_bound_to_one_pod_is_not_hedged() -> None:
     world = World("a")
     assert world.failover.next_after(world.first()) is None
 
 
-async def test_what_was_cut_short_goes_on_with_the_rest_and_is_counted() -> None:
+async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
     counted: list[None] = []
     world = World(attempts=3)
     failover = Failover(
@@ -331,7 +331,7 @@ async def test_what_was_cut_short_goes_on_with_the_rest_and_is_counted() -> None
     assert len(counted) == 2
 
 
-async def test_what_was_begun_and_that_nobody_goes_on_with_cannot_be_sent_again() -> None:
+async def test_a_started_response_without_continuation_cannot_be_retried() -> None:
     """Whoever has an answer for `AllFailed` has none for a client that has half of one."""
     world = World("a")
     first = world.first()
@@ -350,7 +350,7 @@ def beside(world: World, name: str, text: bytes = b"innocent") -> None:
     world.failover.poison.attempt_failed(attempt, None)
 
 
-async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too() -> None:
+async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     world = World("abcd")
     world.dead = "ab"
     leg = world.first()
@@ -365,7 +365,7 @@ async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too
         await world.failover.following(leg, BROKE_OFF)
 
 
-async def test_what_broke_long_before_a_pod_died_is_no_other_request_on_it() -> None:
+async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:
     world = World("abcd")
     world.dead = "ab"
     leg = await world.failover.following(world.first(), BROKE_OFF)
@@ -375,7 +375,7 @@ async def test_what_broke_long_before_a_pod_died_is_no_other_request_on_it() -> 
         await world.failover.following(leg, BROKE_OFF)
 
 
-async def test_after_a_pod_has_died_the_pod_with_the_fewest_requests_is_next() -> None:
+async def test_after_a_crash_the_pod_with_the_fewest_requests_is_next() -> None:
     world = World("abcd")
     world.dead = "a"
     for pod, requests in zip(world.pods[1:], (3, 2, 0), strict=True):
@@ -384,13 +384,13 @@ async def test_after_a_pod_has_died_the_pod_with_the_fewest_requests_is_next() -
     assert await world.journey(GARBLED) == "ab"
 
 
-async def test_a_pod_that_restarts_and_dies_again_counts_twice() -> None:
+async def test_a_pod_that_restarts_and_crashes_again_counts_twice() -> None:
     world = World("a")
     world.dead = "a"
     assert await world.journey(BROKE_OFF, BROKE_OFF) == "aa SuspectedPoison"
 
 
-async def test_deaths_count_on_when_a_fallback_model_is_asked() -> None:
+async def test_crashes_count_across_fallback_models() -> None:
     world = World("ab")
     world.dead = "ab"
     first = world.first()

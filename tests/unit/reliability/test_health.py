@@ -69,7 +69,7 @@ class World:
             yield
 
 
-async def test_a_pod_that_says_that_it_is_unwell_is_in_doubt_until_it_is_well() -> None:
+async def test_an_unhealthy_pod_is_ejected_until_it_is_healthy() -> None:
     world = World()
     async with world.checked():
         await world.rounds(3)
@@ -83,14 +83,14 @@ async def test_a_pod_that_says_that_it_is_unwell_is_in_doubt_until_it_is_well() 
 
 
 @pytest.mark.parametrize("says", [UpstreamFailed("reset"), 500])
-async def test_no_answer_is_none(says: int | Exception) -> None:
+async def test_a_missing_response_fails_the_check(says: int | Exception) -> None:
     world = World()
     world.says = says
     async with world.checked():
         await until(lambda: world.doubts == {UNHEALTHY})
 
 
-async def test_an_answer_that_does_not_come_in_time_is_none() -> None:
+async def test_a_late_response_fails_the_check() -> None:
     world = World()
     world.hangs = True
     async with world.checked():
@@ -98,7 +98,7 @@ async def test_an_answer_that_does_not_come_in_time_is_none() -> None:
 
 
 @pytest.mark.parametrize("says", [404, 405, 501, ConnectRefused("")])
-async def test_a_pod_without_such_a_path_and_one_that_refuses_is_not_judged(says: int | Exception) -> None:
+async def test_a_pod_without_the_path_or_a_refusing_one_is_not_judged(says: int | Exception) -> None:
     world = World()
     world.says = says
     async with world.checked():
@@ -106,7 +106,7 @@ async def test_a_pod_without_such_a_path_and_one_that_refuses_is_not_judged(says
         assert (world.doubts, world.failures) == (set(), [])
 
 
-async def test_a_pod_that_fell_over_and_refuses_is_not_held_to_be_unwell_when_it_is_back() -> None:
+async def test_a_pod_that_crashed_is_not_unhealthy_when_it_returns() -> None:
     world = World()
     world.says = 503
     async with world.checked():
@@ -115,7 +115,7 @@ async def test_a_pod_that_fell_over_and_refuses_is_not_held_to_be_unwell_when_it
         await until(lambda: not world.doubts)
 
 
-async def test_pods_that_are_starting_are_not_asked() -> None:
+async def test_starting_pods_are_not_checked() -> None:
     world = World()
     update(world.pod, state=EndpointState.STARTING)
     async with world.checked():
@@ -123,7 +123,7 @@ async def test_pods_that_are_starting_are_not_asked() -> None:
         assert world.asked == []
 
 
-async def test_an_engine_has_to_generate_a_token_when_it_has_nothing_else_to_do() -> None:
+async def test_an_idle_engine_must_generate_a_token() -> None:
     world = World()
     inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
     async with world.checked(HealthSettings(path=None, inference=inference)):
@@ -138,7 +138,7 @@ async def test_an_engine_has_to_generate_a_token_when_it_has_nothing_else_to_do(
         await until(lambda: not world.doubts)
 
 
-async def test_an_engine_that_has_requests_is_not_given_another_one() -> None:
+async def test_a_busy_engine_gets_no_inference_check() -> None:
     world = World()
     world.pod.charge(1, 0)
     async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
@@ -146,7 +146,7 @@ async def test_an_engine_that_has_requests_is_not_given_another_one() -> None:
         assert world.asked == []
 
 
-async def test_a_pod_that_does_not_take_completions_is_not_judged_by_them() -> None:
+async def test_a_pod_that_refuses_completions_is_not_judged_by_them() -> None:
     world = World()
     world.says = 404
     async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
@@ -154,7 +154,7 @@ async def test_a_pod_that_does_not_take_completions_is_not_judged_by_them() -> N
         assert world.doubts == set()
 
 
-async def test_when_checks_end_nothing_of_them_remains() -> None:
+async def test_when_checks_are_disabled_their_reasons_end() -> None:
     world = World()
     world.says = 503
     async with world.checked():
@@ -162,7 +162,7 @@ async def test_when_checks_end_nothing_of_them_remains() -> None:
     assert (world.doubts, world.unwatched) == (set(), True)
 
 
-async def test_a_pod_that_is_gone_is_not_asked_any_more() -> None:
+async def test_a_removed_pod_is_no_longer_checked() -> None:
     world = World()
     async with world.checked():
         await world.rounds(1)
@@ -173,7 +173,7 @@ async def test_a_pod_that_is_gone_is_not_asked_any_more() -> None:
         assert len(world.asked) == asked
 
 
-def test_only_failures_after_each_other_count() -> None:
+def test_only_consecutive_failures_count() -> None:
     streak = Streak(failures=2, successes=2)
     seen = [(streak.add(good), streak.is_failing) for good in (False, True, False, False, True, False, True, True)]
     assert seen == [
@@ -189,7 +189,7 @@ def test_only_failures_after_each_other_count() -> None:
 
 
 @pytest.mark.parametrize("inference", [None, InferenceCheck(interval=FAST, timeout=Duration(0.01))])
-async def test_checks_that_fail_for_want_of_a_file_descriptor_change_nothing(inference: InferenceCheck | None) -> None:
+async def test_checks_that_fail_for_lack_of_descriptors_change_nothing(inference: InferenceCheck | None) -> None:
     world = World()
     world.says = OutOfFiles("no connection")
     async with world.checked(HealthSettings(interval=FAST, timeout=Duration(0.01), inference=inference)):

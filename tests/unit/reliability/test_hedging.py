@@ -155,7 +155,7 @@ async def sent(world: World, **answers: object) -> Attempt:
     return attempt
 
 
-async def test_the_second_pod_answers_if_it_begins_first_and_each_attempt_that_started_ends() -> None:
+async def test_the_second_pod_responds_if_it_starts_first_and_each_attempt_ends() -> None:
     world = World()
     first = await sent(world, b=BEGINS)
     assert world.counts == {WON: 1}
@@ -165,7 +165,7 @@ async def test_the_second_pod_answers_if_it_begins_first_and_each_attempt_that_s
     assert world.gate.started == ["b"]  # the gate counts the attempt that answers
 
 
-async def test_the_first_pod_may_still_answer() -> None:
+async def test_the_first_pod_may_still_respond() -> None:
     world = World()
     first = await sent(world, a=BEGINS)
     assert world.counts == {LOST: 1}
@@ -173,13 +173,13 @@ async def test_the_first_pod_may_still_answer() -> None:
     assert world.gate.started == []
 
 
-async def test_the_failure_of_one_pod_is_none_while_the_other_answers() -> None:
+async def test_a_failure_of_one_pod_is_hidden_if_the_other_responds() -> None:
     world = World()
     await sent(world, a=GARBLED, b=BEGINS)
     assert world.counts == {WON: 1}
 
 
-async def test_two_failures_are_the_failure_of_the_first_and_failover_asks_neither_again() -> None:
+async def test_two_failures_are_the_failure_of_the_first_and_neither_is_retried() -> None:
     world = World(pods="abc")
     error = UpstreamFailed("of the first")
     with pytest.raises(UpstreamFailed, match="of the first"):
@@ -203,21 +203,21 @@ async def test_a_fault_of_the_request_ends_both_attempts_at_once() -> None:
     ],
     ids=["no other pod", "no room", "no budget"],
 )
-async def test_without_a_pod_with_room_or_the_budget_the_first_pod_is_waited_for(world: World, outcome: str) -> None:
+async def test_without_a_free_pod_or_budget_the_first_pod_is_waited_for(world: World, outcome: str) -> None:
     first = await sent(world, a=BEGINS)
     assert world.counts == {outcome: 1}
     assert world.events == ["+a", "-a"]
     assert first.ending is COMPLETE
 
 
-async def test_a_pod_with_a_queue_gets_no_second_attempt() -> None:
+async def test_a_pod_with_a_queue_gets_no_hedged_attempt() -> None:
     world = World()
     world.pods[1].publish(Metrics(waiting=3, running=8, freshness=Freshness.FRESH), 0)
     await sent(world, a=BEGINS)
     assert world.counts == {NO_POD: 1}
 
 
-async def test_a_request_that_cannot_race_has_one_attempt() -> None:
+async def test_a_request_that_cannot_be_hedged_has_one_attempt() -> None:
     world = World()
     world.races = False
     await world.send()
@@ -237,7 +237,7 @@ async def test_some_requests_are_never_hedged(fields: dict[str, Any]) -> None:
     assert world.events == ["not hedged"]
 
 
-async def test_nothing_is_late_while_too_few_times_are_known_and_times_are_learnt_of_the_first_pod() -> None:
+async def test_without_enough_times_nothing_is_late_and_times_of_the_first_pod_are_learnt() -> None:
     world = World(after=None)
     world.races = False
     for _ in range(60):

@@ -82,7 +82,7 @@ async def world() -> AsyncIterator[World]:
         yield found
 
 
-async def test_an_engine_that_others_wait_for_and_that_stands_still_is_in_doubt(world: World) -> None:
+async def test_an_engine_without_progress_while_requests_wait_is_ejected(world: World) -> None:
     assert world.stand_still(30) == ""
     assert world.doubts == set()
     assert STALLED in world.stand_still(1)
@@ -90,7 +90,7 @@ async def test_an_engine_that_others_wait_for_and_that_stands_still_is_in_doubt(
 
 
 @pytest.mark.parametrize("what", ["progress", "prefix_queries", "waiting", "running", "kv_usage"])
-async def test_any_counter_that_moves_shows_that_it_works(world: World, what: str) -> None:
+async def test_any_moving_counter_is_progress(world: World, what: str) -> None:
     for number in range(100):
         world.clock.advance(1.0)
         world.scrape(**{what: number % 2})
@@ -110,7 +110,7 @@ async def test_no_task_is_left_after_a_stalled_engine_was_watched() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_pod_that_nobody_waits_for_may_stand_still(world: World) -> None:
+async def test_an_idle_pod_may_stand_still(world: World) -> None:
     world.stand_still(20)
     world.clock.advance(GAP + 15.0)
     world.scrape()
@@ -120,7 +120,7 @@ async def test_a_pod_that_nobody_waits_for_may_stand_still(world: World) -> None
 
 
 @pytest.mark.parametrize("stale", [True, False])
-async def test_what_is_not_known_does_not_count_as_standing_still(world: World, stale: bool) -> None:
+async def test_unknown_counters_are_not_a_stall(world: World, stale: bool) -> None:
     for _ in range(100):
         world.clock.advance(1.0)
         freshness = Freshness.STALE if stale else Freshness.FRESH
@@ -130,19 +130,19 @@ async def test_what_is_not_known_does_not_count_as_standing_still(world: World, 
         assert world.look() == ""
 
 
-async def test_a_scrape_that_is_late_is_no_standstill(world: World) -> None:
+async def test_a_late_scrape_is_not_a_stall(world: World) -> None:
     for _ in range(100):
         world.clock.advance(1.0)
         assert world.look() == ""
 
 
-async def test_a_stream_that_has_begun_is_left_to_its_own_timeout(world: World) -> None:
+async def test_a_started_stream_has_its_own_timeout(world: World) -> None:
     world.attempt.first_byte_at = world.clock.now()
     assert world.stand_still(40) == ""
     assert world.doubts == {STALLED}
 
 
-async def test_it_is_trusted_again_when_its_counters_move(world: World) -> None:
+async def test_it_is_restored_when_its_counters_move(world: World) -> None:
     world.stand_still(31)
     await world.pass_checks(1)
     assert world.doubts == {STALLED}
@@ -152,7 +152,7 @@ async def test_it_is_trusted_again_when_its_counters_move(world: World) -> None:
     assert world.look() == ""
 
 
-async def test_it_is_given_something_to_do_and_trusted_when_it_does_it(world: World) -> None:
+async def test_it_gets_a_probe_and_is_restored_by_it(world: World) -> None:
     world.stand_still(31)
     await world.pass_checks(2 * CHECKS_PER_PROBE)
     assert (world.doubts, world.questions) == ({STALLED}, 2)
@@ -161,7 +161,7 @@ async def test_it_is_given_something_to_do_and_trusted_when_it_does_it(world: Wo
     assert world.doubts == set()
 
 
-async def test_after_a_while_requests_find_out(world: World) -> None:
+async def test_after_a_while_requests_try_it(world: World) -> None:
     world.works = None
     world.stand_still(31)
     await world.pass_checks(int(LONGEST) - 1)
@@ -170,14 +170,14 @@ async def test_after_a_while_requests_find_out(world: World) -> None:
     assert world.doubts == set()
 
 
-async def test_a_restart_ends_the_doubt(world: World) -> None:
+async def test_a_restart_ends_the_ejection(world: World) -> None:
     world.stand_still(31)
     world.liveness.forget(world.pod)
     assert world.doubts == set()
     assert world.look() == ""
 
 
-async def test_an_answer_of_a_pod_that_is_gone_is_given_up_when_it_was_silent_for_long_enough(world: World) -> None:
+async def test_a_response_of_an_unreachable_pod_is_given_up_after_its_silence(world: World) -> None:
     world.clock.advance(100.0)
     world.lost = world.clock.now()
     assert world.look() == ""

@@ -15,7 +15,7 @@ def warned(pods: int = 3, **sections: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("pods", [0, 1, 2, 50])
-def test_the_defaults_are_beyond_doubt(pods: int) -> None:
+def test_the_defaults_have_no_warnings(pods: int) -> None:
     assert warned(pods) == []
 
 
@@ -36,5 +36,5 @@ def test_the_defaults_are_beyond_doubt(pods: int) -> None:
         ({"breaker": {"panicPercent": 30}}, "breaker.panicPercent"),
     ],
 )
-def test_a_threshold_that_is_never_reached_is_named(sections: dict[str, Any], path: str) -> None:
+def test_an_unreachable_threshold_is_warned_of(sections: dict[str, Any], path: str) -> None:
     assert any(warning.startswith(f"reliability.{path}: ") for warning in warned(**sections))

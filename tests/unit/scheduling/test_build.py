@@ -220,7 +220,7 @@ class TestWhatIsInjected:
 
 
 class TestOrigins:
-    def test_every_value_says_where_it_comes_from(self) -> None:
+    def test_every_value_has_its_origin(self) -> None:
         plugins = [{"type": "active-request-scorer", "parameters": {"idleThreshold": 2}}]
         profiles = [{"name": "p", "plugins": [{"pluginRef": "active-request-scorer", "weight": 2}]}]
         described = scheduling({"plugins": plugins, "schedulingProfiles": profiles}).effective.as_dict()
@@ -234,57 +234,55 @@ class TestOrigins:
 
 
 class TestWhatIsRefused:
-    def test_two_pickers_in_a_profile(self) -> None:
+    def test_two_pickers_in_a_profile_are_an_error(self) -> None:
         plugins = [{"type": "random-picker"}, {"type": "max-score-picker"}]
         profiles = [profile("p", "random-picker", "max-score-picker")]
         assert complaints({"plugins": plugins, "schedulingProfiles": profiles}) == [
             "schedulingProfiles.p: has the pickers 'random-picker' and 'max-score-picker'; a profile has one"
         ]
 
-    def test_two_handlers(self) -> None:
+    def test_two_handlers_are_an_error(self) -> None:
         plugins = [{"type": "single-profile-handler"}, {"type": "header-profile-handler"}]
         assert complaints({"plugins": [*plugins, {"type": "queue-scorer"}]}) == [
             "plugins: there are the profile handlers 'single-profile-handler' and 'header-profile-handler'; "
             "there can be one"
         ]
 
-    def test_several_profiles_without_a_handler(self) -> None:
+    def test_several_profiles_without_a_handler_are_an_error(self) -> None:
         profiles = [profile("a"), profile("b")]
         (fault,) = complaints({"plugins": [{"type": "queue-scorer"}], "schedulingProfiles": profiles})
         assert fault == "schedulingProfiles: several profiles (a, b) and no profile handler that chooses"
 
     @pytest.mark.parametrize("type_name", ["data-parallel-profile-handler", "header-profile-handlr"])
-    def test_a_handler_that_is_misspelt_or_not_yet_supported_is_not_called_missing_as_well(
-        self, type_name: str
-    ) -> None:
+    def test_a_misspelt_or_unsupported_handler_is_not_also_reported_as_missing(self, type_name: str) -> None:
         document = {"plugins": [{"type": type_name}], "schedulingProfiles": [profile("a"), profile("b")]}
         (fault,) = complaints(document)
         assert fault.startswith(f"plugins.{type_name}: ")
 
-    def test_profiles_that_cannot_be_read_are_not_called_shadows_as_well(self) -> None:
+    def test_invalid_profiles_are_not_also_reported_as_shadows(self) -> None:
         assert complaints({"schedulingProfiles": [{"plugins": []}]}) == ["schedulingProfiles[0].name: is required"]
 
-    def test_several_profiles_under_the_handler_of_one(self) -> None:
+    def test_several_profiles_with_the_single_profile_handler_are_an_error(self) -> None:
         profiles = [profile("a"), profile("b")]
         (fault,) = complaints({"plugins": [{"type": "single-profile-handler"}], "schedulingProfiles": profiles})
         assert fault == "plugins.single-profile-handler: runs exactly one profile, and there are a, b"
 
-    def test_nothing_but_shadows(self) -> None:
+    def test_only_shadows_are_an_error(self) -> None:
         (fault,) = complaints({"plugins": [], "schedulingProfiles": [profile("a", shadow=True)]})
         assert fault == "schedulingProfiles: every profile is a shadow; one must decide"
 
-    def test_a_producer_in_a_profile_runs_for_every_request_all_the_same(self) -> None:
+    def test_a_producer_in_a_profile_runs_for_every_request(self) -> None:
         document = {"plugins": [{"type": "token-producer"}], "schedulingProfiles": [profile("a", "token-producer")]}
         assert [producer.plugin_type for producer in scheduling(document).producers] == ["token-producer"]
 
-    def test_a_plugin_that_a_profile_names_twice(self) -> None:
+    def test_a_plugin_named_twice_in_a_profile_is_an_error(self) -> None:
         document = {
             "plugins": [{"type": "queue-scorer"}],
             "schedulingProfiles": [profile("a", "queue-scorer", "queue-scorer")],
         }
         assert complaints(document) == ["schedulingProfiles.a: refers to 'queue-scorer' twice"]
 
-    def test_a_broken_plugin_is_not_called_missing_as_well(self) -> None:
+    def test_a_broken_plugin_is_not_also_reported_as_missing(self) -> None:
         document = {
             "plugins": [{"type": "queue-scorer", "parameters": {"full_at": 1}}],
             "schedulingProfiles": [profile("a", "queue-scorer")],
@@ -293,7 +291,7 @@ class TestWhatIsRefused:
 
 
 class TestData:
-    def test_producers_run_after_those_they_need_and_else_as_in_the_file(self) -> None:
+    def test_producers_run_after_their_requirements_and_otherwise_in_file_order(self) -> None:
         built = with_mine(
             *({"type": kind} for kind in ("queue-scorer", "light-producer", "token-producer", "heat-producer"))
         )
@@ -310,23 +308,23 @@ class TestData:
             "distant-producer",
         ]
 
-    def test_a_datum_that_nobody_can_provide_is_an_error(self) -> None:
+    def test_a_datum_without_a_provider_is_an_error(self) -> None:
         assert complaints_of_mine({"type": "heat-scorer"}) == [
             "plugins.heat-scorer: nothing provides Heat; add a producer of it to plugins"
         ]
 
-    def test_of_two_providers_the_first_is_read_by_whoever_says_not_which(self) -> None:
+    def test_unbound_readers_use_the_first_of_two_providers(self) -> None:
         plugins = ({"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"})
         built = with_mine(*plugins, {"type": "heat-scorer"})
         assert [getattr(producer, "name", "") for producer in built.producers] == ["one", "two"]
 
-    def test_of_two_providers_the_one_with_the_name_of_its_type_is_the_first(self) -> None:
+    def test_of_two_providers_the_one_named_as_its_type_is_first(self) -> None:
         default = "approx-prefix-cache-producer"
         document = {"plugins": [{"name": "cpu", "type": default}, {"type": default}, {"type": "no-hit-lru-scorer"}]}
         producers = scheduling(document).producers
         assert [getattr(producer, "name", "") for producer in producers] == [default, "cpu"]
 
-    def test_a_bound_reader_may_choose_among_two(self) -> None:
+    def test_a_bound_reader_may_choose_one_of_two(self) -> None:
         scorer = {"type": "heat-scorer", "parameters": {"heatProducerName": "two"}}
         with_mine({"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"}, scorer)
 
@@ -336,7 +334,7 @@ class TestData:
             "plugins.heat-scorer: no producer of Heat is named 'oven1'; did you mean 'oven'?"
         ]
 
-    def test_reading_a_datum_that_is_not_declared_is_an_error(self) -> None:
+    def test_reading_an_undeclared_datum_is_an_error(self) -> None:
         assert complaints_of_mine(*types("secret-scorer")) == [
             "plugins.secret-scorer: reads Heat without declaring it in its `requires` or `uses`"
         ]
@@ -369,7 +367,7 @@ class TestData:
 
 
 class TestAssembly:
-    def test_instances_are_told_their_name_and_the_profiles_that_may_decide(self) -> None:
+    def test_instances_get_their_name_and_the_deciding_profiles(self) -> None:
         built = with_mine(
             {"name": "mine", "type": "naming-scorer"},
             {"type": "header-profile-handler"},
@@ -384,7 +382,7 @@ class TestAssembly:
         built = scheduling({"plugins": plugins})
         assert built.instances["x"] is not built.instances["y"]
 
-    def test_a_record_has_what_each_plugin_returned_and_times_it(self) -> None:
+    def test_a_record_has_the_result_and_time_of_each_plugin(self) -> None:
         took: list[tuple[str, str, str]] = []
         record = DecisionRecord(lambda point, kind, name, seconds: took.append((point, kind, name)))
         plugins = [{"name": "q", "type": "queue-scorer"}, {"type": "decode-filter"}, {"type": "max-score-picker"}]
@@ -403,7 +401,7 @@ class TestAssembly:
             ("Picker", "max-score-picker", "max-score-picker"),
         ]
 
-    def test_the_first_of_so_many_decisions_is_recorded_and_those_that_are_wanted(self) -> None:
+    def test_sampled_and_requested_decisions_are_recorded(self) -> None:
         recorder = Recorder(wants=lambda request: request.id == "wanted", every=3)
         found = [recorder.record(request(), next(recorder.passes)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
@@ -434,7 +432,7 @@ class TestAssembly:
         assert reported == [("kv-cache-utilization-scorer", "out-of-range")] * 4
         assert len([record for record in caplog.records if "outside [0, 1]" in record.message]) == 1
 
-    def test_a_class_with_several_points_stands_at_all_of_them(self) -> None:
+    def test_a_class_with_several_points_is_registered_at_all(self) -> None:
         parameters = {"enableFiltering": True}
         built = scheduling({"plugins": [{"type": "context-length-aware", "parameters": parameters}]})
         short, long = pod("short"), pod("long")

@@ -59,7 +59,7 @@ def asking(tokens: int, **cached: int) -> InferenceRequest:
     return asked
 
 
-def test_a_long_prompt_is_computed_by_a_prefill_pod_and_a_short_or_cached_one_where_it_is_answered() -> None:
+def test_a_long_prompt_is_split_and_a_short_or_cached_one_is_not() -> None:
     scheduler, pods = scheduling(document()).scheduler, fleet("prefill", "prefill", "decode")
     long = scheduler.schedule(asking(1600), pods)
     assert (ranking(long), sorted(names(long.prefill))) == (["decode-2"], ["prefill-0", "prefill-1"])
@@ -77,13 +77,13 @@ def test_a_long_prompt_is_computed_by_a_prefill_pod_and_a_short_or_cached_one_wh
         (("both", "both"), "both", "split"),
     ],
 )
-def test_a_role_that_nobody_has_degrades_to_pods_that_do_all(roles: tuple[str, ...], target: str, why: str) -> None:
+def test_a_role_without_pods_falls_back_to_pods_that_do_all(roles: tuple[str, ...], target: str, why: str) -> None:
     decision = scheduling(document()).scheduler.schedule(asking(1600), fleet(*roles))
     assert (decision.target.role, decision.why) == (target, why)
     assert bool(decision.prefill) is (why == "split")
 
 
-def test_who_prefills_is_looked_for_near_who_decodes() -> None:
+def test_a_prefill_pod_is_chosen_near_the_decode_pod() -> None:
     given = document(None, None, {"type": "topology-affinity-scorer"})
     given["schedulingProfiles"][0]["plugins"].append({"pluginRef": "topology-affinity-scorer"})
     scheduler = scheduling(given).scheduler
@@ -95,45 +95,45 @@ def test_who_prefills_is_looked_for_near_who_decodes() -> None:
 
 
 class TestFaults:
-    def test_a_decider_that_is_named_and_not_there(self) -> None:
+    def test_a_missing_decider_is_an_error(self) -> None:
         (fault,) = faults(document({"deciders": {"prefill": "prefix-based-decider"}}))
         assert fault == (
             f"plugins.{HANDLER}: deciders.prefill: no decider is named 'prefix-based-decider'; "
             f"did you mean '{DECIDER}'?"
         )
 
-    def test_a_plugin_that_is_no_decider(self) -> None:
+    def test_a_plugin_that_is_no_decider_is_an_error(self) -> None:
         (fault,) = faults(document({"deciders": {"prefill": "queue-scorer"}}))
         assert "no decider is named 'queue-scorer'" in fault
 
-    def test_a_decider_with_a_fault_of_its_own_is_not_missing_as_well(self) -> None:
+    def test_a_faulty_decider_is_not_also_missing(self) -> None:
         (fault,) = faults(document(None, {"nonCachedTokens": -1}))
         assert fault == f"plugins.{DECIDER}.nonCachedTokens: must be at least 0, not -1"
 
-    def test_a_scorer_by_the_peer_where_nobody_says_who_that_is(self) -> None:
+    def test_a_peer_scorer_without_a_peer_is_an_error(self) -> None:
         name = "topology-affinity-scorer"
         (fault,) = faults({"plugins": [{"type": name}]})
         assert fault == f"plugins.{name}: nothing provides PeerEndpoint; add a producer of it to plugins"
 
-    def test_a_handler_with_a_fault_is_not_missed_as_well(self) -> None:
+    def test_a_faulty_handler_is_not_also_missing(self) -> None:
         (fault,) = faults(document({"deciders": {"prefill": "x"}}, None, {"type": "topology-affinity-scorer"}))
         assert "no decider is named 'x'" in fault
 
-    def test_a_hook_that_is_accepted_is_no_handler_of_profiles(self) -> None:
+    def test_an_accepted_hook_is_no_profile_handler(self) -> None:
         given = document()
         given["plugins"][0] = {"type": "disagg-headers-handler", "parameters": {"prefillProfile": "p"}}
         assert faults(given) == [
             "schedulingProfiles: several profiles (prefill, decode) and no profile handler that chooses"
         ]
 
-    def test_topology_by_labels_of_other_names(self) -> None:
+    def test_topology_labels_are_configurable(self) -> None:
         extractor = {"type": "topology-extractor", "parameters": {"zone": "my/zone", "rack": ""}}
         (fault,) = faults(document(None, None, extractor))
         assert fault.endswith("zone: another label than topology.kubernetes.io/zone is not yet supported")
 
 
 @pytest.mark.parametrize("hook", ["disagg-headers-handler", "prefill-header-handler", "topology-extractor"])
-def test_what_has_nothing_to_do_here_is_accepted(hook: str) -> None:
+def test_plugins_without_effect_are_accepted(hook: str) -> None:
     assert hook not in scheduling(document(None, None, {"type": hook})).instances
 
 
@@ -142,7 +142,7 @@ class TestReload:
         old, new = self.after_each_other(document(), document())
         assert new.instances[HANDLER] is old.instances[HANDLER]
 
-    def test_with_another_decider_it_asks_that_one(self) -> None:
+    def test_with_another_decider_the_handler_uses_it(self) -> None:
         old, new = self.after_each_other(document(), document(None, {"nonCachedTokens": 10_000}))
         pods = fleet("prefill", "decode")
         assert old.scheduler.schedule(asking(1600), pods).prefill
@@ -172,17 +172,17 @@ class TestExplanation:
         state = {"scheduling": given, "request": {"promptTokens": tokens}, "endpoints": pods}
         return await explain(state, REGISTRY, ports())
 
-    async def test_the_stages_stand_in_the_order_in_which_they_ran(self) -> None:
+    async def test_stages_are_listed_in_their_order(self) -> None:
         told = await self.explained(document(), "prefill", "decode")
         assert list(told["profiles"]) == ["decode", "prefill"]
         assert told["decision"] == {"target": "decode-1", "prefill": ["prefill-0"], "why": "split"}
 
-    async def test_a_stage_that_is_left_out_says_why(self) -> None:
+    async def test_a_skipped_stage_has_a_reason(self) -> None:
         told = await self.explained(document(), "prefill", "decode", tokens=100)
         assert list(told["profiles"]) == ["decode"]
         assert told["decision"] == {"target": "decode-1", "why": "decided-against"}
 
-    async def test_a_split_by_prediction_spares_the_answers_that_run(self) -> None:
+    async def test_a_predicted_split_avoids_running_responses(self) -> None:
         given = yaml.safe_load((CONFIG / "disaggregated.yaml").read_text())["scheduling"]
         idle, busy = [
             await self.explained(given, "prefill", "prefill", "decode", tokens=1600, running=running)

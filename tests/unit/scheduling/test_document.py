@@ -31,7 +31,7 @@ def test_the_picker_configuration_of_a_gateway_loads_unchanged() -> None:
     assert not any(plugin.origin.value == "injected" for plugin in built.effective.plugins)
 
 
-def test_what_it_says_about_scraping_discovery_and_parsing_is_there_for_others() -> None:
+def test_scraping_discovery_and_parsing_of_it_are_available() -> None:
     layer = read(load("endpoint_picker.yaml")).data_layer
     assert layer.metrics is not None
     assert (layer.metrics.scheme, layer.metrics.path, layer.metrics.port) == ("http", "/metrics", None)
@@ -78,7 +78,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
     )
 
 
-def test_paths_start_where_the_section_stands() -> None:
+def test_paths_start_at_the_section() -> None:
     document = read({"plugins": [{"type": "queue-scorer", "nam": "x"}], "kind": "Pod"}, "scheduling")
     assert faults(document) == [
         "scheduling.kind: must be EndpointPickerConfig, not 'Pod'",
@@ -87,16 +87,16 @@ def test_paths_start_where_the_section_stands() -> None:
 
 
 @pytest.mark.parametrize("data", [[], "text", 3])
-def test_a_section_that_is_no_mapping_is_one_fault(data: object) -> None:
+def test_a_section_that_is_not_a_mapping_is_one_fault(data: object) -> None:
     assert len(read(data, "scheduling").problems) == 1
 
 
 @pytest.mark.parametrize("key", ["plugins", "schedulingProfiles", "featureGates"])
-def test_a_list_that_is_none_is_one_fault(key: str) -> None:
+def test_an_invalid_list_is_one_fault(key: str) -> None:
     assert faults(read({key: {"a": 1}})) == [f"{key}: must be a list, not dict"]
 
 
-def test_no_section_and_an_empty_one_are_not_faulty() -> None:
+def test_a_missing_and_an_empty_section_are_valid() -> None:
     assert not read(None).problems
     assert not read({}).problems
     assert not read({"flowControl": {}, "plugins": None}).problems
@@ -121,7 +121,7 @@ def test_gates_are_known_by_name_and_value() -> None:
     ]
 
 
-def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
+def test_an_unsupported_type_is_no_typo_and_may_be_referred_to() -> None:
     document = read(
         {
             "plugins": [{"type": "vllmgrpc-parser"}, {"name": "peers", "type": "local-syncer"}],
@@ -134,7 +134,7 @@ def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
     ]
 
 
-def test_a_removed_type_is_refused_with_what_replaces_it() -> None:
+def test_a_removed_type_is_refused_with_its_replacement() -> None:
     document = read(
         {
             "plugins": [{"type": "low-queue-filter", "parameters": {"threshold": 3}}],
@@ -150,7 +150,7 @@ def test_a_removed_type_is_refused_with_what_replaces_it() -> None:
     ]
 
 
-def test_producers_that_are_told_of_pods_may_be_named_as_extractors() -> None:
+def test_producers_of_pod_changes_may_be_named_as_extractors() -> None:
     told = ["mm-embeddings-cache-producer", "precise-prefix-cache-producer"]
     plugins = [{"type": kind} for kind in ("endpoint-notification-source", *told)]
     source = {"pluginRef": "endpoint-notification-source", "extractors": [{"pluginRef": kind} for kind in told]}
@@ -166,7 +166,7 @@ def test_custom_metrics_of_an_engine_are_read() -> None:
     assert (config.kv_usage_spec, config.custom_metrics[0].attribute_key) == ("kv", "gpu")
 
 
-def test_two_sources_of_metrics_are_one_too_many() -> None:
+def test_two_sources_of_metrics_are_an_error() -> None:
     plugins = [{"type": "metrics-data-source"}, {"name": "other", "type": "metrics-data-source"}]
     assert faults(read({"plugins": plugins})) == [
         "plugins.other: there is another 'metrics-data-source'; one is enough"
@@ -189,6 +189,6 @@ values = st.recursive(
 
 @given(st.dictionaries(keys, values, max_size=5) | values)
 @settings(deadline=None)
-def test_whatever_stands_in_the_file_it_is_built_or_refused(data: Any) -> None:
+def test_any_document_is_built_or_refused(data: Any) -> None:
     with contextlib.suppress(ConfigError):
         scheduling(data)

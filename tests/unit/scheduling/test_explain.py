@@ -59,7 +59,7 @@ class BrokenScorer(Scorer):
         raise RuntimeError("no idea")
 
 
-async def test_a_handler_that_comes_to_no_decision_is_an_error_that_names_it() -> None:
+async def test_a_handler_without_a_decision_is_an_error_that_names_it() -> None:
     state = {"scheduling": config("queue-scorer", "forgetful-handler"), "endpoints": [{"name": "a"}]}
     with pytest.raises(ConfigError, match=r"scheduling\.plugins\.forgetful-handler: returned no decision"):
         await explain(state, Registry([*REGISTRY, ForgetfulHandler]), PORTS)
@@ -74,7 +74,7 @@ async def test_faults_of_other_plugins_are_part_of_the_explanation() -> None:
     ]
 
 
-async def test_the_whole_answer_for_a_small_fleet() -> None:
+async def test_the_complete_explanation_of_a_small_fleet() -> None:
     state = {
         "scheduling": {
             "plugins": [{"type": "decode-filter"}, {"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer"}],
@@ -112,7 +112,7 @@ async def test_the_whole_answer_for_a_small_fleet() -> None:
     }
 
 
-async def test_an_emptied_list_is_an_answer_too() -> None:
+async def test_an_empty_list_after_a_filter_is_explained() -> None:
     busy = {"type": "utilization-filter", "parameters": {"conditions": [{"metric": "waiting-queue", "maxValue": 1}]}}
     answer = await explained(
         {"scheduling": config(busy, "queue-scorer"), "endpoints": [{"name": "a", "metrics": {"waiting": 2}}]}
@@ -127,13 +127,13 @@ async def test_an_emptied_list_is_an_answer_too() -> None:
     }
 
 
-async def test_without_pods_there_is_an_error_and_no_profile_ran() -> None:
+async def test_without_pods_there_is_an_error_and_no_profile_runs() -> None:
     answer = await explained({"scheduling": config("queue-scorer")})
     assert answer["profiles"] == {}
     assert answer["error"]["type"] == "server_error"
 
 
-async def test_a_shadow_profile_is_reported_as_one() -> None:
+async def test_a_shadow_profile_is_reported() -> None:
     section = {
         **config("queue-scorer", "kv-cache-utilization-scorer"),
         "schedulingProfiles": [
@@ -164,7 +164,7 @@ async def test_prompt_tokens_are_exact() -> None:
     assert await scores(small, endpoints, {"promptTokens": 301}) == {"a": pytest.approx(0.499)}
 
 
-async def test_a_stated_prefix_match_stands_for_the_index() -> None:
+async def test_a_given_prefix_match_replaces_the_index() -> None:
     small = {"type": "token-load-scorer", "parameters": {"queueThresholdTokens": 1000}}
     match = {"blocks": 3, "total": 4, "blockSize": 64}
     endpoints = [{"name": "a", "prefixMatch": match}, {"name": "b", "prefixMatch": {**match, "blocks": 0}}]
@@ -172,7 +172,7 @@ async def test_a_stated_prefix_match_stands_for_the_index() -> None:
 
 
 @pytest.mark.parametrize("match", [{}, {"blocks": 3}, {"blocks": 1, "total": 4, "blockSize": 0}, {"total": 0}])
-async def test_an_incomplete_prefix_match_is_no_crash(match: State) -> None:
+async def test_an_incomplete_prefix_match_is_handled(match: State) -> None:
     endpoints = [{"name": "a", "prefixMatch": match}, {"name": "b"}]
     assert len(await scores("token-load-scorer", endpoints, {"promptTokens": 10})) == 2
 
@@ -183,7 +183,7 @@ async def test_headers_are_found_in_any_case() -> None:
     assert await scores(zone, endpoints, {"headers": {"x-ZONE": "north"}}) == {"a": 1.0, "b": 0.0}
 
 
-async def test_adapters_and_attributes_are_seen() -> None:
+async def test_adapters_and_attributes_are_used() -> None:
     adapters = [
         {"name": "active", "metrics": {"activeModels": ["m"], "maxActiveModels": 1}},
         {"name": "room", "metrics": {"activeModels": ["x"], "maxActiveModels": 2}},
@@ -202,7 +202,7 @@ async def test_adapters_and_attributes_are_seen() -> None:
     assert await scores(scorer, endpoints) == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
-async def test_messages_are_a_prompt() -> None:
+async def test_messages_become_a_prompt() -> None:
     length = {"type": "context-length-aware", "parameters": {"enableFiltering": True}}
     state = {
         "scheduling": config(length),
@@ -247,7 +247,7 @@ async def test_all_faults_of_the_input_are_reported_with_their_paths() -> None:
         ({"request": {"messages": "hello"}}, "'messages' must be a list"),
     ],
 )
-async def test_input_that_makes_no_sense_is_refused(state: Any, fault: str) -> None:
+async def test_invalid_input_is_refused(state: Any, fault: str) -> None:
     sane = {"scheduling": config("queue-scorer")}
     assert fault in "\n".join(await faults({**sane, **state} if isinstance(state, dict) else state))
 

@@ -28,7 +28,7 @@ def run(source: str, stdin: str | None = None) -> Result:
 
 
 @pytest.mark.parametrize("text", [YAML, AS_JSON])
-def test_a_file_in_either_notation_and_stdin_say_the_same(tmp_path: Path, text: str) -> None:
+def test_both_notations_and_stdin_are_equivalent(tmp_path: Path, text: str) -> None:
     file = tmp_path / "state"
     file.write_text(text)
     for result in (run(str(file)), run("-", text)):
@@ -36,12 +36,12 @@ def test_a_file_in_either_notation_and_stdin_say_the_same(tmp_path: Path, text: 
         assert json.loads(result.stdout)["decision"] == {"target": "b"}
 
 
-def test_a_prompt_in_json_may_look_like_a_variable() -> None:
+def test_a_json_prompt_may_resemble_a_variable() -> None:
     state = {**json.loads(AS_JSON), "request": {"prompt": "costs ${AMOUNT} and $$"}}
     assert run("-", json.dumps(state)).exit_code == 0
 
 
-def test_a_scheduling_error_is_an_answer() -> None:
+def test_a_scheduling_error_is_a_result() -> None:
     result = run("-", '{"scheduling": {"plugins": [{"type": "queue-scorer"}]}}')
     assert result.exit_code == 0
     assert set(json.loads(result.stdout)["error"]) == {"type", "message"}
@@ -56,18 +56,18 @@ def test_bad_input_is_exit_code_2_with_every_fault_on_stderr() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "a: [", "- 1", "just text", ""])
-def test_what_is_no_state_is_exit_code_2_or_empty(text: str) -> None:
+def test_an_invalid_state_is_exit_code_2_or_empty(text: str) -> None:
     result = run("-", text)
     assert result.exit_code == (0 if text == "" else 2)
 
 
-def test_a_file_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
+def test_a_missing_file_is_exit_code_2(tmp_path: Path) -> None:
     result = run(str(tmp_path / "nowhere"))
     assert result.exit_code == 2
     assert "nowhere" in result.stderr
 
 
-def test_the_default_profile_explains_itself() -> None:
+def test_the_default_profile_is_explained() -> None:
     match = {"blocks": 4, "total": 4, "blockSize": 64}
     state = {"request": {"promptTokens": 256}, "endpoints": [{"name": "cold"}, {"name": "warm", "prefixMatch": match}]}
     answer = json.loads(run("-", json.dumps(state)).stdout)

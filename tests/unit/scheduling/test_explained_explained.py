@@ -22,9 +22,7 @@ PICKERS = ("max-score-picker", "random-picker", "weighted-random-picker", "round
     picker=st.sampled_from(PICKERS),
     asked=st.lists(st.booleans(), min_size=1, max_size=8),
 )
-def test_a_decision_that_is_kept_is_the_one_that_would_have_been_made(
-    waiting: list[int], picker: str, asked: list[bool]
-) -> None:
+def test_a_recorded_decision_equals_an_unrecorded_one(waiting: list[int], picker: str, asked: list[bool]) -> None:
     """With the same chances: a kept one draws no more often than another."""
     document = {"plugins": [{"type": "queue-scorer"}, {"type": picker}]}
     pods = [pod(f"pod-{at}", waiting=number) for at, number in enumerate(waiting)]
@@ -37,7 +35,7 @@ def test_a_decision_that_is_kept_is_the_one_that_would_have_been_made(
         assert (request.state.read(ENTRY) is not None) is asks
 
 
-def test_the_whole_table_of_a_small_fleet() -> None:
+def test_the_complete_table_of_a_small_fleet() -> None:
     pods = [*fleet(), pod("away"), pod("prefill-0")]
     update(pods[3], state=EndpointState.DRAINING)
     update(pods[4], role="prefill")
@@ -70,7 +68,7 @@ def test_the_whole_table_of_a_small_fleet() -> None:
     assert (told["pod"], told["runnerUp"], told["margin"], told["candidates"]) == ("pod-0", "pod-1", 0.4, 4)
 
 
-def test_what_a_filter_has_emptied_is_kept_with_what_it_said() -> None:
+def test_a_list_emptied_by_a_filter_is_recorded_with_its_message() -> None:
     world = World([pod("p")])
     update(world.pods[0], role="prefill")
     request = world.request()
@@ -87,7 +85,7 @@ def test_what_a_filter_has_emptied_is_kept_with_what_it_said() -> None:
     assert (table["outcome"], table["status"]) == ("rejected-no-endpoints", 503)
 
 
-def test_a_leg_that_runs_is_seen_as_far_as_it_has_come() -> None:
+def test_a_running_attempt_is_shown_with_its_progress() -> None:
     world = World(fleet())
     request = world.request()
     decision = world.decide(request)
@@ -102,7 +100,7 @@ def test_a_leg_that_runs_is_seen_as_far_as_it_has_come() -> None:
     assert all(isinstance(attempt, EndedAttempt) for attempt in entry.attempts)
 
 
-def test_who_may_not_ask_is_served_as_if_he_had_not() -> None:
+def test_a_client_without_permission_is_served_without_the_header() -> None:
     world = World(fleet(), DecisionSettings(sample=0.0), may_ask=False)
     request = world.request(x_kvlane_explain="1")
     attempt = world.answer(request, world.decide(request))
@@ -110,7 +108,7 @@ def test_who_may_not_ask_is_served_as_if_he_had_not() -> None:
     assert attempt.response_headers == []
 
 
-def test_a_share_of_all_is_kept() -> None:
+def test_a_share_of_all_is_recorded() -> None:
     world = World(fleet(), DecisionSettings(sample=0.25))
     kept = sum(world.served(str(number)) is not None for number in range(400))
     assert 60 < kept < 140

@@ -23,7 +23,7 @@ from tests.helpers.scheduling.situations import REGISTRY, ports, scheduling
         ({"input": "x"}, "/v1/responses"),
     ],
 )
-def test_a_bare_request_is_known_by_its_fields(body: dict[str, Any], path: str) -> None:
+def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], path: str) -> None:
     asked = Imagined.of(body, {"profile": "p"})
     assert (asked.path, orjson.loads(asked.body), asked.profile) == (path, body, "p")
     assert Imagined.of({"request": body, "path": "/v1/messages"}, {}).path == "/v1/messages"
@@ -43,13 +43,13 @@ def test_a_bare_request_is_known_by_its_fields(body: dict[str, Any], path: str) 
         {"request": {"prompt": "x"}, "pool": 1},
     ],
 )
-def test_what_is_no_question_is_refused(asked: Any) -> None:
+def test_an_invalid_body_is_refused(asked: Any) -> None:
     with pytest.raises(BadRequest):
         Imagined.of(asked, {})
 
 
 @pytest.mark.parametrize("document", [SCORED, None])
-def test_other_weights_are_all_that_is_other(document: Any) -> None:
+def test_weights_change_only_the_weights(document: Any) -> None:
     made = scheduling(document)
     name = "queue-scorer" if document else "latency-scorer"
     changed = reweighed(read(document), made, {name: 7.0})
@@ -59,6 +59,6 @@ def test_other_weights_are_all_that_is_other(document: Any) -> None:
     assert weights == {**before, name: 7.0}
 
 
-def test_a_scorer_that_there_is_not_is_refused_with_a_suggestion() -> None:
+def test_an_unknown_scorer_is_refused_with_a_suggestion() -> None:
     with pytest.raises(BadRequest, match="did you mean 'queue-scorer'"):
         reweighed(read(SCORED), scheduling(SCORED), {"queue-scorr": 1.0})

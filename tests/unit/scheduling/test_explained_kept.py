@@ -19,7 +19,7 @@ def names(world: World, **query: str) -> list[str]:
     return [one["request"] for one in world.log.listed(DecisionQuery.of(query))["decisions"]]
 
 
-def test_the_latest_are_kept_and_come_first() -> None:
+def test_recent_decisions_are_kept_and_listed_first() -> None:
     world = World(fleet(), DecisionSettings(keep=3))
     for number in range(5):
         world.served(str(number))
@@ -27,7 +27,7 @@ def test_the_latest_are_kept_and_come_first() -> None:
     assert world.log.seen == 5
 
 
-def test_what_was_slow_failed_or_asked_for_is_not_driven_out() -> None:
+def test_slow_failed_and_requested_decisions_are_kept_apart() -> None:
     world = World(fleet(), DecisionSettings(keep=3, slow=2.0))  # type: ignore[arg-type]
     world.served("slow", after=3.0)
     world.served("asked", x_kvlane_explain="1")
@@ -42,7 +42,7 @@ def test_what_was_slow_failed_or_asked_for_is_not_driven_out() -> None:
     assert names(world, outcome="upstream-failed") == ["failed"]
 
 
-def test_what_becomes_slow_after_it_was_driven_out_comes_back() -> None:
+def test_a_dropped_decision_that_becomes_slow_returns() -> None:
     world = World(fleet(), DecisionSettings(keep=2, slow=2.0))  # type: ignore[arg-type]
     request = world.request("late")
     decision = world.decide(request)
@@ -74,7 +74,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken <= limit * 1.1
 
 
-def test_one_is_found_by_its_id_and_by_its_request() -> None:
+def test_a_decision_is_found_by_its_id_and_by_its_request() -> None:
     world = World(fleet())
     for name in ("a", "b", "a"):
         world.served(name)
@@ -85,7 +85,7 @@ def test_one_is_found_by_its_id_and_by_its_request() -> None:
     assert world.log.find("c") is None
 
 
-def test_filters_are_of_pods_tenants_and_requests() -> None:
+def test_decisions_are_filtered_by_pod_tenant_and_request() -> None:
     world = World(fleet())
     world.served("a")
     request = world.request("b")
@@ -100,12 +100,12 @@ def test_filters_are_of_pods_tenants_and_requests() -> None:
 
 
 @pytest.mark.parametrize("query", [{"slwo": "1"}, {"slow": "fast"}, {"limit": "0"}, {"limit": "many"}])
-def test_what_is_no_filter_is_refused(query: dict[str, str]) -> None:
+def test_an_invalid_filter_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         DecisionQuery.of(query)
 
 
-def test_what_was_refused_after_the_decision_has_ended() -> None:
+def test_a_request_refused_after_the_decision_has_ended() -> None:
     world = World(fleet())
     request = world.request("r")
     world.decide(request)

@@ -29,7 +29,7 @@ def line(world: World) -> str:
     return value
 
 
-def test_it_says_who_was_chosen_and_why() -> None:
+def test_it_names_the_chosen_pod_and_the_reasons() -> None:
     said = members(line(World(fleet())))
     assert said["pod"] == '"pod-0"'
     assert said["runner-up"] == '"pod-1"'
@@ -40,7 +40,7 @@ def test_it_says_who_was_chosen_and_why() -> None:
     )
 
 
-def test_names_of_any_kind_and_number_make_no_header_of_a_kilobyte() -> None:
+def test_any_names_fit_into_a_header_of_a_kilobyte() -> None:
     names = [f'queue scorer "{number}" of the königlich-bayerische fleet' for number in range(50)]
     document: dict[str, Any] = {"plugins": [{"type": "queue-scorer", "name": name} for name in names]}
     pods = [pod("pod\r\nx-injected: 1\\" + "é" * 500), pod("b", waiting=1)]
@@ -53,7 +53,7 @@ def test_names_of_any_kind_and_number_make_no_header_of_a_kilobyte() -> None:
     assert 1 <= found["scores"].count(";raw=") < 50
 
 
-def test_another_pod_after_a_failure_is_named_too() -> None:
+def test_another_pod_after_a_failure_is_named() -> None:
     world = World(fleet())
     request = world.request(x_kvlane_explain="true")
     attempt = world.answer(request, world.decide(request), number=1)
@@ -61,13 +61,13 @@ def test_another_pod_after_a_failure_is_named_too() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "", "no"])
-def test_only_who_says_so_asks(value: str) -> None:
+def test_only_the_exact_header_value_requests_it(value: str) -> None:
     world = World(fleet())
     request = world.request(x_kvlane_explain=value)
     assert world.answer(request, world.decide(request)).response_headers == []
 
 
-def test_of_nobody_there_is_nothing_to_say() -> None:
+def test_without_a_chosen_pod_there_is_no_header() -> None:
     world = World(fleet())
     entry = world.served("r")
     assert entry is not None

@@ -40,11 +40,11 @@ def guarded(given: Any, pods: int = 2) -> tuple[list[float], list[tuple[str, str
     return list(scores), faults
 
 
-def test_good_scores_pass_untouched() -> None:
+def test_valid_scores_pass_unchanged() -> None:
     assert guarded([0.0, 1.0]) == ([0.0, 1.0], [])
 
 
-def test_what_is_out_of_range_is_clamped_and_counted() -> None:
+def test_scores_out_of_range_are_clamped_and_counted() -> None:
     assert guarded([-0.5, 1.5]) == ([0.0, 1.0], [("mine", "out-of-range")])
 
 
@@ -53,14 +53,14 @@ def test_infinite_scores_are_clamped_and_counted() -> None:
 
 
 @pytest.mark.parametrize("given", [[math.nan, 0.5], [0.5, math.nan], [math.nan, math.nan]])
-def test_nan_is_0_and_counted_wherever_it_stands(given: list[float]) -> None:
+def test_nan_is_0_and_counted_at_any_position(given: list[float]) -> None:
     scores, faults = guarded(given)
     assert scores == [0.5 if score == 0.5 else 0.0 for score in given]
     assert faults == [("mine", "nan")]
 
 
 @pytest.mark.parametrize("given", [[0.5], [0.1, 0.2, 0.3], []])
-def test_the_wrong_number_of_scores_is_0_for_all_and_counted(given: list[float]) -> None:
+def test_a_wrong_number_of_scores_is_0_for_all_and_counted(given: list[float]) -> None:
     assert guarded(given) == ([0.0, 0.0], [("mine", "wrong-length")])
 
 
@@ -84,12 +84,12 @@ def test_a_fault_is_counted_every_time_and_logged_once_a_minute_by_name(caplog: 
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["mine", "other"] * 2
 
 
-def test_the_guard_answers_for_the_type_it_guards() -> None:
+def test_the_guard_has_the_type_of_its_plugin() -> None:
     assert GuardedScorer(Giving([]), "mine", counted([])).plugin_type == "giving"
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.integers(), max_size=6))
-def test_whatever_numbers_come_out_there_is_one_score_in_range_each(given: list[float]) -> None:
+def test_any_numbers_give_one_score_in_range_each(given: list[float]) -> None:
     scores, faults = guarded(given, pods=len(given))
     assert len(scores) == len(given)
     assert all(0.0 <= score <= 1.0 for score in scores)
@@ -169,7 +169,7 @@ SCORED = (ScoredEndpoint(A, 0.1), ScoredEndpoint(B, 0.9), ScoredEndpoint(C, 0.5)
         (BadRequest("Only a filter refuses."), [B, C, A], "raised"),
     ],
 )
-def test_the_best_score_wins_where_the_picker_fails(picked: Any, expected: list[Endpoint], fault: str | None) -> None:
+def test_the_best_score_wins_if_the_picker_fails(picked: Any, expected: list[Endpoint], fault: str | None) -> None:
     faults: list[tuple[str, str]] = []
     guard = GuardedPicker(Picking(picked), "mine", counted(faults))
     assert [one.endpoint for one in guard.pick(RUN, request(), SCORED)] == expected
@@ -190,6 +190,6 @@ def test_a_built_in_picker_that_fails_is_replaced_too() -> None:
     assert faults == [("mine", "raised")] * 2
 
 
-def test_results_are_trusted_of_plugins_of_kvlane_alone() -> None:
+def test_only_results_of_built_in_plugins_are_trusted() -> None:
     assert is_built_in(MaxScorePicker(random.Random()))
     assert not is_built_in(Picking([]))

@@ -22,23 +22,23 @@ def said(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> l
     return list(warnings(read(document, "scheduling"), Registry.discover()))
 
 
-def test_a_scorer_that_no_profile_refers_to_decides_nothing() -> None:
+def test_a_scorer_without_a_profile_is_unused() -> None:
     assert said(profiles=[["queue-scorer"]]) == [
         "scheduling.plugins.kv: no profile refers to it, so it decides nothing."
     ]
 
 
 @pytest.mark.parametrize("profiles", [None, [["queue-scorer", "kv"]], [["queue-scorer"], ["kv"]]])
-def test_what_is_in_some_profile_is_used(profiles: list[list[str]] | None) -> None:
+def test_a_plugin_in_a_profile_is_used(profiles: list[list[str]] | None) -> None:
     assert said(profiles=profiles) == []
 
 
 @pytest.mark.parametrize("type_name", ["approx-prefix-cache-producer", "single-profile-handler", "random-picker"])
-def test_what_runs_without_being_referred_to_is_used(type_name: str) -> None:
+def test_a_plugin_that_runs_without_a_reference_is_used(type_name: str) -> None:
     assert said({"type": type_name}, profiles=[["queue-scorer", "kv"]]) == []
 
 
-def test_a_picker_is_not_used_where_each_profile_has_another() -> None:
+def test_a_picker_is_unused_if_each_profile_has_another() -> None:
     said_of = said(
         {"type": "random-picker"}, {"type": "max-score-picker"}, profiles=[["queue-scorer", "kv", "random-picker"]]
     )

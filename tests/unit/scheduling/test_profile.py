@@ -13,7 +13,7 @@ from tests.helpers.scheduling.situations import Fixed, Keep, counted, pod, profi
 A, B, C = pod("a"), pod("b"), pod("c")
 
 
-def test_filters_run_in_order_and_see_what_the_one_before_kept() -> None:
+def test_filters_run_in_order_on_the_remaining_pods() -> None:
     steps = FilterStep("first", Keep(("a", "b"))), FilterStep("second", Keep(("b", "c")))
     assert [one.endpoint for one in profile("default", *steps).run(request(), [A, B, C]).ranked] == [B]
 
@@ -27,11 +27,11 @@ def test_every_survivor_is_ranked_with_the_weighted_mean_of_its_scores() -> None
     assert ranked == (ScoredEndpoint(A, 0.75), ScoredEndpoint(C, 0.5), ScoredEndpoint(B, 0.25))
 
 
-def test_without_scorers_everybody_has_0() -> None:
+def test_without_scorers_all_score_0() -> None:
     assert [one.score for one in profile("default").run(request(), [A, B]).ranked] == [0.0, 0.0]
 
 
-def test_a_filter_is_asked_of_more_endpoints_than_it_spares() -> None:
+def test_a_filter_may_return_fewer_endpoints() -> None:
     only = profile("only", FilterStep("first", Keep(("a",))))
     only.spared = 2
     two, three = [pod("a"), pod("b")], [pod("a"), pod("b"), pod("c")]
@@ -45,17 +45,17 @@ def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:
         profile("default", *steps).run(request(), [A])
 
 
-def test_a_filter_that_knows_says_that_all_are_busy() -> None:
+def test_a_filter_can_report_that_all_are_busy() -> None:
     with pytest.raises(Saturated, match=r"filter 'load' of profile 'default'"):
         profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [A])
 
 
-def test_no_pods_at_all_is_said_without_blaming_a_filter() -> None:
+def test_without_pods_no_filter_is_blamed() -> None:
     with pytest.raises(NoEndpoints, match="No pod is ready"):
         profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
 
 
-def test_where_the_picker_picks_none_the_best_score_wins() -> None:
+def test_the_best_score_wins_if_the_picker_picks_nothing() -> None:
     class Nobody(Picker):
         def pick(self, run, request, scored):  # type: ignore[no-untyped-def]
             return []
@@ -65,7 +65,7 @@ def test_where_the_picker_picks_none_the_best_score_wins() -> None:
     assert profile("default", scorers=scorers, picker=Nobody()).order(request(), [A, B])[0] is B
 
 
-def test_plugins_see_a_tuple_so_that_a_scorer_cannot_sort_it_under_another() -> None:
+def test_plugins_get_a_tuple_that_they_cannot_sort() -> None:
     class Sorting(Scorer):
         def score(self, run, request, endpoints):  # type: ignore[no-untyped-def]
             endpoints.sort(key=lambda endpoint: endpoint.name, reverse=True)

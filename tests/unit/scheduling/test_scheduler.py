@@ -62,7 +62,7 @@ def test_a_handler_runs_one_profile_after_another_and_sees_each_result() -> None
     assert ranking(scheduler(Dialogue(talk), *profiles).schedule(request(), [A, B])) == ["b"]
 
 
-def test_a_failed_profile_is_an_exception_at_that_line() -> None:
+def test_a_failed_profile_raises_in_the_handler() -> None:
     def talk(request: InferenceRequest) -> Talk:
         try:
             result = yield "first"
@@ -74,7 +74,7 @@ def test_a_failed_profile_is_an_exception_at_that_line() -> None:
     assert ranking(scheduler(Dialogue(talk), *profiles).schedule(request(), [A, B])) == ["b"]
 
 
-def test_a_handler_that_leaves_nothing_to_discuss_is_not_asked() -> None:
+def test_a_handler_with_one_profile_is_not_called() -> None:
     only = scheduler(Silent("all"), keeps("all", "a", "b"), keeps("other", "b"))
     discussed = scheduler(decides_by("all"), keeps("all", "a", "b"), keeps("other", "b"))
     assert only.schedule(request(), [A, B]) == discussed.schedule(request(), [A, B])
@@ -82,21 +82,21 @@ def test_a_handler_that_leaves_nothing_to_discuss_is_not_asked() -> None:
         only.schedule(request(), [pod("c")])
 
 
-def test_a_handler_that_leaves_nothing_to_discuss_has_shadows_too() -> None:
+def test_a_handler_with_one_profile_runs_shadows() -> None:
     observed = scheduler(Silent("all"), keeps("all", "a"), shadows=[keeps("shadow", "b", shadow=True)])
     decision = observed.schedule(request(), [A, B])
     assert decision.target is A
     assert [result.best for result in decision.shadows] == [B]
 
 
-def test_a_handler_is_asked_if_the_only_profile_does_not_exist() -> None:
+def test_a_handler_is_called_if_the_only_profile_does_not_exist() -> None:
     faults: list[tuple[str, str]] = []
     made = scheduler(Silent("nowhere"), keeps("all", "a"), faults=counted(faults))
     assert made.schedule(request(), [A]).target is A
     assert faults == [("handler", "raised")]
 
 
-def test_an_error_that_the_handler_lets_through_is_the_clients_answer() -> None:
+def test_an_error_that_the_handler_passes_is_the_clients_error() -> None:
     with pytest.raises(NoEndpoints, match="first-filter"):
         scheduler(decides_by("first"), keeps("first")).schedule(request(), [A])
 
@@ -169,7 +169,7 @@ def cannot_be_closed(request: InferenceRequest) -> Talk:
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_default_profile_decides_where_the_handler_fails(talk: Any, fault: str) -> None:
+def test_the_default_profile_decides_if_the_handler_fails(talk: Any, fault: str) -> None:
     faults: list[tuple[str, str]] = []
     profiles = keeps("all", "a"), keeps("none"), keeps("default", "b")
     decision = scheduler(Dialogue(talk), *profiles, faults=counted(faults)).schedule(request(), [A, B])
@@ -187,7 +187,7 @@ def test_without_a_profile_named_default_decode_or_the_first_one_decides(names: 
     assert made.schedule(request(), [A]).profile == expected
 
 
-def test_a_handler_that_cannot_name_its_only_profile_is_asked_for_its_plan() -> None:
+def test_a_handler_without_a_declared_profile_is_called() -> None:
     class Unsure(Dialogue):
         def only_profile(self) -> str:
             raise ZeroDivisionError
@@ -229,7 +229,7 @@ def test_a_shadow_runs_after_the_decision_and_never_changes_it() -> None:
     assert [(result.profile, result.best) for result in decision.shadows] == [("trial", B)]
 
 
-def test_a_shadow_that_fails_reaches_nobody() -> None:
+def test_a_failing_shadow_is_isolated() -> None:
     class Broken(Filter):
         def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
             raise ZeroDivisionError
@@ -239,7 +239,7 @@ def test_a_shadow_that_fails_reaches_nobody() -> None:
     assert scheduler(decides_by("all"), keeps("all", "a"), shadows=shadows).schedule(request(), [A]).target is A
 
 
-def test_plugins_are_told_profile_attempt_and_shadow() -> None:
+def test_plugins_get_profile_attempt_and_shadow() -> None:
     runs: list[ProfileRun] = []
 
     class Noting(Scorer):

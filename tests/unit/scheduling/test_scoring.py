@@ -63,17 +63,17 @@ strange = (
 
 
 @given(st.lists(st.tuples(good | strange, st.floats(0, 1)), max_size=4))
-def test_together_or_one_by_one_the_totals_and_the_faults_are_the_same(given: list[tuple[Any, float]]) -> None:
+def test_scoring_together_or_one_by_one_gives_the_same_totals_and_faults(given: list[tuple[Any, float]]) -> None:
     scorers, shares = [Giving(scores) for scores, _ in given], [share for _, share in given]
     assert outcome(together, scorers, shares) == outcome(one_by_one, scorers, shares)
 
 
 @given(good | strange, st.sampled_from([1.0, 0.5]))
-def test_of_a_sole_scorer_too_the_totals_and_the_faults_are_the_same(given: Any, share: float) -> None:
+def test_a_single_scorer_gives_the_same_totals_and_faults(given: Any, share: float) -> None:
     assert outcome(Scoring.unguarded, [Giving(given)], [share]) == outcome(one_by_one, [Giving(given)], [share])
 
 
-def test_a_sole_scorer_is_asked_once_whatever_it_says() -> None:
+def test_a_single_scorer_runs_once() -> None:
     for said in ([0.1, 0.2, 0.3], [0.0, 2.0, 0.0], None):
         sole = Giving(said)
         outcome(Scoring.unguarded, [sole], [1.0])
@@ -88,7 +88,7 @@ def test_the_total_is_the_sum_of_share_times_score(given: list[tuple[list[float]
     assert faults == []
 
 
-def test_good_scorers_are_asked_once_and_guards_ask_again_where_one_is_not() -> None:
+def test_valid_scorers_run_once_and_guards_run_again_after_a_fault() -> None:
     fine, other, wrong = Giving([0.1, 0.2, 0.3]), Giving([1.0, 0.0, 1.0]), Giving([0.0, 2.0, 0.0])
     outcome(together, [fine, other], [0.5, 0.5])
     assert (fine.calls, other.calls) == (1, 1)
@@ -102,7 +102,7 @@ def test_good_scorers_are_asked_once_and_guards_ask_again_where_one_is_not() -> 
     "wrong", [[0.5, math.nan, 0.5], [1.5, 0.5, 0.5], [0.5, 0.5], [0.5] * 4, ZeroDivisionError(), StopIteration()]
 )
 @pytest.mark.parametrize("share", [0.5, 0.0])
-def test_a_fault_is_reported_once_wherever_it_stands_and_even_if_it_does_not_count(wrong: Any, share: float) -> None:
+def test_a_fault_is_reported_once_in_any_position_even_with_weight_0(wrong: Any, share: float) -> None:
     for scorers in ([Giving(wrong), Giving([0.0, 0.5, 1.0])], [Giving([0.0, 0.5, 1.0]), Giving(wrong)]):
         _, faults = outcome(together, scorers, [share, share])
         assert len(faults) == 1

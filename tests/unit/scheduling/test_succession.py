@@ -81,7 +81,7 @@ def remembering(name: str = "r", **parameters: Any) -> dict[str, Any]:
     return {"type": "remembering-scorer", "name": name, "parameters": parameters}
 
 
-def test_a_plugin_of_the_same_name_type_and_parameters_is_the_same() -> None:
+def test_a_plugin_with_the_same_name_type_and_parameters_is_reused() -> None:
     first = after(None, remembering(factor=2))
     second = after(first, remembering("other"), remembering(factor=2))
     assert second.instances["r"] is first.instances["r"]
@@ -89,7 +89,7 @@ def test_a_plugin_of_the_same_name_type_and_parameters_is_the_same() -> None:
     assert "other" not in first.instances
 
 
-def test_one_with_other_parameters_gets_the_state_and_one_of_another_name_does_not() -> None:
+def test_changed_parameters_keep_the_state_and_a_changed_name_does_not() -> None:
     first = after(None, remembering())
     pod = Endpoint("a")
     first.instances["r"].pre_request(None, pod)  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def test_one_with_other_parameters_gets_the_state_and_one_of_another_name_does_n
     assert (successor.seen, stranger.seen) == ([pod], [])
 
 
-def test_state_stays_while_a_plugin_stays_itself_and_goes_with_it() -> None:
+def test_state_lives_as_long_as_its_plugin() -> None:
     first = after(None, remembering())
     first.instances["r"].pre_request(None, Endpoint("a"))  # type: ignore[attr-defined]
     second = after(after(first, remembering()), remembering(factor=3))
@@ -110,7 +110,7 @@ def test_state_stays_while_a_plugin_stays_itself_and_goes_with_it() -> None:
     assert third.instances["r"].seen == []  # type: ignore[attr-defined]
 
 
-def test_state_changes_when_the_configuration_is_put_in_use() -> None:
+def test_state_changes_when_the_configuration_takes_effect() -> None:
     first = after(None, remembering())
     draft = first.state.draft()
     made = build(read({"plugins": [remembering(factor=3)]}, "scheduling"), KNOWN, PORTS, draft=draft).instances["r"]
@@ -120,7 +120,7 @@ def test_state_changes_when_the_configuration_is_put_in_use() -> None:
     assert made.applied == [3.0]
 
 
-def test_a_configuration_that_is_only_tried_has_no_state() -> None:
+def test_a_validated_configuration_has_no_state() -> None:
     first = after(None, remembering())
     first.instances["r"].pre_request(None, Endpoint("a"))  # type: ignore[attr-defined]
     tried = read({"plugins": [remembering(factor=3)]}, "scheduling")
@@ -129,7 +129,7 @@ def test_a_configuration_that_is_only_tried_has_no_state() -> None:
     assert (made.seen, made.applied) == ([], [3.0])
 
 
-def test_one_that_was_told_something_else_than_it_would_be_now_is_made_anew() -> None:
+def test_a_plugin_with_changed_context_is_created_again() -> None:
     def profiles(*names: str) -> dict[str, Any]:
         return {"schedulingProfiles": [{"name": name, "plugins": []} for name in names]}
 
@@ -141,7 +141,7 @@ def test_one_that_was_told_something_else_than_it_would_be_now_is_made_anew() ->
     assert tuple(second.names) == ("a", "b")
 
 
-def test_a_fault_leaves_the_one_before_as_it_was() -> None:
+def test_a_fault_leaves_the_previous_one_unchanged() -> None:
     first = after(None, remembering())
     before = dict(first.instances)
     with pytest.raises(ConfigError):

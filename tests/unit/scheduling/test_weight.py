@@ -31,6 +31,6 @@ def test_random_pickers_give_3_to_1_on_average(picker: str) -> None:
     assert sent["heavy"] / sent["light"] == pytest.approx(3, rel=0.15)
 
 
-def test_without_weights_nobody_is_preferred_by_order() -> None:
+def test_without_weights_the_order_has_no_preference() -> None:
     sent = traffic("max-score-picker", [pod(name, recent=-inf) for name in "abcd"], 400)
     assert sent == dict.fromkeys("abcd", 100)

@@ -58,7 +58,7 @@ def logged(
     world.observer.flush()
 
 
-async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
+async def test_a_request_is_one_line_with_all_fields() -> None:
     output = Output()
     world = World(log := log_to(output, clock=ManualClock(1.5)))
     world.clock.advance(1.5)
@@ -109,7 +109,7 @@ async def test_prompts_and_keys_are_not_in_the_log() -> None:
     assert b"private" not in output.written[0]
 
 
-async def test_signs_that_are_no_unicode_do_not_stop_the_log() -> None:
+async def test_characters_outside_unicode_do_not_stop_the_log() -> None:
     output = Output()
     async with log_to(output) as log:
         world = World(log)
@@ -130,7 +130,7 @@ async def test_lines_are_written_in_batches() -> None:
     assert [batch.count(b"\n") for batch in output.written] == [BATCH, 1]
 
 
-async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_lines_are_written_without_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer, "INTERVAL", 0.001)
     output = Output()
     async with log_to(output) as log:
@@ -141,7 +141,7 @@ async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPat
         running.cancel()
 
 
-async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_blocked_reader_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "BACKLOG", 1000)
     output, lost = Output(), Counter()
     output.gate.clear()
@@ -153,7 +153,7 @@ async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: p
     assert len(output.lines) + lost.value == 20
 
 
-async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_never_reads_does_not_block_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "STOP_TIMEOUT", 0.02)
     output = Output()
     output.gate.clear()
@@ -163,7 +163,7 @@ async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: 
     output.gate.set()
 
 
-async def test_a_reader_that_is_gone_is_reported_once_and_its_lines_counted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_closed_reader_is_reported_once_and_its_lines_counted(caplog: pytest.LogCaptureFixture) -> None:
     output, lost = Output(), Counter()
     output.broken = True
     async with log_to(output, lost) as log:
@@ -173,7 +173,7 @@ async def test_a_reader_that_is_gone_is_reported_once_and_its_lines_counted(capl
     assert len(caplog.records) == 1
 
 
-async def test_what_is_taken_in_parts_is_written_whole() -> None:
+async def test_partial_writes_are_completed() -> None:
     output = Output()
     output.at_once = 7
     async with log_to(output) as log:
@@ -204,7 +204,7 @@ RECORDS = st.tuples(
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=5), SECONDS)
-def test_a_batch_reads_as_its_lines_one_by_one(records: list[Record], epoch: float) -> None:
+def test_a_batch_equals_its_single_lines(records: list[Record], epoch: float) -> None:
     batch = lines_of(records, epoch)
     assert list(map(json.loads, batch.splitlines())) == [json.loads(plain_line(record, epoch)) for record in records]
     assert [list(json.loads(line)) for line in batch.splitlines()] == [

@@ -32,7 +32,7 @@ def load(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_there_is_a_dashboard() -> None:
+def test_dashboards_exist() -> None:
     assert DASHBOARDS
 
 
@@ -66,7 +66,7 @@ def test_panels_do_not_overlap_and_have_an_id_each(path: Path) -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_dashboards_lead_to_each_other() -> None:
+def test_dashboards_link_to_each_other() -> None:
     for dashboard in map(load, DASHBOARDS):
         assert set(dashboard["links"][0]["tags"]) <= set(dashboard["tags"])
     assert len({load(path)["uid"] for path in DASHBOARDS}) == len(DASHBOARDS)
@@ -78,7 +78,7 @@ def test_the_dashboards_read_from_the_provisioned_source() -> None:
     assert {panel["datasource"]["uid"] for panel in panels if "datasource" in panel} == {source["uid"]}
 
 
-def test_prometheus_asks_the_admin_port() -> None:
+def test_prometheus_scrapes_the_admin_port() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "kvlane"

@@ -11,7 +11,7 @@ from proxy.telemetry.observation import Exposition
 from tests.helpers.telemetry.fakes import World
 
 
-def test_a_pod_shows_its_scrape_its_load_and_its_state() -> None:
+def test_a_pod_shows_its_scrape_load_and_state() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a", waiting=3, running=7, kv_usage=0.25)
     endpoint.charge(4, 900)
@@ -28,7 +28,7 @@ def test_a_pod_shows_its_scrape_its_load_and_its_state() -> None:
     assert seen["kvlane_endpoint_state"] == {("pod-a", "ready"): 1}
 
 
-def test_a_state_that_was_left_is_not_shown() -> None:
+def test_a_former_state_is_not_shown() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     world.scrape()
@@ -45,7 +45,7 @@ def test_a_pod_that_was_never_scraped_shows_no_measurements() -> None:
     assert seen["kvlane_endpoint_in_flight_requests"] == {("pod-a",): 0}
 
 
-def test_all_series_of_a_pod_vanish_with_it() -> None:
+def test_all_series_of_a_pod_end_with_it() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     world.decided(world.attempt_of(endpoint))
@@ -64,7 +64,7 @@ def test_an_attempt_that_outlives_its_pod_brings_no_series_back() -> None:
     assert '"pod-a"' not in world.scrape().text
 
 
-def test_a_pod_that_comes_back_under_its_name_counts_from_zero() -> None:
+def test_a_pod_that_returns_under_its_name_counts_from_zero() -> None:
     world = World()
     world.observer.attempt_ended(world.attempt_of(world.fleet.add("pod-a")))
     world.observer.flush()
@@ -94,7 +94,7 @@ def test_two_pods_of_one_name_are_one_series() -> None:
     assert seen.text.count("kvlane_endpoint_in_flight_requests{") == 1
 
 
-def test_pods_beyond_the_limit_are_added_up() -> None:
+def test_pods_beyond_the_limit_are_summed() -> None:
     world = World(limit=2)
     for number in range(5):
         endpoint = world.fleet.add(f"pod-{number}", waiting=1)
@@ -115,7 +115,7 @@ def test_the_pool_is_the_mean_of_its_ready_pods() -> None:
     assert seen["kvlane_pool_kv_cache_usage_ratio_mean"][("default",)] == pytest.approx(0.4)
 
 
-def test_each_pool_has_the_mean_of_its_own_pods_and_one_that_is_gone_has_none() -> None:
+def test_each_pool_has_the_mean_of_its_own_pods_and_a_removed_one_none() -> None:
     world = World()
     world.fleet.pools = ("default", "large")
     world.fleet.add("pod-a", waiting=2)
@@ -139,7 +139,7 @@ def test_a_stale_scrape_shows_its_age() -> None:
     assert not any(math.isinf(value) for value in world.scrape()["kvlane_endpoint_scrape_age_seconds"].values())
 
 
-def test_the_prefix_index_is_read_when_it_is_exposed() -> None:
+def test_the_prefix_index_is_read_at_the_exposition() -> None:
     world = World()
     world.index.pairs, world.index.bytes, world.index.error = 1000, 140_000, 0.125
     world.fleet.add("pod-a")
@@ -149,7 +149,7 @@ def test_the_prefix_index_is_read_when_it_is_exposed() -> None:
     assert seen["kvlane_endpoint_prefix_prediction_error_ratio"] == {("pod-a",): 0.125}
 
 
-def test_the_worst_of_several_predictors_is_shown_and_nothing_without_any() -> None:
+def test_the_worst_of_several_predictors_is_shown() -> None:
     world = World()
     assert world.scrape()["kvlane_latency_prediction_error_ratio"] == {}
     predictors = [FakePredictor(0.1), FakePredictor(1.5)]

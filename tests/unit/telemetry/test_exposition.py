@@ -27,7 +27,7 @@ async def crowded() -> World:
     return world
 
 
-async def test_the_text_format_has_one_head_per_family_and_every_sample() -> None:
+async def test_the_text_format_has_one_head_per_family() -> None:
     world = await crowded()
     body, content_type = await expose(world.catalogue, "")
     families = {family.name: family for family in parse_text(body.decode())}
@@ -38,7 +38,7 @@ async def test_the_text_format_has_one_head_per_family_and_every_sample() -> Non
     assert body.count(b"# TYPE kvlane_time_per_output_token_seconds ") == 1
 
 
-async def test_openmetrics_is_for_those_who_accept_it() -> None:
+async def test_openmetrics_is_negotiated() -> None:
     body, content_type = await expose((await crowded()).catalogue, OPENMETRICS)
     families = {family.name for family in parse_openmetrics(body.decode())}  # type: ignore[no-untyped-call]
     assert content_type.startswith("application/openmetrics-text")
@@ -61,7 +61,7 @@ async def test_every_series_of_kvlane_has_its_prefix_and_a_help() -> None:
     assert len({head[2] for head in heads}) == len(heads)
 
 
-async def test_the_catalogue_names_exactly_the_samples_it_exposes() -> None:
+async def test_the_catalogue_lists_exactly_the_exposed_samples() -> None:
     world = await crowded()
     world.observer.plugin_fault("s", "nan")
     body, _ = await expose(world.catalogue, "")
@@ -106,12 +106,12 @@ def longest_step(pods: int) -> int:
     return max(later - earlier for earlier, later in itertools.pairwise(steps))
 
 
-async def test_what_runs_is_named() -> None:
+async def test_build_info_is_exposed() -> None:
     body, _ = await expose(World().catalogue, "")
     assert b'version="1.2.3"' in body
 
 
-async def test_two_scrapes_at_a_time_see_the_same() -> None:
+async def test_two_concurrent_scrapes_see_the_same() -> None:
     world = World()
     for number in range(600):
         world.fleet.add(f"pod-{number}").charge(1, 0)

@@ -64,7 +64,7 @@ def test_a_cell_with_the_wrong_number_of_label_values_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("cells", "slices"), [(0, 1), (1, 1), (10, 1), (11, 2), (25, 3)])
-def test_slices_hold_every_cell_once_and_an_empty_family_still_shows_its_head(cells: int, slices: int) -> None:
+def test_slices_cover_every_cell_once_and_an_empty_family_has_its_head(cells: int, slices: int) -> None:
     family = Family("f", "counter", "help", ("a",), Counter)
     for number in range(cells):
         family.cell(str(number)).add(number)

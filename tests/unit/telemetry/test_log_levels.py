@@ -45,7 +45,7 @@ def test_a_logger_and_the_loggers_below_it_log_more_until_the_level_is_reset() -
     assert stream.getvalue().count("\n") == 1
 
 
-def test_what_is_shown_are_levels_that_were_given_and_the_root_s() -> None:
+def test_configured_levels_and_the_roots_are_listed() -> None:
     set_up(Telemetry(log_level=LogLevel.WARNING), io.StringIO())
     levels = levels_of()
     assert levels.shown()["levels"] == {ROOT: "warning"}
@@ -68,7 +68,7 @@ def test_what_is_shown_are_levels_that_were_given_and_the_root_s() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_done_changes_nothing(wanted: object, result: str) -> None:
+def test_an_invalid_change_changes_nothing(wanted: object, result: str) -> None:
     before = logging.getLogger(LOGGER).level
     with pytest.raises(BadRequest) as refused:
         levels_of().change(wanted)
@@ -86,7 +86,7 @@ def test_other_processes_apply_published_levels_and_nothing_else_stays() -> None
     assert logging.getLogger(BELOW).level == logging.NOTSET
 
 
-def test_a_record_of_a_request_has_its_id_for_collectors() -> None:
+def test_a_record_of_a_request_has_its_id_in_json() -> None:
     stream = io.StringIO()
     set_up(Telemetry(log_format=LogFormat.JSON), stream)
     logging.getLogger(LOGGER).warning("request %s: %s failed", "abc", "it")

@@ -12,21 +12,21 @@ from proxy.telemetry.logs import set_up
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
 
-def test_a_line_for_people_says_when_what_and_where() -> None:
+def test_a_text_line_has_time_level_and_logger() -> None:
     stream = io.StringIO()
     set_up(Telemetry(), stream)
     logging.getLogger("proxy.fleet").warning("pod %s is late", "a")
     assert stream.getvalue().endswith("WARNING proxy.fleet: pod a is late\n")
 
 
-def test_what_a_pod_says_neither_steers_a_terminal_nor_looks_like_a_line_of_its_own() -> None:
+def test_text_of_a_pod_neither_controls_a_terminal_nor_forges_a_line() -> None:
     stream = io.StringIO()
     set_up(Telemetry(), stream)
     logging.getLogger("proxy.fleet").warning("pod %s", "a\x1b]0;b\x07\r\x9bc\td\n2026-01-01 ERROR proxy: forged")
     assert stream.getvalue().partition("pod ")[2] == "a\\x1b]0;b\\x07\\x0d\\x9bc\td\n  2026-01-01 ERROR proxy: forged\n"
 
 
-def test_a_record_for_collectors_is_one_object_per_line() -> None:
+def test_a_json_record_is_one_object_per_line() -> None:
     stream = io.StringIO()
     set_up(Telemetry(log_format=LogFormat.JSON), stream)
     try:
@@ -40,7 +40,7 @@ def test_a_record_for_collectors_is_one_object_per_line() -> None:
     assert "RuntimeError: two\nlines" in record["exception"]
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_records_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     set_up(Telemetry(log_level=LogLevel.WARNING), stream)
     logging.getLogger("proxy").info("quiet")

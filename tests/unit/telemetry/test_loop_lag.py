@@ -11,9 +11,7 @@ from proxy.telemetry.metrics import Gauge
 
 
 @pytest.mark.parametrize(("slept", "lag"), [(0.3, 0.3), (0.0, 0.0), (-0.1, 0.0)])
-async def test_the_gauge_shows_by_how_much_a_timer_was_late(
-    monkeypatch: pytest.MonkeyPatch, slept: float, lag: float
-) -> None:
+async def test_the_gauge_shows_the_delay_of_a_timer(monkeypatch: pytest.MonkeyPatch, slept: float, lag: float) -> None:
     monkeypatch.setattr(process, "PROBE_INTERVAL", 0.02)
     clock, gauge = ManualClock(), Announcing()
     probing = asyncio.get_running_loop().create_task(process.probe_loop_lag(cast(Gauge, gauge), clock))

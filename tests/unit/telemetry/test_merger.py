@@ -52,7 +52,7 @@ REQUESTS = (
 )
 
 
-async def test_counters_and_histograms_are_added_up() -> None:
+async def test_counters_and_histograms_are_summed() -> None:
     values = await merged((dump(3, (0.1, 0.3)), "0"), (dump(4, (0.1,)), "1"), (dump(), SUPERVISOR))
     assert values[REQUESTS] == 7
     labels = (("model", "m"), ("stream", "true"))
@@ -68,7 +68,7 @@ async def test_gauges_of_processes_have_a_label() -> None:
     assert values["kvlane_event_loop_lag_seconds", (("worker", "1"),)] == 0.25
 
 
-async def test_gauges_of_the_fleet_are_those_of_the_supervisor() -> None:
+async def test_gauges_of_the_fleet_come_from_the_supervisor() -> None:
     values = await merged(
         (dump(running=9), "0"),
         (dump(running=8), "1"),
@@ -78,7 +78,7 @@ async def test_gauges_of_the_fleet_are_those_of_the_supervisor() -> None:
     assert running == {("kvlane_endpoint_running_requests", (("endpoint", "a"),)): 7}
 
 
-async def test_counts_of_workers_that_ended_stay_in_the_sums() -> None:
+async def test_counts_of_stopped_workers_stay_in_the_sums() -> None:
     kept = Merged(Catalogue("1"))
     kept.add_counts(dump(3, (0.1,), lag=1.0))
     ended = kept.add_counts(dump(2))
@@ -106,7 +106,7 @@ def test_the_event_loop_runs_while_many_cells_are_merged(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x1c", "\r", "\x0c", "\n", '"', "\\", " ", "{", "}"])
-async def test_label_values_may_contain_any_separator_of_lines(character: str) -> None:
+async def test_label_values_may_contain_line_separators(character: str) -> None:
     catalogue = Catalogue("1")
     catalogue.requests.cell(f"a{character}b", "chat", "complete", "2xx").add(1)
     name = "kvlane_requests_total"

@@ -18,7 +18,7 @@ from tests.helpers.telemetry.fakes import FakeCall, World
 from tests.helpers.waiting import PATIENCE
 
 
-def test_a_whole_stream_is_counted_once_everywhere() -> None:
+def test_a_complete_stream_is_counted_once_everywhere() -> None:
     world = World()
     world.clock.advance(1.5)
     world.request(world.attempt_of(world.fleet.add("pod-a")))
@@ -38,7 +38,7 @@ def test_a_whole_stream_is_counted_once_everywhere() -> None:
     assert seen["kvlane_retries_total"] == {(): 0}
 
 
-def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
+def test_time_per_token_uses_chunks_if_the_pod_reports_no_tokens() -> None:
     world = World()
     attempt = world.attempt_of(world.fleet.add("pod-a"))
     attempt.usage = None
@@ -49,7 +49,7 @@ def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("change", ["one token", "no stream", "no last byte"])
-def test_time_per_token_is_not_invented(change: str) -> None:
+def test_without_data_there_is_no_time_per_token(change: str) -> None:
     world = World()
     attempt = world.attempt_of(world.fleet.add("pod-a"), stream=change != "no stream")
     if change == "one token":
@@ -92,7 +92,7 @@ given_attempts = st.tuples(
 
 
 @given(st.lists(given_attempts, max_size=12))
-def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Given]) -> None:
+def test_counting_in_batches_equals_counting_one_by_one(given: list[Given]) -> None:
     together, alone = World(), World()
     for world in (together, alone):
         endpoint = world.fleet.add("pod-a")
@@ -120,7 +120,7 @@ def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Gi
     }
 
 
-def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
+def test_a_pod_without_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
     world = World()
     attempt = world.attempt_of(world.fleet.add("pod-a"))
     attempt.usage = Usage(100, 11, None)
@@ -178,7 +178,7 @@ def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcom
         ("/wp-login.php", "other"),
     ],
 )
-def test_paths_are_grouped_so_that_ids_and_scanners_make_no_series(path: str, group: str) -> None:
+def test_paths_are_grouped_so_that_ids_and_scanners_add_no_series(path: str, group: str) -> None:
     world = World()
     world.observer.request_ended(FakeCall(path), 404, Reason.UNKNOWN_PATH)
     assert world.scrape()["kvlane_requests_total"] == {("", "refused", group, "4xx"): 1}
@@ -213,7 +213,7 @@ def test_models_beyond_the_limit_are_one_series() -> None:
     assert seen["kvlane_requests_total"]["other", "complete", "chat", "2xx"] == 7
 
 
-def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
+def test_faults_of_scorers_and_disagreement_of_shadows_are_counted() -> None:
     world = World()
     a, b = world.fleet.add("pod-a"), world.fleet.add("pod-b")
     world.observer.plugin_fault("my-scorer", "nan")
@@ -224,7 +224,7 @@ def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
     assert seen["kvlane_shadow_decisions_total"] == {("true", "candidate"): 1, ("false", "candidate"): 1}
 
 
-def test_the_first_byte_of_a_stream_shows_while_the_stream_goes_on() -> None:
+def test_the_first_byte_of_a_running_stream_is_counted() -> None:
     world = World()
     world.observer.first_byte(world.attempt_of(world.fleet.add("pod-a")))
     assert world.scrape()["kvlane_time_to_first_token_seconds_count"]["sim", "true"] == 1
@@ -256,7 +256,7 @@ async def test_the_event_loop_runs_between_two_batches() -> None:
     assert set(seen) == {0, BATCH, BATCH + 1}
 
 
-async def test_what_two_settle_at_a_time_is_counted_once_and_whole_for_both() -> None:
+async def test_concurrent_settlements_count_once_and_completely() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     for _ in range(3 * BATCH):
@@ -272,7 +272,7 @@ async def test_what_two_settle_at_a_time_is_counted_once_and_whole_for_both() ->
     assert b'kvlane_requests_total{model="sim",outcome="complete",path="chat",status="2xx"} 769.0' in body
 
 
-async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
+async def test_a_failed_batch_is_reported_and_the_next_one_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(observer, "INTERVAL", 0.001)
@@ -292,7 +292,7 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_nothing_that_is_kept_holds_a_request_or_its_body() -> None:
+def test_no_request_or_body_is_kept() -> None:
     world = World()
     world.request(world.attempt_of(world.fleet.add("pod-a")))
     kept = [*world.observer._decided, *world.observer._begun, *world.observer._attempts, *world.observer._requests]

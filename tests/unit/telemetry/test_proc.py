@@ -11,7 +11,7 @@ from proxy.telemetry.metrics import Catalogue, slices_of
 from proxy.telemetry.process import counted, figures
 
 
-async def test_the_series_are_those_of_every_client_of_prometheus() -> None:
+async def test_the_series_equal_those_of_prometheus_clients() -> None:
     standard = list(ProcessCollector(registry=CollectorRegistry()).collect())
     catalogue = Catalogue("test")
     await catalogue.read()
@@ -28,9 +28,7 @@ async def test_the_series_are_those_of_every_client_of_prometheus() -> None:
     assert abs(seen["process_open_fds"] - expected["process_open_fds"]) <= 2
 
 
-def test_where_files_must_be_counted_they_are_counted_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_open_files_are_counted_in_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "FDS_AT_ONCE", 10)
     for number in range(25):
         (tmp_path / str(number)).touch()

@@ -83,7 +83,7 @@ def test_the_pattern_of_names_matches_those_names_and_no_others(names: list[str]
     assert bool(pattern.fullmatch(other)) == (other in names)
 
 
-def test_all_samples_are_read_if_no_names_are_given() -> None:
+def test_all_samples_are_read_without_names() -> None:
     text = b'# HELP a b\na 1\nb:c{d="e"} 2 1000\r\nb:c{d="f"} NaN\n'
     assert SampleReader().read(text) == {"a": [Sample(b"", 1.0)], "b:c": [Sample(b'{d="e"', 2.0, 1000.0)]}
 

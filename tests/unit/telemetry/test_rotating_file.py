@@ -33,7 +33,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_file_begins_with_its_head_and_an_old_one_goes_on(tmp_path: Path) -> None:
+def test_a_new_file_starts_with_its_head_and_an_old_one_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     file(path).write(b"one\n")
     file(path).write(b"two\n")
@@ -91,7 +91,7 @@ def test_on_a_full_disk_lines_are_written_whole_or_not_at_all(tmp_path: Path) ->
     assert path.read_bytes() == b"head\none\ntwo\n"
 
 
-def test_a_line_that_a_dead_process_left_unfinished_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_an_unfinished_line_of_a_dead_process_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'head\n{"t":1,"mo')
     file(path).write(b"two\n")

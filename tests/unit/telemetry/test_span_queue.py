@@ -51,7 +51,7 @@ def end(tracer: Tracer, *names: object) -> None:
         tracer.start_span(str(name)).end()
 
 
-async def test_all_that_ended_is_sent_in_its_order() -> None:
+async def test_ended_spans_are_sent_in_order() -> None:
     taken, lost = Taken(), Counter()
     async with sending(taken, lost) as tracer:
         end(tracer, *range(2000))
@@ -86,7 +86,7 @@ async def test_spans_that_the_collector_rejects_are_counted_and_the_first_failur
     assert "no route" in caplog.text
 
 
-async def test_a_collector_that_hangs_does_not_keep_a_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_collector_does_not_block_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "LAST_SECONDS", 0.1)
     taken, lost = Taken(), Counter()
     taken.gate.clear()

@@ -55,7 +55,7 @@ def test_lines_are_written_in_order() -> None:
         assert stream.lost_lines == 0
 
 
-def test_a_full_pipe_blocks_no_writer_and_what_does_not_fit_is_counted_and_reported_once_it_is_read(
+def test_a_full_pipe_blocks_no_writer_and_dropped_lines_are_counted_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lines, "BACKLOG", 10_000)
@@ -76,7 +76,7 @@ def test_a_full_pipe_blocks_no_writer_and_what_does_not_fit_is_counted_and_repor
         assert stream.stop()
 
 
-def test_a_reader_that_never_reads_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_never_reads_does_not_block_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "STOP_TIMEOUT", 0.02)
     with pipe() as (reading, writing):
         stream = StandardError(writing)
@@ -86,7 +86,7 @@ def test_a_reader_that_never_reads_keeps_no_process(monkeypatch: pytest.MonkeyPa
         wait_until(stream.stop)
 
 
-def test_a_reader_that_is_gone_costs_lines_alone() -> None:
+def test_a_closed_reader_costs_only_lines() -> None:
     with pipe() as (reading, writing):
         os.dup2(os.open(os.devnull, os.O_RDONLY), reading)
         stream = StandardError(writing)
@@ -96,7 +96,7 @@ def test_a_reader_that_is_gone_costs_lines_alone() -> None:
         assert stream.lost_lines == 3
 
 
-async def test_the_lines_that_were_lost_are_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dropped_lines_are_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe() as (_, writing):
         stream = StandardError(writing)
         stream.lost_lines = 7

@@ -55,13 +55,13 @@ class TestWords:
         assert unknown == {"--d": [["4"]]}
 
     @pytest.mark.parametrize("words", [["x"], ["--a"], ["--c", "stray"]])
-    def test_what_is_no_command_line_is_refused(self, words: list[str]) -> None:
+    def test_an_invalid_command_line_is_refused(self, words: list[str]) -> None:
         with pytest.raises(Unreadable):
             read_flags(words, {"--a": 1, "--c": 0})
 
 
 class TestRouters:
-    def test_what_both_have_is_taken_over(self) -> None:
+    def test_common_settings_are_imported(self) -> None:
         words = (
             "vllm-router --worker-urls http://a:8000 b:8000 --port 9000 --request-timeout-secs 60"
             " --retry-max-retries 4 --retry-max-backoff-ms 500 --cb-failure-threshold 7 --health-check-endpoint /ping"
@@ -92,7 +92,7 @@ class TestRouters:
     def test_a_policy_becomes_plugins(self, policy: str, plugin: str) -> None:
         assert plugin in types(vllm_router(["--worker-urls", "http://a:1", "--policy", policy]))
 
-    def test_cache_awareness_is_what_there_is_anyway(self) -> None:
+    def test_cache_awareness_is_the_default(self) -> None:
         made = vllm_router(["--worker-urls", "http://a:1", "--cache-threshold", "0.5"])
         assert "scheduling" not in made.settings
         assert {left.what for left in made.needless} == {"--cache-threshold 0.5", "--policy cache_aware"}
@@ -112,13 +112,13 @@ class TestRouters:
         assert settings(pair).pods.static[0].engine == "sglang"
         assert "always-disagg-pd-decider" in types(pair)
 
-    def test_policies_of_roles_are_needless_where_predicted_time_counts_the_same(self) -> None:
+    def test_policies_of_roles_are_not_needed_with_predicted_time(self) -> None:
         words = ["--prefill", "http://p:1", "--decode", "http://d:1", "--prefill-policy", "cache_aware"]
         made = vllm_router([*words, "--decode-policy", "round_robin"])
         assert missing(made) == {"--decode-policy round_robin"}
         assert "--prefill-policy cache_aware" in {left.what for left in made.needless}
 
-    def test_a_connector_that_is_not_known_is_named(self) -> None:
+    def test_an_unknown_connector_is_reported(self) -> None:
         assert missing(vllm_router(["--prefill", "http://p:1", "--kv-connector", "moriio"])) == {
             "--kv-connector moriio"
         }
@@ -166,7 +166,7 @@ class TestRouters:
             assert made.settings["pods"]["static"][0]["apiKey"] == "${POD_API_KEY}"
         assert settings(made).security.api_keys[0].key == "${CLIENT_API_KEY}"
 
-    def test_what_is_missing_and_what_is_unknown_is_named(self) -> None:
+    def test_unsupported_and_unknown_flags_are_reported(self) -> None:
         words = ["--service-discovery", "--decode-selector", "a=b", "--frob", "1", "2", "--log-dir", "/x"]
         made = vllm_router(["--worker-urls", "http://a:1", *words])
         assert missing(made) == {"--service-discovery", "--decode-selector a=b", "--frob 1 2", "--log-dir /x"}
@@ -175,7 +175,7 @@ class TestRouters:
     @pytest.mark.parametrize(
         "word", ["--port x", "--selector a=b --service-discovery-port x", "--max-concurrent-requests x", "--prefill"]
     )
-    def test_a_value_that_is_none_is_refused(self, word: str) -> None:
+    def test_an_invalid_value_is_refused(self, word: str) -> None:
         with pytest.raises(ValueError):
             vllm_router(["--worker-urls", "http://a:1", *word.split()])
 
@@ -188,7 +188,7 @@ class TestRouters:
 class TestTheProductionStack:
     WORDS = ["--service-discovery", "static", "--static-backends", "http://a:1,http://b:1", "--static-models", "m,n"]
 
-    def test_backends_aliases_and_retries_are_taken_over(self) -> None:
+    def test_backends_aliases_and_retries_are_imported(self) -> None:
         made = stack([*self.WORDS, "--static-aliases", "gpt:m", "--max-instance-failover-reroute-attempts", "2"])
         found = settings(made)
         assert [pod.url for pod in found.pods.static] == ["http://a:1", "http://b:1"]
@@ -215,7 +215,7 @@ class TestTheProductionStack:
         made = stack([*self.WORDS, *labels, "--routing-logic", "disaggregated_prefill"])
         assert [pod.role for pod in settings(made).pods.static] == ["prefill", "decode"]
 
-    def test_a_dynamic_configuration_is_read_alone_and_below_the_command_line(self, tmp_path: Path) -> None:
+    def test_a_dynamic_configuration_is_read_alone_and_overridden_by_the_command_line(self, tmp_path: Path) -> None:
         file = tmp_path / "dynamic.json"
         file.write_text(json.dumps({"routing_logic": "roundrobin", "static_backends": "http://a:1", "frob": 1}))
         alone = stack([str(file)])
@@ -248,7 +248,7 @@ class TestTheProductionStack:
 
 class TestTheEndpointPicker:
     @pytest.mark.parametrize("file", sorted(CONFIG.glob("endpoint-picker*.yaml")), ids=lambda path: path.name)
-    def test_what_loads_as_it_is_loses_nothing(self, file: Path) -> None:
+    def test_a_loadable_document_loses_nothing(self, file: Path) -> None:
         made = endpoint_picker(file)
         assert made.missing == []
         assert made.settings["scheduling"] == yaml.safe_load(file.read_text())
@@ -261,7 +261,7 @@ class TestTheEndpointPicker:
         assert any("'kv-cache-scorer' is kv-cache-utilization-scorer now" in note for note in made.notes)
         assert not any("works as it is" in note for note in made.notes)
 
-    def test_what_does_not_load_is_left_out_piece_by_piece(self, tmp_path: Path) -> None:
+    def test_unloadable_parts_are_left_out(self, tmp_path: Path) -> None:
         file = tmp_path / "picker.yaml"
         file.write_text("""
 apiVersion: llm-d.ai/v1alpha1
@@ -289,7 +289,7 @@ schedulingProfiles:
         assert {"plugins.mine", "plugins.multicluster-queue-scorer", "featureGates[0]", "frob"} <= named
         assert "plugins.queue-scorer.frob" in named
 
-    def test_a_config_map_is_opened(self, tmp_path: Path) -> None:
+    def test_a_config_map_is_unwrapped(self, tmp_path: Path) -> None:
         inner = "kind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n"
         file = tmp_path / "map.yaml"
         file.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"a.yaml": inner}}))
@@ -313,7 +313,7 @@ schedulingProfiles:
         with pytest.raises(Unreadable, match="helm template"):
             endpoint_picker(file)
 
-    def test_values_of_a_chart_and_objects_that_hold_one_are_opened(self, tmp_path: Path) -> None:
+    def test_values_of_a_chart_and_enclosing_objects_are_unwrapped(self, tmp_path: Path) -> None:
         inner = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
         values = {"router": {"epp": {"replicas": 1, "pluginsCustomConfig": {"p.yaml": yaml.safe_dump(inner)}}}}
         stated = {"kind": "LLMInferenceService", "spec": {"router": {"scheduler": {"config": {"inline": inner}}}}}
@@ -326,7 +326,7 @@ schedulingProfiles:
         "text",
         ["a: 1", "[]", "a: 'x kind: EndpointPickerConfig'", "kind: ConfigMap", "kind: ConfigMap\ndata: []", "a: ["],
     )
-    def test_what_is_none_is_refused(self, text: str, tmp_path: Path) -> None:
+    def test_a_file_without_one_is_refused(self, text: str, tmp_path: Path) -> None:
         file = tmp_path / "none.yaml"
         file.write_text(text)
         with pytest.raises(Unreadable):
@@ -344,7 +344,7 @@ class TestLiteLlm:
     def entry(name: str, model: str, base: str | None = "http://a:8000/v1", **more: Any) -> dict[str, Any]:
         return {"model_name": name, "litellm_params": {"model": model, "api_base": base, **more}}
 
-    def test_servers_names_and_settings_are_taken_over(self, tmp_path: Path) -> None:
+    def test_servers_names_and_settings_are_imported(self, tmp_path: Path) -> None:
         made = self.made(
             tmp_path,
             model_list=[
@@ -371,7 +371,7 @@ class TestLiteLlm:
         assert found.security.api_keys[0].key == "${LITELLM_MASTER_KEY}"
         assert made.missing == []
 
-    def test_a_fallback_to_what_no_pod_serves_is_not_taken_over(self, tmp_path: Path) -> None:
+    def test_a_fallback_without_a_pod_is_not_imported(self, tmp_path: Path) -> None:
         made = self.made(
             tmp_path,
             model_list=[self.entry("llama", "hosted_vllm/meta/Llama"), self.entry("gpt-4o", "gpt-4o", None)],
@@ -380,7 +380,7 @@ class TestLiteLlm:
         assert "fallback of llama to gpt-4o" in missing(made)
         assert not settings(made).models.fallbacks
 
-    def test_several_models_behind_a_name_become_a_rewrite(self, tmp_path: Path) -> None:
+    def test_several_models_under_a_name_become_a_rewrite(self, tmp_path: Path) -> None:
         entries = [
             self.entry("a", "hosted_vllm/x", weight=3),
             self.entry("a", "hosted_vllm/y", "http://b:1/v1", weight=1),
@@ -388,7 +388,7 @@ class TestLiteLlm:
         found = settings(self.made(tmp_path, model_list=entries))
         assert [(target.model, target.weight) for target in found.models.rewrites[0].targets] == [("x", 3), ("y", 1)]
 
-    def test_what_is_not_on_vllm_is_named(self, tmp_path: Path) -> None:
+    def test_models_outside_vllm_are_reported(self, tmp_path: Path) -> None:
         entries = [
             self.entry("gpt", "openai/gpt-4o", None),
             self.entry("claude", "anthropic/claude", "http://x:1"),
@@ -426,13 +426,13 @@ class TestLiteLlm:
             {"model_list": [], "router_settings": {"num_retries": None}},
         ],
     )
-    def test_what_is_none_is_refused(self, sections: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_file_without_models_is_refused(self, sections: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises((Unreadable, ValueError)):
             self.made(tmp_path, **sections)
 
 
 class TestTheCommand:
-    def test_all_taken_over_is_zero_and_something_missing_is_one(self) -> None:
+    def test_a_complete_import_exits_with_0_and_an_incomplete_one_with_1(self) -> None:
         whole = run("vllm-router", "vllm-router", "--worker-urls", "http://a:1")
         assert whole.exit_code == 0
         assert yaml.safe_load(whole.stdout) == {"pods": {"static": [{"url": "http://a:1"}]}}
@@ -450,14 +450,14 @@ class TestTheCommand:
             ["--worker-urls 'http://a:1"],
         ],
     )
-    def test_nothing_to_be_made_of_it_is_two_and_nothing_is_written(self, words: list[str], tmp_path: Path) -> None:
+    def test_an_impossible_import_exits_with_2_and_writes_nothing(self, words: list[str], tmp_path: Path) -> None:
         output = tmp_path / "kvlane.yaml"
         result = run("vllm-router", "-o", str(output), *words)
         assert result.exit_code == 2, result.output
         assert "Traceback" not in result.output
         assert not output.exists()
 
-    def test_a_command_line_comes_as_one_text_and_from_standard_input(self, tmp_path: Path) -> None:
+    def test_a_command_line_is_read_as_text_and_from_stdin(self, tmp_path: Path) -> None:
         text = "vllm-router \\\n  --worker-urls http://a:1 \\\n  --port 9000\n"
         output = tmp_path / "kvlane.yaml"
         assert run("vllm-router", "-o", str(output), "-", stdin=text).exit_code == 0
@@ -481,7 +481,7 @@ SHOWN = [words for line in commands() if (words := shlex.split(line))[:2] == ["k
 
 class TestThePage:
     @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
-    def test_a_command_that_is_shown_makes_a_configuration(
+    def test_a_documented_command_makes_a_configuration(
         self, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         entry = {"model_name": "m", "litellm_params": {"model": "hosted_vllm/m", "api_base": "http://a:1/v1"}}
@@ -494,7 +494,7 @@ class TestThePage:
         assert result.exit_code == 0, result.output
         from_mapping(yaml.safe_load((tmp_path / "kvlane.yaml").read_text()))
 
-    def test_every_flag_of_the_routers_that_is_shown_is_known(self) -> None:
+    def test_every_documented_flag_is_known(self) -> None:
         page = (ROOT / "docs" / "MIGRATE.md").read_text()
         section = page.partition("## vllm-router")[2].partition("## production-stack")[0]
         shown = set(re.findall(r"`(--[a-z-]+[a-z])(?=[` ])", section))

@@ -20,7 +20,7 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
-def test_it_loads_and_every_plugin_is_used_or_is_no_step_of_a_profile(section: dict[str, Any]) -> None:
+def test_it_loads_and_every_plugin_is_used_or_runs_outside_profiles(section: dict[str, Any]) -> None:
     document = from_mapping({"scheduling": section}).scheduling
     assert document.profiles
     used = {ref.plugin_ref for profile in document.profiles for ref in profile.plugins}
@@ -28,7 +28,7 @@ def test_it_loads_and_every_plugin_is_used_or_is_no_step_of_a_profile(section: d
     assert used == steps
 
 
-def test_pods_that_serve_nothing_alone_are_always_handed_over_to() -> None:
+def test_pods_that_need_a_pair_are_always_split() -> None:
     types = {plugin["type"] for plugin in SECTIONS["pairs"]["plugins"]}
     assert "always-disagg-pd-decider" in types
     assert "predicted-latency-pd-decider" not in types

@@ -78,7 +78,7 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[FakeApiServer, Kubernetes, 
         yield server, Kubernetes({"decode": "deployment/decode"}, 5.0, ApiServer(url, "ns", str(token))), token
 
 
-async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
+async def test_the_scale_is_patched_only_if_it_differs(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, _ = api
     assert await kubernetes.scale(order(5)) is Outcome.OK
     assert server.replicas == 5
@@ -105,7 +105,7 @@ async def test_the_token_is_read_again(api: tuple[FakeApiServer, Kubernetes, Pat
     assert await kubernetes.scale(order(5)) is Outcome.OK
 
 
-async def test_a_target_that_there_is_not_is_refused(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
+async def test_a_missing_target_is_refused(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     _, kubernetes, _ = api
     other = Kubernetes({"decode": "deployment/other"}, 5.0, kubernetes.access)
     assert await other.scale(order(5)) is Outcome.REFUSED
@@ -149,6 +149,6 @@ def test_anything_with_a_scale_is_a_target(target: str, path: tuple[str, str]) -
 
 
 @pytest.mark.parametrize("target", ["a", "deployment/", "pod/a", "v1/pods/a"])
-def test_a_target_that_is_none_is_named(target: str) -> None:
+def test_an_invalid_target_is_reported(target: str) -> None:
     with pytest.raises(ValueError, match="is no target"):
         path_of(target)

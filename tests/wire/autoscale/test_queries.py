@@ -62,7 +62,7 @@ async def server() -> AsyncIterator[tuple[FakePrometheus, str]]:
         yield fake, str(running.make_url("/prefix/"))
 
 
-async def test_a_query_has_the_value_that_prometheus_gives(server: tuple[FakePrometheus, str], tmp_path: Path) -> None:
+async def test_a_query_gives_the_value_of_prometheus(server: tuple[FakePrometheus, str], tmp_path: Path) -> None:
     fake, url = server
     fake.values["sum(up)"] = "2.5"
     assert await ask(PrometheusSettings(url), "sum(up)") == 2.5
@@ -73,7 +73,7 @@ async def test_a_query_has_the_value_that_prometheus_gives(server: tuple[FakePro
     assert fake.headers == [None, "Bearer abc", "Bearer xyz"]
 
 
-async def test_a_query_that_is_wrong_says_why(server: tuple[FakePrometheus, str]) -> None:
+async def test_a_failed_query_has_its_reason(server: tuple[FakePrometheus, str]) -> None:
     with pytest.raises(Unanswered, match="parse error"):
         await ask(PrometheusSettings(server[1]), "sum(")
 
@@ -130,7 +130,7 @@ class GivenValues:
         return self.values[query]
 
 
-async def test_metrics_and_signals_are_what_their_queries_say() -> None:
+async def test_metrics_and_signals_have_the_values_of_their_queries() -> None:
     clock, settings = ManualClock(now=100.0), querying()
     queries = Queries(GivenValues(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
     await queries.update(settings)
@@ -141,7 +141,7 @@ async def test_metrics_and_signals_are_what_their_queries_say() -> None:
     assert (signals["swap"].value, signals["swap"].at) == (0.5, 100.0)
 
 
-async def test_a_value_that_is_not_renewed_grows_old(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_value_that_is_not_renewed_ages(caplog: pytest.LogCaptureFixture) -> None:
     clock, settings, received = ManualClock(now=100.0), querying(), GivenValues(**{"sum(rate(asked[1m]))": 12.0})
     queries = Queries(received, clock)
     await queries.update(settings)

@@ -34,7 +34,7 @@ async def hook() -> AsyncIterator[tuple[Hook, str]]:
         yield hook, str(server.make_url("/scale"))
 
 
-async def test_what_is_sent_is_signed(hook: tuple[Hook, str]) -> None:
+async def test_the_body_is_signed(hook: tuple[Hook, str]) -> None:
     server, url = hook
     webhook = Webhook(url, "key", 5.0, lambda: 123.0)
     assert await webhook.scale(order(5)) is Outcome.OK
@@ -63,7 +63,7 @@ async def test_without_a_key_there_is_no_signature(hook: tuple[Hook, str]) -> No
         (302, Outcome.ERROR),
     ],
 )
-async def test_the_status_says_what_came_of_it(hook: tuple[Hook, str], status: int, outcome: Outcome) -> None:
+async def test_the_status_gives_the_result(hook: tuple[Hook, str], status: int, outcome: Outcome) -> None:
     server, url = hook
     server.status = status
     assert await Webhook(url, None, 5.0, lambda: 0.0).scale(order(5)) is outcome

@@ -15,7 +15,7 @@ from tests.helpers.patience import PatientLoop
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_that_comes_in_breaks_anything(name: str) -> None:
+def test_no_input_breaks_anything(name: str) -> None:
     with asyncio.Runner(loop_factory=PatientLoop) as runner:
         found = runner.run(fuzz(name, seconds=3600, seed=1, most=250))
     assert found.tried == 250

@@ -30,7 +30,7 @@ def test_the_command_lists_its_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_every_option_has_its_help(command: str) -> None:
+def test_every_command_and_option_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert result.output.startswith(f"Usage: main {command}")
@@ -45,7 +45,7 @@ def test_without_a_file_or_pods_the_usage_is_shown(command: str) -> None:
     assert "give -c FILE, or --pod URL for each pod" in result.output
 
 
-def test_check_prints_what_is_in_effect_and_marks_what_the_file_does_not_say() -> None:
+def test_check_prints_effective_values_and_marks_defaults() -> None:
     result = run("check", "-c", str(CONFIG / "prefix-aware.yaml"), POD_0="http://a:1", KVLANE_PORT="8123")
     assert result.exit_code == 0
     lines = [line.strip() for line in result.stdout.splitlines()]
@@ -65,7 +65,7 @@ def test_check_warns_of_a_configuration_without_pods(tmp_path: Path) -> None:
     assert "Warning: no pods are configured" in result.stderr
 
 
-def test_check_warns_of_an_open_admin_port_and_of_a_file_of_pods_that_is_not_there(tmp_path: Path) -> None:
+def test_check_warns_of_an_open_admin_port_and_a_missing_file_of_pods(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("admin: {host: 0.0.0.0}\npods: {file: /none/pods.yaml}\n")
     result = run("check", "-c", str(file))
@@ -97,7 +97,7 @@ def test_check_warns_of_a_section_without_its_feature_gate(tmp_path: Path) -> No
     assert "Warning: scheduling.flowControl: has no effect without" in result.stderr
 
 
-def test_a_command_that_is_mistyped_gets_a_suggestion() -> None:
+def test_a_mistyped_command_gets_a_suggestion() -> None:
     result = run("serv", "--pod", "http://a:1")
     assert result.exit_code == 2
     assert "there is no command 'serv'; did you mean 'serve'?" in result.output
@@ -112,7 +112,7 @@ def test_check_prints_json_for_programs() -> None:
     assert plugins["latency-scorer"] == plugins["approx-prefix-cache-producer"] == "injected"
 
 
-def test_check_prints_pools_and_names_what_is_wrong_in_them(tmp_path: Path) -> None:
+def test_check_prints_pools_and_their_faults(tmp_path: Path) -> None:
     result = run("check", "-c", str(CONFIG / "pools.yaml"))
     assert result.exit_code == 0
     large = yaml.safe_load(result.stdout)["pools"]["large"]
@@ -150,7 +150,7 @@ def test_check_reports_all_faults_and_ends_with_two(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
-def test_check_names_a_file_that_is_not_there_and_a_pod_that_is_none() -> None:
+def test_check_reports_a_missing_file_and_an_invalid_pod() -> None:
     missing = run("check", "-c", "/none/kvlane.yaml")
     assert missing.exit_code == 2
     assert "/none/kvlane.yaml: cannot be read" in missing.output
@@ -170,14 +170,14 @@ def test_plugins_lists_every_type_and_describes_one() -> None:
     assert "did you mean 'load-aware-scorer'?" in unknown.output
 
 
-def test_roles_that_are_none_are_refused() -> None:
+def test_invalid_roles_are_refused() -> None:
     result = run("sim", "--port", "1", "--roles", "2X")
     assert result.exit_code == 2
     assert "'2X' is not of the form 2P2D" in result.output
 
 
 @pytest.mark.parametrize("command", [("sim",), ("serve", "--pod", "http://127.0.0.1:1", "--admin-port", "0")])
-def test_a_port_that_is_none_is_refused(command: tuple[str, ...]) -> None:
+def test_an_invalid_port_is_refused(command: tuple[str, ...]) -> None:
     result = run(*command, "--port", "70000")
     assert result.exit_code == 2
     assert "70000" in result.output
@@ -213,7 +213,7 @@ def test_explain_reads_json_and_yaml_from_a_file_and_from_stdin(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["[", "{a: 1, a: 2}", json.dumps({"endpoint": []}), "3"])
-def test_explain_says_what_is_wrong_with_a_state(text: str) -> None:
+def test_explain_reports_faults_of_a_state(text: str) -> None:
     result = run("explain", "--state", "-", stdin=text)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -234,7 +234,7 @@ def test_demo_as_json_compares_two_policies() -> None:
     assert results["prefix-aware"]["hit_rate"] > results["round robin"]["hit_rate"]
 
 
-def test_demo_with_ranks_compares_kvlane_with_the_balancer_of_the_engine() -> None:
+def test_demo_with_ranks_compares_kvlane_with_the_engines_balancer() -> None:
     result = run("demo", "--ranks", "4", "--json", "--seconds", "2")
     assert result.exit_code == 0
     results = orjson.loads(result.stdout)
@@ -245,7 +245,7 @@ def test_demo_with_ranks_compares_kvlane_with_the_balancer_of_the_engine() -> No
     assert results["kvlane"]["hit_rate"] > results["the engine's balancer"]["hit_rate"]
 
 
-def test_check_warns_of_thresholds_that_are_never_reached(tmp_path: Path) -> None:
+def test_check_warns_of_unreachable_thresholds(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("pods: {static: [{url: http://a:1}]}\nreliability: {timeouts: {idle: 1h, request: 10m}}")
     result = run("check", "-c", str(file))

@@ -24,7 +24,7 @@ async def state(s: Stack, pod: str) -> Any:
         return (await reply.json())["state"]
 
 
-async def test_a_pod_is_drained_and_taken_back() -> None:
+async def test_a_pod_is_drained_and_undrained() -> None:
     async with stack(2) as s:
         drained = await run(s, "drain", "pod-0")
         assert (drained.exit_code, drained.output) == (0, "pod-0: draining, empty\n")
@@ -34,7 +34,7 @@ async def test_a_pod_is_drained_and_taken_back() -> None:
         assert await state(s, "pod-0") == "ready"
 
 
-async def test_requests_that_are_left_after_the_wait_are_counted_and_are_exit_code_1() -> None:
+async def test_requests_left_after_the_wait_are_counted_with_exit_code_1() -> None:
     async with stack(1) as s:
         async with s.http.post(s.url + CHAT, json={**LONG, "stream": True}):
             drained = await run(s, "drain", "pod-0", "--wait", "100ms")
@@ -43,7 +43,7 @@ async def test_requests_that_are_left_after_the_wait_are_counted_and_are_exit_co
         assert "no pod of the pool default is ready" in drained.stderr
 
 
-async def test_a_pod_that_is_not_there_and_a_wait_that_is_too_long_are_refused() -> None:
+async def test_an_unknown_pod_and_a_too_long_wait_are_refused() -> None:
     async with stack(1) as s:
         unknown = await run(s, "drain", "missing")
         assert unknown.exit_code == 2

@@ -29,7 +29,7 @@ async def ask(s: Stack, *names: str) -> None:
         assert response.status == 200
 
 
-async def test_a_list_one_of_it_and_the_last_are_shown() -> None:
+async def test_a_list_a_single_decision_and_the_last_ones_are_shown() -> None:
     async with stack(3, settings=ON) as s:
         await ask(s, "first", "second")
         shown = await run(s)
@@ -45,7 +45,7 @@ async def test_a_list_one_of_it_and_the_last_are_shown() -> None:
         assert json.loads((await run(s, "--json", "--limit", "1")).output)["decisions"][0]["request"] == "second"
 
 
-async def test_what_is_not_streamed_is_not_measured_by_its_first_token_and_long_ids_show_their_ends() -> None:
+async def test_complete_responses_have_no_first_token_and_long_ids_show_their_ends() -> None:
     async with stack(1, settings=ON) as s:
         await ask(s, "2464eb75050f8cad000000000001", "2464eb75050f8cad000000000002")
         async with s.http.post(s.url + CHAT, json={**BODY, "stream": True}, headers={"x-request-id": "s"}) as response:
@@ -59,7 +59,7 @@ async def test_what_is_not_streamed_is_not_measured_by_its_first_token_and_long_
         assert "not streamed, so its first byte" in (await run(s, "--id", "2464eb75050f8cad000000000001")).output
 
 
-async def test_where_a_request_would_go_with_other_weights(tmp_path: Path) -> None:
+async def test_other_weights_show_the_resulting_pod(tmp_path: Path) -> None:
     file = tmp_path / "body.json"
     file.write_text(json.dumps(BODY))
     async with stack(2) as s:
@@ -72,7 +72,7 @@ async def test_where_a_request_would_go_with_other_weights(tmp_path: Path) -> No
         assert "did you mean 'latency-scorer'" in wrong.stderr
 
 
-async def test_what_cannot_be_shown_is_exit_code_2_and_says_why() -> None:
+async def test_an_impossible_query_is_exit_code_2_with_the_reason() -> None:
     async with stack(1, settings=ON) as s:
         assert "No decision" in (await run(s, "--id", "nothing")).stderr
         assert "No decision" in (await run(s, "--slow", "2s", "--last")).stderr
@@ -82,7 +82,7 @@ async def test_what_cannot_be_shown_is_exit_code_2_and_says_why() -> None:
     assert "admin port" in gone.stderr
 
 
-async def test_off_says_how_to_switch_it_on() -> None:
+async def test_disabled_recording_explains_how_to_enable_it() -> None:
     async with stack(1) as s:
         shown = await run(s)
         assert shown.exit_code == 0
@@ -106,5 +106,5 @@ async def test_the_key_comes_from_the_environment() -> None:
         ("--url", "http://localhost:1", "body.json", "--weight", "a"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...]) -> None:
+async def test_invalid_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert (await run(None, *arguments)).exit_code == 2

@@ -50,7 +50,7 @@ async def kept() -> AsyncIterator[tuple[Keeping, int]]:
 
 
 @pytest.mark.parametrize("sent", RELAYED)
-async def test_a_pod_gets_what_the_client_sent(sent: Sent, kept: tuple[Keeping, int]) -> None:
+async def test_a_pod_gets_the_clients_request(sent: Sent, kept: tuple[Keeping, int]) -> None:
     keeping, port = kept
     answer = await answered(sent, port)
     ((got, body),) = keeping.got
@@ -64,7 +64,7 @@ async def test_a_pod_gets_what_the_client_sent(sent: Sent, kept: tuple[Keeping, 
 
 
 @pytest.mark.parametrize("sent", ANSWERED)
-async def test_kvlane_itself_answers(sent: Sent, kept: tuple[Keeping, int]) -> None:
+async def test_local_paths_are_served(sent: Sent, kept: tuple[Keeping, int]) -> None:
     keeping, port = kept
     assert (await answered(sent, port)).startswith(b"HTTP/1.1 %d " % OWN[sent.path])
     assert not keeping.got
@@ -76,7 +76,7 @@ def passed_on(lines: Sequence[str], added: AbstractSet[str] = frozenset()) -> li
     return sorted(((name_of(line), line.partition(": ")[2]) for line in passed), key=lambda pair: pair[0])
 
 
-def test_requests_of_every_client_are_kept() -> None:
+def test_requests_of_every_client_are_recorded() -> None:
     assert {"aiperf", "langchain", "llama-index", "openai-node", "openai-python"} <= set(clients())
     assert all(sent_by(name) for name in clients())
 

@@ -130,7 +130,7 @@ async def bus() -> AsyncIterator[Bus]:
         await asyncio.sleep(0)
 
 
-async def test_what_one_does_all_others_and_the_hub_know() -> None:
+async def test_changes_of_one_worker_reach_all_others_and_the_broker() -> None:
     async with bus() as it:
         one, two, three = [await it.join(number) for number in (1, 2, 3)]
         one.dispatch(2)
@@ -143,7 +143,7 @@ async def test_what_one_does_all_others_and_the_hub_know() -> None:
         assert Kind.LOAD in [kind for worker, kind, _ in it.heard if worker == 1]
 
 
-async def test_who_joins_knows_what_the_others_have_in_flight_and_remember() -> None:
+async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.dispatch(2)
@@ -158,7 +158,7 @@ async def test_who_joins_knows_what_the_others_have_in_flight_and_remember() -> 
         await until(lambda: late.bound == {"resp-1": "a"})
 
 
-async def test_who_vanishes_is_forgotten_at_once() -> None:
+async def test_a_vanished_worker_is_removed_at_once() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.dispatch(2)
@@ -169,7 +169,7 @@ async def test_who_vanishes_is_forgotten_at_once() -> None:
         assert it.vanished == [1]
 
 
-async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_have_them() -> None:
+async def test_ejection_reasons_reach_all_and_new_workers_and_end_with_their_worker() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.own_doubts["a"] = ["ill"]
@@ -182,7 +182,7 @@ async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_h
         await until(lambda: two.doubts[1] == late.doubts[1] == {})
 
 
-async def test_a_breaker_that_turns_is_known_to_all() -> None:
+async def test_a_breaker_change_reaches_all() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.shared_breakers.breaker_turned(one.pod, True)
@@ -191,7 +191,7 @@ async def test_a_breaker_that_turns_is_known_to_all() -> None:
         assert [kind for _, kind, _ in it.heard].count(Kind.BREAKER) == 2
 
 
-async def test_nobody_waits_for_a_slow_reader_and_it_is_told_all_when_it_reads_again() -> None:
+async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
     async with bus() as it:
         one = await it.join(1)
         slow = await it.join_raw(2)
@@ -220,7 +220,7 @@ def _snapshot_of(member: Member) -> bytes:
     return member.replica.in_flight()
 
 
-async def test_garbage_from_one_harms_nobody_and_cuts_nobody_else_off() -> None:
+async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.replica._batch.send(b"\x11\xff\xff")
@@ -234,7 +234,7 @@ async def test_garbage_from_one_harms_nobody_and_cuts_nobody_else_off() -> None:
         assert not two.lost.is_set()
 
 
-async def test_a_stream_that_makes_no_sense_is_cut() -> None:
+async def test_a_malformed_stream_is_disconnected() -> None:
     async with bus() as it:
         raw = await it.join_raw(1)
         raw.send(b"\xff" * 64)
@@ -242,7 +242,7 @@ async def test_a_stream_that_makes_no_sense_is_cut() -> None:
         raw.close()
 
 
-async def test_a_worker_hears_that_the_hub_is_gone() -> None:
+async def test_a_worker_notices_that_the_broker_is_gone() -> None:
     async with bus() as it:
         one = await it.join(1)
         await it.hub.close()
@@ -251,7 +251,7 @@ async def test_a_worker_hears_that_the_hub_is_gone() -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
+async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
     async with bus() as it:
         await it.join(1)
         last = b"x" * 3_000_000
@@ -260,7 +260,7 @@ async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
         assert it.heard[-1] == (1, Kind.FAREWELL, last)
 
 
-async def test_a_worker_whose_words_were_lost_says_all_of_it_again() -> None:
+async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
     member.replica._transport = link = await Link.over(
@@ -279,7 +279,7 @@ async def test_a_worker_whose_words_were_lost_says_all_of_it_again() -> None:
     theirs.close()
 
 
-async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
+async def test_without_shared_state_workers_get_the_pods_only() -> None:
     heard: list[int] = []
     hub = Broker(
         lambda: [(Kind.ROLL, ROLL)], lambda *_: heard.append(1), heard.append, Counter(), Counter(), shares=False
@@ -301,7 +301,7 @@ async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
     await hub.close()
 
 
-async def test_a_record_that_the_hub_cannot_use_costs_that_record_and_not_the_link_of_its_worker() -> None:
+async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
 

@@ -12,7 +12,7 @@ from tests.helpers.waiting import PATIENCE
 NOBODY = 0
 
 
-async def test_all_that_was_said_before_the_end_is_heard_by_one_who_talks_meanwhile() -> None:
+async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> None:
     ours, theirs = socket.socketpair()
     heard: list[bytes] = []
 

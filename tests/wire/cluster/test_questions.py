@@ -30,7 +30,7 @@ async def echo(argument: Any) -> bytes:
     return repr(argument).encode()
 
 
-async def test_each_side_asks_and_is_answered_in_any_order() -> None:
+async def test_both_sides_send_queries_and_get_replies_in_any_order() -> None:
     async with asked() as (_, supervisor, worker):
         gate = asyncio.Event()
 
@@ -47,7 +47,7 @@ async def test_each_side_asks_and_is_answered_in_any_order() -> None:
         assert await waiting == b"late"
 
 
-async def test_a_question_that_fails_is_unanswered_and_logged_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     async def fails(argument: Any) -> bytes:
         raise OSError("no such file")
 
@@ -62,7 +62,7 @@ async def test_a_question_that_fails_is_unanswered_and_logged_where_it_failed(ca
     assert caplog.text.count("failed to answer a process of this host") == 1
 
 
-async def test_a_worker_that_ends_leaves_no_question_waiting() -> None:
+async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
     async def never(argument: Any) -> bytes:
         await asyncio.Event().wait()
         return b""
@@ -85,7 +85,7 @@ async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> No
         raw.close()
 
 
-async def test_a_question_or_reply_that_makes_no_sense_costs_that_message_only() -> None:
+async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
     async with asked() as (it, supervisor, worker):
         worker.handlers["echo"] = echo
         link = it.members[1].replica._transport
@@ -97,7 +97,7 @@ async def test_a_question_or_reply_that_makes_no_sense_costs_that_message_only()
         assert await supervisor.ask(1, "echo", 1) == b"1"
 
 
-async def test_a_flood_of_questions_is_refused_beyond_a_bound_and_leaves_no_trace() -> None:
+async def test_queries_beyond_the_limit_are_refused_and_leave_no_trace() -> None:
     gate, open_at_once = asyncio.Event(), 0
 
     async def slow(argument: Any) -> bytes:
@@ -119,7 +119,7 @@ async def test_a_flood_of_questions_is_refused_beyond_a_bound_and_leaves_no_trac
         assert not worker._open
 
 
-async def test_a_worker_has_the_supervisor_read_models_and_is_told_before_the_answer_what_was_found() -> None:
+async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -> None:
     async with asked() as (it, supervisor, worker):
         seen: list[Any] = []
 
@@ -136,7 +136,7 @@ async def test_a_worker_has_the_supervisor_read_models_and_is_told_before_the_an
         await until(lambda: seen == [None, "a"])
 
 
-async def test_the_end_of_the_link_ends_reads_of_models_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_of_the_link_ends_reads_of_models(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     theirs.close()

@@ -14,7 +14,7 @@ def close(sockets: list[list[socket.socket]]) -> None:
         sock.close()
 
 
-def test_every_worker_has_a_socket_of_its_own_on_the_same_port() -> None:
+def test_every_worker_has_its_own_socket_on_the_same_port() -> None:
     sockets = bound("127.0.0.1", 0, 3)
     names = {sock.getsockname() for seat in sockets for sock in seat}
     assert [len(seat) for seat in sockets] == [1, 1, 1]
@@ -23,7 +23,7 @@ def test_every_worker_has_a_socket_of_its_own_on_the_same_port() -> None:
     close(sockets)
 
 
-def test_a_port_on_which_somebody_listens_is_not_shared_with_them() -> None:
+def test_a_port_in_use_is_not_shared() -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
@@ -32,6 +32,6 @@ def test_a_port_on_which_somebody_listens_is_not_shared_with_them() -> None:
             bound("127.0.0.1", other.getsockname()[1], 2)
 
 
-def test_an_address_that_is_none_is_an_error() -> None:
+def test_an_invalid_address_is_an_error() -> None:
     with pytest.raises(OSError):
         bound("192.0.2.1", 0, 2)

@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @each_example
-def test_an_example_loads_and_builds_and_says_where_its_values_come_from(example: Path) -> None:
+def test_an_example_loads_builds_and_has_origins(example: Path) -> None:
     effective = App(load(example, ENVIRON)).effective()
     for key in ("listen", "admin", "pods", "reliability", "security", "telemetry", "scheduling"):
         assert set(origins(effective[key])) <= {"file", "default", "injected"}
@@ -62,7 +62,7 @@ def origins(value: Any) -> Iterator[str]:
 
 
 @with_extra
-def test_together_the_examples_use_every_plugin_there_is() -> None:
+def test_together_the_examples_use_every_plugin() -> None:
     used: set[str] = set()
     for example in EXAMPLES:
         scheduling = App(load(example, ENVIRON)).effective()["scheduling"]
@@ -77,7 +77,7 @@ def takes_part_in_profiles(kind: str) -> bool:
 
 
 @each_example
-def test_an_example_explains_itself(example: Path) -> None:
+def test_an_example_is_documented(example: Path) -> None:
     first, *_ = example.read_text().splitlines()
     assert first.startswith("# ")
     assert len(first) > 40

@@ -26,7 +26,7 @@ class Surprising(Reader):
         return from_mapping(self.good)
 
 
-async def test_an_error_that_nobody_expected_refuses_the_reload_and_the_next_one_works(
+async def test_an_unexpected_error_refuses_the_reload_and_the_next_one_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -23,7 +23,7 @@ ONE_AT_A_TIME = {
 }
 
 
-async def test_who_waits_is_shown_by_band_and_tenant() -> None:
+async def test_queued_requests_are_shown_by_band_and_tenant() -> None:
     async with stack(1, SimConfig(time_scale=1), ONE_AT_A_TIME) as proxy, Tasks() as tasks:
         for tenant in ("acme", "acme", "globex", "acme"):
             tasks.start(ask(proxy, tenant), tenant)
@@ -48,7 +48,7 @@ async def ask(proxy: Stack, tenant: str) -> None:
         await reply.read()
 
 
-async def test_what_should_be_there_is_shown_for_each_role() -> None:
+async def test_the_recommendation_is_shown_for_each_role() -> None:
     async with (
         stack(1, settings=ONE_AT_A_TIME) as proxy,
         proxy.http.get(f"{proxy.admin}/dashboard/events") as reply,

@@ -27,14 +27,14 @@ async def test_the_page_and_its_parts_need_no_key_and_its_events_do() -> None:
     assert set(data["pods"]) == {"vllm-0"}
 
 
-async def test_who_comes_to_the_port_itself_is_sent_to_the_page() -> None:
+async def test_the_root_of_the_port_redirects_to_the_page() -> None:
     async with scene(pods=1, api_key="s3cret") as made, aiohttp.ClientSession(made.url) as http:
         for path in ("/", "/dashboard/"):
             async with http.get(path) as reply:
                 assert (reply.status, reply.url.path, reply.content_type) == (200, "/dashboard", "text/html"), path
 
 
-async def test_the_page_may_load_and_reach_nothing_but_its_own_port() -> None:
+async def test_the_page_loads_and_connects_to_its_own_port_only() -> None:
     async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/dashboard") as reply:
         policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
         assert reply.content_type == "text/html"
@@ -43,7 +43,7 @@ async def test_the_page_may_load_and_reach_nothing_but_its_own_port() -> None:
     assert policy["frame-ancestors"] == "'none'"
 
 
-async def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
+async def test_an_unchanged_file_is_not_sent_again() -> None:
     async with scene() as made, aiohttp.ClientSession(made.url) as http:
         async with http.get("/dashboard/assets/app.js") as reply:
             tag = reply.headers["etag"]
@@ -61,7 +61,7 @@ async def test_only_files_of_the_page_are_served() -> None:
                 assert reply.status == 404, name
 
 
-async def test_what_was_written_is_shown_without_its_secrets() -> None:
+async def test_the_written_configuration_is_shown_without_secrets() -> None:
     async with scene() as made, aiohttp.ClientSession(made.url) as http, http.get("/admin/config/source") as reply:
         text = await reply.text()
     assert "port: 8000" in text
@@ -70,18 +70,18 @@ async def test_what_was_written_is_shown_without_its_secrets() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(load()))
-def test_the_page_names_no_address_but_its_own(name: str) -> None:
+def test_the_page_names_only_its_own_address(name: str) -> None:
     text = files("proxy.dashboard").joinpath("page", name).read_text()
     assert set(re.findall(r"https?://[^\s\"'`)]+", text)) <= {"http://www.w3.org/2000/svg"}
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(load()) if name.endswith(".js")])
-def test_every_module_that_is_imported_is_there(name: str) -> None:
+def test_every_imported_module_exists(name: str) -> None:
     text = files("proxy.dashboard").joinpath("page", name).read_text()
     assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(load())
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(load()) if name.endswith(".js")])
-def test_what_others_have_written_is_shown_as_text_and_never_as_markup(name: str) -> None:
+def test_text_of_clients_and_pods_is_never_markup(name: str) -> None:
     text = files("proxy.dashboard").joinpath("page", name).read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)

@@ -91,7 +91,7 @@ async def test_the_official_client_works_as_shown(block: Block) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/sleep", "/abort_requests"])
-def test_what_steers_an_engine_is_not_relayed_as_the_page_says(path: str) -> None:
+def test_control_paths_are_not_relayed_as_documented(path: str) -> None:
     with pytest.raises(RequestError) as refused:
         Paths().route("POST", path)
     assert refused.value.status == 404

@@ -35,14 +35,14 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-def test_every_kind_of_yaml_is_shown() -> None:
+def test_every_kind_of_yaml_is_documented() -> None:
     kinds = {kind: len(yaml_blocks(kind)) for kind in ("configurations", "pods", "situations")}
     assert kinds["configurations"] >= 5
     assert min(kinds.values()) >= 1
 
 
 @pytest.mark.parametrize("block", yaml_blocks("configurations"), ids=str)
-def test_a_configuration_is_good(block: Block, tmp_path: Path) -> None:
+def test_a_documented_configuration_is_valid(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "shown.yaml"
     file.write_text(block.text)
     result = run("check", "-c", str(file))
@@ -50,18 +50,18 @@ def test_a_configuration_is_good(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", yaml_blocks("pods"), ids=str)
-def test_a_list_of_pods_is_one(block: Block) -> None:
+def test_a_documented_list_of_pods_is_valid(block: Block) -> None:
     assert parse_pods(block.text)
 
 
-def test_the_faults_of_a_configuration_are_the_ones_shown(tmp_path: Path) -> None:
+def test_the_documented_faults_are_the_printed_ones(tmp_path: Path) -> None:
     ((_, shown),) = sessions("kvlane check")
     file = tmp_path / "typo.yaml"
     file.write_text(TYPOS)
     assert run("check", "-c", str(file)).stderr == shown
 
 
-def test_the_explanation_is_the_one_shown(tmp_path: Path) -> None:
+def test_the_documented_explanation_is_the_printed_one(tmp_path: Path) -> None:
     (situation,) = yaml_blocks("situations")
     ((command, shown),) = sessions("kvlane explain")
     assert command.endswith("| jq -c '.profiles.default | .scorers[], {totals}'")
@@ -93,14 +93,14 @@ class TestTheSettingsReference:
             "| `logLevel` | `debug`, `info`, `warning`, `error` | `info` |",
         ],
     )
-    def test_a_row_has_key_type_and_default_as_one_writes_them(self, row: str) -> None:
+    def test_a_row_has_key_type_and_default_in_yaml(self, row: str) -> None:
         assert f"\n{row}" in markdown()
 
-    def test_a_bound_is_named(self) -> None:
+    def test_bounds_are_documented(self) -> None:
         (row,) = (line for line in markdown().splitlines() if line.startswith("| `retries.attempts` |"))
         assert row.endswith("(at least 1) |")
 
-    def test_every_section_that_is_read_is_there_and_no_other(self) -> None:
+    def test_exactly_the_parsed_sections_are_documented(self) -> None:
         headings = [line.removeprefix("## ") for line in markdown().splitlines() if line.startswith("## ")]
         effective = orjson.loads(run("check", "--pod", "http://pod:1", "--json").stdout)
         assert set(headings) - {"Not yet"} == set(effective) - {"scheduling"}

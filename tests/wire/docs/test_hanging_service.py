@@ -43,13 +43,13 @@ async def answered_by(s: Stack, text: str) -> str:
 
 
 @pytest.mark.parametrize("best", ["pod-0", "pod-1"])
-async def test_a_service_that_answers_decides(best: str) -> None:
+async def test_a_service_that_responds_decides(best: str) -> None:
     async with forecast({best: 0.9}) as service, stack(2, settings=settings(service)) as s:
         assert {await answered_by(s, f"question {number}") for number in range(4)} == {best}
         assert service.asked == 4
 
 
-async def test_a_service_that_hangs_costs_the_deadline_and_not_the_request() -> None:
+async def test_a_hanging_service_costs_the_deadline_and_not_the_request() -> None:
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -69,7 +69,7 @@ async def test_requests_do_not_wait_for_each_others_deadlines() -> None:
         await until(lambda: service.given_up == service.asked == 40)
 
 
-async def test_what_the_other_producers_know_still_decides_while_it_hangs() -> None:
+async def test_other_producers_still_decide_while_it_hangs() -> None:
     documents = [f"document {number} " * 400 for number in range(3)]
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
         homes = {document: await answered_by(s, document) for document in documents}
@@ -78,7 +78,7 @@ async def test_what_the_other_producers_know_still_decides_while_it_hangs() -> N
             assert await answered_by(s, document) == homes[document]
 
 
-async def test_a_stream_is_answered_while_it_hangs() -> None:
+async def test_a_stream_is_served_while_it_hangs() -> None:
     body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
     async with forecast(None) as service, stack(2, settings=settings(service)) as s, asyncio.timeout(PATIENCE):
         async with s.http.post(s.url + CHAT, json=body) as response:
@@ -86,7 +86,7 @@ async def test_a_stream_is_answered_while_it_hangs() -> None:
         assert service.asked == 1
 
 
-async def test_a_client_that_leaves_while_it_hangs_takes_its_question_with_it() -> None:
+async def test_a_client_that_leaves_while_it_hangs_cancels_the_query() -> None:
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
         asked = asyncio.get_running_loop().create_task(s.chat())
         await until(lambda: service.asked == 1)
@@ -97,13 +97,13 @@ async def test_a_client_that_leaves_while_it_hangs_takes_its_question_with_it() 
         assert not any(len(list(pod.requests)) for pod in s.pods)
 
 
-async def test_a_service_that_is_gone_costs_nothing() -> None:
+async def test_an_unreachable_service_costs_nothing() -> None:
     async with forecast(None) as service:
         gone = settings(service)
     async with stack(2, settings=gone) as s:
         await answered_by(s, "Hello!")
 
 
-async def test_a_service_that_talks_nonsense_costs_nothing() -> None:
+async def test_a_malformed_response_of_the_service_costs_nothing() -> None:
     async with forecast({"pod-0": 7.0, "pod-1": float("nan")}) as service, stack(2, settings=settings(service)) as s:
         await answered_by(s, "Hello!")

@@ -37,7 +37,7 @@ BETWEEN = [len(b"".join(FRAMES[:count])) for count in (1, 4, 5, 6)]
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 64, 1000])
-def test_between_two_frames_is_where_another_may_be(step: int) -> None:
+def test_frames_may_be_inserted_between_two_frames(step: int) -> None:
     stream, frames = b"".join(FRAMES), Frames()
     found: list[int] = [0] if frames.is_between else []
     for at in range(0, len(stream), step):
@@ -48,7 +48,7 @@ def test_between_two_frames_is_where_another_may_be(step: int) -> None:
 
 
 @pytest.mark.parametrize("begin", range(sum(map(len, FRAMES))))
-def test_the_first_place_between_is_found_from_anywhere(begin: int) -> None:
+def test_the_first_frame_boundary_is_found_from_any_position(begin: int) -> None:
     stream, frames = b"".join(FRAMES), Frames()
     frames.passed(stream[:begin])
     if not frames.is_between:
@@ -80,7 +80,7 @@ async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[Front, asynci
         await asyncio.sleep(0.05)
 
 
-async def test_who_is_in_the_middle_of_a_frame_is_told_at_its_end(tmp_path: Path) -> None:
+async def test_an_insertion_within_a_frame_waits_for_its_end(tmp_path: Path) -> None:
     stream = b"".join(FRAMES)
     begin = BETWEEN[1] + 20
     async with before(tmp_path / "s", stream[:begin]) as (one, inside):
@@ -99,7 +99,7 @@ async def test_who_is_in_the_middle_of_a_frame_is_told_at_its_end(tmp_path: Path
             await leaving
 
 
-async def test_a_gateway_that_is_lost_is_lost_inside_too_and_the_other_way_round(tmp_path: Path) -> None:
+async def test_a_lost_connection_on_one_side_closes_the_other(tmp_path: Path) -> None:
     async with before(tmp_path / "s", FRAMES[0]) as (one, inside):
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         await reader.readexactly(len(FRAMES[0]))
@@ -114,7 +114,7 @@ async def test_a_gateway_that_is_lost_is_lost_inside_too_and_the_other_way_round
         await until(lambda: not one.open)
 
 
-async def test_nobody_inside_is_the_end_of_the_connection(tmp_path: Path) -> None:
+async def test_without_an_inner_server_the_connection_ends(tmp_path: Path) -> None:
     one = Front(str(tmp_path / "nobody"))
     await one.start("127.0.0.1", 0, None)
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
@@ -125,7 +125,7 @@ async def test_nobody_inside_is_the_end_of_the_connection(tmp_path: Path) -> Non
     await one.close()
 
 
-async def test_a_gateway_that_does_not_read_makes_the_inside_wait(tmp_path: Path) -> None:
+async def test_a_gateway_that_does_not_read_pauses_the_inner_server(tmp_path: Path) -> None:
     much = frame(DATA, 0, bytes(1 << 23))
     async with before(tmp_path / "s", FRAMES[0] + much) as (one, inside):
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
@@ -157,7 +157,7 @@ class Late:
         writer.close()
 
 
-async def test_a_request_that_a_gateway_sends_before_it_has_heard_is_served() -> None:
+async def test_a_request_sent_before_goaway_arrives_is_served() -> None:
     late = Late()
     async with gateway() as (s, _):
         assert s.app.picker_port

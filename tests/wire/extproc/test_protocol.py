@@ -96,7 +96,7 @@ async def health(channel: Any, service: str) -> int:
     return status
 
 
-async def test_the_destination_is_named_in_a_header_and_in_the_metadata() -> None:
+async def test_the_destination_is_in_a_header_and_in_the_metadata() -> None:
     async with gateway() as (s, channel):
         one = talk(channel)
         await one.head(more={"x-gateway-destination-endpoint": "10.9.9.9:1", "x-prefiller-host-port": "10.9.9.9:2"})
@@ -157,7 +157,7 @@ async def responses_to(key: str, mode: int, body: bytes, **fields: str) -> tuple
 
 @pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED, STREAMED, NONE])
 @pytest.mark.parametrize("coded", [False, True])
-async def test_the_404_of_a_pod_does_not_list_models_for_a_key_that_may_use_some(mode: int, coded: bool) -> None:
+async def test_the_404_of_a_pod_does_not_list_models_for_a_restricted_key(mode: int, coded: bool) -> None:
     body, fields = (gzip.compress(MISSING), {"content-encoding": "gzip"}) if coded else (MISSING, {})
     status, passed = await responses_to("some", mode, body, **fields)
     assert (status, orjson.loads(passed)["error"]["code"]) == (404, "model_not_found")
@@ -171,7 +171,7 @@ async def test_a_404_of_a_pod_that_is_not_about_a_model_passes(mode: int) -> Non
     assert await responses_to("some", mode, body) == (404, body)
 
 
-async def test_trailers_are_replied_to_behind_the_body() -> None:
+async def test_trailers_are_replied_to_after_the_body() -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head()
@@ -187,7 +187,7 @@ async def test_trailers_are_replied_to_behind_the_body() -> None:
 
 
 @pytest.mark.parametrize("length", ["5, 5", "-9", "x", "9" * 5000])
-async def test_a_length_that_is_none_is_refused(length: str) -> None:
+async def test_an_invalid_length_is_refused(length: str) -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head(more={"content-length": length})
@@ -209,7 +209,7 @@ async def test_a_response_without_a_status_ends_with_an_error() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_stream_ends_for_a_gateway_that_says_nothing_more(turns: int) -> None:
+async def test_a_stream_of_a_silent_gateway_ends(turns: int) -> None:
     """Whatever is being written to it at that moment."""
     async with gateway() as (_, channel):
         one = talk(channel)
@@ -223,7 +223,7 @@ async def test_a_stream_ends_for_a_gateway_that_says_nothing_more(turns: int) ->
             pass
 
 
-async def test_a_buffered_body_is_asked_for_and_then_replied_to() -> None:
+async def test_a_buffered_body_is_requested_and_then_replied_to() -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head(BUFFERED)
@@ -235,7 +235,7 @@ async def test_a_buffered_body_is_asked_for_and_then_replied_to() -> None:
 
 
 @pytest.mark.parametrize("mode", [NONE, STREAMED])
-async def test_a_gateway_that_sends_no_whole_bodies_is_told_to(mode: int) -> None:
+async def test_a_gateway_that_sends_no_whole_bodies_is_refused(mode: int) -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head(mode)
@@ -244,7 +244,7 @@ async def test_a_gateway_that_sends_no_whole_bodies_is_told_to(mode: int) -> Non
         assert b"request_body_mode" in reply.body
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
+async def test_a_body_that_is_too_large_is_refused_before_it_arrives() -> None:
     async with gateway({"listen": {"maxBody": "1KiB"}}) as (s, channel):
         one = talk(channel)
         await one.head()
@@ -277,7 +277,7 @@ async def test_an_upgrade_is_refused() -> None:
         assert (await one.hear()).immediate_response.status.code == 400
 
 
-async def test_a_stream_that_begins_with_nothing_sensible_is_ended() -> None:
+async def test_a_stream_with_an_invalid_start_is_ended() -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.say(request_body={"body": b"x"})
@@ -286,7 +286,7 @@ async def test_a_stream_that_begins_with_nothing_sensible_is_ended() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_pod_that_needs_a_key_gets_it_and_what_lies_under_a_path_is_found() -> None:
+async def test_a_pod_with_a_key_gets_it_and_a_url_path_is_prefixed() -> None:
     async with gateway(BLIND, [{"apiKey": "sk-pod"}] * 2) as (s, channel):
         for endpoint in s.app.fleet.endpoints:
             update(endpoint, url=endpoint.url + "/engine")
@@ -297,7 +297,7 @@ async def test_a_pod_that_needs_a_key_gets_it_and_what_lies_under_a_path_is_foun
         assert (sent["authorization"], sent[":path"]) == ("Bearer sk-pod", "/engine/v1/chat/completions")
 
 
-async def test_a_request_that_gets_no_answer_in_its_time_is_refused() -> None:
+async def test_a_request_without_a_response_in_time_is_refused() -> None:
     async with gateway() as (s, channel):
         one = talk(channel)
         await one.head(more={"x-request-timeout-ms": "200"})
@@ -307,7 +307,7 @@ async def test_a_request_that_gets_no_answer_in_its_time_is_refused() -> None:
         await until(lambda: s.app.ledger.in_flight == 0)
 
 
-async def test_health_is_that_of_the_process_and_of_its_readiness() -> None:
+async def test_health_reports_liveness_and_readiness() -> None:
     async with gateway() as (s, channel):
         for service in ("", "liveness", "readiness", messages.SERVICE):
             assert await health(channel, service) == messages.SERVING, service
@@ -318,7 +318,7 @@ async def test_health_is_that_of_the_process_and_of_its_readiness() -> None:
         assert await health(channel, messages.SERVICE) == messages.NOT_SERVING
 
 
-async def test_the_port_speaks_tls_with_a_certificate_that_may_change(tmp_path: Path) -> None:
+async def test_the_port_speaks_tls_with_a_renewable_certificate(tmp_path: Path) -> None:
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
     file = tmp_path / "own.pem"
     file.write_bytes(first.issue("kvlane").read_bytes())
@@ -353,18 +353,18 @@ async def test_an_endpoint_picker_config_of_llm_d_picks_for_a_gateway() -> None:
             assert f"http://{named}" in sim.urls
 
 
-def test_without_the_extra_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "proxy.extproc.server", None)
     with pytest.raises(ConfigError, match=r"extproc\.port: needs the extra: pip install 'kvlane\[extproc\]'"):
         App(from_mapping({"extproc": {"port": 0}}))
 
 
-async def test_it_listens_only_if_that_is_configured() -> None:
+async def test_it_listens_only_if_configured() -> None:
     async with stack(1) as s:
         assert s.app.picker_port is None
 
 
-async def test_a_rank_is_named_in_a_header_and_its_pod_as_the_destination() -> None:
+async def test_the_rank_is_in_a_header_and_its_pod_is_the_destination() -> None:
     ranks = [{"dataParallel": {"size": 4}}, {"dataParallel": {"size": 2}}]
     async with gateway(BLIND, ranks, fallbacks=2) as (s, channel):
         one = talk(channel)

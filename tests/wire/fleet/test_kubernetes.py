@@ -81,7 +81,7 @@ async def one_pod(item: Object, **keys: Any) -> AsyncIterator[PodSettings]:
             yield seen.pods[0]
 
 
-async def test_a_pod_is_what_its_labels_and_annotations_say() -> None:
+async def test_a_pod_has_the_properties_of_its_labels_and_annotations() -> None:
     annotations = {"kvlane/weight": "2.5", "kvlane/models": "m, n", "other": "x"}
     item = pod("a", "10.0.0.7", labels={"llm-d.ai/role": "decode"}, annotations=annotations)
     async with one_pod(item, role="prefill", weight=7, models=("x",), labels={"app": "old", "team": "t"}) as found:
@@ -102,7 +102,7 @@ async def test_a_pod_knows_the_address_of_its_node() -> None:
         assert found.labels["status.hostIP"] == "10.1.0.1"
 
 
-async def test_what_a_pod_does_not_say_is_what_the_settings_say() -> None:
+async def test_missing_properties_come_from_the_settings() -> None:
     keys = {"role": "prefill", "weight": 7, "models": ("x",), "engine": "sglang", "api_key": "k", "ports": (9000,)}
     async with one_pod(pod("a", "fd00::1"), scheme="https", **keys) as found:
         assert (found.url, found.role, found.weight) == ("https://[fd00::1]:9000", "prefill", 7)
@@ -110,7 +110,7 @@ async def test_what_a_pod_does_not_say_is_what_the_settings_say() -> None:
 
 
 @pytest.mark.parametrize("weight", ["heavy", "-1", "0", "nan", "inf"])
-async def test_a_weight_that_is_none_is_said_and_left_out(weight: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_weight_is_logged_and_ignored(weight: str, caplog: pytest.LogCaptureFixture) -> None:
     async with one_pod(pod("a", annotations={"kvlane/weight": weight})) as found:
         assert found.weight == 1.0
     assert f"pod a: the annotation kvlane/weight is no weight: '{weight}'" in caplog.text
@@ -127,7 +127,7 @@ async def test_a_weight_that_is_none_is_said_and_left_out(weight: str, caplog: p
         {"metadata": {"name": "x", "labels": {"app": "vllm"}}},
     ],
 )
-async def test_a_pod_that_is_not_ready_ends_or_has_no_address_is_not_wanted(item: Object) -> None:
+async def test_a_pod_that_is_not_ready_or_ends_or_has_no_address_is_left_out(item: Object) -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), item)
         server.put(pods_in(), pod("a", "10.0.0.9"))
@@ -202,7 +202,7 @@ async def test_an_inference_pool_with_a_field_of_another_type_keeps_its_last_sta
             await until(lambda: seen.urls == ["10.0.0.9:9000", "10.0.0.10:9000"])
 
 
-async def test_a_pod_comes_when_it_is_ready_and_leaves_when_it_is_told_to_end() -> None:
+async def test_a_pod_is_added_when_ready_and_removed_when_deleted() -> None:
     async with FakeApiServer() as server, seen_by(server, selector="app=vllm") as seen:
         await until(lambda: seen.answers)
         assert seen.names == []
@@ -215,7 +215,7 @@ async def test_a_pod_comes_when_it_is_ready_and_leaves_when_it_is_told_to_end() 
         await until(lambda: seen.names == ["b"])
 
 
-async def test_of_two_pods_with_one_address_the_younger_one_has_it() -> None:
+async def test_of_two_pods_with_one_address_the_younger_counts() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("young", "10.0.0.1", born="2026-02-01T00:00:00Z"))
         server.put(pods_in(), pod("old", "10.0.0.1"))
@@ -224,7 +224,7 @@ async def test_of_two_pods_with_one_address_the_younger_one_has_it() -> None:
             assert seen.names == ["young"]
 
 
-async def test_several_ports_are_several_pods_of_which_some_may_be_inactive() -> None:
+async def test_several_ports_are_several_endpoints_with_active_ones() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1"))
         server.put(pods_in(), pod("b", "10.0.0.2", annotations={"llm-d.ai/active-ports": "8001, x, 9999"}))
@@ -235,7 +235,7 @@ async def test_several_ports_are_several_pods_of_which_some_may_be_inactive() ->
             assert seen.urls == ["10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8000"]
 
 
-async def test_an_inference_pool_says_which_pods_and_which_ports() -> None:
+async def test_an_inference_pool_gives_selector_and_ports() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1", labels={"tier": "x"}))
         server.put(pods_in(), pod("b", "10.0.0.2"))
@@ -251,7 +251,7 @@ async def test_an_inference_pool_says_which_pods_and_which_ports() -> None:
             assert [dict(asked)["labelSelector"] for asked in server.lists[-2:]] == ["app=vllm,tier=x", "app=vllm"]
 
 
-async def test_while_a_pool_changes_its_selector_nobody_is_gone() -> None:
+async def test_while_a_pool_changes_its_selector_no_pod_is_missing() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1", labels={"tier": "x"}))
         server.put(pools_in(), pool("llama", {"tier": "x"}, 8000))
@@ -267,7 +267,7 @@ async def test_while_a_pool_changes_its_selector_nobody_is_gone() -> None:
             assert seen.names == ["a"]
 
 
-async def test_without_its_inference_pool_there_are_no_pods_until_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_its_inference_pool_there_are_no_pods(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1"))
         async with seen_by(server, inference_pool="llama") as seen:
@@ -283,7 +283,7 @@ async def test_without_its_inference_pool_there_are_no_pods_until_it_comes(caplo
     assert "InferencePool llama does not exist" in caplog.text
 
 
-async def test_slices_of_a_service_say_who_is_there_and_on_which_port() -> None:
+async def test_slices_of_a_service_give_addresses_and_ports() -> None:
     async with FakeApiServer() as server:
         server.put(
             slices_in(),
@@ -308,7 +308,7 @@ async def test_slices_of_a_service_say_who_is_there_and_on_which_port() -> None:
             assert all(asked["where"] == slices_in() for asked in server.lists)
 
 
-async def test_an_endpoint_in_several_slices_is_one_pod_the_ready_one_of_ipv4_first() -> None:
+async def test_an_endpoint_in_several_slices_is_one_pod_with_a_ready_ipv4_address_first() -> None:
     async with FakeApiServer() as server:
         server.put(slices_in(), endpoint_slice("a1", endpoint("a", "fd00::1")))
         server.put(slices_in(), endpoint_slice("a2", endpoint("a", "10.0.0.1")))
@@ -319,7 +319,7 @@ async def test_an_endpoint_in_several_slices_is_one_pod_the_ready_one_of_ipv4_fi
             assert seen.urls == ["10.0.0.1:8000", "10.0.0.2:8000"]
 
 
-async def test_with_a_selector_pods_of_a_service_have_roles_and_come_when_those_are_known() -> None:
+async def test_with_a_selector_pods_of_a_service_have_roles() -> None:
     async with FakeApiServer() as server:
         server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))
         labels, annotations = {"llm-d.ai/role": "decode"}, {"kvlane/weight": "3"}
@@ -333,7 +333,7 @@ async def test_with_a_selector_pods_of_a_service_have_roles_and_come_when_those_
             await until(lambda: seen.names == ["a", "b"])
 
 
-async def test_a_cluster_that_cannot_be_asked_takes_no_pods_away() -> None:
+async def test_an_unreachable_api_server_removes_no_pods() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1"))
         async with seen_by(server, selector="app=vllm") as seen:
@@ -346,7 +346,7 @@ async def test_a_cluster_that_cannot_be_asked_takes_no_pods_away() -> None:
             await until(lambda: seen.names == ["a", "b"])
 
 
-async def test_a_first_look_that_fails_is_over_all_the_same() -> None:
+async def test_a_failed_first_list_does_not_block() -> None:
     async with FakeApiServer() as server:
         server.statuses["pods"] = (403, "forbidden")
         async with seen_by(server, selector="app=vllm") as seen:
@@ -354,7 +354,7 @@ async def test_a_first_look_that_fails_is_over_all_the_same() -> None:
             assert not seen.answers
 
 
-async def test_names_are_those_of_the_namespace_unless_it_is_that_of_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_have_the_namespace_unless_it_is_the_proxys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.kubernetes.settings.ApiServer.own_namespace", lambda access: "ns")
     async with one_pod(pod("a"), namespace="") as found:
         assert found.name == "a"
@@ -384,7 +384,7 @@ async def test_a_pod_of_the_same_name_with_another_uid_is_another_pod() -> None:
         ({"service": "a", "nameSpace": "x"}, "did you mean 'namespace'?"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], fault: str) -> None:
+def test_contradictory_settings_are_refused(given: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(KubernetesSettings, given, "pods.kubernetes")
     assert fault in str(caught.value)
@@ -393,5 +393,5 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], fault: s
 @pytest.mark.parametrize(
     "selector", ["a", "!a", "a=b", "a==b,c!=d", "x.io/a-b in (c, d),e notin (f)", "a=", " a = b , c "]
 )
-def test_selectors_are_those_of_kubernetes(selector: str) -> None:
+def test_selectors_match_like_those_of_kubernetes(selector: str) -> None:
     assert load(KubernetesSettings, {"selector": selector}).selector == selector

@@ -18,7 +18,7 @@ from tests.helpers.waiting import until
 from tests.wire.fleet.test_kubernetes import seen_by
 
 
-async def test_a_late_end_of_a_pod_leaves_its_address_to_the_one_that_has_it_since() -> None:
+async def test_the_late_removal_of_a_pod_keeps_the_successor_at_its_address() -> None:
     async with FakeApiServer() as server, seen_by(server, selector="app=vllm") as seen:
         server.put(pods_in(), pod("old", "10.0.0.1"))
         await until(lambda: seen.names == ["old"])
@@ -35,7 +35,7 @@ async def test_a_late_end_of_a_pod_leaves_its_address_to_the_one_that_has_it_sin
         assert seen.pods[0].uid == "uid-of-new"
 
 
-async def test_a_pod_of_a_set_that_is_made_anew_has_its_address_before_the_old_one_is_gone() -> None:
+async def test_a_recreated_pod_of_a_set_has_its_address_before_the_old_one_is_removed() -> None:
     """Of slices: the old one still stands in one as terminating, the new one comes in another."""
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         server.put(slices_in(), endpoint_slice("one", endpoint("vllm-0", "10.0.0.1")))
@@ -51,7 +51,7 @@ async def test_a_pod_of_a_set_that_is_made_anew_has_its_address_before_the_old_o
         await until(lambda: seen.urls == ["10.0.0.2:8000", "10.0.0.1:8000"])
 
 
-async def test_slices_of_a_service_come_grow_shrink_and_go_by_themselves() -> None:
+async def test_slices_of_a_service_are_added_changed_and_removed() -> None:
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))
         server.put(slices_in(), endpoint_slice("two", endpoint("c", "10.0.0.3")))
@@ -66,7 +66,7 @@ async def test_slices_of_a_service_come_grow_shrink_and_go_by_themselves() -> No
         await until(lambda: seen.names == [])
 
 
-async def test_pods_with_the_address_of_their_node_are_told_apart_by_their_ports() -> None:
+async def test_pods_at_the_address_of_their_node_differ_by_port() -> None:
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1")))
         server.put(slices_in(), endpoint_slice("two", endpoint("b", "10.0.0.1"), ports=(8100,)))
@@ -74,7 +74,7 @@ async def test_pods_with_the_address_of_their_node_are_told_apart_by_their_ports
         assert seen.urls == ["10.0.0.1:8000", "10.0.0.1:8100"]
 
 
-async def test_an_endpoint_without_an_address_is_nobody_and_those_beside_it_count() -> None:
+async def test_an_endpoint_without_an_address_is_skipped() -> None:
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         nobody = {**endpoint("a", ""), "addresses": []}
         server.put(slices_in(), endpoint_slice("one", nobody, endpoint("b", "10.0.0.2")))
@@ -97,7 +97,7 @@ async def test_an_endpoint_without_an_address_is_nobody_and_those_beside_it_coun
         ({"terminating": True}, False),
     ],
 )
-async def test_what_conditions_of_an_endpoint_mean_when_they_turn(conditions: dict[str, bool], is_wanted: bool) -> None:
+async def test_changed_conditions_of_an_endpoint_apply(conditions: dict[str, bool], is_wanted: bool) -> None:
     """With publishNotReadyAddresses one that ends is said to be ready."""
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         first = endpoint("a", "10.0.0.1", ready=not is_wanted)
@@ -110,7 +110,7 @@ async def test_what_conditions_of_an_endpoint_mean_when_they_turn(conditions: di
 
 
 @pytest.mark.parametrize("selector", ["", "app=vllm"])
-async def test_pods_whose_port_of_one_name_has_different_numbers_have_each_their_own(selector: str) -> None:
+async def test_named_ports_may_have_different_numbers_per_pod(selector: str) -> None:
     """In a rollout that changes it, the cluster keeps a slice for each number."""
     async with FakeApiServer() as server, seen_by(server, service="vllm", selector=selector) as seen:
         server.put(pods_in(), pod("a", "10.0.0.1"))
@@ -125,7 +125,7 @@ async def test_pods_whose_port_of_one_name_has_different_numbers_have_each_their
         await until(lambda: seen.urls[-1] == "10.0.0.2:8000")
 
 
-async def test_ranks_come_and_go_by_the_annotation_and_keep_their_names() -> None:
+async def test_ranks_are_added_and_removed_by_the_annotation_and_keep_their_names() -> None:
     async with FakeApiServer() as server, seen_by(server, inference_pool="llama") as seen:
         server.put(pools_in(), pool("llama", {"app": "vllm"}, 8000, 8001, 8002, 8003))
         server.put(pods_in(), pod("a", "10.0.0.1"))
@@ -141,7 +141,7 @@ async def test_ranks_come_and_go_by_the_annotation_and_keep_their_names() -> Non
         assert {one.uid for one in seen.pods} == {"uid-of-a"}
 
 
-async def test_pools_and_pods_of_one_name_in_two_namespaces_are_each_its_own() -> None:
+async def test_pools_and_pods_of_one_name_in_two_namespaces_are_separate() -> None:
     async with FakeApiServer() as server:
         for namespace, address, port in (("ns", "10.0.0.1", 8000), ("other", "10.0.0.2", 9000)):
             server.put(pods_in(namespace), pod("a", address, uid=f"of-{namespace}"))

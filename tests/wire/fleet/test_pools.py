@@ -38,7 +38,7 @@ def test_a_pool_has_its_own_pods_and_the_fleet_has_all() -> None:
     assert pods_of(fleet, "default", 1) is fleet
 
 
-def test_whoever_watches_a_pool_hears_of_no_other() -> None:
+def test_a_watcher_of_a_pool_gets_only_its_pods() -> None:
     fleet, heard = Calls().fleet, list[str]()
     ready(fleet, "a", "default")
     ready(fleet, "b", "large")
@@ -53,7 +53,7 @@ def test_whoever_watches_a_pool_hears_of_no_other() -> None:
     assert heard == ["+b", "-b", "+c"]
 
 
-def test_a_pod_that_comes_to_another_pool_is_another_endpoint() -> None:
+def test_a_pod_that_moves_to_another_pool_is_a_new_endpoint() -> None:
     calls = Calls()
     before = ready(calls.fleet, "a", "default", "m")
     before.charge(1, 0)
@@ -68,7 +68,7 @@ def test_a_pod_that_comes_to_another_pool_is_another_endpoint() -> None:
     assert calls.fleet.endpoints == [after]
 
 
-def test_the_pods_of_a_pool_that_is_gone_leave_whoever_wanted_them() -> None:
+def test_the_pods_of_a_removed_pool_are_removed_from_any_source() -> None:
     fleet = Calls().fleet
     fleet.form(("default", "large"))
     a = ready(fleet, "a", "default")
@@ -81,7 +81,7 @@ def test_the_pods_of_a_pool_that_is_gone_leave_whoever_wanted_them() -> None:
     assert busy.state is EndpointState.DRAINING
 
 
-def test_doubts_in_one_pool_are_no_majority_in_another() -> None:
+def test_ejections_in_one_pool_do_not_count_for_another() -> None:
     fleet = Calls().fleet
     here = [ready(fleet, name, "default") for name in "abcdef"]
     there = [ready(fleet, name, "large") for name in "xy"]
@@ -94,7 +94,7 @@ def test_doubts_in_one_pool_are_no_majority_in_another() -> None:
     assert (list(PoolPods(fleet, "large").ready), fleet.panics) == ([there[0]], False)
 
 
-def test_a_pod_that_comes_back_starts_slowly_in_its_pool() -> None:
+def test_a_returning_pod_has_a_slow_start_in_its_pool() -> None:
     calls = Calls()
     fleet = Fleet(calls.clock, slow_start=SlowStart(10.0, calls.clock, random.Random(1)))
     _, back = ready(fleet, "a", "large"), ready(fleet, "b", "large")
@@ -122,7 +122,7 @@ def test_a_mirror_has_pods_in_the_pools_of_the_origin() -> None:
     assert list(pair.mirror.endpoints) == []
 
 
-async def test_each_pool_is_asked_by_a_runner_that_leaves_the_others_alone() -> None:
+async def test_each_pool_is_scraped_by_its_own_runner() -> None:
     fleet, clock = Fleet(SystemClock()), SystemClock()
     async with FakePod() as one, FakePod() as two, AsyncExitStack() as stack:
         fetcher = await stack.enter_async_context(PooledFetcher(1.0, clock))

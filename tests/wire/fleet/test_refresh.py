@@ -79,7 +79,7 @@ async def test_a_pod_becomes_ready_with_its_metrics_and_its_models() -> None:
             assert asked.restarts == 0
 
 
-async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_top_of_it() -> None:
+async def test_requests_dispatched_during_a_scrape_count_on_top_of_it() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=PATIENCE) as asked:
         await until(asked.is_in(EndpointState.READY))
 
@@ -93,7 +93,7 @@ async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_t
         assert asked.endpoint.view.running == 8
 
 
-async def test_why_a_scrape_came_to_nothing_is_known_until_one_does_not() -> None:
+async def test_the_reason_of_a_failed_scrape_is_kept_until_one_succeeds() -> None:
     async with FakePod() as pod:
         exposed = pod.bodies.pop("/metrics")
         async with asking(PodSettings(url=pod.url)) as asked:
@@ -105,7 +105,7 @@ async def test_why_a_scrape_came_to_nothing_is_known_until_one_does_not() -> Non
             await until(lambda: asked.fleet.scrape_failure(asked.endpoint) is None)
 
 
-async def test_the_next_scrape_takes_over_what_was_dispatched_before_it() -> None:
+async def test_the_next_scrape_includes_earlier_dispatches() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await until(asked.is_in(EndpointState.READY))
         asked.endpoint.charge(1, 0)
@@ -123,7 +123,7 @@ async def test_a_pod_without_metrics_is_ready_and_stale() -> None:
             assert asked.misses >= 4
 
 
-async def test_metrics_may_have_a_port_and_a_path_of_their_own() -> None:
+async def test_metrics_may_have_their_own_port_and_path() -> None:
     async with FakePod() as pod, FakePod() as exporter:
         exporter.bodies["/stats"] = exposition(running=9)
         refresh = RefreshSettings(path="/stats", port=int(exporter.url.rpartition(":")[2]), scheme="http")
@@ -131,7 +131,7 @@ async def test_metrics_may_have_a_port_and_a_path_of_their_own() -> None:
             await until(lambda: asked.endpoint.metrics.running == 9)
 
 
-async def test_a_pod_with_nothing_but_health_is_ready_and_serves_any_model() -> None:
+async def test_a_pod_with_only_health_is_ready_and_serves_any_model() -> None:
     async with FakePod() as pod:
         del pod.bodies["/metrics"], pod.bodies["/v1/models"]
         async with asking(PodSettings(url=pod.url)) as asked:
@@ -140,7 +140,7 @@ async def test_a_pod_with_nothing_but_health_is_ready_and_serves_any_model() -> 
             assert list(asked.fleet.serving("anything")) == [asked.endpoint]
 
 
-async def test_a_pod_whose_metrics_hang_is_ready_all_the_same() -> None:
+async def test_a_pod_whose_metrics_hang_is_ready() -> None:
     async with FakePod() as pod:
         pod.hang.add("/metrics")
         async with asking(PodSettings(url=pod.url), timeout=0.03) as asked:
@@ -148,7 +148,7 @@ async def test_a_pod_whose_metrics_hang_is_ready_all_the_same() -> None:
             assert asked.endpoint.metrics.freshness is Freshness.STALE
 
 
-async def test_a_pod_that_answers_nothing_good_stays_starting() -> None:
+async def test_a_pod_with_only_errors_stays_starting() -> None:
     async with FakePod() as pod:
         pod.bodies.clear()
         async with asking(PodSettings(url=pod.url)) as asked:
@@ -156,7 +156,7 @@ async def test_a_pod_that_answers_nothing_good_stays_starting() -> None:
             assert asked.endpoint.state is EndpointState.STARTING
 
 
-async def test_a_pod_that_never_answers_stays_starting() -> None:
+async def test_a_pod_that_never_responds_stays_starting() -> None:
     pod = FakePod()
     await pod.start()
     await pod.stop()
@@ -183,7 +183,7 @@ async def test_a_slow_pod_becomes_stale_and_stays_ready() -> None:
         await until(lambda: asked.endpoint.metrics.freshness is Freshness.FRESH)
 
 
-async def test_a_pod_that_answers_nonsense_becomes_stale() -> None:
+async def test_a_pod_with_malformed_metrics_becomes_stale() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await until(asked.is_in(EndpointState.READY))
         pod.bodies["/metrics"] = "<html>hello</html>"
@@ -191,7 +191,7 @@ async def test_a_pod_that_answers_nonsense_becomes_stale() -> None:
         assert asked.endpoint.state is EndpointState.READY
 
 
-async def test_a_pod_that_refuses_is_ejected_and_counts_as_restarted_when_it_is_back() -> None:
+async def test_a_refusing_pod_is_ejected_and_counts_as_restarted_when_it_returns() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await until(asked.is_in(EndpointState.READY))
         await pod.stop()
@@ -215,7 +215,7 @@ async def test_a_pod_with_another_start_time_was_restarted() -> None:
         assert asked.restarts == 1
 
 
-async def test_a_pod_whose_counters_went_backwards_was_restarted() -> None:
+async def test_a_pod_whose_counters_decreased_was_restarted() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         pod.bodies["/metrics"] = exposition(queries=100.0)
         await until(lambda: asked.endpoint.metrics.prefix_queries == 100)
@@ -237,7 +237,7 @@ async def test_the_key_of_a_pod_is_sent_as_its_bearer_token() -> None:
         assert pod.authorization == "Bearer secret"
 
 
-async def test_models_that_fail_are_asked_again_and_do_not_change_what_is_known() -> None:
+async def test_failed_reads_of_models_are_retried_and_change_nothing() -> None:
     async with FakePod() as pod:
         pod.status["/v1/models"] = 500
         async with asking(PodSettings(url=pod.url)) as asked:
@@ -247,7 +247,7 @@ async def test_models_that_fail_are_asked_again_and_do_not_change_what_is_known(
             await until(lambda: asked.endpoint.models == frozenset({"m"}))
 
 
-async def test_models_are_not_asked_with_every_scrape() -> None:
+async def test_models_are_not_read_with_every_scrape() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await rounds(asked.budget, 10)
         assert pod.asked.count("/metrics") >= 10
@@ -255,7 +255,7 @@ async def test_models_are_not_asked_with_every_scrape() -> None:
         assert "/health" not in pod.asked
 
 
-async def test_an_answer_without_an_end_is_given_up() -> None:
+async def test_an_endless_response_is_given_up() -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -272,7 +272,7 @@ async def test_an_answer_without_an_end_is_given_up() -> None:
         assert asked.endpoint.state is EndpointState.STARTING
 
 
-async def test_what_an_exporter_says_of_gpus_becomes_an_attribute_and_its_absence_is_none_of_the_pod() -> None:
+async def test_gpu_utilisation_of_an_exporter_is_an_attribute_and_its_absence_is_harmless() -> None:
     async with FakePod() as pod, FakePod() as exporter:
         exporter.bodies["/metrics"] = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 40\n'
         refresh = RefreshSettings(dcgm=DcgmSettings(port=exporter.port), attributes={})

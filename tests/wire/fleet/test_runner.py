@@ -32,7 +32,7 @@ async def runner(fleet: Fleet, settings: PodSources) -> AsyncIterator[FleetRunne
         yield running
 
 
-async def test_after_the_first_contact_the_pods_that_answer_are_ready() -> None:
+async def test_after_the_first_contact_responding_pods_are_ready() -> None:
     fleet = Fleet(SystemClock())
     async with FakePod() as one, FakePod() as two:
         dead = FakePod()
@@ -45,7 +45,7 @@ async def test_after_the_first_contact_the_pods_that_answer_are_ready() -> None:
             assert [endpoint.state for endpoint in fleet.endpoints][2] is EndpointState.STARTING
 
 
-async def test_the_first_contact_is_given_up_in_time() -> None:
+async def test_the_first_contact_times_out() -> None:
     fleet = Fleet(SystemClock())
     async with FakePod() as pod:
         pod.hang |= {"/metrics", "/v1/models", "/health"}
@@ -54,7 +54,7 @@ async def test_the_first_contact_is_given_up_in_time() -> None:
             assert not await running.first_contact(0.05)
 
 
-async def test_slow_pods_delay_nobody() -> None:
+async def test_slow_pods_delay_no_others() -> None:
     fleet = Fleet(SystemClock())
     async with AsyncExitStack() as stack:
         hanging, quick = FakePod(), FakePod()
@@ -73,7 +73,7 @@ async def test_slow_pods_delay_nobody() -> None:
         await until(lambda: len(quick.asked) > seen + 3)
 
 
-async def test_a_pod_that_is_added_while_it_runs_is_asked_and_one_that_is_removed_no_more() -> None:
+async def test_an_added_pod_is_scraped_and_a_removed_one_no_longer() -> None:
     fleet = Fleet(SystemClock())
     async with FakePod() as pod, runner(fleet, PodSources(refresh=FAST)):
         endpoint = fleet.add(PodSettings(url=pod.url, name="late"))
@@ -85,7 +85,7 @@ async def test_a_pod_that_is_added_while_it_runs_is_asked_and_one_that_is_remove
         assert len(pod.asked) == seen
 
 
-async def test_a_removed_pod_goes_by_itself_when_its_requests_have_ended() -> None:
+async def test_a_removed_pod_disappears_when_its_requests_have_ended() -> None:
     fleet = Fleet(SystemClock())
     async with (
         FakePod() as pod,
@@ -100,7 +100,7 @@ async def test_a_removed_pod_goes_by_itself_when_its_requests_have_ended() -> No
         await until(lambda: len(fleet.endpoints) == 0)
 
 
-async def test_pods_come_from_a_file_and_from_a_name_too(tmp_path: Path) -> None:
+async def test_pods_come_from_a_file_and_a_dns_name(tmp_path: Path) -> None:
     fleet = Fleet(SystemClock())
     async with FakePod() as one, FakePod() as two:
         path = tmp_path / "pods.yaml"
@@ -111,7 +111,7 @@ async def test_pods_come_from_a_file_and_from_a_name_too(tmp_path: Path) -> None
             assert {endpoint.name for endpoint in fleet.ready} == {"filed", f"127.0.0.1:{two.port}"}
 
 
-async def test_nothing_is_asked_after_the_end() -> None:
+async def test_nothing_is_scraped_after_the_end() -> None:
     async with FakePod() as pod:
         async with runner(
             Fleet(SystemClock()), PodSources(static=(PodSettings(url=pod.url),), refresh=FAST)
@@ -145,7 +145,7 @@ class Late(Source):
         return self._found.pop()
 
 
-async def test_while_there_is_no_pod_sources_are_asked_more_often() -> None:
+async def test_without_pods_sources_are_queried_more_often() -> None:
     fleet = Fleet(SystemClock())
     async with FakePod() as pod, runner(fleet, PodSources(refresh=FAST)) as running:
         running._discover_by([Late(PodSettings(url=pod.url))])

@@ -44,7 +44,7 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("target", TARGETS)
-async def test_a_target_chooses_no_address(target: str) -> None:
+async def test_a_request_target_chooses_no_address(target: str) -> None:
     open_paths = Security(relay_paths=("/x/*",))
     async with Pod(answering(plain())) as trap, Pod(answering(plain())) as pod, rig(pod, security=open_paths) as port:
         where = trap.endpoint.url.removeprefix("http://")
@@ -60,7 +60,7 @@ async def test_a_target_chooses_no_address(target: str) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_a_field_chooses_no_address(field: str) -> None:
+async def test_a_header_chooses_no_address(field: str) -> None:
     async with Pod(answering(plain())) as trap, Pod(answering(plain())) as pod, rig(pod) as port:
         line = field.format(trap=trap.endpoint.url.removeprefix("http://"))
         host = "" if line.startswith("host:") else "host: a\r\n"
@@ -70,7 +70,7 @@ async def test_a_field_chooses_no_address(field: str) -> None:
         assert pod.requests[0].all(b"host") == [pod.endpoint.url.removeprefix("http://").encode()]
 
 
-async def test_an_answer_that_points_elsewhere_is_passed_on_and_not_followed() -> None:
+async def test_a_redirect_of_a_pod_is_passed_on_and_not_followed() -> None:
     async with Pod(answering(plain())) as trap:
         moved = f"HTTP/1.1 307 Moved\r\nlocation: {trap.endpoint.url}/\r\ncontent-length: 0\r\n\r\n".encode()
         async with Pod(answering(moved)) as pod, rig(pod) as port:

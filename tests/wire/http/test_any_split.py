@@ -35,7 +35,7 @@ def is_whole(outcome: Outcome) -> bool:
 
 @MANY
 @given(st.data(), messages(), st.booleans())
-def test_a_valid_answer_means_the_same_in_any_reads(data: st.DataObject, message: Message, speaks_11: bool) -> None:
+def test_a_valid_response_is_the_same_with_any_reads(data: st.DataObject, message: Message, speaks_11: bool) -> None:
     outcome = play(data.draw(reads(message.raw)), "closed" if message.closes else "open", speaks_11)
     seen = outcome.seen()
     assert outcome.attempt.ending is Ending.COMPLETE
@@ -50,7 +50,7 @@ def test_a_valid_answer_means_the_same_in_any_reads(data: st.DataObject, message
 
 @MANY
 @given(st.data(), messages())
-def test_an_answer_that_is_cut_never_looks_whole(data: st.DataObject, message: Message) -> None:
+def test_a_truncated_response_never_looks_complete(data: st.DataObject, message: Message) -> None:
     kept = data.draw(st.integers(0, len(message.raw) - 1))
     ending = data.draw(st.sampled_from(("closed", "reset")))
     outcome = play(data.draw(reads(message.raw[:kept])), ending)
@@ -80,7 +80,7 @@ def check_error_event(outcome: Outcome, body: bytes) -> None:
 
 @MANY
 @given(st.data(), garbage(), st.one_of(st.just(None), messages()))
-def test_garbage_never_ends_cleanly(data: st.DataObject, noise: bytes, before: Message | None) -> None:
+def test_malformed_responses_never_end_cleanly(data: st.DataObject, noise: bytes, before: Message | None) -> None:
     """Alone, or in the middle of a chunked answer."""
     raw = noise if before is None else before.raw[: data.draw(st.integers(0, len(before.raw) - 1))] + noise
     outcome = play(data.draw(reads(raw)), "reset")
@@ -94,7 +94,7 @@ def test_garbage_never_ends_cleanly(data: st.DataObject, noise: bytes, before: M
 
 @MANY
 @given(st.data(), messages(), st.binary(min_size=1, max_size=40))
-def test_what_follows_an_answer_is_never_passed_on(data: st.DataObject, message: Message, more: bytes) -> None:
+def test_bytes_after_a_response_are_never_passed_on(data: st.DataObject, message: Message, more: bytes) -> None:
     if message.closes:
         return
     more = data.draw(st.sampled_from((more, b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n0\r\n\r\n", message.raw)))

@@ -74,7 +74,7 @@ async def test_a_slow_body_that_moves_is_read() -> None:
         assert (await client.until_closed()).status == 200
 
 
-async def test_a_client_that_waits_to_be_told_is_told_to_continue() -> None:
+async def test_a_client_that_expects_100_continue_gets_it() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         client.send(head(CHAT, "content-length: 2", "Expect: 100-continue", "connection: close"))
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -93,7 +93,7 @@ async def test_a_body_with_broken_chunks_is_400(caplog: pytest.LogCaptureFixture
     assert caplog.records == []
 
 
-async def test_a_client_that_leaves_in_its_body_is_seen() -> None:
+async def test_a_client_that_leaves_during_its_body_is_noticed() -> None:
     async with rig() as port:
         async with port.client() as client:
             client.send(head(CHAT, "content-length: 100") + b"abc")
@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_in_its_body_is_seen() -> None:
 
 
 @pytest.mark.parametrize("size", [1_000, 3_000_000])
-async def test_beyond_the_budget_bodies_wait_for_others_to_be_done(size: int) -> None:
+async def test_beyond_the_budget_bodies_wait_for_others_to_end(size: int) -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -126,7 +126,7 @@ async def test_beyond_the_budget_bodies_wait_for_others_to_be_done(size: int) ->
         assert port.server.retained == 0
 
 
-async def test_what_arrived_of_a_body_of_unknown_length_counts() -> None:
+async def test_received_bytes_of_a_body_of_unknown_length_count() -> None:
     async with rig() as port, port.client() as client:
         client.send(head(CHAT, "transfer-encoding: chunked"))
         for total in (50_000, 100_000):
@@ -153,7 +153,7 @@ async def test_a_body_counts_until_its_request_has_ended() -> None:
         assert port.server.retained == 0
 
 
-async def test_who_waits_too_long_for_the_budget_is_told_to_come_back() -> None:
+async def test_a_body_that_waits_too_long_for_the_budget_is_refused_with_retry_after() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.gone()
@@ -171,7 +171,7 @@ async def test_who_waits_too_long_for_the_budget_is_told_to_come_back() -> None:
         assert seen.all("retry-after") == ["1"]
 
 
-async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up() -> None:
+async def test_the_budget_is_shared_in_order_and_returned_by_abandoned_bodies() -> None:
     budget = Budget(10)
     await budget.take(8)
     waiting = [asyncio.ensure_future(budget.take(size)) for size in (8, 2, 2)]
@@ -235,7 +235,7 @@ async def test_a_request_without_a_body_does_not_queue_behind_large_ones() -> No
         assert port.server.budget._waiting
 
 
-async def test_clients_that_declare_large_bodies_and_do_not_send_them_hold_up_no_small_ones() -> None:
+async def test_declared_large_bodies_that_are_not_sent_delay_no_small_ones() -> None:
     async with (
         Pod(answering(plain())) as pod,
         rig(pod, retained_bodies=Size(16 * MIB)) as port,
@@ -253,7 +253,7 @@ async def test_clients_that_declare_large_bodies_and_do_not_send_them_hold_up_no
         assert port.server.budget._waiting
 
 
-async def test_small_bodies_have_a_part_of_the_budget_and_wait_for_no_large_ones() -> None:
+async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
     budget = Budget(14_000_000, for_small=2_000_000)
     await budget.take(10_000_000)
     large = asyncio.ensure_future(budget.take(4_000_000))
@@ -273,7 +273,7 @@ async def test_small_bodies_have_a_part_of_the_budget_and_wait_for_no_large_ones
     await asyncio.wait_for(large, PATIENCE)
 
 
-async def test_small_bodies_do_not_keep_a_body_from_all_of_the_budget_that_needs_it() -> None:
+async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> None:
     budget = Budget(14_000_000, for_small=2_000_000)
     assert budget.take_now(1900)
     await asyncio.wait_for(budget.take(20_000_000), PATIENCE)
@@ -281,7 +281,7 @@ async def test_small_bodies_do_not_keep_a_body_from_all_of_the_budget_that_needs
         await asyncio.wait_for(budget.take(5_000_000), 0.01)
 
 
-async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_come_and_go() -> None:
+async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_pass() -> None:
     budget = Budget(14_000_000, for_small=2_000_000)
     assert budget.take_now(1900)
     for _ in range(2):
@@ -293,7 +293,7 @@ async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_come
     await asyncio.wait_for(growing[0], PATIENCE)
 
 
-async def test_a_body_that_waits_for_the_budget_is_not_read_and_what_came_of_it_counts() -> None:
+async def test_a_body_that_waits_for_the_budget_is_not_read_and_its_received_part_counts() -> None:
     async with (
         Pod(answering(plain())) as pod,
         rig(pod, retained_bodies=Size(8_000_000)) as port,
@@ -314,7 +314,7 @@ async def test_a_body_that_waits_for_the_budget_is_not_read_and_what_came_of_it_
         await until(lambda: port.server.retained == 0)
 
 
-async def test_a_body_that_would_wait_is_refused_where_there_is_no_memory_for_what_has_come_of_it() -> None:
+async def test_a_waiting_body_is_refused_without_memory_for_its_received_part() -> None:
     async with rig(retained_bodies=Size(800_000)) as port:
         port.server.budget.used += 700_000
         port.server._bodies.buffers.used += 100_000
@@ -322,7 +322,7 @@ async def test_a_body_that_would_wait_is_refused_where_there_is_no_memory_for_wh
         assert (seen.status, seen.all("retry-after")) == (429, ["1"])
 
 
-async def test_a_body_that_holds_a_part_of_the_budget_goes_before_those_that_hold_none() -> None:
+async def test_a_body_that_holds_a_part_of_the_budget_precedes_those_without() -> None:
     budget = Budget(10)
     await budget.take(4)
     await budget.take(4)
@@ -346,7 +346,7 @@ async def test_a_body_that_holds_all_of_the_budget_may_grow_beyond_it() -> None:
     assert budget.used == 15
 
 
-async def test_of_bodies_that_wait_for_each_other_the_last_ones_are_refused_until_one_goes_on() -> None:
+async def test_of_bodies_that_wait_for_each_other_the_last_are_refused_until_one_proceeds() -> None:
     budget = Budget(9)
     for _ in range(3):
         await budget.take(3)
@@ -361,7 +361,7 @@ async def test_of_bodies_that_wait_for_each_other_the_last_ones_are_refused_unti
     assert budget.used == 10
 
 
-async def test_a_taker_that_gives_up_lets_those_behind_it_go_on() -> None:
+async def test_an_abandoned_body_lets_those_behind_it_proceed() -> None:
     budget = Budget(10)
     await budget.take(8)
     large, small = (asyncio.ensure_future(budget.take(size)) for size in (8, 2))
@@ -371,13 +371,13 @@ async def test_a_taker_that_gives_up_lets_those_behind_it_go_on() -> None:
     assert budget.used == 10
 
 
-async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:
+async def test_a_body_larger_than_the_budget_gets_it_alone() -> None:
     budget = Budget(10)
     await asyncio.wait_for(budget.take(50), PATIENCE)
     assert budget.used == 50
 
 
-async def test_a_form_that_is_kept_goes_to_the_next_pod_when_one_declines_it() -> None:
+async def test_a_kept_form_goes_to_the_next_pod_after_a_refusal() -> None:
     bodies: list[bytes] = []
 
     async def busy(request: Received) -> None:
@@ -393,7 +393,7 @@ async def test_a_form_that_is_kept_goes_to_the_next_pod_when_one_declines_it() -
     assert bodies == [form(300_000)]
 
 
-async def test_a_form_for_which_the_budget_has_no_room_is_streamed() -> None:
+async def test_a_form_beyond_the_budget_is_streamed() -> None:
     async with Pod(answering(plain())) as pod, rig(pod, retained_bodies=Size(2_000_000)) as port:
         port.server.budget.used += 500_000
         assert (await port.ask(post(SPEECH, form(1_800_000), FORM))).status == 200
@@ -412,7 +412,7 @@ async def test_a_second_model_in_the_rest_of_a_streamed_form_ends_the_upload() -
         assert "more than one 'model'" in seen.json()["error"]["message"]
 
 
-async def test_an_upload_is_passed_on_while_it_arrives() -> None:
+async def test_an_upload_is_relayed_while_it_arrives() -> None:
     got = bytearray()
     whole = form(1_000_000)
 
@@ -432,7 +432,7 @@ async def test_an_upload_is_passed_on_while_it_arrives() -> None:
     assert bytes(got) == whole
 
 
-async def test_a_form_whose_file_comes_first_is_read_until_it_names_its_model() -> None:
+async def test_a_form_with_its_file_first_is_read_until_its_model() -> None:
     bodies: list[bytes] = []
 
     async def script(request: Received) -> None:
@@ -466,7 +466,7 @@ async def test_a_chunked_upload_stays_chunked() -> None:
     assert bodies == [whole]
 
 
-async def test_an_upload_takes_no_connection_that_may_be_closing() -> None:
+async def test_an_upload_uses_no_connection_that_may_be_closing() -> None:
     async with Pod(answering(plain())) as pod, rig(pod, kept_upload=STREAMED) as port:
         await port.ask(post())
         await port.ask(post(SPEECH, form(500_000), FORM))
@@ -485,7 +485,7 @@ async def test_a_small_form_is_an_ordinary_body() -> None:
     assert bodies == [form(100)]
 
 
-async def test_a_pod_that_does_not_read_makes_the_client_stop_sending() -> None:
+async def test_a_pod_that_does_not_read_pauses_the_client() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -506,7 +506,7 @@ async def test_a_pod_that_does_not_read_makes_the_client_stop_sending() -> None:
         assert (await client.until_closed()).status == 200
 
 
-async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> None:
+async def test_a_response_before_the_end_of_an_upload_ends_both_connections() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -522,7 +522,7 @@ async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> 
     assert b"connection: close\r\n" in answer
 
 
-async def test_an_upload_goes_to_the_next_pod_while_only_its_beginning_was_taken() -> None:
+async def test_an_upload_goes_to_the_next_pod_while_only_its_start_was_sent() -> None:
     nobody = Endpoint("gone", f"http://127.0.0.1:{free_port()}")
     bodies: list[bytes] = []
 
@@ -535,7 +535,7 @@ async def test_an_upload_goes_to_the_next_pod_while_only_its_beginning_was_taken
     assert bodies == [form(500_000)]
 
 
-async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
+async def test_a_relayed_upload_is_not_sent_twice() -> None:
     async def script(request: Received) -> None:
         await request.reader.read(200_000)
         await asyncio.sleep(0.05)
@@ -554,7 +554,7 @@ async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
         assert port.attempt.ending is Ending.UPSTREAM_FAILED
 
 
-async def test_a_pod_that_declines_in_the_middle_of_an_upload_answers_the_client_itself() -> None:
+async def test_the_response_of_a_pod_that_refuses_a_running_upload_is_passed_on() -> None:
     async def script(request: Received) -> None:
         await request.reader.read(200_000)
         await asyncio.sleep(0.05)
@@ -573,7 +573,7 @@ async def test_a_pod_that_declines_in_the_middle_of_an_upload_answers_the_client
         assert good.requests == []
 
 
-async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> None:
+async def test_an_upload_that_stops_arriving_is_408_and_frees_the_pod() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -605,7 +605,7 @@ async def test_a_chunked_upload_above_the_limit_is_413() -> None:
         assert (await client.answer()).startswith(b"HTTP/1.1 413 ")
 
 
-async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it() -> None:
+async def test_a_client_that_leaves_during_its_upload_ends_the_pods_request() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:

@@ -47,7 +47,7 @@ async def test_a_head_that_does_not_arrive_is_408() -> None:
     assert seen.json()["error"]["message"].startswith("The head of the request")
 
 
-async def test_a_head_that_comes_byte_by_byte_has_no_more_time() -> None:
+async def test_a_head_sent_byte_by_byte_has_the_same_time() -> None:
     async with rig(head_timeout=Duration(0.2)) as port, port.client() as client:
         for byte in HEALTH[:-1]:
             client.send(bytes([byte]))
@@ -56,7 +56,7 @@ async def test_a_head_that_comes_byte_by_byte_has_no_more_time() -> None:
 
 
 @pytest.mark.parametrize("first", [HEALTH, chunked(b"{}")])
-async def test_the_head_of_a_later_request_has_as_much_time(first: bytes) -> None:
+async def test_the_head_of_a_later_request_has_the_same_time(first: bytes) -> None:
     async with Pod(repeating) as pod, rig(pod, head_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(first)
         assert b" 200 " in await client.answer()
@@ -65,7 +65,7 @@ async def test_the_head_of_a_later_request_has_as_much_time(first: bytes) -> Non
         assert (await client.until_closed()).status == 408
 
 
-async def test_a_request_may_take_longer_than_its_head() -> None:
+async def test_a_request_may_last_longer_than_its_head() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await asyncio.sleep(0.4)
@@ -91,7 +91,7 @@ async def test_a_connection_without_a_request_is_closed_in_time(before: bytes) -
         assert (await client.until_closed()).raw == b""
 
 
-async def test_a_connection_that_is_used_stays() -> None:
+async def test_a_connection_in_use_stays_open() -> None:
     async with rig(keep_alive=Duration(0.2)) as port, port.client() as client:
         for _ in range(8):
             client.send(HEALTH)
@@ -117,7 +117,7 @@ async def test_requests_of_every_framing_share_a_connection() -> None:
             assert b" 200 " in await client.answer()
 
 
-async def test_a_body_that_comes_behind_its_head_is_read() -> None:
+async def test_a_body_after_its_head_is_read() -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         for body in (b"{}", b'{"n":"%b"}' % (b"x" * 3_000_000)):
             head, _, rest = post(body=body, close=False).partition(b"\r\n\r\n")
@@ -129,7 +129,7 @@ async def test_a_body_that_comes_behind_its_head_is_read() -> None:
 
 
 @pytest.mark.parametrize("line", ["connection: keep-alive", "x: y"])
-async def test_an_old_client_is_kept_if_it_asks(line: str) -> None:
+async def test_an_http_10_connection_is_kept_on_request(line: str) -> None:
     kept = "keep-alive" in line
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         request = post(CHAT, b"{}", line, close=False, version="1.0")
@@ -143,13 +143,13 @@ async def test_an_old_client_is_kept_if_it_asks(line: str) -> None:
             assert (await client.until_closed()).raw == b""
 
 
-async def test_who_has_sent_its_body_is_not_told_to_continue() -> None:
+async def test_a_client_that_sent_its_body_gets_no_100_continue() -> None:
     async with Pod(repeating) as pod, rig(pod) as port:
         seen = await port.ask(post(CHAT, b"{}", "expect: 100-continue"))
     assert (seen.status, seen.body) == (200, b"{}")
 
 
-async def test_a_chunked_body_is_waited_for_with_a_word() -> None:
+async def test_a_chunked_body_gets_100_continue() -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(CHUNKED.replace(b"host: a", b"host: a\r\nexpect: 100-continue"))
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -158,7 +158,7 @@ async def test_a_chunked_body_is_waited_for_with_a_word() -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-async def test_a_body_that_health_does_not_want_does_no_harm(close: bool) -> None:
+async def test_an_unwanted_body_for_health_is_harmless(close: bool) -> None:
     """`close`: the answer comes before the body has."""
     request = HEALTH.replace(b"\r\n\r\n", b"\r\ncontent-length: 4\r\n\r\n")
     async with rig() as port, port.client() as client:
@@ -174,7 +174,7 @@ async def test_a_body_that_health_does_not_want_does_no_harm(close: bool) -> Non
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"what/ever"])
-async def test_an_upgrade_that_is_not_known_is_ignored(protocol: bytes) -> None:
+async def test_an_unknown_upgrade_is_ignored(protocol: bytes) -> None:
     upgrade = HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: upgrade\r\nupgrade: " + protocol + b"\r\n\r\n")
     async with rig() as port, port.client() as client:
         client.send(upgrade + HEALTH)
@@ -186,7 +186,7 @@ async def test_an_upgrade_that_is_not_known_is_ignored(protocol: bytes) -> None:
 
 
 @pytest.mark.parametrize("good", [post(close=False), chunked(b"{}")])
-async def test_nonsense_behind_a_request_is_refused_after_its_answer(good: bytes) -> None:
+async def test_malformed_bytes_after_a_request_are_refused_after_its_response(good: bytes) -> None:
     async with Pod(answering(plain(b"good"))) as pod, rig(pod) as port, port.client() as client:
         client.send(good + b"NONSENSE\r\n\r\n" + good)
         assert (await client.answer()).endswith(b"good")
@@ -225,7 +225,7 @@ async def test_a_broken_body_is_400_and_ends_the_connection(pause: float) -> Non
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )
-async def test_what_could_be_read_in_two_ways_is_not_read(request_bytes: bytes) -> None:
+async def test_ambiguous_requests_are_refused(request_bytes: bytes) -> None:
     async with rig() as port, port.client() as client:
         client.send(request_bytes + HEALTH)
         assert (await client.until_closed()).status == 400
@@ -235,7 +235,7 @@ async def test_what_could_be_read_in_two_ways_is_not_read(request_bytes: bytes) 
         assert port.gateway.calls == []
 
 
-async def test_two_spaces_that_come_one_by_one_are_two() -> None:
+async def test_two_spaces_in_separate_reads_are_two() -> None:
     async with rig() as port, port.client() as client:
         for piece in (b"GET ", b" /health HT", b"TP/1.1\r\nhost: a\r\n\r\n"):
             client.send(piece)
@@ -243,7 +243,7 @@ async def test_two_spaces_that_come_one_by_one_are_two() -> None:
         assert (await client.until_closed()).status == 400
 
 
-async def test_spaces_elsewhere_are_left_alone() -> None:
+async def test_spaces_elsewhere_are_kept() -> None:
     async with rig() as port, port.client() as client:
         for pieces in (
             (HEALTH.replace(b"\r\n\r\n", b"\r\nx:  a  b\r\n\r\n"),),
@@ -264,7 +264,7 @@ async def test_spaces_elsewhere_are_left_alone() -> None:
         b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 200_000,
     ],
 )
-async def test_a_head_that_is_too_large_is_431_and_not_repeated(request_bytes: bytes) -> None:
+async def test_a_too_large_head_is_431_and_not_repeated(request_bytes: bytes) -> None:
     async with rig() as port, port.client() as client:
         client.send(request_bytes)
         seen = await client.until_closed()
@@ -308,12 +308,12 @@ async def send_on(port: Rig, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> 
                 await asyncio.sleep(0.01)
 
 
-async def test_a_refused_client_that_goes_on_is_cut_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_continues_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(max_body=Size(1000), keep_alive=Duration(0.2)) as port:
         await send_on(port, monkeypatch, LINGER=0.2)
 
 
-async def test_a_refused_client_that_goes_on_is_cut_after_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_continues_is_disconnected_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(max_body=Size(1000)) as port:
         await send_on(port, monkeypatch, LINGER_BYTES=3_000_000)
 
@@ -322,7 +322,7 @@ async def test_a_refused_client_that_goes_on_is_cut_after_so_many_bytes(monkeypa
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.002])
-async def test_answers_of_our_own_do_not_pile_up_for_a_client_that_does_not_read(gap: float) -> None:
+async def test_local_responses_do_not_accumulate_for_a_client_that_does_not_read(gap: float) -> None:
     card = {"id": "m", "x": "y" * 50_000}
     async with rig() as port, port.client(ROOM) as client:
         port.gateway.cards.append(card)
@@ -340,7 +340,7 @@ async def test_answers_of_our_own_do_not_pile_up_for_a_client_that_does_not_read
             assert len(await client.answer()) > 50_000
 
 
-async def test_a_client_that_pipelines_without_end_is_read_no_further() -> None:
+async def test_a_client_that_pipelines_endlessly_is_paused() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -364,7 +364,7 @@ async def test_a_client_that_pipelines_without_end_is_read_no_further() -> None:
             assert b" 200 " in await client.answer()
 
 
-async def test_a_client_that_pipelines_and_leaves_is_missed() -> None:
+async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -383,7 +383,7 @@ async def test_a_client_that_pipelines_and_leaves_is_missed() -> None:
         assert len(port.ended) == 1
 
 
-async def test_a_client_that_stops_sending_has_left() -> None:
+async def test_a_client_that_closes_its_sending_side_has_left() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.gone()
@@ -411,7 +411,7 @@ async def behind_a_chunked_request(client: Any) -> None:
 
 
 @pytest.mark.parametrize("begin", [cut_in_the_head, behind_a_chunked_request])
-async def test_a_tunnel_begins_however_its_request_came(begin: Any) -> None:
+async def test_a_tunnel_starts_with_any_split_of_its_request(begin: Any) -> None:
     async def script(request: Received) -> None:
         if request.line.startswith(b"POST"):
             await repeating(request)
@@ -430,7 +430,7 @@ async def test_a_tunnel_begins_however_its_request_came(begin: Any) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_behind_a_refused_upgrade_requests_go_on(whole: bool) -> None:
+async def test_after_a_refused_upgrade_requests_continue(whole: bool) -> None:
     async def script(request: Received) -> None:
         await request.send(plain(b"no").replace(b"200 OK", b"403 Forbidden"))
 
@@ -447,7 +447,7 @@ async def test_behind_a_refused_upgrade_requests_go_on(whole: bool) -> None:
 # stopping
 
 
-async def test_stopping_closes_connections_whose_request_has_only_begun() -> None:
+async def test_stopping_closes_connections_with_an_incomplete_request() -> None:
     async with rig() as port, port.client() as client:
         client.send(HEALTH[:10])
         await until(lambda: bool(port.server._clients.connections))
@@ -456,7 +456,7 @@ async def test_stopping_closes_connections_whose_request_has_only_begun() -> Non
         assert (await client.until_closed()).raw == b""
 
 
-async def test_stopping_waits_for_no_client_that_does_not_send_its_body() -> None:
+async def test_stopping_does_not_wait_for_unsent_bodies() -> None:
     async with rig() as port, port.client() as client:
         client.send(CHUNKED)
         await until(lambda: port.server._clients.busy)
@@ -486,7 +486,7 @@ async def test_a_listener_that_fails_is_logged_once_and_the_others_are_called(
     assert "Broken.request_ended failed for request" in failure.getMessage()
 
 
-async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_on(
+async def test_an_error_after_a_response_is_reported_and_the_connection_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing that a request's task raises is lost."""
@@ -505,7 +505,7 @@ async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_o
     assert {type(context["exception"]) for context in reported} == {ZeroDivisionError}
 
 
-async def test_a_connection_leaves_nothing_for_the_collector() -> None:
+async def test_a_connection_leaves_no_garbage() -> None:
     async with Pod(repeating) as pod, rig(pod) as port:
         gc.collect()
         gc.disable()
@@ -527,7 +527,7 @@ async def test_a_connection_leaves_nothing_for_the_collector() -> None:
 # the end
 
 
-async def test_what_was_accepted_when_the_port_closes_is_served() -> None:
+async def test_connections_accepted_when_the_port_closes_are_served() -> None:
     async with asyncio.timeout(PATIENCE), Pod(repeating) as pod, rig(pod) as port:
         with socket.create_connection(("127.0.0.1", port.server.port)) as sock:
             sock.sendall(post())
@@ -541,7 +541,7 @@ async def test_what_was_accepted_when_the_port_closes_is_served() -> None:
             await stopping
 
 
-async def test_what_becomes_a_connection_after_the_end_is_closed() -> None:
+async def test_a_connection_made_after_the_end_is_closed() -> None:
     ours, theirs = socket.socketpair()
     async with asyncio.timeout(PATIENCE), rig() as port:
         clients = port.server._clients

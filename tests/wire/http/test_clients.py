@@ -42,7 +42,7 @@ async def test_a_connection_serves_one_request_after_another() -> None:
         assert pod.connections == 1
 
 
-async def test_pipelined_requests_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_served_in_order() -> None:
     async def script(request: Received) -> None:
         body = await request.body()
         if body == STREAMED:
@@ -59,7 +59,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert (await client.until_closed()).body == b'{"n":3}'
 
 
-async def test_a_client_that_asks_for_it_is_closed_after_the_answer() -> None:
+async def test_a_client_that_requests_it_is_closed_after_the_response() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         seen = await port.ask(post())
     assert seen.all("connection") == ["close"]
@@ -90,7 +90,7 @@ async def in_the_middle_of_a_body(request: Received, reached: asyncio.Event) -> 
 @pytest.mark.parametrize("body", [STREAMED, b"{}"])
 @pytest.mark.parametrize("phase", [before_the_head, before_the_first_event, in_the_stream, in_the_middle_of_a_body])
 @pytest.mark.parametrize("orderly", [True, False])
-async def test_a_client_that_leaves_takes_the_pods_request_with_it(phase: Phase, body: bytes, orderly: bool) -> None:
+async def test_a_client_that_leaves_ends_the_pods_request(phase: Phase, body: bytes, orderly: bool) -> None:
     reached, gone = asyncio.Event(), asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -113,7 +113,7 @@ async def test_a_client_that_leaves_takes_the_pods_request_with_it(phase: Phase,
         assert ended.outcome is Ending.CLIENT_GONE
 
 
-async def test_a_client_that_leaves_while_the_pod_is_being_connected_ends_the_request() -> None:
+async def test_a_client_that_leaves_while_connecting_to_the_pod_ends_the_request() -> None:
     with full_address() as (host, number):
         async with rig(Endpoint("full", f"http://{host}:{number}"), timeouts=timeouts(connect=30)) as port:
             async with port.client() as client:
@@ -136,7 +136,7 @@ async def test_after_a_client_left_the_pod_serves_others() -> None:
 
 
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
-async def test_a_client_that_does_not_read_makes_the_pod_stop_sending(framing: str) -> None:
+async def test_a_client_that_does_not_read_pauses_the_pod(framing: str) -> None:
     """What is in flight stays within the sockets' buffers and a few reads, whatever the size of the answer."""
     total, piece = 64 * 2**20, b"x" * 2**16
     sent = 0
@@ -181,7 +181,7 @@ async def test_a_client_that_does_not_read_makes_the_pod_stop_sending(framing: s
         assert grown < 48 * 1024, "kilobytes"
 
 
-async def test_a_stream_that_waits_for_its_client_has_not_stalled() -> None:
+async def test_a_stream_that_waits_for_its_client_is_not_stalled() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -202,7 +202,7 @@ async def test_a_stream_that_waits_for_its_client_has_not_stalled() -> None:
         assert seen.ending == "complete"
 
 
-async def test_pipelined_answers_do_not_pile_up_for_a_client_that_does_not_read() -> None:
+async def test_pipelined_responses_do_not_accumulate_for_a_client_that_does_not_read() -> None:
     async with Pod(answering(plain(b"x" * 100_000))) as pod, rig(pod) as port, port.client(ROOM) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(close=False) * 150)
@@ -215,7 +215,7 @@ async def test_pipelined_answers_do_not_pile_up_for_a_client_that_does_not_read(
             assert len(await client.answer()) > 100_000
 
 
-async def test_a_request_that_cannot_be_read_is_refused_and_the_connection_closed() -> None:
+async def test_a_malformed_request_is_refused_and_the_connection_closed() -> None:
     async with rig() as port:
         for request in (
             b"NONSENSE\r\n\r\n",
@@ -231,7 +231,7 @@ async def test_a_request_that_cannot_be_read_is_refused_and_the_connection_close
         assert port.hung_up == {HungUp.BAD_REQUEST: 3}
 
 
-async def test_what_is_refused_and_leaves_its_connection_is_not_hung_up_on() -> None:
+async def test_a_refusal_that_keeps_its_connection_open_does_not_reset_it() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         for path in ("/nowhere", CHAT):
             client.send(post(path, close=False))
@@ -239,7 +239,7 @@ async def test_what_is_refused_and_leaves_its_connection_is_not_hung_up_on() -> 
         assert port.hung_up == {}
 
 
-async def test_a_body_whose_chunks_make_no_sense_is_hung_up_on() -> None:
+async def test_malformed_chunks_close_the_connection() -> None:
     async with rig() as port, port.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".encode())
         assert (await client.until_closed()).status == 400
@@ -267,7 +267,7 @@ async def leave_while_the_answer_comes(rounds: int) -> None:
         await until(lambda: len(port.ended) == 16 * rounds)
 
 
-def test_an_answer_that_crosses_its_leaving_client_is_no_error_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_that_crosses_its_leaving_client_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """On the loop of production: asyncio's own swallows writes to sockets that are no more."""
     uvloop.run(leave_while_the_answer_comes(20))
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

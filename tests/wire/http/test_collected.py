@@ -86,7 +86,7 @@ async def collecting(
         + b"0\r\n\r\n",
     ],
 )
-async def test_the_answer_is_gathered_and_the_client_gets_only_the_next_one(raw: bytes) -> None:
+async def test_the_response_is_collected_and_the_client_gets_only_the_next_one(raw: bytes) -> None:
     async with Pod(answering(raw)) as pod, collecting(pod) as (port, gateway):
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
@@ -97,7 +97,7 @@ async def test_the_answer_is_gathered_and_the_client_gets_only_the_next_one(raw:
         assert gateway.attempt.usage == Usage(9, 1)
 
 
-async def test_the_pod_gets_the_clients_headers_and_the_bytes_that_were_made_for_it() -> None:
+async def test_the_pod_gets_the_clients_headers_and_the_given_body() -> None:
     async with Pod(answering(plain(ANSWER))) as pod, collecting(pod) as (port, _):
         await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "authorization: Bearer k", "x-request-id: r-7"))
         (received,) = pod.requests
@@ -106,7 +106,7 @@ async def test_the_pod_gets_the_clients_headers_and_the_bytes_that_were_made_for
         assert received.all(b"content-length") == [b"16"]
 
 
-async def test_another_id_takes_the_place_of_the_clients() -> None:
+async def test_a_given_id_replaces_the_clients() -> None:
     headers = (("x-request-id", "___prefill_addr_p___r-7"),)
     async with Pod(answering(plain(ANSWER))) as pod, collecting(pod, headers=headers) as (port, _):
         await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "x-request-id: r-7"))
@@ -114,7 +114,7 @@ async def test_another_id_takes_the_place_of_the_clients() -> None:
         assert received.all(b"x-request-id") == [b"___prefill_addr_p___r-7"]
 
 
-async def test_a_request_that_the_pod_rejects_is_no_failure_of_the_pod_and_its_error_is_returned() -> None:
+async def test_a_rejected_request_is_no_failure_of_the_pod_and_its_error_is_returned() -> None:
     fault = plain(b'{"error":{}}').replace(b"200 OK", b"400 Bad Request")
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
@@ -124,7 +124,7 @@ async def test_a_request_that_the_pod_rejects_is_no_failure_of_the_pod_and_its_e
 
 
 @pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable", b"500 Oh"])
-async def test_a_pod_that_declines_says_with_what(status: bytes) -> None:
+async def test_a_refusal_of_the_pod_has_its_status(status: bytes) -> None:
     async with Pod(answering(plain(b"busy").replace(b"200 OK", status))) as pod, collecting(pod) as (port, gateway):
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
@@ -134,7 +134,7 @@ async def test_a_pod_that_declines_says_with_what(status: bytes) -> None:
         assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
 
 
-async def test_what_goes_wrong_is_said_as_it_is_of_any_leg() -> None:
+async def test_failures_are_reported_as_for_any_attempt() -> None:
     async with collecting(nobody()) as (port, gateway):
         await port.ask(post())
         assert isinstance(gateway.error, ConnectFailed)
@@ -150,7 +150,7 @@ async def test_what_goes_wrong_is_said_as_it_is_of_any_leg() -> None:
         assert isinstance(gateway.error, Garbled)
 
 
-async def test_an_answer_that_is_too_long_for_a_token_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_overlong_response_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "LARGEST", 1000)
 
     async def endless(request: Received) -> None:
@@ -163,7 +163,7 @@ async def test_an_answer_that_is_too_long_for_a_token_is_given_up(monkeypatch: p
         assert isinstance(gateway.error, Garbled)
 
 
-async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> None:
+async def test_a_pod_that_times_out_sees_the_request_end() -> None:
     left = asyncio.Event()
 
     async def slow(request: Received) -> None:
@@ -179,7 +179,7 @@ async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> No
         await asyncio.wait_for(left.wait(), PATIENCE)
 
 
-async def test_a_pod_that_is_given_up_while_it_computes_sees_the_request_leave() -> None:
+async def test_a_pod_given_up_while_it_computes_sees_the_request_end() -> None:
     left = asyncio.Event()
 
     async def slow(request: Received) -> None:
@@ -198,7 +198,7 @@ async def test_a_pod_that_is_given_up_while_it_computes_sees_the_request_leave()
 @pytest.mark.parametrize(
     ("body", "kind"), [(b'{"error":{}}', "application/json"), (b"no such model", "text/plain; charset=utf-8")]
 )
-async def test_an_error_that_is_passed_on_reaches_the_client_as_the_pod_sent_it(body: bytes, kind: str) -> None:
+async def test_a_passed_on_error_reaches_the_client_unchanged(body: bytes, kind: str) -> None:
     fault = plain(body).replace(b"200 OK", b"400 Bad Request")
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
 
@@ -217,7 +217,7 @@ async def test_an_error_that_is_passed_on_reaches_the_client_as_the_pod_sent_it(
         assert seen.all("x-kvlane-endpoint") == ["a"]
 
 
-async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_gets_none() -> None:
+async def test_a_client_that_leaves_ends_the_request_and_no_other_pod_is_tried() -> None:
     began, left = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Received) -> None:

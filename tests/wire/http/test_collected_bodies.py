@@ -39,7 +39,7 @@ async def send_slowly(client: Client, data: bytes, pieces: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 100_000, COLLECTED])
-async def test_a_request_begins_when_its_body_is_whole_and_counts_from_its_head(size: int) -> None:
+async def test_a_request_starts_with_its_whole_body_and_its_time_counts_from_its_head(size: int) -> None:
     body = json_of(size)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         for _ in range(2):
@@ -54,7 +54,7 @@ async def test_a_request_begins_when_its_body_is_whole_and_counts_from_its_head(
         assert [call.body for call in port.gateway.calls] == [body, body]
 
 
-async def test_a_request_is_received_when_its_head_is() -> None:
+async def test_the_time_of_receipt_is_that_of_the_head() -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(head(8))
         await until(lambda: port.server.retained == 8)
@@ -65,7 +65,7 @@ async def test_a_request_is_received_when_its_head_is() -> None:
         assert port.gateway.calls[0].received_at <= whole_at
 
 
-async def test_what_is_behind_a_collected_body_are_further_requests() -> None:
+async def test_bytes_after_a_collected_body_are_further_requests() -> None:
     body = json_of(300_000)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         await send_slowly(client, head(len(body)) + body + HEALTH + post(close=False) + head(len(body)) + body, 7)
@@ -87,9 +87,7 @@ async def test_what_is_behind_a_collected_body_are_further_requests() -> None:
         (8, ("content-type: Multipart/form-data; boundary=XX",)),
     ],
 )
-async def test_a_body_that_may_be_waited_for_or_passed_on_is_read_by_its_request(
-    length: int, fields: tuple[str, ...]
-) -> None:
+async def test_a_body_that_may_wait_or_be_streamed_is_read_by_its_request(length: int, fields: tuple[str, ...]) -> None:
     body = json_of(length)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(head(length, *fields, "connection: close"))
@@ -100,7 +98,7 @@ async def test_a_body_that_may_be_waited_for_or_passed_on_is_read_by_its_request
         assert seen.raw.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").partition(b"\r\n\r\n")[2] == body
 
 
-async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collected_or_served() -> None:
+async def test_a_body_beyond_the_budget_waits_for_others() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -134,7 +132,7 @@ async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collec
 @pytest.mark.parametrize(
     ("length", "path", "status"), [(1001, CHAT, 413), (8, "/v1/unknown", 404), (8, "/v1/models", 405)]
 )
-async def test_a_request_is_refused_on_its_head(length: int, path: str, status: int) -> None:
+async def test_a_request_is_refused_by_its_head(length: int, path: str, status: int) -> None:
     async with Pod(repeating) as pod, rig(pod, max_body=Size(1000)) as port, port.client() as client:
         client.send(head(length, path=path))
         assert (await client.answer()).startswith(b"HTTP/1.1 %d " % status)
@@ -147,7 +145,7 @@ async def test_a_request_is_refused_on_its_head(length: int, path: str, status: 
 # what does not become whole
 
 
-async def test_a_collected_body_that_stops_is_refused_and_gives_everything_back() -> None:
+async def test_a_collected_body_that_stops_is_refused_and_returns_its_budget() -> None:
     async with rig(body_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(head(100, "x-request-id: mine", path="/v1/messages") + b"abc")
         await until(lambda: port.server.retained == 100)
@@ -159,7 +157,7 @@ async def test_a_collected_body_that_stops_is_refused_and_gives_everything_back(
         assert port.server.retained == 0
 
 
-async def test_a_second_body_has_as_much_time_as_the_first() -> None:
+async def test_a_second_body_has_the_same_time() -> None:
     async with Pod(repeating) as pod, rig(pod, body_timeout=Duration(0.3)) as port, port.client() as client:
         for _ in range(2):
             await asyncio.sleep(0.4)
@@ -193,7 +191,7 @@ async def test_a_client_that_leaves_while_its_body_is_collected_leaves_nothing(o
 
 
 @pytest.mark.parametrize("reads", [(head(8) + json_of(8),), (head(8), json_of(8))])
-async def test_a_client_that_leaves_in_the_turn_of_its_last_byte_is_counted_and_gives_everything_back(
+async def test_a_client_that_leaves_with_its_last_byte_is_counted_and_returns_its_budget(
     reads: tuple[bytes, ...],
 ) -> None:
     """Its task is cancelled before the first step."""
@@ -212,7 +210,7 @@ async def test_a_client_that_leaves_in_the_turn_of_its_last_byte_is_counted_and_
 # stopping
 
 
-async def test_stopping_lets_a_collected_body_come_and_serves_it() -> None:
+async def test_stopping_waits_for_a_collected_body_and_serves_it() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         client.send(head(8) + b"{")
         await until(lambda: port.server.retained == 8)
@@ -224,7 +222,7 @@ async def test_stopping_lets_a_collected_body_come_and_serves_it() -> None:
         await stopping
 
 
-async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
+async def test_a_body_that_does_not_arrive_within_the_grace_period_is_refused() -> None:
     async with rig() as port, port.client() as client:
         client.send(head(8) + b"{")
         await until(lambda: port.server.retained == 8)
@@ -235,14 +233,14 @@ async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
         assert port.server.retained == 0
 
 
-async def test_a_collected_body_that_begins_fast_and_stops_is_refused_after_the_pause_between_two_pieces() -> None:
+async def test_a_collected_body_that_stops_is_refused_after_body_timeout() -> None:
     async with rig(body_timeout=Duration(0.1), min_body_rate=Size(1)) as port, port.client() as client:
         client.send(head(1000) + b"x" * 900)
         assert (await client.until_closed()).status == 408
         assert port.server.retained == 0
 
 
-async def test_what_breaks_after_a_refusal_is_reported_and_the_connection_ends(
+async def test_an_error_after_a_refusal_is_reported_and_the_connection_ends(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ def allowed(seen: Seen) -> list[str]:
 OPEN_POD = plain(extra=b"access-control-allow-origin: *\r\nAccess-Control-Allow-Credentials: true\r\n")
 
 
-async def test_unless_it_is_configured_no_page_may_read_an_answer_whatever_the_pod_says() -> None:
+async def test_by_default_no_page_may_read_a_response() -> None:
     async with Pod(answering(OPEN_POD)) as pod, rig(pod) as port:
         seen = await port.ask(post(CHAT, b"{}", f"origin: {PAGE}"))
         assert seen.status == 200
@@ -36,7 +36,7 @@ async def test_unless_it_is_configured_no_page_may_read_an_answer_whatever_the_p
         assert (await port.ask(question(PAGE))).status == 405
 
 
-async def test_a_page_that_is_allowed_is_told_so_with_every_answer() -> None:
+async def test_an_allowed_page_gets_cors_headers_with_every_response() -> None:
     async with Pod(answering(OPEN_POD)) as pod, rig(pod, security=allowing(PAGE)) as port:
         for request in (post(CHAT, b"{}", f"origin: {PAGE}"), post("/nowhere", b"{}", f"origin: {PAGE}")):
             seen = await port.ask(request)
@@ -45,7 +45,7 @@ async def test_a_page_that_is_allowed_is_told_so_with_every_answer() -> None:
         assert not [line for line in pod.requests[0].headers if line[0].startswith(b"access-control")]
 
 
-async def test_another_page_and_a_client_that_is_none_are_told_nothing() -> None:
+async def test_other_pages_and_clients_get_none() -> None:
     async with Pod(answering(OPEN_POD)) as pod, rig(pod, security=allowing(PAGE)) as port:
         for fields in ((), (f"origin: {OTHER}",)):
             seen = await port.ask(post(CHAT, b"{}", *fields))
@@ -53,7 +53,7 @@ async def test_another_page_and_a_client_that_is_none_are_told_nothing() -> None
         assert allowed(await port.ask(question(OTHER))) == []
 
 
-async def test_a_browser_that_asks_first_is_answered_without_a_pod() -> None:
+async def test_a_preflight_is_served_without_a_pod() -> None:
     async with rig(security=allowing(PAGE)) as port:
         seen = await port.ask(question(PAGE, "access-control-request-headers: authorization, content-type"))
         assert (seen.status, allowed(seen)) == (200, [PAGE])
@@ -64,18 +64,18 @@ async def test_a_browser_that_asks_first_is_answered_without_a_pod() -> None:
         assert port.gateway.calls == []
 
 
-async def test_names_that_are_none_are_not_repeated() -> None:
+async def test_invalid_origins_are_not_repeated() -> None:
     async with rig(security=allowing(PAGE)) as port:
         seen = await port.ask(question(PAGE, "access-control-request-headers: a b"))
         assert seen.all("access-control-allow-headers") == []
 
 
-async def test_every_page_may_where_it_says_so() -> None:
+async def test_a_wildcard_allows_every_page() -> None:
     async with Pod(answering(plain())) as pod, rig(pod, security=allowing("*")) as port:
         assert allowed(await port.ask(post(CHAT, b"{}", f"origin: {OTHER}"))) == ["*"]
 
 
 @pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://*.example/x", "", "null"])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_an_invalid_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValueError, match="origins"):
         CorsSettings((origin,))

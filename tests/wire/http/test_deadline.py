@@ -17,7 +17,7 @@ HEADER = f"x-request-timeout-ms: {LIMIT * 1000:g}"
 
 
 @pytest.mark.parametrize("pieces", [(), (SSE_HEAD + event("1"),)], ids=["before the first byte", "in a stream"])
-async def test_a_request_ends_within_50_ms_of_the_time_that_its_client_gives(pieces: tuple[bytes, ...]) -> None:
+async def test_a_request_ends_within_50_ms_of_its_deadline(pieces: tuple[bytes, ...]) -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.send(*pieces)
@@ -33,7 +33,7 @@ async def test_a_request_ends_within_50_ms_of_the_time_that_its_client_gives(pie
         assert seen.body.endswith(b"}}\n\n") if pieces else seen.status == 504
 
 
-async def test_connecting_takes_no_longer_than_the_request_has() -> None:
+async def test_connecting_ends_with_the_deadline() -> None:
     async def never(host: str, port: int) -> list[object]:
         await asyncio.sleep(math.inf)
         return []
@@ -47,7 +47,7 @@ async def test_connecting_takes_no_longer_than_the_request_has() -> None:
         assert LIMIT <= SystemClock().now() - begun < LIMIT + 0.05
 
 
-async def test_a_deadline_of_an_answer_that_is_whole_leaves_its_connection_alone() -> None:
+async def test_a_deadline_after_a_complete_response_keeps_its_connection() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         port.gateway.patience = LIMIT
         for _ in range(2):

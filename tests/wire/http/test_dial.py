@@ -56,7 +56,7 @@ async def test_a_pod_with_one_address_is_reached_by_name() -> None:
         await connect(pod)
 
 
-async def test_a_pod_is_looked_up_where_the_machine_does() -> None:
+async def test_a_pod_is_resolved_like_the_machine_does() -> None:
     async with Pod(answering(plain())) as pod:
         pool = UpstreamPool(PATIENCE, ManualClock())
         connection = await pool.connect(pool.pods[pod.endpoint.url.replace("127.0.0.1", "localhost")])
@@ -64,12 +64,12 @@ async def test_a_pod_is_looked_up_where_the_machine_does() -> None:
         connection.abort()
 
 
-async def test_a_dead_address_costs_a_moment_and_not_the_connect_timeout() -> None:
+async def test_a_dead_address_costs_less_than_the_connect_timeout() -> None:
     async with silent() as dead, Pod(answering(plain())) as pod, asyncio.timeout(PATIENCE / 4):
         await connect(pod, dead)
 
 
-def test_so_it_does_under_the_loop_that_serves() -> None:
+def test_a_dead_address_costs_the_same_under_uvloop() -> None:
     async def race() -> None:
         async with silent() as dead, Pod(answering(plain())) as pod, asyncio.timeout(PATIENCE / 4):
             await connect(pod, dead)
@@ -78,7 +78,7 @@ def test_so_it_does_under_the_loop_that_serves() -> None:
         runner.run(race())
 
 
-async def test_an_address_that_refuses_is_passed_over_at_once() -> None:
+async def test_a_refusing_address_is_skipped_at_once() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         refusing = info(unused.getsockname())
@@ -86,7 +86,7 @@ async def test_an_address_that_refuses_is_passed_over_at_once() -> None:
         await connect(pod, refusing)
 
 
-async def test_a_name_that_nobody_knows_is_a_failed_connection() -> None:
+async def test_an_unknown_name_is_a_failed_connection() -> None:
     async def resolve(host: str, port: int) -> Sequence[AddrInfoType]:
         raise socket.gaierror("unknown")
 
@@ -106,7 +106,7 @@ async def test_a_pod_whose_addresses_are_all_dead_fails_at_the_connect_timeout()
             await pool.connect(pool.pods["http://pod.test"])
 
 
-async def test_a_pod_that_speaks_no_tls_is_a_failed_connection() -> None:
+async def test_a_pod_without_tls_is_a_failed_connection() -> None:
     closed = asyncio.Event()
 
     async def answer_in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

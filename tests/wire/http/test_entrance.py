@@ -77,7 +77,7 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
         ("/v1/messages", {"type": "error", "error": {"type": "authentication_error"}}),
     ],
 )
-async def test_a_stranger_is_told_so_as_the_api_does(path: str, shape: dict[str, Any]) -> None:
+async def test_a_refusal_has_the_shape_of_the_api(path: str, shape: dict[str, Any]) -> None:
     async with guarded() as rig:
         seen = await rig.ask(post(path))
         assert seen.status == 401
@@ -87,7 +87,7 @@ async def test_a_stranger_is_told_so_as_the_api_does(path: str, shape: dict[str,
         assert rig.gateway.calls == []
 
 
-async def test_a_key_for_something_else_is_403() -> None:
+async def test_a_key_without_the_scope_is_403() -> None:
     async with guarded() as rig:
         assert (await rig.ask(post(CHAT, b"{}", "authorization: Bearer admin"))).status == 403
 
@@ -103,7 +103,7 @@ async def test_a_key_for_something_else_is_403() -> None:
     ],
 )
 @pytest.mark.parametrize("beginning", [b"", b"5\r\n"])
-async def test_a_stranger_is_refused_before_his_body_is_read(framing: str, beginning: bytes) -> None:
+async def test_a_client_is_refused_before_its_body_is_read(framing: str, beginning: bytes) -> None:
     async with guarded() as rig, rig.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: kvlane\r\n{framing}\r\n\r\n".encode() + beginning)
         answer = await client.answer()
@@ -112,7 +112,7 @@ async def test_a_stranger_is_refused_before_his_body_is_read(framing: str, begin
         assert rig.server.retained == 0
 
 
-async def test_a_head_that_comes_in_pieces_is_asked_too() -> None:
+async def test_a_head_in_pieces_is_authenticated() -> None:
     async with guarded() as rig, rig.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: kv".encode())
         await asyncio.sleep(0.02)
@@ -120,7 +120,7 @@ async def test_a_head_that_comes_in_pieces_is_asked_too() -> None:
         assert (await client.answer()).startswith(b"HTTP/1.1 401 ")
 
 
-async def test_a_refusal_does_not_end_the_connection_of_who_sent_all() -> None:
+async def test_a_refusal_keeps_the_connection_of_a_complete_request() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig, rig.client() as client:
         client.send(post(close=False))
         assert (await client.answer()).startswith(b"HTTP/1.1 401 ")
@@ -128,7 +128,7 @@ async def test_a_refusal_does_not_end_the_connection_of_who_sent_all() -> None:
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_each_request_of_a_connection_is_asked() -> None:
+async def test_each_request_of_a_connection_is_authenticated() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig, rig.client() as client:
         client.send(post(CHAT, b"{}", KEY, close=False) + post(close=False))
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
@@ -136,7 +136,7 @@ async def test_each_request_of_a_connection_is_asked() -> None:
 
 
 @pytest.mark.parametrize("size", [13, 300_000])
-async def test_what_opened_the_door_is_not_for_the_pod(size: int) -> None:
+async def test_the_clients_key_is_not_sent_to_the_pod(size: int) -> None:
     headers = (KEY, "X-Api-Key: also", "API-KEY: too", "x-other: stays")
     async with Pod(answering(plain())) as pod, guarded(pod) as rig:
         assert (await rig.ask(post(CHAT, b'{"model":"m"' + b" " * size + b"}", *headers))).status == 200
@@ -147,7 +147,7 @@ async def test_what_opened_the_door_is_not_for_the_pod(size: int) -> None:
         assert rig.gateway.calls[0].identity == TEAM
 
 
-async def test_a_pod_with_a_key_of_its_own_gets_that_one() -> None:
+async def test_a_pod_with_its_own_key_gets_that_one() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig:
         update(pod.endpoint, api_key="of the pod")
         await rig.ask(post(CHAT, b"{}", KEY))
@@ -155,7 +155,7 @@ async def test_a_pod_with_a_key_of_its_own_gets_that_one() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 300_000])
-async def test_who_has_to_be_asked_about_waits(size: int) -> None:
+async def test_a_slow_authentication_delays_its_request(size: int) -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig, rig.client() as client:
         client.send(post(CHAT, b"{" + b" " * size + b"}", "authorization: Bearer later", close=False))
         await asyncio.sleep(0.05)
@@ -164,7 +164,7 @@ async def test_who_has_to_be_asked_about_waits(size: int) -> None:
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_who_leaves_while_he_is_asked_about_leaves_nothing_behind() -> None:
+async def test_a_client_that_leaves_during_authentication_leaves_nothing() -> None:
     async with guarded() as rig:
         async with rig.client() as client:
             client.send(post(CHAT, b"{}", "authorization: Bearer later", close=False))
@@ -182,13 +182,13 @@ async def test_probes_need_no_key(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/nothing", "/v1/models/llama-8b", "//health", "/health/"])
-async def test_everything_else_does(path: str) -> None:
+async def test_every_other_path_needs_a_key(path: str) -> None:
     async with guarded() as rig:
         seen = await rig.ask(f"GET {path} HTTP/1.1\r\nhost: kvlane\r\nconnection: close\r\n\r\n".encode())
         assert seen.status == 401
 
 
-async def test_a_key_sees_the_models_that_it_may_ask_for() -> None:
+async def test_a_key_sees_its_models() -> None:
     async with guarded() as rig:
         ask = "GET /v1/models{} HTTP/1.1\r\nhost: kvlane\r\nconnection: close\r\nx-api-key: right\r\n\r\n"
         assert (await rig.ask(ask.format("").encode())).json()["data"] == [{"id": "llama-8b"}]

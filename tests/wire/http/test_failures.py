@@ -45,21 +45,21 @@ def nobody() -> Endpoint:
     return Endpoint("gone", f"http://127.0.0.1:{free_port()}")
 
 
-async def test_a_pod_that_refuses_leaves_the_request_to_the_next() -> None:
+async def test_a_request_to_a_refusing_pod_goes_to_the_next() -> None:
     async with Pod(answering(plain())) as pod, rig(nobody(), pod) as port:
         seen = await port.ask(post())
         assert seen.status == 200
         assert [attempt.ending for attempt in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
 
 
-async def test_a_name_that_does_not_resolve_and_a_url_that_is_none_are_failures_to_connect() -> None:
+async def test_an_unresolvable_name_and_an_invalid_url_are_failures_to_connect() -> None:
     async with rig(Endpoint("a", "http://kvlane.invalid:1"), Endpoint("b", "unix:/x")) as port:
         seen = await port.ask(post())
     assert seen.status == 502
     assert seen.json()["error"]["code"] == "upstream_failed"
 
 
-async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> None:
+async def test_a_connection_that_takes_too_long_is_given_up() -> None:
     with full_address() as (host, number):
         async with rig(Endpoint("full", f"http://{host}:{number}"), timeouts=timeouts(connect=0.1)) as port:
             seen = await port.ask(post())
@@ -81,13 +81,13 @@ async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> No
         SSE_HEAD + b"zz\r\n",
     ],
 )
-async def test_a_pod_without_a_usable_answer_leaves_the_request_to_the_next(answer: bytes) -> None:
+async def test_a_request_to_a_pod_with_a_malformed_response_goes_to_the_next(answer: bytes) -> None:
     async with Pod(breaking_off(answer)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
         seen = await port.ask(post())
     assert (seen.status, seen.ending) == (200, "complete")
 
 
-async def test_a_head_without_end_is_not_collected_for_ever() -> None:
+async def test_an_endless_head_is_given_up() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.send(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000)
@@ -97,7 +97,7 @@ async def test_a_head_without_end_is_not_collected_for_ever() -> None:
         assert (await port.ask(post())).status == 502
 
 
-async def test_when_no_pod_answers_the_client_is_told_in_the_shape_of_the_api() -> None:
+async def test_without_a_response_of_any_pod_the_error_has_the_shape_of_the_api() -> None:
     async with Pod(breaking_off()) as pod, rig(pod) as port:
         seen = await port.ask(post("/v1/messages"))
         ended = await port.until_ended()
@@ -107,7 +107,7 @@ async def test_when_no_pod_answers_the_client_is_told_in_the_shape_of_the_api() 
     assert (ended.status, ended.outcome) == (502, Reason.UPSTREAM_FAILED)
 
 
-async def test_a_cut_answer_in_one_piece_ends_without_the_rest() -> None:
+async def test_a_truncated_response_with_a_length_ends_early() -> None:
     cut = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this"
     async with Pod(breaking_off(cut)) as pod, rig(pod, pod) as port:
         seen = await port.ask(post(close=False))
@@ -116,7 +116,7 @@ async def test_a_cut_answer_in_one_piece_ends_without_the_rest() -> None:
     assert seen.ending in ("cut", "reset")
 
 
-async def test_a_cut_answer_in_chunks_ends_without_a_last_chunk() -> None:
+async def test_a_truncated_chunked_response_has_no_last_chunk() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     async with Pod(breaking_off(head, chunk(b"[1,"))) as pod, rig(pod) as port:
         seen = await port.ask(post(close=False))
@@ -124,7 +124,7 @@ async def test_a_cut_answer_in_chunks_ends_without_a_last_chunk() -> None:
     assert not seen.raw.endswith(b"0\r\n\r\n")
 
 
-async def test_a_cut_answer_to_an_old_client_ends_with_a_reset() -> None:
+async def test_a_truncated_response_to_an_http_10_client_ends_with_a_reset() -> None:
     """It reads up to the end of the connection, so an orderly close would look whole."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     async with Pod(breaking_off(head, chunk(b"[1,"))) as pod, rig(pod) as port:
@@ -132,7 +132,7 @@ async def test_a_cut_answer_to_an_old_client_ends_with_a_reset() -> None:
     assert seen.ending == "reset"
 
 
-async def test_a_cut_stream_ends_with_an_error_event() -> None:
+async def test_a_broken_stream_ends_with_an_error_event() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
         ended = await port.until_ended()
@@ -154,7 +154,7 @@ async def test_a_cut_stream_ends_with_an_error_event() -> None:
         ("/v1/responses", b'event: error\ndata: {"type":"error","code":"server_error","message":"The pod '),
     ],
 )
-async def test_the_error_event_is_worded_as_the_api_words_it(path: str, error: bytes, version: str) -> None:
+async def test_the_error_event_has_the_shape_of_the_api(path: str, error: bytes, version: str) -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(path, STREAMED, version=version))
         ended = await port.until_ended()
@@ -164,33 +164,33 @@ async def test_the_error_event_is_worded_as_the_api_words_it(path: str, error: b
     assert (seen.ending, ended.outcome) == ("complete", Ending.UPSTREAM_FAILED)
 
 
-async def test_half_an_event_is_closed_by_a_blank_line_before_the_error() -> None:
+async def test_a_partial_event_is_closed_by_a_blank_line_before_the_error() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"), chunk(b"data: ha"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
     assert seen.body.startswith(b'data: 1\n\ndata: ha\n\ndata: {"error"')
 
 
-async def test_half_a_chunk_of_a_stream_is_not_sent() -> None:
+async def test_a_partial_chunk_of_a_stream_is_not_sent() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"), event("never seen")[:10])) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
     assert b"nev" not in seen.body
     assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
 
 
-async def test_the_request_behind_a_cut_stream_is_served_on_the_same_connection() -> None:
+async def test_the_request_after_a_broken_stream_is_served_on_the_same_connection() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED, close=False) + post(body=STREAMED))
     assert seen.raw.count(b"HTTP/1.1 200 ") == seen.raw.count(b'data: {"error":') == 2
 
 
-async def test_a_cut_stream_to_an_old_client_ends_with_an_error_event_too() -> None:
+async def test_a_broken_stream_to_an_http_10_client_ends_with_an_error_event() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED, version="1.0"))
     assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_compressed_stream_that_is_cut_can_only_be_aborted(version: str) -> None:
+async def test_a_broken_compressed_stream_is_aborted(version: str) -> None:
     head = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
     async with Pod(breaking_off(head, chunk(b"\x1f\x8b"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED, version=version))
@@ -200,7 +200,7 @@ async def test_a_compressed_stream_that_is_cut_can_only_be_aborted(version: str)
     assert ended.outcome is Ending.UPSTREAM_FAILED
 
 
-async def test_a_stream_that_never_begins_is_timed_out_and_the_pod_let_go() -> None:
+async def test_a_stream_that_never_starts_times_out_and_frees_the_pod() -> None:
     async with Pod(silent) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
         seen = await port.ask(post(body=STREAMED))
         ended = await port.until_ended()
@@ -209,7 +209,7 @@ async def test_a_stream_that_never_begins_is_timed_out_and_the_pod_let_go() -> N
     assert ended.outcome is Reason.UPSTREAM_TIMED_OUT
 
 
-async def test_a_head_is_not_yet_a_first_byte() -> None:
+async def test_a_head_is_not_a_first_byte() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.send(SSE_HEAD)
@@ -233,7 +233,7 @@ async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
     assert b'"error"' in seen.body
 
 
-async def test_a_slow_stream_that_moves_is_left_alone() -> None:
+async def test_a_slow_stream_that_moves_continues() -> None:
     events = [event(str(n)) for n in range(8)]
     async with (
         Pod(answering(SSE_HEAD, *events, b"0\r\n\r\n", pause=0.05)) as pod,
@@ -244,7 +244,7 @@ async def test_a_slow_stream_that_moves_is_left_alone() -> None:
     assert seen.ending == "complete"
 
 
-async def test_an_answer_in_one_piece_is_bounded_by_the_whole_request_only() -> None:
+async def test_a_complete_response_is_limited_by_the_whole_request_only() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await asyncio.sleep(0.3)
@@ -257,7 +257,7 @@ async def test_an_answer_in_one_piece_is_bounded_by_the_whole_request_only() -> 
         assert (await port.ask(post())).status == 504
 
 
-async def test_a_gateway_that_breaks_is_a_500_and_the_next_request_is_served() -> None:
+async def test_a_gateway_that_raises_is_a_500_and_the_next_request_is_served() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         port.gateway.crash = RuntimeError("boom")
         client.send(post(close=False))
@@ -280,7 +280,7 @@ ABORTED = b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}],"usage":{
         SSE_HEAD + chunk(b"data: " + ABORTED + b"\n\n") + event("[DONE]") + b"0\r\n\r\n",
     ],
 )
-async def test_an_answer_that_the_engine_aborted_as_it_stops_is_asked_of_another_pod(raw: bytes) -> None:
+async def test_a_response_aborted_by_a_stopping_engine_is_retried_on_another_pod(raw: bytes) -> None:
     async with Pod(answering(raw)) as stopping, Pod(answering(plain())) as pod, rig(stopping, pod) as port:
         seen = await port.ask(post())
         assert seen.body == b'{"ok":true}'

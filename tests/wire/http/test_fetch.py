@@ -54,7 +54,7 @@ async def asking(script: Script, timeout: float = PATIENCE, clock: ManualClock |
     ],
 )
 @pytest.mark.parametrize("pause", [0.0, 0.005])
-async def test_an_answer_comes_whole_as_it_is_and_leaves_its_connection_to_the_next_one(
+async def test_a_complete_response_leaves_its_connection_to_the_next(
     pieces: list[bytes], expected: tuple[int, bytes], pause: float
 ) -> None:
     async with asking(answering(*pieces, pause=pause)) as it:
@@ -64,7 +64,7 @@ async def test_an_answer_comes_whole_as_it_is_and_leaves_its_connection_to_the_n
 
 
 @pytest.mark.parametrize("head", [HEAD + b"\r\n", b"HTTP/1.0 200 OK\r\n\r\n"])
-async def test_an_answer_without_a_length_is_whole_when_the_pod_closes(head: bytes) -> None:
+async def test_a_response_without_a_length_ends_with_the_connection(head: bytes) -> None:
     async def script(request: Received) -> None:
         await request.send(head, b"up ", b"1\n", pause=0.002)
         request.break_off()
@@ -75,7 +75,7 @@ async def test_an_answer_without_a_length_is_whole_when_the_pod_closes(head: byt
             assert it.pod.connections == count
 
 
-async def test_what_is_asked_is_all_that_is_sent() -> None:
+async def test_exactly_the_given_request_is_sent() -> None:
     async with asking(answering(plain())) as it:
         await it.get("/base/métrics of a pod?format=text&x=%20", "secret")
         await it.get("")
@@ -92,7 +92,7 @@ async def test_what_is_asked_is_all_that_is_sent() -> None:
         assert not second.all(b"authorization")
 
 
-async def test_questions_at_the_same_time_do_not_wait_for_each_other() -> None:
+async def test_concurrent_requests_do_not_wait_for_each_other() -> None:
     async def script(request: Received) -> None:
         if request.connection == 1:
             await asyncio.sleep(PATIENCE)
@@ -107,7 +107,7 @@ async def test_questions_at_the_same_time_do_not_wait_for_each_other() -> None:
             await hanging
 
 
-async def test_a_connection_that_died_while_it_was_idle_is_replaced_by_a_fresh_one() -> None:
+async def test_a_dead_idle_connection_is_replaced_by_a_fresh_one() -> None:
     async def script(request: Received) -> None:
         if len(it.pod.requests) == 2:
             request.break_off()
@@ -121,7 +121,7 @@ async def test_a_connection_that_died_while_it_was_idle_is_replaced_by_a_fresh_o
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", plain()[:-1], CHUNKED + chunk(b"up")])
-async def test_an_answer_that_breaks_off_is_a_failure_and_not_asked_for_again(said: bytes) -> None:
+async def test_a_truncated_response_is_a_failure_and_not_retried(said: bytes) -> None:
     async def script(request: Received) -> None:
         if said:
             await request.send(said)
@@ -133,7 +133,7 @@ async def test_an_answer_that_breaks_off_is_a_failure_and_not_asked_for_again(sa
         assert len(it.pod.requests) == 1
 
 
-async def test_a_used_connection_that_breaks_off_in_an_answer_is_a_failure() -> None:
+async def test_a_reused_connection_that_breaks_in_a_response_is_a_failure() -> None:
     async def script(request: Received) -> None:
         await request.send(plain(b"up") if len(it.pod.requests) == 1 else plain(b"up")[:-1])
         if len(it.pod.requests) == 2:
@@ -147,7 +147,7 @@ async def test_a_used_connection_that_breaks_off_in_an_answer_is_a_failure() -> 
 
 
 @pytest.mark.parametrize("said", [b"", CHUNKED + chunk(b"up")])
-async def test_a_pod_that_takes_too_long_is_given_up_and_sees_it(said: bytes) -> None:
+async def test_a_pod_that_takes_too_long_is_given_up_and_notices(said: bytes) -> None:
     left = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -164,7 +164,7 @@ async def test_a_pod_that_takes_too_long_is_given_up_and_sees_it(said: bytes) ->
         assert await it.get() == (200, b"up")
 
 
-async def test_a_question_that_is_cancelled_takes_its_connection_with_it() -> None:
+async def test_a_cancelled_request_closes_its_connection() -> None:
     asked, left = asyncio.Event(), asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -182,7 +182,7 @@ async def test_a_question_that_is_cancelled_takes_its_connection_with_it() -> No
 
 
 @pytest.mark.parametrize("head", [HEAD + b"\r\n", HEAD + b"content-length: 999999999\r\n\r\n", CHUNKED])
-async def test_an_answer_that_is_too_long_is_given_up(head: bytes) -> None:
+async def test_an_overlong_response_is_given_up(head: bytes) -> None:
     async def script(request: Received) -> None:
         await request.send(head)
         while True:
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_too_long_is_given_up(head: bytes) -> None:
             await it.get()
 
 
-async def test_an_answer_that_is_just_not_too_long_is_taken() -> None:
+async def test_a_response_at_the_limit_is_accepted() -> None:
     body = b"x" * LONGEST
     async with asking(answering(plain(body))) as it:
         assert await it.get() == (200, body)
@@ -207,7 +207,7 @@ async def test_an_answer_that_is_just_not_too_long_is_taken() -> None:
         HEAD + b"transfer-encoding: gzip\r\n\r\n",
     ],
 )
-async def test_what_is_no_answer_to_a_question_is_a_failure(said: bytes) -> None:
+async def test_an_invalid_response_is_a_failure(said: bytes) -> None:
     async with asking(answering(said)) as it:
         with pytest.raises(Garbled):
             await it.get()
@@ -215,7 +215,7 @@ async def test_what_is_no_answer_to_a_question_is_a_failure(said: bytes) -> None
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_port_where_nobody_listens_refuses(host: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_a_closed_port_is_a_refusal(host: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     port = free_port()
 
     async def ask() -> None:
@@ -240,14 +240,14 @@ def test_a_port_where_nobody_listens_refuses(host: str, loop: Callable[[], async
         "http://pod/\ud800",
     ],
 )
-async def test_a_url_that_leads_nowhere_is_no_refusal(url: str) -> None:
+async def test_an_unresolvable_url_is_no_refusal(url: str) -> None:
     async with PooledFetcher(PATIENCE, ManualClock()) as fetcher:
         with pytest.raises(ConnectFailed) as failure:
             await fetcher.get(url, None)
         assert not isinstance(failure.value, ConnectRefused)
 
 
-async def test_a_connection_is_kept_for_a_fleet_that_is_asked_rarely() -> None:
+async def test_a_connection_is_kept_for_a_rarely_scraped_fleet() -> None:
     clock = ManualClock(100.0)
     async with asking(answering(plain()), clock=clock) as it:
         await it.get()
@@ -259,7 +259,7 @@ async def test_a_connection_is_kept_for_a_fleet_that_is_asked_rarely() -> None:
         assert it.pod.connections == 2
 
 
-async def test_no_connection_stays_when_all_has_been_asked() -> None:
+async def test_no_connection_stays_after_the_last_request() -> None:
     left = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -291,7 +291,7 @@ async def test_metrics_behind_https_are_read_if_the_certificate_is_trusted(
         assert pod.connections == 1 or not trusted
 
 
-async def test_a_prompt_is_posted_whole_with_its_length_and_key_over_the_connection_there_is() -> None:
+async def test_a_prompt_is_posted_with_its_length_and_key_over_the_open_connection() -> None:
     async def script(request: Received) -> None:
         bodies.append((request.line.split()[0], await request.body(), request.all(b"authorization")))
         await request.send(plain(b"{}"))

@@ -69,7 +69,7 @@ async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     ids=["whole", "in two reads", "stream", "stream in one read", "until close"],
 )
 @pytest.mark.parametrize("broken", ["settle", "finish", "finish_at_once"])
-async def test_an_error_while_an_answer_is_read_ends_its_request(
+async def test_an_error_while_a_response_is_read_ends_its_request(
     pieces: tuple[bytes, ...],
     version: str,
     broken: str,
@@ -145,7 +145,7 @@ async def test_an_error_while_a_client_reads_slowly_ends_its_request(
         await has_ended(port, caplog)
 
 
-async def test_an_error_of_the_sweep_ends_the_request(
+async def test_an_error_of_the_timeout_sweep_ends_the_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def script(request: Received) -> None:
@@ -202,7 +202,7 @@ async def test_an_error_in_a_tunnel_ends_it(
         ("/v1/responses", b'{"id":"resp_\xff","object":"response","usage":null}'),
     ],
 )
-async def test_an_answer_with_a_count_or_an_id_that_is_none_passes_as_it_is(path: str, body: bytes) -> None:
+async def test_a_response_with_an_invalid_count_or_id_passes_unchanged(path: str, body: bytes) -> None:
     async with Pod(answering(plain(body))) as pod, rig(pod) as port:
         assert (await port.ask(post(path))).body == body
         await port.until_ended()

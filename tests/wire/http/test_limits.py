@@ -36,7 +36,7 @@ def beginning(length: int, *fields: str) -> bytes:
 # connections
 
 
-async def test_one_client_too_many_is_hung_up_on_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_beyond_the_limit_is_closed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -66,7 +66,7 @@ async def test_one_client_too_many_is_hung_up_on_and_the_log_says_so(caplog: pyt
         assert (await port.ask(post())).status == 200
 
 
-async def test_clients_that_are_idle_make_room_for_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_idle_clients_are_closed_for_others(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         Pod(answering(plain(b"good"))) as pod,
         rig(pod, max_connections=2, head_timeout=QUICK) as port,
@@ -87,7 +87,7 @@ async def test_clients_that_are_idle_make_room_for_others(caplog: pytest.LogCapt
     assert caplog.messages == []
 
 
-async def test_many_that_are_idle_make_room_for_as_many_at_once() -> None:
+async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
     """Before any sweep has seen that they are."""
     async with (
         Pod(answering(plain(b"good"))) as pod,
@@ -105,7 +105,7 @@ async def test_many_that_are_idle_make_room_for_as_many_at_once() -> None:
         assert port.hung_up == {}
 
 
-async def test_a_request_that_is_on_its_way_makes_no_room() -> None:
+async def test_a_client_with_a_running_request_is_not_closed_for_others() -> None:
     async with Pod(answering(plain(b"good"))) as pod, rig(pod, max_connections=1) as port, port.client() as client:
         client.send(post(close=False))
         assert (await client.answer()).endswith(b"good")
@@ -123,7 +123,7 @@ async def test_a_request_that_is_on_its_way_makes_no_room() -> None:
 
 
 @pytest.mark.parametrize("kind", ["collected", "streamed", "chunked"])
-async def test_a_body_that_comes_byte_by_byte_does_not_keep_its_place_for_ever(kind: str) -> None:
+async def test_a_body_sent_byte_by_byte_times_out(kind: str) -> None:
     head = {
         "collected": beginning(1000),
         "streamed": beginning(2_000_000),
@@ -141,7 +141,7 @@ async def test_a_body_that_comes_byte_by_byte_does_not_keep_its_place_for_ever(k
         assert port.hung_up == {HungUp.BODY_TIMEOUT: 1}
 
 
-async def test_a_head_that_comes_byte_by_byte_has_a_reason_of_its_own() -> None:
+async def test_a_head_sent_byte_by_byte_has_its_own_reason() -> None:
     async with rig(head_timeout=QUICK) as port, port.client() as client:
         for byte in b"GET /health HTTP":
             client.send(bytes((byte,)))
@@ -150,7 +150,7 @@ async def test_a_head_that_comes_byte_by_byte_has_a_reason_of_its_own() -> None:
         assert port.hung_up == {HungUp.HEAD_TIMEOUT: 1}
 
 
-async def test_waiting_for_others_does_not_count_against_a_body() -> None:
+async def test_waiting_for_the_budget_does_not_count_against_a_body() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -179,7 +179,7 @@ def two_at_a_time(size: int) -> Iterator[bytes]:
     return (bytes((32, at % 251)) for at in range(size // 2))
 
 
-async def test_a_body_of_many_small_reads_takes_little_more_than_its_bytes() -> None:
+async def test_a_body_in_many_small_reads_uses_little_more_than_its_bytes() -> None:
     size = 60_000
     tracemalloc.start()
     try:
@@ -192,7 +192,7 @@ async def test_a_body_of_many_small_reads_takes_little_more_than_its_bytes() -> 
     assert peak - READ_SIZE < 6 * size
 
 
-async def test_a_large_body_of_many_small_reads_takes_little_more_than_its_bytes() -> None:
+async def test_a_large_body_in_many_small_reads_uses_little_more_than_its_bytes() -> None:
     size = 100_000
     pieces = two_at_a_time(size)
 
@@ -212,7 +212,7 @@ async def test_a_large_body_of_many_small_reads_takes_little_more_than_its_bytes
     assert peak < 6 * size
 
 
-async def test_a_compressed_body_is_not_unpacked() -> None:
+async def test_a_compressed_body_is_not_decompressed() -> None:
     bomb = gzip.compress(b'{"model":"m","prompt":"' + b" " * 10_000_000 + b'"}')
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await port.ask(post(CHAT, bomb, "content-encoding: gzip"))
@@ -222,7 +222,7 @@ async def test_a_compressed_body_is_not_unpacked() -> None:
 UNFINISHED = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nx: ".encode()
 
 
-async def test_heads_that_are_not_whole_count_against_the_budget_until_their_clients_leave() -> None:
+async def test_incomplete_heads_count_against_the_budget_until_their_clients_leave() -> None:
     async with rig(retained_bodies=Size(8_000_000)) as port, contextlib.AsyncExitStack() as clients:
         senders = [await clients.enter_async_context(port.client()) for _ in range(5)]
         for client in senders:
@@ -233,7 +233,7 @@ async def test_heads_that_are_not_whole_count_against_the_budget_until_their_cli
         await until(lambda: port.server.retained == 0)
 
 
-async def test_a_head_for_which_the_budget_has_no_room_is_told_to_come_back_and_smaller_ones_are_served() -> None:
+async def test_a_head_beyond_the_budget_is_refused_with_retry_after_and_smaller_ones_are_served() -> None:
     async with (
         Pod(answering(plain(b"good"))) as pod,
         rig(pod, retained_bodies=Size(800_000)) as port,
@@ -271,7 +271,7 @@ async def test_a_head_may_have_64_kib_in_all_its_fields(pieces: int) -> None:
 
 
 @pytest.mark.parametrize("framing", ["counted", "chunked"])
-async def test_pipelined_requests_do_not_pile_up(framing: str) -> None:
+async def test_pipelined_requests_do_not_accumulate(framing: str) -> None:
     """Each answer lets the client send more."""
     chunked = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode()
     request = chunked if framing == "chunked" else post(body=b"{}", close=False)
@@ -293,7 +293,7 @@ async def test_pipelined_requests_do_not_pile_up(framing: str) -> None:
         await until(lambda: port.server.retained == 0)
 
 
-async def test_pipelined_requests_for_which_there_is_no_memory_are_left_to_be_sent_again() -> None:
+async def test_pipelined_requests_beyond_the_budget_are_dropped() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:

@@ -57,7 +57,7 @@ async def test_a_connection_that_cannot_be_trusted_is_not_used_again(answer: byt
         assert pod.connections == 2
 
 
-async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once_by_a_fresh_one() -> None:
+async def test_a_reused_connection_that_breaks_under_a_request_is_replaced_once() -> None:
     async def script(request: Received) -> None:
         await request.body()
         if request.connection == 1 and len(pod.requests) > 1:
@@ -89,7 +89,7 @@ def breaking_off_kept_ones(clock: ManualClock, seconds: float = 0.0) -> Script:
     return script
 
 
-async def test_a_pod_that_hangs_up_on_a_kept_connection_after_a_while_has_had_the_request() -> None:
+async def test_a_pod_that_closes_a_reused_connection_after_a_while_has_had_the_request() -> None:
     clock = ManualClock()
     async with Pod(breaking_off_kept_ones(clock, 0.02)) as pod, rig(pod, clock=clock) as port:
         assert (await port.ask(post())).status == 200
@@ -97,7 +97,7 @@ async def test_a_pod_that_hangs_up_on_a_kept_connection_after_a_while_has_had_th
         assert (len(pod.requests), pod.connections) == (2, 1)
 
 
-async def test_a_request_meets_a_connection_that_was_just_closing_only_once() -> None:
+async def test_a_request_is_repeated_for_a_closing_connection_only_once() -> None:
     clock = ManualClock()
 
     async def busy_once(request: Received) -> None:
@@ -118,7 +118,7 @@ async def test_a_request_meets_a_connection_that_was_just_closing_only_once() ->
         assert (len(first.requests), len(second.requests)) == (3, 2)
 
 
-async def test_a_pod_that_is_gone_when_its_kept_connection_breaks_has_had_the_request() -> None:
+async def test_a_pod_unreachable_after_its_connection_breaks_has_had_the_request() -> None:
     clock = ManualClock()
 
     async def dies(request: Received) -> None:
@@ -135,7 +135,7 @@ async def test_a_pod_that_is_gone_when_its_kept_connection_breaks_has_had_the_re
         assert isinstance(port.gateway.failure, Disconnected)
 
 
-async def test_a_fresh_connection_that_dies_is_a_failure_of_the_pod() -> None:
+async def test_a_fresh_connection_that_breaks_is_a_failure_of_the_pod() -> None:
     async def script(request: Received) -> None:
         await request.body()
         request.break_off()
@@ -145,7 +145,7 @@ async def test_a_fresh_connection_that_dies_is_a_failure_of_the_pod() -> None:
         assert len(pod.requests) == 1
 
 
-async def test_a_kept_connection_that_dies_after_a_byte_is_a_failure_of_the_pod() -> None:
+async def test_a_reused_connection_that_breaks_after_a_byte_is_a_failure_of_the_pod() -> None:
     async def script(request: Received) -> None:
         await request.body()
         if len(pod.requests) > 1:
@@ -160,7 +160,7 @@ async def test_a_kept_connection_that_dies_after_a_byte_is_a_failure_of_the_pod(
         assert len(pod.requests) == 2
 
 
-async def test_what_the_pod_closed_while_idle_is_noticed() -> None:
+async def test_a_connection_closed_while_idle_is_noticed() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await port.ask(post())
         pod.requests[0].writer.transport.abort()
@@ -196,7 +196,7 @@ class FullClient:
     def resume_writing(self) -> None: ...
 
 
-async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> None:
+async def test_a_connection_whose_response_ended_while_paused_is_reused() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         connection = await pool.connect(pool.pods[pod.endpoint.url])
@@ -207,7 +207,7 @@ async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> N
         connection.abort()
 
 
-async def test_a_pod_that_speaks_unasked_loses_the_connection() -> None:
+async def test_a_pod_that_sends_unrequested_bytes_loses_the_connection() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await port.ask(post())
         pod.requests[0].writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
@@ -215,7 +215,7 @@ async def test_a_pod_that_speaks_unasked_loses_the_connection() -> None:
         assert port.server.pool.pods[pod.endpoint.url].take() is None
 
 
-async def test_what_was_idle_for_long_is_closed() -> None:
+async def test_a_long_idle_connection_is_closed() -> None:
     clock = ManualClock(100.0)
     pool = UpstreamPool(1.0, clock)
     async with Pod(answering(plain())) as pod:
@@ -232,7 +232,7 @@ async def test_what_was_idle_for_long_is_closed() -> None:
         assert fresh.transport.is_closing()
 
 
-async def test_a_forgotten_pods_connections_close_now_or_when_they_come_back() -> None:
+async def test_connections_of_a_removed_pod_close_now_or_when_they_return() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         idle, busy = await keep(pod, pool, 2)
@@ -246,7 +246,7 @@ async def test_a_forgotten_pods_connections_close_now_or_when_they_come_back() -
         assert pool.pods[pod.endpoint.url].take() is None
 
 
-async def test_a_pod_that_nobody_asks_for_any_more_is_dropped_and_known_again() -> None:
+async def test_a_pod_without_recent_requests_is_dropped_and_found_again() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         (busy,) = await keep(pod, pool)
@@ -271,7 +271,7 @@ def test_addresses_are_read_from_urls() -> None:
             Address.of(wrong)
 
 
-async def test_an_endpoint_that_moved_is_reached_where_it_is() -> None:
+async def test_an_endpoint_that_moved_is_reached_at_its_new_address() -> None:
     async with Pod(answering(plain(b"old"))) as old, Pod(answering(plain(b"new"))) as new, rig(old.endpoint) as port:
         assert (await port.ask(post())).body == b"old"
         update(old.endpoint, url=new.endpoint.url)
@@ -310,7 +310,7 @@ async def test_a_pod_behind_https_is_reached_if_its_certificate_is_trusted(
         assert not trusted or pod.connections == 1
 
 
-async def test_a_pod_that_answers_without_reading_the_request_is_not_given_another_on_that_connection() -> None:
+async def test_a_pod_that_responds_without_reading_the_request_loses_the_connection() -> None:
     async def script(request: Received) -> None:
         await request.send(plain(b"no").replace(b"200 OK", b"429 Busy"))
         if request.connection == 1:

@@ -39,7 +39,7 @@ GOOD = SSE_HEAD + event("1") + event("[DONE]") + END
 
 
 @pytest.mark.parametrize("cut", range(1, len(DECLINED)))
-async def test_wherever_a_refusal_is_cut_nothing_of_it_reaches_the_client(cut: int) -> None:
+async def test_nothing_of_a_refusal_reaches_the_client_with_any_cut(cut: int) -> None:
     leg = Leg(others=True)
     leg.read(DECLINED[:cut])
     leg.read(DECLINED[cut:])
@@ -54,7 +54,7 @@ async def test_wherever_a_refusal_is_cut_nothing_of_it_reaches_the_client(cut: i
 
 @MANY
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["whole", "closed", "closes"]))
-def test_in_any_reads_and_framings_a_refusal_is_one(
+def test_a_refusal_is_recognised_with_any_reads_and_framing(
     data: st.DataObject, speaks_11: bool, asks_usage: bool, kind: str
 ) -> None:
     raw = DECLINED
@@ -70,13 +70,13 @@ def test_in_any_reads_and_framings_a_refusal_is_one(
 
 @MANY
 @given(st.data(), st.sampled_from([GOOD, FAULT]), st.booleans())
-def test_any_other_answer_is_passed_from_its_first_event_on(data: st.DataObject, raw: bytes, speaks_11: bool) -> None:
+def test_any_other_response_passes_from_its_first_event_on(data: st.DataObject, raw: bytes, speaks_11: bool) -> None:
     whole = play([raw], "open", speaks_11)
     assert whole.attempt.ending is Ending.COMPLETE
     assert play(data.draw(reads(raw)), "open", speaks_11, others=True).raw == whole.raw
 
 
-async def test_a_refusal_that_is_whole_costs_no_connection() -> None:
+async def test_a_complete_refusal_keeps_the_connection() -> None:
     leg = Leg(others=True)
     leg.read(DECLINED)
     assert leg.released == [leg.connection]
@@ -86,14 +86,14 @@ async def test_a_refusal_that_is_whole_costs_no_connection() -> None:
     assert other.pod.aborted
 
 
-async def test_a_refusal_that_nobody_takes_is_for_the_client() -> None:
+async def test_the_last_refusal_is_passed_on() -> None:
     leg = Leg()
     leg.read(DECLINED)
     assert leg.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
     assert leg.attempt.ending is Ending.COMPLETE
 
 
-async def test_only_so_much_is_waited_for() -> None:
+async def test_the_wait_for_a_first_event_is_limited() -> None:
     leg = Leg()
     leg.read(SSE_HEAD)
     piece = chunk(b"data: " + b"x" * 1000)
@@ -110,7 +110,7 @@ LEAVING = b"HTTP/1.1 503 Gone\r\nRetry-After: 7\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @pytest.mark.parametrize("cut", range(1, len(LEAVING)))
-async def test_wherever_an_answer_of_such_a_status_is_cut_nothing_of_it_reaches_the_client(cut: int) -> None:
+async def test_nothing_of_a_response_with_such_a_status_reaches_the_client_with_any_cut(cut: int) -> None:
     leg = Leg(others=True)
     leg.read(LEAVING[:cut])
     leg.read(LEAVING[cut:])
@@ -125,7 +125,7 @@ async def test_wherever_an_answer_of_such_a_status_is_cut_nothing_of_it_reaches_
 
 @MANY
 @given(st.data(), messages(), st.booleans(), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n"]))
-def test_what_is_declined_depends_on_the_status_alone_and_nothing_else_changes(
+def test_a_refusal_depends_on_the_status_alone(
     data: st.DataObject, message: Message, speaks_11: bool, more: bytes
 ) -> None:
     raw = message.raw + (b"" if message.closes else more)
@@ -141,7 +141,7 @@ def test_what_is_declined_depends_on_the_status_alone_and_nothing_else_changes(
     assert (beside.seen().status, beside.seen().body) == (alone.seen().status, message.body)
 
 
-async def test_a_long_answer_of_such_a_status_is_not_kept_for_its_reason() -> None:
+async def test_a_long_response_with_such_a_status_is_not_kept() -> None:
     head = b"HTTP/1.1 500 Oops\r\ncontent-length: 1000000\r\n\r\n"
     leg = Leg(others=True)
     leg.read(head + b"x" * LONGEST)
@@ -155,7 +155,7 @@ async def test_a_long_answer_of_such_a_status_is_not_kept_for_its_reason() -> No
     assert alone.client.written.endswith(b"\r\n\r\n" + b"x" * 1000000)
 
 
-async def test_the_answer_to_a_head_request_can_be_a_refusal_too() -> None:
+async def test_the_response_to_a_head_request_can_be_a_refusal() -> None:
     for others in (True, False):
         leg = Leg(others=others)
         leg.connection.head_only = True
@@ -164,7 +164,7 @@ async def test_the_answer_to_a_head_request_can_be_a_refusal_too() -> None:
         assert (b" 503 " in leg.client.written) is not others
 
 
-async def test_framing_without_a_body_is_not_kept_without_end() -> None:
+async def test_framing_without_a_body_is_limited() -> None:
     leg = Leg(others=True)
     leg.read(SSE_HEAD)
     piece = b"1;" + b"x" * 1000 + b"\r\na\r\n"
@@ -173,7 +173,7 @@ async def test_framing_without_a_body_is_not_kept_without_end() -> None:
     assert leg.client.written.endswith(piece)
 
 
-async def test_who_is_asked_last_answers_the_client_whatever_it_says() -> None:
+async def test_the_response_of_the_last_pod_is_passed_on() -> None:
     async with Pod(answering(LEAVING)) as first, Pod(answering(LEAVING)) as last, rig(first, last) as port:
         seen = await port.ask(post())
         assert len(port.gateway.attempts) == 2
@@ -181,7 +181,7 @@ async def test_who_is_asked_last_answers_the_client_whatever_it_says() -> None:
     assert (seen.status, seen.body, seen.all("retry-after")) == (503, REASON, ["7"])
 
 
-async def test_a_pod_that_dies_before_its_first_event_leaves_the_request_to_the_next() -> None:
+async def test_a_pod_that_dies_before_its_first_event_is_followed_by_the_next() -> None:
     async def dying(request: Received) -> None:
         await request.body()
         await request.send(SSE_HEAD, event("half")[:9], pause=0.01)
@@ -193,7 +193,7 @@ async def test_a_pod_that_dies_before_its_first_event_leaves_the_request_to_the_
     assert (seen.status, seen.body) == (200, b"data: 1\n\ndata: [DONE]\n\n")
 
 
-async def test_a_status_by_which_a_pod_declines_sends_the_request_to_another() -> None:
+async def test_a_refusing_status_sends_the_request_to_another_pod() -> None:
     async with Pod(answering(LEAVING)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
         seen = await port.ask(post())
         assert port.attempt.endpoint is good.endpoint
@@ -202,7 +202,7 @@ async def test_a_status_by_which_a_pod_declines_sends_the_request_to_another() -
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_request_that_one_pod_declines_is_answered_by_another(path: str, version: str) -> None:
+async def test_a_request_that_one_pod_refuses_is_served_by_another(path: str, version: str) -> None:
     said = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"x"}}\n\n'
     refusal = SSE_HEAD + chunk(said) + END if path == "/v1/messages" else DECLINED
     pieces = [refusal[at : at + 40] for at in range(0, len(refusal), 40)]
@@ -213,7 +213,7 @@ async def test_a_request_that_one_pod_declines_is_answered_by_another(path: str,
     assert (seen.status, seen.body, seen.ending) == (200, b"data: 1\n\ndata: [DONE]\n\n", "complete")
 
 
-async def test_a_head_without_an_event_is_timed_out_as_an_answer_that_has_not_begun() -> None:
+async def test_a_head_without_an_event_times_out_like_a_missing_response() -> None:
     async def script(request: Received) -> None:
         await request.body()
         await request.send(SSE_HEAD, b"5\r\ndata:")
@@ -224,7 +224,7 @@ async def test_a_head_without_an_event_is_timed_out_as_an_answer_that_has_not_be
     assert seen.status == 504
 
 
-async def test_a_client_that_leaves_before_the_first_event_takes_the_pods_request_with_it() -> None:
+async def test_a_client_that_leaves_before_the_first_event_ends_the_pods_request() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:

@@ -23,7 +23,7 @@ from tests.helpers.http.support import (
 from tests.helpers.waiting import until
 
 
-async def test_an_answer_in_one_piece_passes_unchanged() -> None:
+async def test_a_complete_response_passes_unchanged() -> None:
     async with Pod(answering(plain(b'{"a":1}'))) as pod, rig(pod) as port:
         seen = await port.ask(post())
     assert (seen.status, seen.body, seen.ending) == (200, b'{"a":1}', "complete")
@@ -77,7 +77,7 @@ async def test_whole_chunks_do_not_wait_for_the_rest_of_a_read() -> None:
         await client.until(b"data: second\n\n\r\n0\r\n\r\n")
 
 
-async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_before_the_body() -> None:
+async def test_the_head_of_a_stream_comes_with_its_first_event_and_other_heads_at_once() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -106,7 +106,7 @@ async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_b
             assert len(port.first_bytes) == 1
 
 
-async def test_what_the_attempt_tells_of_an_answer() -> None:
+async def test_the_attempt_has_the_results_of_a_response() -> None:
     usage = b'{"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
     async with Pod(answering(plain(usage))) as pod, rig(pod) as port:
         await port.ask(post())
@@ -122,7 +122,7 @@ async def test_what_the_attempt_tells_of_an_answer() -> None:
     assert (ended.status, ended.outcome, ended.attempt) == (200, Ending.COMPLETE, attempt)
 
 
-async def test_usage_is_found_where_reads_cut_through_it() -> None:
+async def test_usage_is_found_across_reads() -> None:
     last = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n'
     pieces = (SSE_HEAD, event("x"), chunk(last[:30]), chunk(last[30:]), event("[DONE]"), b"0\r\n\r\n")
     async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
@@ -130,7 +130,7 @@ async def test_usage_is_found_where_reads_cut_through_it() -> None:
         assert port.attempt.usage == Usage(5, 2)
 
 
-async def test_the_id_of_a_stored_response_is_found_at_its_beginning() -> None:
+async def test_the_id_of_a_stored_response_is_found_at_its_start() -> None:
     body = b'{"id":"resp_123","object":"response"}' + b" " * 100_000
     async with Pod(answering(plain(body))) as pod, rig(pod) as port:
         await port.ask(post("/v1/responses"))
@@ -139,7 +139,7 @@ async def test_the_id_of_a_stored_response_is_found_at_its_beginning() -> None:
         assert port.attempt.response_id is None
 
 
-async def test_errors_of_the_pod_are_relayed_untouched() -> None:
+async def test_errors_of_the_pod_are_relayed_unchanged() -> None:
     error = b'{"error":{"message":"too long","code":400}}'
     answer = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
     async with Pod(answering(answer % (len(error), error))) as pod, rig(pod) as port:
@@ -169,7 +169,7 @@ async def test_trailers_are_dropped() -> None:
     assert seen.raw.endswith(event("1") + b"0\r\n\r\n")
 
 
-async def test_informational_answers_are_not_passed_on() -> None:
+async def test_informational_responses_are_not_passed_on() -> None:
     early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
     async with Pod(answering(early + plain())) as pod, rig(pod) as port:
         seen = await port.ask(post())
@@ -177,7 +177,7 @@ async def test_informational_answers_are_not_passed_on() -> None:
     assert seen.all("link") == []
 
 
-async def test_answers_without_a_body_end_with_their_head() -> None:
+async def test_responses_without_a_body_end_with_their_head() -> None:
     for status in (204, 304):
         answer = b"HTTP/1.1 %d X\r\netag: 1\r\n\r\n" % status
         async with Pod(answering(answer)) as pod, rig(pod) as port, port.client() as client:
@@ -188,7 +188,7 @@ async def test_answers_without_a_body_end_with_their_head() -> None:
             assert pod.connections == 1
 
 
-async def test_an_answer_without_a_body_passes_no_length_on() -> None:
+async def test_a_response_without_a_body_passes_no_length() -> None:
     """A client that believes the length takes the next answer for the body."""
     answer = b"HTTP/1.1 204 X\r\ncontent-length: 38\r\netag: 1\r\n\r\n"
     for body in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
@@ -197,7 +197,7 @@ async def test_an_answer_without_a_body_passes_no_length_on() -> None:
         assert (seen.status, seen.all("etag"), seen.all("content-length"), seen.body) == (204, ["1"], [], b"")
 
 
-async def test_an_empty_answer_counts_as_a_first_byte() -> None:
+async def test_an_empty_response_counts_as_a_first_byte() -> None:
     async with Pod(answering(plain(b""))) as pod, rig(pod) as port:
         seen = await port.ask(post())
         assert port.first_bytes == [port.attempt]
@@ -212,7 +212,7 @@ async def test_an_encoded_body_stays_encoded() -> None:
     assert seen.body == b"\x1f\x8bnot really"
 
 
-async def test_the_body_goes_up_byte_for_byte() -> None:
+async def test_the_body_is_sent_unchanged() -> None:
     bodies: list[bytes] = []
 
     async def script(request: Received) -> None:
@@ -226,7 +226,7 @@ async def test_the_body_goes_up_byte_for_byte() -> None:
     assert bodies == sent
 
 
-async def test_a_chunked_request_goes_up_with_its_length() -> None:
+async def test_a_chunked_request_is_sent_with_its_length() -> None:
     bodies: list[bytes] = []
 
     async def script(request: Received) -> None:
@@ -251,14 +251,14 @@ async def test_an_http_10_client_gets_the_bare_body_and_a_close() -> None:
     assert seen.all("connection") == ["close"]
 
 
-async def test_an_http_10_client_that_keeps_its_connection_is_told_so() -> None:
+async def test_an_http_10_client_that_keeps_its_connection_gets_keep_alive() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         for _ in range(2):
             client.send(post(CHAT, b"{}", "connection: keep-alive", close=False, version="1.0"))
             assert b"connection: keep-alive\r\n" in await client.answer()
 
 
-async def test_a_chunk_larger_than_what_is_held_is_split_and_whole_at_the_end() -> None:
+async def test_a_chunk_larger_than_the_buffer_is_split_and_complete_at_the_end() -> None:
     large = b"data: " + b"x" * 300_000 + b"\n\n"
     raw = SSE_HEAD + chunk(large) + event("after") + b"0\r\n\r\n"
     pieces = [raw[i : i + 50_000] for i in range(0, len(raw), 50_000)]

@@ -132,7 +132,7 @@ async def test_a_client_that_reads_slowly_stays() -> None:
     assert port.hung_up == {}
 
 
-async def test_clients_that_pipeline_and_never_read_make_room_for_others() -> None:
+async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
     path = b"/" + b"a" * 4000
     asked = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % path * 3000
     async with rig(max_connections=2, send_timeout=SHORT) as port, unread(port) as one, unread(port) as other:
@@ -154,7 +154,7 @@ async def unsent(port: Rig, client: Client) -> ClientConnection:
 
 
 @pytest.mark.parametrize("close", [False, True])
-async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) -> None:
+async def test_a_small_unread_response_ends_its_connection(close: bool) -> None:
     """Less than pauses writing, after the end of its request."""
     async with (
         Pod(answering(plain(b"x" * 60_000))) as pod,
@@ -170,7 +170,7 @@ async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) 
         assert port.hung_up == {HungUp.SEND_TIMEOUT: 1}
 
 
-async def test_a_client_that_reads_nothing_between_requests_has_no_longer_than_keep_alive() -> None:
+async def test_a_client_that_reads_nothing_between_requests_has_keep_alive_time() -> None:
     async with (
         Pod(answering(plain(b"x" * 60_000))) as pod,
         rig(pod, keep_alive=SHORT) as port,
@@ -184,7 +184,7 @@ async def test_a_client_that_reads_nothing_between_requests_has_no_longer_than_k
         assert asyncio.get_running_loop().time() - ended < 10 * SHORT
 
 
-async def test_a_reader_of_the_admin_port_that_stops_reading_is_cut() -> None:
+async def test_a_reader_of_the_admin_port_that_stops_reading_is_disconnected() -> None:
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=b"x" * LARGE)
 

@@ -15,7 +15,7 @@ def get(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
 
 
-async def test_health_says_whether_requests_are_wanted() -> None:
+async def test_health_reports_whether_requests_are_accepted() -> None:
     async with rig() as port:
         for path in ("/health", "/ping"):
             assert (await port.ask(get(path))).status == 200
@@ -40,7 +40,7 @@ async def test_models_are_listed_and_shown() -> None:
         assert seen.json()["error"]["code"] == "model_not_found"
 
 
-async def test_the_version_is_kvlanes() -> None:
+async def test_the_version_is_that_of_kvlane() -> None:
     async with rig() as port:
         seen = await port.ask(get("/version").replace(b"host: a", b"host: a\r\nx-request-id: mine"))
         assert set(seen.json()) == {"version"}
@@ -54,7 +54,7 @@ async def test_a_head_request_gets_no_body() -> None:
     assert int(seen.all("content-length")[0]) > 0
 
 
-async def test_unknown_paths_are_404_and_are_not_relayed() -> None:
+async def test_unknown_paths_are_404_and_not_relayed() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         for path in ("/metrics", "/v1/load_lora_adapter", "/sleep?level=1", "/v1/unknown", "/"):
             seen = await port.ask(post(path))
@@ -93,7 +93,7 @@ async def test_a_head_request_to_a_pod_ends_with_the_head() -> None:
     assert seen.raw.endswith(b"\r\n\r\n")
 
 
-async def test_stopping_lets_streams_end_and_takes_no_more() -> None:
+async def test_stopping_lets_streams_end_and_accepts_no_more() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -118,7 +118,7 @@ async def test_stopping_lets_streams_end_and_takes_no_more() -> None:
         await stopping
 
 
-async def test_what_outlasts_the_grace_is_cut_and_does_not_look_whole() -> None:
+async def test_streams_beyond_the_grace_period_are_ended_and_do_not_seem_complete() -> None:
     async def script(request: Received) -> None:
         body = await request.body()
         if body == STREAMED:

@@ -113,7 +113,7 @@ def in_pieces(head: bytes, rest: bytes, cut: bool) -> tuple[bytes, ...]:
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-async def test_a_head_with_such_fields_is_refused(fields: bytes, cut: bool) -> None:
+async def test_a_head_with_ambiguous_headers_is_refused(fields: bytes, cut: bool) -> None:
     body = b"2\r\n{}\r\n0\r\n\r\n" if b"hunked" in fields else b"{}"
     head = b"POST %b HTTP/1.1\r\nhost: a\r\n%b" % (CHAT.encode(), fields)
     async with Pod(answering(plain())) as pod, rig(pod) as port:
@@ -122,13 +122,13 @@ async def test_a_head_with_such_fields_is_refused(fields: bytes, cut: bool) -> N
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-async def test_such_a_first_line_is_refused(line: bytes, cut: bool) -> None:
+async def test_a_malformed_request_line_is_refused(line: bytes, cut: bool) -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         head = line + b"\r\nhost: a\r\ncontent-length: 2\r\n"
         await refused(port, pod, *in_pieces(head, b"\r\n{}" + HIDDEN, cut))
 
 
-async def test_an_old_client_has_no_chunks() -> None:
+async def test_chunks_in_http_10_are_refused() -> None:
     head = f"POST {CHAT} HTTP/1.0\r\nhost: a\r\n".encode() + CHUNKED
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await refused(port, pod, head + b"\r\n2\r\n{}\r\n0\r\n\r\n" + HIDDEN)
@@ -136,26 +136,26 @@ async def test_an_old_client_has_no_chunks() -> None:
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-async def test_such_chunks_are_refused(chunks: bytes, cut: bool) -> None:
+async def test_malformed_chunks_are_refused(chunks: bytes, cut: bool) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\n".encode() + CHUNKED + b"\r\n"
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await refused(port, pod, *in_pieces(head, chunks + HIDDEN, cut))
 
 
-async def test_trailers_are_counted_as_fields_of_a_head() -> None:
+async def test_trailers_count_as_headers() -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\n".encode() + CHUNKED + b"\r\n"
     whole = head + b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 300 + b"\r\n" + HIDDEN
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await refused(port, pod, whole, status=431, reason=Reason.HEAD_TOO_LARGE)
 
 
-async def test_chunks_that_are_more_framing_than_body_are_refused() -> None:
+async def test_chunks_with_more_framing_than_body_are_refused() -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\n".encode() + CHUNKED + b"\r\n2;"
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await refused(port, pod, head, *[b"x" * 1000] * 30)
 
 
-async def test_chunks_of_a_byte_are_not() -> None:
+async def test_chunks_of_a_byte_are_accepted() -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n".encode() + CHUNKED + b"\r\n"
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         client.send(head)
@@ -209,6 +209,6 @@ async def read(pieces: list[bytes]) -> Seen:
 @given(st.one_of(HEADS, st.lists(PARTS, max_size=12).map(b"".join)), st.integers(1, 30))
 @example(b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}" + HIDDEN, 3)
 @example(b"GET /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding:\r\n\r\n" + HIDDEN, 3)
-def test_both_readers_find_the_same_requests(raw: bytes, cut: int) -> None:
+def test_both_parsers_find_the_same_requests(raw: bytes, cut: int) -> None:
     whole, pieces = asyncio.run(read([raw])), asyncio.run(read([raw[:cut], raw[cut:]]))
     assert (whole.requests, whole.refusals) == (pieces.requests, pieces.refusals)

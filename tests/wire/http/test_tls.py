@@ -87,7 +87,7 @@ async def test_a_refusal_reaches_a_client_over_tls(authority: Authority) -> None
         assert b" 400 " in await client.answer()
 
 
-async def test_whoever_speaks_no_tls_is_hung_up_on(authority: Authority) -> None:
+async def test_a_client_without_tls_is_disconnected(authority: Authority) -> None:
     async with rig(tls=ServerTls(str(authority.issue("kvlane")))) as port:
         seen = await port.ask(post())
         assert seen.status == 0
@@ -95,7 +95,7 @@ async def test_whoever_speaks_no_tls_is_hung_up_on(authority: Authority) -> None
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_handshakes_that_fail_are_counted_and_leave_nothing_behind(authority: Authority, loop: str) -> None:
+def test_failed_handshakes_are_counted_and_leave_nothing_behind(authority: Authority, loop: str) -> None:
     """On the loop of production without a garbage collection."""
     context = client_context(authority.file)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -127,7 +127,7 @@ def test_handshakes_that_fail_are_counted_and_leave_nothing_behind(authority: Au
         gc.enable()
 
 
-async def test_an_old_version_is_not_spoken(authority: Authority) -> None:
+async def test_an_old_version_is_refused(authority: Authority) -> None:
     context = client_context(authority.file)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     own = str(authority.issue("kvlane"))
@@ -138,7 +138,7 @@ async def test_an_old_version_is_not_spoken(authority: Authority) -> None:
             await status(port, context)
 
 
-async def test_a_client_has_to_show_a_certificate_where_one_is_wanted(authority: Authority, tmp_path: Path) -> None:
+async def test_a_client_certificate_is_required_if_configured(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "two")
     tls = ServerTls(str(authority.issue("kvlane")), client_ca=str(authority.file))
     async with Pod(answering(plain())) as pod, rig(pod, tls=tls) as port:
@@ -150,7 +150,7 @@ async def test_a_client_has_to_show_a_certificate_where_one_is_wanted(authority:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_certificate_that_changes_is_shown_to_new_clients_and_costs_no_connection(
+def test_a_changed_certificate_is_used_for_new_clients_and_closes_no_connection(
     authority: Authority, loop: str
 ) -> None:
     async def changed() -> None:
@@ -168,9 +168,7 @@ def test_a_certificate_that_changes_is_shown_to_new_clients_and_costs_no_connect
         runner.run(changed())
 
 
-async def test_clients_of_an_authority_that_was_taken_out_are_not_let_in_any_more(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_clients_of_a_removed_authority_are_refused(authority: Authority, tmp_path: Path) -> None:
     other, trusted = Authority(tmp_path / "two"), tmp_path / "trusted.pem"
     old, new = authority.issue("old"), other.issue("new")
     trusted.write_text(authority.file.read_text())
@@ -184,7 +182,7 @@ async def test_clients_of_an_authority_that_was_taken_out_are_not_let_in_any_mor
             assert await status(port, context) == 200
 
 
-async def test_files_that_cannot_be_used_leave_the_certificate_that_there_is(
+async def test_unusable_files_keep_the_current_certificate(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     own, context = authority.issue("kvlane"), client_context(authority.file)
@@ -201,7 +199,7 @@ async def test_files_that_cannot_be_used_leave_the_certificate_that_there_is(
             assert serial(client)
 
 
-async def test_a_certificate_that_cannot_be_used_at_the_start_is_named(tmp_path: Path) -> None:
+async def test_an_unusable_certificate_at_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"nowhere\.pem"):
         async with rig(tls=ServerTls(str(tmp_path / "nowhere.pem"))):
             pass
@@ -233,7 +231,7 @@ async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None =
     return seen.status
 
 
-async def test_a_pod_is_trusted_whose_certificate_the_settings_trust(authority: Authority, tmp_path: Path) -> None:
+async def test_a_pod_with_a_trusted_certificate_is_reached(authority: Authority, tmp_path: Path) -> None:
     ca, other = PodTls(ca=str(authority.file)), PodTls(ca=str(Authority(tmp_path / "two").file))
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
         assert await answered(pod) == 502
@@ -242,25 +240,25 @@ async def test_a_pod_is_trusted_whose_certificate_the_settings_trust(authority: 
         assert await answered(pod, None, ca) == 200
 
 
-async def test_a_pod_has_to_have_the_name_that_it_is_asked_for(authority: Authority) -> None:
+async def test_a_pods_certificate_must_have_its_name(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod", "DNS:pod.internal"))) as pod:
         assert await answered(pod, PodTls(ca=str(authority.file))) == 502
         assert await answered(pod, PodTls(ca=str(authority.file), server_name="pod.internal")) == 200
 
 
-async def test_any_certificate_will_do_where_the_settings_say_so(authority: Authority) -> None:
+async def test_any_certificate_is_accepted_if_configured(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod", "DNS:other"))) as pod:
         assert await answered(pod, PodTls(insecure_skip_verify=True)) == 200
 
 
-async def test_a_pod_is_shown_the_certificate_that_it_wants(authority: Authority) -> None:
+async def test_a_pod_gets_the_client_certificate(authority: Authority) -> None:
     own = str(authority.issue("kvlane"))
     async with Pod(answering(plain()), server_context(authority.issue("pod"), authority.file)) as pod:
         assert await answered(pod, PodTls(ca=str(authority.file))) == 502
         assert await answered(pod, PodTls(ca=str(authority.file), cert=own)) == 200
 
 
-async def test_what_is_trusted_changes_with_its_file(authority: Authority, tmp_path: Path) -> None:
+async def test_a_changed_file_changes_the_trusted_authorities(authority: Authority, tmp_path: Path) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_text(Authority(tmp_path / "two").file.read_text())
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
@@ -271,12 +269,12 @@ async def test_what_is_trusted_changes_with_its_file(authority: Authority, tmp_p
             assert (await port.ask(post())).status == 200
 
 
-async def test_files_that_are_not_there_are_a_failure_of_the_pod_and_of_no_other(authority: Authority) -> None:
+async def test_missing_files_are_a_failure_of_their_pod_only(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
         assert await answered(pod, PodTls(ca="/nowhere.pem")) == 502
 
 
-def test_the_metrics_of_a_pod_on_another_port_are_trusted_as_it_is(authority: Authority) -> None:
+def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Authority) -> None:
     mine = PodTls(server_name="mine")
     pods = [Endpoint("a", "https://a:1", tls=PodTls(server_name="other")), Endpoint("b", "https://b", tls=mine)]
     trust = Trust(PodTls(server_name="all"), lambda: pods)
@@ -288,7 +286,7 @@ def test_the_metrics_of_a_pod_on_another_port_are_trusted_as_it_is(authority: Au
     ]
 
 
-def test_a_pool_can_say_how_its_pods_are_trusted(authority: Authority) -> None:
+def test_a_pool_can_configure_the_trust_of_its_pods(authority: Authority) -> None:
     pods = [Endpoint("a", "https://a"), Endpoint("b", "https://b", pool="large")]
     pods.append(Endpoint("c", "https://c", pool="large", tls=PodTls(server_name="mine")))
     trust = Trust(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
@@ -298,13 +296,13 @@ def test_a_pool_can_say_how_its_pods_are_trusted(authority: Authority) -> None:
     assert trust.of(pods[1])[1] is None
 
 
-def test_settings_that_contradict_themselves_are_refused() -> None:
+def test_contradictory_settings_are_refused() -> None:
     for wrong in ({"key": "k"}, {"ca": "c", "insecure_skip_verify": True}):
         with pytest.raises(ValueError):
             PodTls(**wrong)
 
 
-def test_files_that_could_not_be_read_are_read_after_their_mode_is_corrected(tmp_path: Path) -> None:
+def test_unreadable_files_are_read_after_their_mode_is_corrected(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_text("first")
 

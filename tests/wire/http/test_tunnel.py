@@ -44,7 +44,7 @@ async def echo(request: Received) -> None:
     request.break_off()
 
 
-async def test_bytes_go_both_ways_from_the_first_one() -> None:
+async def test_bytes_pass_in_both_directions() -> None:
     async with Pod(echo) as pod, rig(pod) as port, port.client() as client:
         client.send(UPGRADE + b"early ")
         head = await client.until(b"\r\n\r\n")
@@ -59,7 +59,7 @@ async def test_bytes_go_both_ways_from_the_first_one() -> None:
         assert pod.requests[0].all(b"upgrade") == [b"websocket"]
 
 
-async def test_a_pod_that_hangs_up_ends_the_tunnel() -> None:
+async def test_a_pod_that_disconnects_ends_the_tunnel() -> None:
     async def script(request: Received) -> None:
         await request.send(SWITCHED, b"bye")
         request.break_off()
@@ -72,7 +72,7 @@ async def test_a_pod_that_hangs_up_ends_the_tunnel() -> None:
         assert port.attempt.status == 101
 
 
-async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
+async def test_a_client_that_disconnects_ends_the_tunnel() -> None:
     gone = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -89,7 +89,7 @@ async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
         assert port.attempt.ending is Ending.CLIENT_GONE
 
 
-async def test_a_refused_upgrade_is_an_ordinary_answer() -> None:
+async def test_a_refused_upgrade_is_an_ordinary_response() -> None:
     async def script(request: Received) -> None:
         await request.send(plain(b"no").replace(b"200 OK", b"403 Forbidden"))
 
@@ -120,7 +120,7 @@ async def test_neither_side_is_read_faster_than_the_other_reads() -> None:
         assert sent < 64 * 2**20
 
 
-async def test_a_client_that_reads_again_gets_every_byte() -> None:
+async def test_a_client_that_resumes_reading_gets_every_byte() -> None:
     size, starts, blocked = 64 * 2**20, asyncio.Event(), asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -144,7 +144,7 @@ async def test_a_client_that_reads_again_gets_every_byte() -> None:
         assert received == size + 3
 
 
-async def test_a_pod_that_reads_again_gets_every_byte() -> None:
+async def test_a_pod_that_resumes_reading_gets_every_byte() -> None:
     size, reads, received = 64 * 2**20, asyncio.Event(), 0
 
     async def script(request: Received) -> None:
@@ -164,7 +164,7 @@ async def test_a_pod_that_reads_again_gets_every_byte() -> None:
         assert received == size + 3
 
 
-async def test_a_pod_that_does_not_read_stops_the_client() -> None:
+async def test_a_pod_that_does_not_read_pauses_the_client() -> None:
     async def script(request: Received) -> None:
         await request.send(SWITCHED)
         await asyncio.sleep(30)

@@ -40,9 +40,7 @@ def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[Leg, Seen
 @pytest.mark.parametrize("asks_usage", [False, True])
 @pytest.mark.parametrize("asked", ["m", "alias"])
 @pytest.mark.parametrize("together", [False, True])
-def test_a_stream_that_says_it_is_not_finished_ends_with_an_error(
-    speaks_11: bool, asks_usage: bool, asked: str, together: bool
-) -> None:
+def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bool, asked: str, together: bool) -> None:
     pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
     pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
     leg, seen = played(lambda: Leg(speaks_11, asks_usage=asks_usage, asked=asked), *pieces)
@@ -54,14 +52,14 @@ def test_a_stream_that_says_it_is_not_finished_ends_with_an_error(
     assert nothing == b""
 
 
-def test_one_whose_end_is_that_of_the_connection_does_so_too() -> None:
+def test_an_unfinished_stream_without_framing_ends_with_an_error() -> None:
     leg, seen = played(lambda: Leg(True), UNSIZED + TOKEN, TOKEN, closes=True)
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
     assert seen.ending == "complete"
 
 
-def test_what_has_not_reached_the_client_is_for_another_pod() -> None:
+def test_an_unfinished_response_before_its_first_byte_goes_to_another_pod() -> None:
     async def play() -> Leg:
         leg = Leg(True)
         leg.read(SSE_HEAD + chunk(TOKEN) + END)
@@ -72,13 +70,13 @@ def test_what_has_not_reached_the_client_is_for_another_pod() -> None:
     assert leg.client.written == b""
 
 
-def test_another_pod_goes_on_with_it_where_one_may() -> None:
+def test_an_unfinished_stream_is_continued_by_another_pod_if_permitted() -> None:
     leg, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
     assert isinstance(leg.answer.done.result(), CutShort)
 
 
 @pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])
-def test_a_stream_that_ended_somehow_passes_as_it_is(ending: tuple[bytes, ...]) -> None:
+def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
     leg, seen = played(lambda: Leg(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
     assert leg.attempt.ending is Ending.COMPLETE
     assert seen.body == TOKEN + b"".join(ending)
@@ -111,7 +109,7 @@ def test_each_api_has_its_own_end(path: str, tail: bytes, cut: bool) -> None:
     assert is_cut(path, tail) is cut
 
 
-async def test_the_connection_it_came_by_is_as_good_as_before() -> None:
+async def test_its_connection_can_be_reused() -> None:
     script = answering(SSE_HEAD + chunk(TOKEN), chunk(TOKEN) + END, pause=0.05)
     async with Pod(script) as pod, rig(pod) as port:
         for _ in range(2):
@@ -123,7 +121,7 @@ async def test_the_connection_it_came_by_is_as_good_as_before() -> None:
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_last_event_that_is_known_by_its_name_alone_ends_the_stream(line_end: bytes, size: int) -> None:
+def test_a_last_event_known_by_its_name_ends_the_stream(line_end: bytes, size: int) -> None:
     events = [
         b'event: message_start\ndata: {"message":{"content":[]}}\n\n',
         b'event: content_block_delta\ndata: {"index":0,"delta":{"text":"Hi"}}\n\n',

@@ -37,7 +37,7 @@ def in_cluster_of(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Api
     return ApiServer()
 
 
-async def test_in_a_pod_nothing_need_be_given(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_pod_no_settings_are_needed(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path / "of-the-cluster")
     (account / "ca.crt").write_text(authority.file.read_text())
     async with FakeApiServer(server_context(authority.issue("server"))) as server:
@@ -47,7 +47,7 @@ async def test_in_a_pod_nothing_need_be_given(account: Path, tmp_path: Path, mon
         assert [item["metadata"]["name"] for item in found.items] == ["a"]
 
 
-async def test_a_server_whose_certificate_nobody_vouches_for_is_told_no_token(
+async def test_an_untrusted_server_gets_no_token(
     account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (account / "ca.crt").write_text(Authority(tmp_path / "of-the-cluster").file.read_text())
@@ -58,15 +58,13 @@ async def test_a_server_whose_certificate_nobody_vouches_for_is_told_no_token(
         assert not server.lists
 
 
-async def test_outside_of_a_pod_without_a_server_it_is_said_which_file_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outside_of_a_pod_the_missing_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "SERVICE_ACCOUNT", tmp_path / "none")
     with pytest.raises(ApiError, match="none/token"):
         await Api(ApiServer(namespace="ns")).list(PODS, {})
 
 
-def test_a_server_that_is_given_is_not_told_the_token_of_the_pod(account: Path) -> None:
+def test_a_configured_server_does_not_get_the_token_of_the_pod(account: Path) -> None:
     assert "authorization" not in ApiServer(server="http://127.0.0.1:8001").headers()
     assert ApiServer().headers()["authorization"] == "Bearer of-the-pod"
 
@@ -74,19 +72,19 @@ def test_a_server_that_is_given_is_not_told_the_token_of_the_pod(account: Path) 
 @pytest.mark.parametrize(
     ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
 )
-def test_the_server_is_the_one_that_kubernetes_names(host: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_comes_from_kubernetes(host: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", "6443")
     assert ApiServer().url == url
 
 
-def test_a_server_that_is_no_url_is_refused_with_its_path() -> None:
+def test_an_invalid_server_url_is_refused_with_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
         load(ApiServer, {"server": "kubernetes.default"}, "pods.kubernetes")
     assert "pods.kubernetes: server: 'kubernetes.default' is not a URL" in str(caught.value)
 
 
-def test_kinds_of_the_core_have_another_path_than_those_of_groups() -> None:
+def test_core_kinds_have_another_path_than_grouped_ones() -> None:
     assert PODS.path("ns") == "/api/v1/namespaces/ns/pods"
     slices = Resource("discovery.k8s.io", "v1", "endpointslices")
     assert slices.path("ns") == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"

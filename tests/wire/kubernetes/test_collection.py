@@ -77,7 +77,7 @@ async def two_pods(**limits: Any) -> AsyncIterator[tuple[FakeApiServer, Followed
             yield server, followed
 
 
-async def test_what_comes_changes_and_goes_is_seen_without_another_list() -> None:
+async def test_additions_changes_and_deletions_are_seen_without_another_list() -> None:
     async with two_pods() as (server, followed):
         server.put(pods_in(), pod("c", uid="first"))
         await until(lambda: followed.objects.get("c") == "first")
@@ -89,7 +89,7 @@ async def test_what_comes_changes_and_goes_is_seen_without_another_list() -> Non
         assert len(server.watches) == 1
 
 
-async def test_only_what_is_selected_is_seen_and_what_loses_its_label_is_gone() -> None:
+async def test_only_selected_objects_are_seen_and_those_that_lose_the_label_are_deleted() -> None:
     async with two_pods() as (server, followed):
         server.put(pods_in(), pod("other", labels={"app": "web"}))
         server.put(pods_in("elsewhere"), pod("far"))
@@ -97,7 +97,7 @@ async def test_only_what_is_selected_is_seen_and_what_loses_its_label_is_gone() 
         await until(lambda: set(followed.objects) == {"a"})
 
 
-async def test_a_change_that_changes_nothing_of_interest_is_no_news() -> None:
+async def test_an_irrelevant_change_is_not_reported() -> None:
     async with two_pods() as (server, followed):
         news = followed.news
         server.put(pods_in(), pod("a", address="10.9.9.9"))
@@ -116,7 +116,7 @@ async def test_a_long_list_comes_in_pages() -> None:
             assert len(server.lists) == 3
 
 
-async def test_a_list_whose_pages_are_forgotten_in_between_begins_anew() -> None:
+async def test_a_list_whose_continuation_expired_restarts() -> None:
     async with FakeApiServer() as server:
         for number in range(PAGE + 1):
             server.put(pods_in(), pod(f"p{number}"))
@@ -130,7 +130,7 @@ async def test_a_list_whose_pages_are_forgotten_in_between_begins_anew() -> None
 
 
 @pytest.mark.parametrize("size", [1, 7])
-async def test_events_come_in_chunks_of_any_size(size: int) -> None:
+async def test_events_are_parsed_with_any_chunks(size: int) -> None:
     async with two_pods() as (server, followed):
         server.chunk = size
         server.put(pods_in(), pod("c"))
@@ -138,14 +138,14 @@ async def test_events_come_in_chunks_of_any_size(size: int) -> None:
         await until(lambda: set(followed.objects) == {"b", "c"})
 
 
-async def test_an_object_may_be_as_large_as_a_megabyte() -> None:
+async def test_an_object_of_a_megabyte_is_parsed() -> None:
     async with two_pods() as (server, followed):
         server.put(pods_in(), pod("c", annotations={"note": "x" * (1 << 20)}))
         await until(lambda: "c" in followed.objects)
         assert len(server.watches) == 1
 
 
-async def test_a_severed_watch_goes_on_where_it_was_and_misses_nothing() -> None:
+async def test_a_broken_watch_resumes_at_its_version() -> None:
     async with two_pods() as (server, followed):
         server.sever()
         server.put(pods_in(), pod("c"))
@@ -155,7 +155,7 @@ async def test_a_severed_watch_goes_on_where_it_was_and_misses_nothing() -> None
         assert server.watches[-1]["resourceVersion"] == server.watches[0]["resourceVersion"]
 
 
-async def test_a_watch_that_is_severed_in_the_middle_of_an_event_gets_it_again() -> None:
+async def test_a_watch_broken_in_an_event_gets_it_again() -> None:
     async with two_pods() as (server, followed):
         server.say(b'{"type": "ADDED", "object": {"metadata": {"na')
         server.sever()
@@ -163,7 +163,7 @@ async def test_a_watch_that_is_severed_in_the_middle_of_an_event_gets_it_again()
         await until(lambda: "c" in followed.objects)
 
 
-async def test_a_watch_that_the_server_ends_in_time_is_followed_by_the_next_one() -> None:
+async def test_a_watch_ended_by_the_server_is_followed_by_the_next() -> None:
     async with two_pods(watch=1.0) as (server, followed):
         await until(lambda: len(server.watches) == 2)
         server.put(pods_in(), pod("c"))
@@ -171,7 +171,7 @@ async def test_a_watch_that_the_server_ends_in_time_is_followed_by_the_next_one(
         assert len(server.lists) == 1
 
 
-async def test_a_watch_that_is_silent_for_longer_than_it_may_last_is_given_up_for_another() -> None:
+async def test_a_watch_that_is_silent_too_long_is_replaced() -> None:
     async with FakeApiServer() as server:
         server.mute = server.no_end = True
         async with following(server, watch=1.0, timeout=0.2) as followed:
@@ -183,7 +183,7 @@ async def test_a_watch_that_is_silent_for_longer_than_it_may_last_is_given_up_fo
             assert len(server.watches) == 2
 
 
-async def test_a_bookmark_says_where_the_next_watch_begins() -> None:
+async def test_a_bookmark_is_the_version_of_the_next_watch() -> None:
     async with two_pods() as (server, followed):
         assert server.watches[0]["allowWatchBookmarks"] == "true"
         server.pass_by(1000)
@@ -198,7 +198,7 @@ async def test_a_bookmark_says_where_the_next_watch_begins() -> None:
 
 
 @pytest.mark.parametrize("by_status", [False, True])
-async def test_after_gone_all_is_listed_again(by_status: bool) -> None:
+async def test_after_410_everything_is_listed_again(by_status: bool) -> None:
     async with two_pods() as (server, followed):
         server.gone_by_status = by_status
         server.sever()
@@ -209,7 +209,7 @@ async def test_after_gone_all_is_listed_again(by_status: bool) -> None:
         assert len(server.lists) == 2
 
 
-async def test_gone_in_the_middle_of_a_watch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_410_during_a_watch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with two_pods() as (server, followed):
         server.fail(410)
         await until(lambda: len(server.lists) == 2 and server.open)
@@ -217,7 +217,7 @@ async def test_gone_in_the_middle_of_a_watch_is_no_warning(caplog: pytest.LogCap
     assert not caplog.records
 
 
-async def test_gone_after_a_bookmark_goes_on_from_the_new_list_and_not_from_the_bookmark() -> None:
+async def test_a_410_after_a_bookmark_continues_from_the_new_list() -> None:
     async with two_pods() as (server, followed):
         server.pass_by(1000)
         server.bookmark()
@@ -239,7 +239,7 @@ async def test_gone_after_a_bookmark_goes_on_from_the_new_list_and_not_from_the_
         assert len(server.watches) == 2
 
 
-async def test_a_bookmark_after_gone_changes_nothing_that_was_listed() -> None:
+async def test_a_bookmark_after_410_changes_no_listed_object() -> None:
     async with two_pods() as (server, followed):
         server.fail(410)
         server.bookmark()
@@ -252,7 +252,7 @@ async def test_a_bookmark_after_gone_changes_nothing_that_was_listed() -> None:
         assert set(followed.objects) == {"a", "b", "c"}
 
 
-async def test_a_server_that_forgets_at_once_is_asked_less_and_less_often() -> None:
+async def test_repeated_410_increases_the_delay() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         server.statuses["watch:pods"] = (410, "too old resource version")
@@ -265,7 +265,7 @@ async def test_a_server_that_forgets_at_once_is_asked_less_and_less_often() -> N
             await until(lambda: set(followed.objects) == {"a", "b"})
 
 
-async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
+async def test_objects_of_one_name_in_two_namespaces_are_separate() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in("ns"), pod("a", uid="near"))
         server.put(pods_in("other"), pod("a", uid="far"))
@@ -280,7 +280,7 @@ async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
             assert near.news == 1
 
 
-async def test_a_watch_through_a_wall_is_given_up_without_a_word_from_the_other_end() -> None:
+async def test_a_watch_behind_a_silent_firewall_is_replaced() -> None:
     """No FIN, no RST: connections stand, and nothing comes through them, not on new ones either."""
     async with FakeApiServer() as server, Wall(int(server.url.rpartition(":")[2])) as wall:
         server.put(pods_in(), pod("a"))
@@ -298,7 +298,7 @@ async def test_a_watch_through_a_wall_is_given_up_without_a_word_from_the_other_
             await until(lambda: set(followed.objects) == {"b", "c"})
 
 
-async def test_an_error_in_a_watch_is_logged_and_outlived(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_event_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     async with two_pods() as (server, followed):
         server.fail(500, "etcd has lost its leader")
         await until(lambda: len(server.watches) == 2 and server.open)
@@ -318,7 +318,7 @@ async def test_an_error_in_a_watch_is_logged_and_outlived(caplog: pytest.LogCapt
         b'{"type": "ERROR", "object": {"code": "x", "message": 5}}',
     ],
 )
-async def test_a_watch_that_makes_no_sense_is_begun_anew(line: bytes) -> None:
+async def test_a_malformed_watch_restarts(line: bytes) -> None:
     async with two_pods() as (server, followed):
         server.say(line)
         await until(lambda: len(server.watches) == 2 and server.open)
@@ -326,7 +326,7 @@ async def test_a_watch_that_makes_no_sense_is_begun_anew(line: bytes) -> None:
         await until(lambda: "c" in followed.objects)
 
 
-async def test_kinds_of_events_that_nobody_knows_are_passed_over() -> None:
+async def test_unknown_kinds_of_events_are_skipped() -> None:
     async with two_pods() as (server, followed):
         server.say(b'{"type": "RENAMED", "object": {"metadata": {"name": "a", "resourceVersion": "7"}}}')
         server.put(pods_in(), pod("c"))
@@ -334,7 +334,7 @@ async def test_kinds_of_events_that_nobody_knows_are_passed_over() -> None:
         assert len(server.watches) == 1
 
 
-async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_object_stays_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     async with two_pods() as (server, followed):
         broken = pod("a")
         del broken["metadata"]["uid"]
@@ -345,7 +345,7 @@ async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.Lo
     assert "failed to read pods a" in caplog.text
 
 
-async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_end_the_watch() -> None:
+async def test_an_object_with_an_unexpected_empty_list_does_not_end_the_watch() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         followed = Followed(
@@ -397,7 +397,7 @@ async def test_an_object_that_stays_unreadable_is_logged_once(caplog: pytest.Log
         b'{"metadata": null}',
     ],
 )
-async def test_a_list_of_another_shape_is_asked_for_again(listed: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_list_is_requested_again(listed: bytes, caplog: pytest.LogCaptureFixture) -> None:
     asked = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -417,7 +417,7 @@ async def test_a_list_of_another_shape_is_asked_for_again(listed: bytes, caplog:
     assert "is not a list of objects" in caplog.text
 
 
-async def test_objects_stay_while_the_server_is_away_and_are_put_right_when_it_is_back() -> None:
+async def test_objects_stay_while_the_server_is_unreachable_and_are_corrected_later() -> None:
     async with two_pods() as (server, followed):
         await server.stop_listening()
         server.delete(pods_in(), "a")
@@ -429,7 +429,7 @@ async def test_objects_stay_while_the_server_is_away_and_are_put_right_when_it_i
         await until(lambda: set(followed.objects) == {"b"})
 
 
-async def test_no_server_at_the_start_is_said_once_and_it_is_found_when_it_comes(
+async def test_a_missing_server_at_start_is_logged_once_and_found_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with FakeApiServer() as server:
@@ -443,7 +443,7 @@ async def test_no_server_at_the_start_is_said_once_and_it_is_found_when_it_comes
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
-async def test_a_server_that_answers_too_late_is_asked_again() -> None:
+async def test_a_late_response_is_requested_again() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         server.delay = 0.4
@@ -454,7 +454,7 @@ async def test_a_server_that_answers_too_late_is_asked_again() -> None:
             await until(lambda: followed.listed)
 
 
-async def test_who_may_not_watch_is_told_which_rule_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_watch_permission_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeApiServer() as server:
         server.statuses["inferencepools"] = (403, 'User "system:serviceaccount:ns:kvlane" cannot list resource')
         async with following(server, resource=POOLS) as followed:
@@ -464,7 +464,7 @@ async def test_who_may_not_watch_is_told_which_rule_is_missing(caplog: pytest.Lo
     assert rule in caplog.text
 
 
-async def test_who_may_list_but_not_watch_is_told_too_and_does_not_list_all_the_time(
+async def test_a_permission_to_list_only_is_named_without_constant_lists(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with FakeApiServer() as server:
@@ -491,7 +491,7 @@ async def test_a_token_that_is_replaced_is_used(tmp_path: Path, caplog: pytest.L
     assert "the token is not valid" in caplog.text
 
 
-async def test_a_kind_that_the_server_does_not_know_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unknown_kind_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeApiServer() as server:
         server.statuses["inferencepools"] = (404, "the server could not find the requested resource")
         async with following(server, resource=POOLS) as followed:
@@ -499,7 +499,7 @@ async def test_a_kind_that_the_server_does_not_know_is_named(caplog: pytest.LogC
     assert "install its CRDs, version v1" in caplog.text
 
 
-async def test_where_there_is_no_namespace_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_namespace_all_are_watched(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeApiServer() as server, following(server, access=ApiServer()) as followed:
         await until(lambda: followed.news)
     assert "set a namespace" in caplog.text

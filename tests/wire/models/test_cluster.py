@@ -62,7 +62,7 @@ async def test_an_objective_has_its_priority_and_0_where_it_has_none() -> None:
             await until(lambda: followed.priorities == {"chat": -5})
 
 
-async def test_what_the_file_says_of_a_name_counts() -> None:
+async def test_the_file_takes_precedence() -> None:
     file = ModelSettings(objectives={"chat": Objective(1)}, rewrites=(Rewrite("own", "m", targets=(Target("x"),)),))
     async with FakeApiServer() as server:
         server.put(objectives_in(), objective("chat", 10))
@@ -75,7 +75,7 @@ async def test_what_the_file_says_of_a_name_counts() -> None:
             assert [one.name for one in followed.settings.rewrites] == ["own", "theirs"]
 
 
-async def test_a_rule_is_one_rewrite_for_each_model_that_it_matches_and_older_objects_come_first() -> None:
+async def test_a_rule_is_one_rewrite_per_matched_model_and_older_objects_come_first() -> None:
     async with FakeApiServer() as server:
         server.put(rewrites_in(), rewrite("young", rule({"z": None}), rule({}), born="2026-02-01T00:00:00Z"))
         server.put(rewrites_in(), rewrite("old", rule({"x": 9, "y": 1}, "a", "b")))
@@ -89,7 +89,7 @@ async def test_a_rule_is_one_rewrite_for_each_model_that_it_matches_and_older_ob
             )
 
 
-async def test_objects_of_other_inference_pools_do_not_count_where_one_is_named() -> None:
+async def test_objects_of_other_inference_pools_are_ignored() -> None:
     async with FakeApiServer() as server:
         server.put(objectives_in(), objective("chat", 10))
         server.put(objectives_in(), objective("far", 3, pool="other"))
@@ -100,7 +100,7 @@ async def test_objects_of_other_inference_pools_do_not_count_where_one_is_named(
             assert followed.settings.rewrites == ()
 
 
-async def test_the_older_group_of_the_api_is_asked_where_it_is_named() -> None:
+async def test_the_older_api_group_is_watched_if_configured() -> None:
     async with FakeApiServer() as server:
         group = "inference.networking.x-k8s.io"
         server.put(objectives_in(group=group), objective("chat", 10))

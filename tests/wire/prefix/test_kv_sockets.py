@@ -43,7 +43,7 @@ async def known(ear: Ear, whole: bool = True, of: tuple[str, int] = POD) -> None
     await until(lambda: ear.known.get(of) is whole)
 
 
-async def test_what_a_pod_publishes_is_heard_in_its_order() -> None:
+async def test_events_of_a_pod_are_received_in_order() -> None:
     async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
         for name in range(5):
@@ -54,7 +54,7 @@ async def test_what_a_pod_publishes_is_heard_in_its_order() -> None:
         assert ear.forgotten == []
 
 
-async def test_a_proxy_that_comes_late_is_told_everything() -> None:
+async def test_a_late_proxy_gets_everything() -> None:
     async with engine() as (it, ports):
         for name in range(3):
             await it.publish(block(name))
@@ -66,7 +66,7 @@ async def test_a_proxy_that_comes_late_is_told_everything() -> None:
             assert it.asked == [0]
 
 
-async def test_of_an_engine_that_forgot_its_beginnings_not_all_is_known_until_it_clears_its_cache() -> None:
+async def test_an_engine_with_an_incomplete_buffer_is_unknown_until_it_clears_its_cache() -> None:
     async with engine(keeps=2) as (it, ports):
         for name in range(5):
             await it.publish(block(name))
@@ -78,7 +78,7 @@ async def test_of_an_engine_that_forgot_its_beginnings_not_all_is_known_until_it
 
 
 @pytest.mark.parametrize("frames", [3, 4])
-async def test_what_was_missed_is_asked_for(frames: int) -> None:
+async def test_missed_events_are_requested(frames: int) -> None:
     """Older engines answer in three frames."""
     async with engine(frames=frames) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
@@ -107,7 +107,7 @@ async def test_a_replayed_batch_that_arrives_again_counts_once() -> None:
         assert ear.forgotten == []
 
 
-async def test_what_nobody_can_tell_any_more_makes_the_pod_forgotten() -> None:
+async def test_events_that_are_no_longer_available_clear_the_pod() -> None:
     async with engine(keeps=1) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.publish(block(0))
@@ -129,7 +129,7 @@ async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
         assert ear.blocks() == [2]
 
 
-async def test_a_replay_socket_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_replay_socket_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.prefix.kv_sockets.PATIENCE", 0.05)
     async with engine(answers=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await joined(it, ear)
@@ -142,7 +142,7 @@ async def test_a_replay_socket_that_is_silent_is_not_waited_for(monkeypatch: pyt
 
 @pytest.mark.parametrize("clock", [100, -100, 0])
 @pytest.mark.parametrize("replay", [True, False])
-async def test_a_pod_that_restarts_is_forgotten(replay: bool, clock: int) -> None:
+async def test_a_restarted_pod_is_cleared(replay: bool, clock: int) -> None:
     """Even if its clock is behind that of before."""
     async with engine() as (it, ports), heard(at(ports, replay), pod()) as (ear, _):
         await joined(it, ear)
@@ -174,7 +174,7 @@ async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards
         await known(ear)
 
 
-async def test_a_connection_that_was_cut_costs_nothing() -> None:
+async def test_a_broken_connection_costs_nothing() -> None:
     """The same engine on another socket: it is asked for the message that came last, and what came since."""
     async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
@@ -190,7 +190,7 @@ async def test_a_connection_that_was_cut_costs_nothing() -> None:
             assert ear.forgotten == []
 
 
-async def test_garbage_is_passed_over() -> None:
+async def test_malformed_messages_are_skipped() -> None:
     async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.send_frames(b"one frame")
@@ -201,7 +201,7 @@ async def test_garbage_is_passed_over() -> None:
         assert ear.known == {POD: True}
 
 
-async def test_topics_that_do_not_count_are_not_heard() -> None:
+async def test_other_topics_are_ignored() -> None:
     async with engine() as (it, ports), heard(at(ports, topic="kv@pod"), pod()) as (ear, _):
         await known(ear)
         await it.send(0, it.buffer[0][1] if it.buffer else b"x", topic="other")
@@ -209,7 +209,7 @@ async def test_topics_that_do_not_count_are_not_heard() -> None:
         await until(lambda: ear.blocks() == [0])
 
 
-async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
+async def test_every_rank_of_a_pod_has_its_own_port() -> None:
     at_port = free_port(2)
     async with (
         engine(ports=(at_port, 0), answers=False) as (first, _),
@@ -223,7 +223,7 @@ async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
             assert set(ear.blocks(1)) == {1}
 
 
-async def test_a_pod_that_leaves_is_told_of_and_not_listened_to() -> None:
+async def test_a_removed_pod_is_reported_and_unsubscribed() -> None:
     async with engine() as (it, ports), heard(at(ports)) as (ear, fleet):
         one = pod()
         fleet.add(one)
@@ -256,7 +256,7 @@ async def test_pods_may_connect_to_the_proxy_instead() -> None:
     context.destroy(linger=0)
 
 
-def test_an_address_that_cannot_be_made_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     for sources in (KvSources(endpoint="tcp://{pod}:{port}"), KvSources(endpoint="{host}"), KvSources(bind="*:5557")):
         with pytest.raises(ValueError):
             KvSubscriptions("default", watch_nothing, State().draft()).follow(sources, Ear())
@@ -315,7 +315,7 @@ async def subscribe(state: State, fleet: Pods, sources: KvSources, *listeners: E
     await state.settle()
 
 
-async def test_while_it_serves_a_listener_that_comes_is_told_everything_and_one_that_goes_nothing_more() -> None:
+async def test_a_new_listener_gets_everything_and_a_removed_one_nothing_more() -> None:
     async with engine() as (it, ports):
         before, after, fleet, state = Ear(), Ear(), Pods(pod()), State()
         await subscribe(state, fleet, at(ports), before)
@@ -331,7 +331,7 @@ async def test_while_it_serves_a_listener_that_comes_is_told_everything_and_one_
         await state.close()
 
 
-async def test_a_listener_of_a_plugin_that_stays_hears_on() -> None:
+async def test_a_listener_of_a_plugin_that_stays_continues() -> None:
     async with engine() as (it, ports):
         kept, other, fleet, state = Ear(), Ear(), Pods(pod()), State()
         await subscribe(state, fleet, at(ports), kept)
@@ -343,7 +343,7 @@ async def test_a_listener_of_a_plugin_that_stays_hears_on() -> None:
         await state.close()
 
 
-async def test_a_subscription_of_a_draft_that_is_not_committed_asks_nobody() -> None:
+async def test_a_subscription_of_an_uncommitted_draft_requests_nothing() -> None:
     async with engine() as (it, ports):
         kept, dropped, fleet, state = Ear(), Ear(), Pods(pod()), State()
         await subscribe(state, fleet, at(ports), kept)

@@ -69,7 +69,7 @@ def pod(url: str, requests: int = 0, key: str | None = None) -> Endpoint:
     return endpoint
 
 
-async def test_the_pod_with_the_least_to_do_is_asked_at_tokenize() -> None:
+async def test_the_least_busy_pod_tokenises() -> None:
     busy, idle = Server({"tokens": [1]}), Server({"count": 2, "tokens": [5, 6]})
     async with serving(busy) as one, serving(idle) as other, opening() as source:
         tokens = source.remote(RemoteTokenizer())
@@ -80,7 +80,7 @@ async def test_the_pod_with_the_least_to_do_is_asked_at_tokenize() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"token_ids": [7]}, [{"token_ids": [7]}]], ids=str)
-async def test_a_server_that_renders_is_asked_by_the_path_of_the_request(answer: Any) -> None:
+async def test_a_render_server_gets_the_path_of_the_request(answer: Any) -> None:
     server = Server(answer)
     async with serving(server) as url, opening() as source:
         tokens = source.remote(RemoteTokenizer(url, "name"))
@@ -100,13 +100,13 @@ async def test_a_server_that_renders_is_asked_by_the_path_of_the_request(answer:
     ],
     ids=["garbage", "text", "negative", "failing", "slow", "empty"],
 )
-async def test_a_server_that_fails_leaves_the_prompt_without_tokens(server: Server) -> None:
+async def test_a_failing_server_leaves_the_prompt_without_tokens(server: Server) -> None:
     async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer(timeout=0.1)).of(chat(), [pod(url)]) is None
     assert server.asked
 
 
-async def test_nobody_is_asked_where_there_is_nobody() -> None:
+async def test_without_a_server_nothing_is_requested() -> None:
     async with opening() as source:
         tokens = source.remote(RemoteTokenizer(timeout=0.1))
         assert await tokens.of(chat(), ()) is None
@@ -126,14 +126,14 @@ async def test_nobody_is_asked_where_there_is_nobody() -> None:
     ],
     ids=["path", "media", "effort", "truncated", "ids", "large", "broken"],
 )
-async def test_what_a_question_cannot_say_is_not_asked(question: InferenceRequest) -> None:
+async def test_unsupported_requests_are_not_sent(question: InferenceRequest) -> None:
     server = Server({"tokens": [1]})
     async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer()).of(question, [pod(url)]) is None
     assert not server.asked
 
 
-async def test_a_large_body_is_sent_as_it_is() -> None:
+async def test_a_large_body_is_sent_unchanged() -> None:
     server = Server({"tokens": [1]})
     async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer()).of(chat(user="x" * 300_000), [pod(url)]) == packed(1)

@@ -32,7 +32,7 @@ async def stream(s: Stack, url: str, path: str, body: dict[str, Any]) -> bytes:
         ("/v1/completions", {"prompt": "Hello!", "max_tokens": 1}),
     ],
 )
-async def test_a_stream_has_the_bytes_that_its_pod_sends_unasked(path: str, body: dict[str, Any]) -> None:
+async def test_a_stream_has_the_bytes_of_a_stream_without_usage(path: str, body: dict[str, Any]) -> None:
     async with stack(1, settings=ASKED) as s:
         said = {**SAID, **body}
         assert await stream(s, s.url, path, said) == await stream(s, s.pods[0].url, path, said)
@@ -41,7 +41,7 @@ async def test_a_stream_has_the_bytes_that_its_pod_sends_unasked(path: str, body
         assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == said["max_tokens"]
 
 
-async def test_nobody_is_asked_unless_that_is_set_and_who_asks_is_answered() -> None:
+async def test_usage_is_requested_only_if_configured_and_clients_that_request_it_get_it() -> None:
     body = {**SAID, "messages": [{"role": "user", "content": "Hello!"}]}
     async with stack(1) as s:
         assert b'"usage"' not in await stream(s, s.url, CHAT, body)
@@ -52,7 +52,7 @@ async def test_nobody_is_asked_unless_that_is_set_and_who_asks_is_answered() -> 
         assert own.count(b'"usage":{') == 1
 
 
-async def test_the_pod_gets_the_question_and_all_other_bytes_as_they_were_sent() -> None:
+async def test_the_pod_gets_the_option_and_all_other_bytes_unchanged() -> None:
     bodies: list[bytes] = []
     sent = b'{ "model":"any", "stream" : true,\n"messages":[{"role":"user","content":"caf\xc3\xa9"}] }\n'
     pod = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n", bodies=bodies)
@@ -61,7 +61,7 @@ async def test_the_pod_gets_the_question_and_all_other_bytes_as_they_were_sent()
     assert bodies == [sent.replace(b" }\n", b' ,"stream_options":{"include_usage":true}}\n')]
 
 
-async def test_a_pod_that_declines_with_its_first_event_leaves_the_request_to_another() -> None:
+async def test_a_pod_that_refuses_with_its_first_event_is_followed_by_another() -> None:
     refusal = chunk(b"data: " + json.dumps({"error": {"message": "busy", "code": 503}}).encode() + b"\n\n")
     busy = engine(SSE_HEAD + refusal + event("[DONE]") + b"0\r\n\r\n")
     good = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n")

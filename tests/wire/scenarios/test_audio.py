@@ -34,7 +34,7 @@ async def upload(s: Stack, parts: aiohttp.FormData) -> tuple[aiohttp.ClientRespo
 
 
 @pytest.mark.parametrize("file_first", [False, True])
-async def test_a_form_of_several_megabytes_arrives_whole(file_first: bool) -> None:
+async def test_a_form_of_several_megabytes_arrives_complete(file_first: bool) -> None:
     async with stack(2) as s:
         response, answer = await upload(s, form("sim", file_first=file_first))
         assert response.status == 200
@@ -42,7 +42,7 @@ async def test_a_form_of_several_megabytes_arrives_whole(file_first: bool) -> No
         await s.idle()
 
 
-async def test_a_small_form_and_one_without_a_model_are_served_too() -> None:
+async def test_a_small_form_and_one_without_a_model_are_served() -> None:
     async with stack(1) as s:
         for parts in (form("sim", sound=b"short"), form("sim", file_first=True, sound=b"short"), form(None)):
             response, _ = await upload(s, parts)
@@ -60,7 +60,7 @@ async def test_a_form_goes_to_the_pods_of_its_model() -> None:
         assert response.status == 404
 
 
-async def test_a_form_that_is_too_large_is_refused_and_not_passed_on_whole() -> None:
+async def test_a_form_that_is_too_large_is_refused_and_not_relayed_completely() -> None:
     async with stack(1, settings={"listen": {"maxBody": "1MiB"}}) as s:
         response, _ = await upload(s, form("sim"))
         assert response.status == 413
@@ -68,7 +68,7 @@ async def test_a_form_that_is_too_large_is_refused_and_not_passed_on_whole() -> 
         await s.idle()
 
 
-async def test_a_form_without_a_length_is_passed_on_while_it_arrives() -> None:
+async def test_a_form_without_a_length_is_relayed_while_it_arrives() -> None:
     arriving = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -91,14 +91,14 @@ async def upload_pieces(s: Stack, pieces: AsyncIterator[bytes], headers: dict[st
         return text
 
 
-async def test_speech_comes_back_as_bytes() -> None:
+async def test_speech_is_returned_as_bytes() -> None:
     body = {"model": "sim", "input": "the sea", "voice": "none"}
     async with stack(1) as s, s.http.post(s.url + "/v1/audio/speech", json=body) as response:
         assert response.content_type == "audio/wav"
         assert await response.read() == b"RIFF" + b"the sea" * 160
 
 
-async def test_a_websocket_is_open_both_ways() -> None:
+async def test_a_websocket_works_in_both_directions() -> None:
     async with stack(2) as s:
         async with s.http.ws_connect(s.url + "/v1/realtime?model=sim") as socket:
             assert (await socket.receive_json())["type"] == "session.created"

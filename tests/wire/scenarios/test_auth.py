@@ -41,7 +41,7 @@ async def stream(s: Stack, url: str, key: str = "key-a", **fields: Any) -> bytes
         return re.sub(rb'"created":\d+', b'"created":0', await response.read())
 
 
-async def test_with_a_key_one_is_served_and_without_one_not() -> None:
+async def test_with_a_key_requests_are_served_and_without_one_refused() -> None:
     async with guarded() as s:
         response, answer = await ask(s)
         assert response.status == 200
@@ -65,7 +65,7 @@ async def test_the_official_client_understands_the_refusals() -> None:
         assert int(refused.value.response.headers["retry-after"]) in range(50, 61)
 
 
-async def test_a_key_that_may_ask_for_some_models_sees_those_alone() -> None:
+async def test_a_restricted_key_sees_only_its_models() -> None:
     keys = [{"name": "some", "key": "some", "models": ["llama-*"]}, {"name": "all", "key": "all", "models": ["s*"]}]
     async with guarded(apiKeys=keys) as s:
         response, answer = await ask(s, "some")
@@ -76,7 +76,7 @@ async def test_a_key_that_may_ask_for_some_models_sees_those_alone() -> None:
                 assert [card["id"] for card in (await models.json())["data"]] == expected
 
 
-async def test_a_key_reaches_no_adapter_that_it_may_not_use_by_another_field_than_the_model() -> None:
+async def test_a_key_reaches_no_forbidden_adapter_through_another_field() -> None:
     keys = [{"name": "a", "key": "some", "models": ["sim", "mine"]}, {"name": "b", "key": "all"}]
     async with guarded(apiKeys=keys) as s:
         for field in ({"lora_path": "other"}, {"lora_path": ["mine", "other"]}, {"lora_request": {"lora_path": "/x"}}):
@@ -86,7 +86,7 @@ async def test_a_key_reaches_no_adapter_that_it_may_not_use_by_another_field_tha
         assert (await ask(s, "some", lora_path="mine"))[0].status == 200
 
 
-async def test_the_404_of_a_pod_does_not_list_models_for_a_key_that_may_use_some() -> None:
+async def test_the_404_of_a_pod_does_not_list_models_for_a_restricted_key() -> None:
     rarely = {"refresh": {"interval": "60s"}}
     keys = [{"name": "a", "key": "some", "models": ["sim"]}, {"name": "b", "key": "all"}]
     async with stack(1, settings={"security": {"apiKeys": keys}, "pods": rarely}) as s:
@@ -100,7 +100,7 @@ async def test_the_404_of_a_pod_does_not_list_models_for_a_key_that_may_use_some
         assert "secret" not in str(answer)
 
 
-async def test_a_websocket_is_not_opened_to_a_pod_with_a_model_that_the_key_may_not_use() -> None:
+async def test_a_websocket_to_a_pod_with_a_forbidden_model_is_refused() -> None:
     keys = [{"name": "a", "key": "some", "models": ["one"]}, {"name": "b", "key": "both", "models": ["one", "t*"]}]
     pods = [SimConfig(model="one"), SimConfig(model="two")]
     async with stack(2, pods, {"security": {"apiKeys": keys}}) as s:
@@ -116,7 +116,7 @@ async def test_a_websocket_is_not_opened_to_a_pod_with_a_model_that_the_key_may_
             assert (await socket.receive_json())["type"] == "session.created"
 
 
-async def test_a_key_file_is_taken_up_while_requests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_key_file_applies_while_requests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authenticator, "INTERVAL", 0.01)
     file = tmp_path / "keys.yaml"
     file.write_text("- {name: c, key: old}")
@@ -132,7 +132,7 @@ async def test_a_key_file_is_taken_up_while_requests_run(tmp_path: Path, monkeyp
         assert (await ask(s, "key-a"))[0].status == 200
 
 
-async def test_requests_of_a_tenant_are_limited_together_and_the_answers_say_so() -> None:
+async def test_requests_of_a_tenant_share_limits_and_responses_show_them() -> None:
     async with guarded(limits={"few": {"requestsPerMinute": 2}}, tenants={"acme": {"limits": "few"}}) as s:
         response, _ = await ask(s, "key-a")
         assert response.headers["x-ratelimit-remaining-requests"] == "1"
@@ -145,7 +145,7 @@ async def test_requests_of_a_tenant_are_limited_together_and_the_answers_say_so(
         assert await s.sample('kvlane_limited_total{kind="tenant",name="acme",shadow="false"}') == 1.0
 
 
-async def test_a_shadow_refuses_nobody() -> None:
+async def test_a_shadow_limit_refuses_nothing() -> None:
     limits = {"few": {"requestsPerMinute": 1, "shadow": True}}
     async with guarded(limits=limits, tenants={"acme": {"limits": "few"}}) as s:
         for _ in range(3):
@@ -153,7 +153,7 @@ async def test_a_shadow_refuses_nobody() -> None:
         assert await s.sample('kvlane_limited_total{kind="tenant",name="acme",shadow="true"}') == 2.0
 
 
-async def test_tokens_of_a_stream_are_counted_and_the_client_sees_nothing_of_it() -> None:
+async def test_tokens_of_a_stream_are_counted_invisibly() -> None:
     """The first two requests take 150 tokens that nobody reserved."""
     async with guarded(limits={"t": {"tokensPerDay": 150}}, tenants={"acme": {"limits": "t"}}) as s:
         long: dict[str, Any] = {"max_tokens": 80, "ignore_eos": True}
@@ -166,7 +166,7 @@ async def test_tokens_of_a_stream_are_counted_and_the_client_sees_nothing_of_it(
         assert await s.sample('kvlane_tenant_completion_tokens_total{tenant="acme"}') == 160.0
 
 
-async def test_so_many_requests_at_the_same_time() -> None:
+async def test_concurrent_requests_are_limited() -> None:
     async with guarded(limits={"one": {"concurrentRequests": 1}}, tenants={"acme": {"limits": "one"}}) as s:
         headers = {"authorization": "Bearer key-a"}
         slow = {**HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
@@ -178,7 +178,7 @@ async def test_so_many_requests_at_the_same_time() -> None:
         assert (await ask(s, "key-b"))[0].status == 200
 
 
-async def test_who_leaves_gives_his_place_back() -> None:
+async def test_a_client_that_leaves_frees_its_place() -> None:
     async with guarded(limits={"one": {"concurrentRequests": 1}}, tenants={"acme": {"limits": "one"}}) as s:
         for _ in range(3):
             slow = {**HELLO, "stream": True, "max_tokens": 5000, "ignore_eos": True}
@@ -199,7 +199,7 @@ async def test_requests_are_counted_by_tenant() -> None:
         assert await s.sample('kvlane_tenant_completion_tokens_total{tenant="acme"}') == 16.0
 
 
-async def test_where_keys_are_asked_for_the_admin_port_asks_too() -> None:
+async def test_with_keys_the_admin_port_needs_one_too() -> None:
     keys = [*KEYS, {"name": "ops", "key": "key-ops", "scopes": ["admin"]}]
     async with guarded(apiKeys=keys) as s:
         assert (await s.operate("GET", "/admin/pods"))[0].status == 401
@@ -219,7 +219,7 @@ async def test_keys_are_not_shown() -> None:
         assert "key-ops" not in repr(s.app.effective()["security"]["limits"])
 
 
-async def test_no_key_and_no_prompt_gets_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_key_and_no_prompt_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with guarded(limits={"few": {"requestsPerMinute": 1}}, tenants={"acme": {"limits": "few"}}) as s:
             for key in ("key-a", "key-a", "key-wrong"):
@@ -232,7 +232,7 @@ async def test_no_key_and_no_prompt_gets_into_the_log(caplog: pytest.LogCaptureF
     assert "kvlane.audit" in caplog.text
 
 
-async def test_a_token_of_an_issuer_opens_it_and_a_new_key_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_of_an_issuer_is_accepted_and_a_new_key_fetched(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("jwt", reason="needs the extra: pip install 'kvlane[jwt]'")
     import time
 

@@ -54,7 +54,7 @@ def different(count: int) -> list[str]:
     ],
     ids=["round robin", "random", "weighted random", "ties"],
 )
-async def test_a_pod_of_three_times_the_weight_gets_three_times_the_requests(
+async def test_a_pod_with_three_times_the_weight_gets_three_times_the_requests(
     picker: tuple[str, ...], count: int, tolerance: int
 ) -> None:
     settings = {"scheduling": profile(*picker)}
@@ -63,7 +63,7 @@ async def test_a_pod_of_three_times_the_weight_gets_three_times_the_requests(
         assert abs(shares["pod-0"] - count * 3 / 4) <= tolerance
 
 
-async def test_sixty_four_equal_cold_prompts_neither_spread_over_all_pods_nor_land_on_one() -> None:
+async def test_sixty_four_equal_new_prompts_use_some_pods() -> None:
     async with stack(8, SLOW, BLIND) as s:
         shares = await served(s, ["the same long prompt " * 400] * 64, at_once=True)
         assert 1 < len(shares) < 8
@@ -78,7 +78,7 @@ async def test_sixty_four_different_prompts_at_once_are_spread_by_the_ledger_alo
         await s.idle()
 
 
-async def test_a_pod_that_others_keep_busy_is_left_alone() -> None:
+async def test_a_pod_kept_busy_by_others_is_avoided() -> None:
     one_at_a_time = SimConfig(timing=SLOW.timing, max_num_seqs=1)
     async with stack(2, one_at_a_time) as s, contextlib.AsyncExitStack() as others:
         body = {"prompt": "long", "max_tokens": 2000, "stream": True}
@@ -94,7 +94,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_conversations_stay_with_their_pod_and_documents_are_shared_out() -> None:
+async def test_conversations_stay_on_their_pod_and_documents_are_distributed() -> None:
     documents = [f"document {number}: " + "words of its own " * 200 for number in range(8)]
     async with stack(4, LONG_PREFILLS, BLIND) as s:
         homes = {}

@@ -19,7 +19,7 @@ def body(text: str = "Hello!", **fields: object) -> dict[str, object]:
     return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
 
 
-async def test_a_stream_comes_back_event_by_event() -> None:
+async def test_a_stream_arrives_event_by_event() -> None:
     async with stack() as s, s.http.post(s.url + CHAT, json=body(stream=True)) as response:
         text = (await response.read()).decode()
         assert response.status == 200
@@ -29,7 +29,7 @@ async def test_a_stream_comes_back_event_by_event() -> None:
         await s.idle()
 
 
-async def test_the_answer_is_the_pods_own_to_the_byte() -> None:
+async def test_the_response_equals_the_pods() -> None:
     async with stack(1) as s:
         headers = {"x-request-id": "same"}
         async with s.http.post(s.url + CHAT, json=body(), headers=headers) as through:
@@ -55,7 +55,7 @@ async def test_the_request_id_is_the_clients_everywhere() -> None:
         assert s.pods[0].requests[-1].headers["x-request-id"] == "mine"
 
 
-async def test_a_request_without_an_id_gets_one_that_the_pod_sees_too() -> None:
+async def test_a_request_without_an_id_gets_one_that_the_pod_sees() -> None:
     async with stack(1) as s, s.http.post(s.url + CHAT, json=body()) as response:
         (given,) = response.headers.getall("x-request-id")
         assert given
@@ -72,7 +72,7 @@ async def test_the_same_prefix_goes_to_the_same_pod_and_is_cached_there() -> Non
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
 
 
-async def test_a_model_that_is_left_out_is_the_one_there_is() -> None:
+async def test_an_omitted_model_is_the_only_one() -> None:
     async with stack() as s:
         fields = body()
         del fields["model"]
@@ -80,7 +80,7 @@ async def test_a_model_that_is_left_out_is_the_one_there_is() -> None:
             assert response.status == 200
 
 
-async def test_an_unknown_model_is_refused_without_asking_a_pod() -> None:
+async def test_an_unknown_model_is_refused_without_a_request_to_a_pod() -> None:
     async with stack() as s:
         response, answer = await s.chat(model="nope")
         assert response.status == 404
@@ -99,7 +99,7 @@ async def test_bad_bodies_are_refused_and_the_next_request_is_served(raw: bytes)
         assert good.status == 200
 
 
-async def test_an_error_of_the_pod_is_relayed_untouched() -> None:
+async def test_an_error_of_the_pod_is_relayed_unchanged() -> None:
     async with stack(1) as s:
         response, answer = await s.chat(temperature=-1)
         assert response.status == 400
@@ -134,7 +134,7 @@ async def cancelled(s: Stack, fields: dict[str, object], leave_after: str) -> fl
     ("stream", "leave_after"),
     [(True, "arrival"), (True, "headers"), (True, "token"), (False, "arrival")],
 )
-async def test_a_client_that_leaves_is_seen_by_the_pod_within_half_a_second(stream: bool, leave_after: str) -> None:
+async def test_a_client_that_leaves_is_noticed_by_the_pod_within_half_a_second(stream: bool, leave_after: str) -> None:
     async with stack(2, SLOW) as s:
         asked = body(stream=stream, max_tokens=2000)
         assert min([await cancelled(s, asked, leave_after) for _ in range(3)]) < 0.5  # the machine may be slow for once
@@ -154,14 +154,14 @@ async def test_a_queued_request_of_a_client_that_left_leaves_the_queue() -> None
         await s.idle()
 
 
-async def test_a_pod_that_refuses_connections_costs_the_client_nothing() -> None:
+async def test_a_refusing_pod_costs_the_client_nothing() -> None:
     async with stack(2) as s:
         await s.pods[0].kill()
         statuses = [(await s.chat(f"question {number}"))[0].status for number in range(8)]
         assert statuses == [200] * 8
 
 
-async def test_without_any_pod_the_answer_says_so() -> None:
+async def test_without_any_pod_the_error_has_the_reason() -> None:
     async with stack(1) as s:
         await s.pods[0].kill()
         response, answer = await s.chat()
@@ -181,7 +181,7 @@ async def test_a_stream_whose_pod_dies_ends_with_an_error_event_and_not_with_don
         await s.idle()
 
 
-async def test_an_answer_in_one_piece_whose_pod_dies_is_not_taken_for_whole() -> None:
+async def test_a_complete_response_whose_pod_dies_does_not_seem_complete() -> None:
     async with stack(1, SLOW) as s:
         asked = asyncio.get_running_loop().create_task(s.chat(max_tokens=2000))
         await until(lambda: bool(s.pods[0].requests.open))
@@ -192,7 +192,7 @@ async def test_an_answer_in_one_piece_whose_pod_dies_is_not_taken_for_whole() ->
         await s.idle()
 
 
-async def test_a_request_whose_pod_dies_before_its_answer_is_served_by_another() -> None:
+async def test_a_request_whose_pod_dies_before_its_response_is_served_by_another() -> None:
     async with stack(2, SLOW) as s:
         asked = asyncio.get_running_loop().create_task(s.chat(max_tokens=5))
         await until(lambda: any(pod.requests.open for pod in s.pods))

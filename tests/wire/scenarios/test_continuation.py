@@ -79,7 +79,7 @@ def text(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("case", BODIES)
-async def test_cut_after_any_event_a_stream_has_the_bytes_of_one_that_was_not(pods: Stack, case: str) -> None:
+async def test_a_stream_cut_after_any_event_has_the_bytes_of_an_uncut_one(pods: Stack, case: str) -> None:
     path, fields = BODIES[case]
     expected = await stream(pods, pods.pods[0].url, path, **fields)
     events = expected.count(b"\n\n")
@@ -89,12 +89,12 @@ async def test_cut_after_any_event_a_stream_has_the_bytes_of_one_that_was_not(po
 
 
 @pytest.mark.parametrize("kind", [Kind.FIN, Kind.MISFRAME, Kind.HANG])
-async def test_however_a_pod_breaks_off_another_goes_on(pods: Stack, kind: Kind) -> None:
+async def test_a_stream_continues_after_any_failure_of_its_pod(pods: Stack, kind: Kind) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     assert await cut(pods, Fault(kind, count=1, events=4), CHAT, **HELLO) == expected
 
 
-async def test_a_pod_that_crashes_under_many_streams_is_missed_by_none_of_them(pods: Stack) -> None:
+async def test_a_crash_under_many_streams_interrupts_none(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     streams = [asyncio.create_task(stream(pods, pods.url, CHAT, **HELLO)) for _ in range(12)]
     await until(lambda: all(not pod.requests.idle.is_set() for pod in pods.pods))
@@ -104,7 +104,7 @@ async def test_a_pod_that_crashes_under_many_streams_is_missed_by_none_of_them(p
     await pods.idle()
 
 
-async def test_a_stream_goes_on_as_often_as_there_are_attempts(pods: Stack) -> None:
+async def test_a_stream_continues_as_often_as_attempts_allow(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     assert await cut(pods, Fault(Kind.RESET, count=1, events=2), CHAT, pods=3, **HELLO) == expected
     await pods.idle()
@@ -117,7 +117,7 @@ async def test_a_stream_goes_on_as_often_as_there_are_attempts(pods: Stack) -> N
     assert await pods.sample('kvlane_time_to_first_token_seconds_count{model="sim",stream="true"}') == 1
 
 
-async def test_a_name_and_usage_that_the_proxy_put_in_are_not_seen_in_the_rest_either() -> None:
+async def test_the_clients_model_name_and_usage_apply_to_the_rest() -> None:
     settings = {**CONTINUED, "telemetry": {"askForUsage": True}, "models": {"aliases": {"gpt": "sim"}}}
     async with stack(3, SLOW, settings) as pods:
         expected = (await stream(pods, pods.pods[0].url, CHAT, **HELLO)).replace(b'"model":"sim"', b'"model":"gpt"')
@@ -126,7 +126,7 @@ async def test_a_name_and_usage_that_the_proxy_put_in_are_not_seen_in_the_rest_e
             assert await cut(pods, fault, CHAT, **{**HELLO, "model": "gpt"}) == expected
 
 
-async def test_a_client_of_http_1_0_gets_the_rest_too(pods: Stack) -> None:
+async def test_an_http_10_client_gets_the_rest(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     for pod in pods.pods:
         pod.faults.set([Fault(Kind.RESET, count=1, events=3)])
@@ -142,7 +142,7 @@ async def test_a_client_of_http_1_0_gets_the_rest_too(pods: Stack) -> None:
 @pytest.mark.parametrize(
     "fields", [{"n": 2}, {"seed": 1}, {"response_format": {"type": "json_object"}}, {"model": "lora"}], ids=str
 )
-async def test_what_cannot_go_on_ends_with_an_error(fields: dict[str, Any]) -> None:
+async def test_a_stream_that_cannot_continue_ends_with_an_error(fields: dict[str, Any]) -> None:
     async with stack(3, replace(SLOW, lora_adapters=("lora",)), CONTINUED) as pods:
         seen = await cut(pods, Fault(Kind.RESET, count=1, events=3), CHAT, **{**HELLO, **fields})
         assert seen.count(b'data: {"error"') == 1
@@ -166,7 +166,7 @@ async def test_when_is_idle_the_stream_ends_with_an_error_event(pods: Stack) -> 
     assert await pods.sample(ended) == 1
 
 
-async def test_the_rest_is_not_asked_of_anybody_once_the_client_has_left(pods: Stack) -> None:
+async def test_the_rest_is_not_requested_after_the_client_has_left(pods: Stack) -> None:
     for pod in pods.pods:
         pod.faults.set([Fault(Kind.HANG, events=3)])
     said = {"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}
@@ -214,7 +214,7 @@ async def between(first: tuple[bytes, ...], second: bytes, **fields: Any) -> tup
             return await response.read(), bodies
 
 
-async def test_of_an_event_that_was_not_whole_nothing_has_gone_out() -> None:
+async def test_nothing_of_an_incomplete_event_is_sent() -> None:
     begun = chunk(spoken("one"))
     for piece in (chunk(spoken(" lost")[:20]), chunk(spoken(" lost"))[:-3], b"zz\r\n" + begun):
         seen, (body,) = await between((SSE_HEAD + begun, piece), REST)
@@ -222,13 +222,13 @@ async def test_of_an_event_that_was_not_whole_nothing_has_gone_out() -> None:
         assert json.loads(body)["messages"][-1]["content"] == "one"
 
 
-async def test_a_whole_event_in_a_chunk_that_was_not_whole_has_gone_out_and_is_not_asked_again() -> None:
+async def test_a_complete_event_in_an_incomplete_chunk_is_sent_and_not_requested_again() -> None:
     seen, (body,) = await between((SSE_HEAD + chunk(spoken("one")), chunk(spoken(" two"))[:-2]), REST)
     assert seen == spoken("one") + spoken(" two") + spoken(" and rest") + b"data: [DONE]\n\n"
     assert json.loads(body)["messages"][-1]["content"] == "one two"
 
 
-async def test_events_of_several_tokens_count_as_many() -> None:
+async def test_events_of_several_tokens_count_their_tokens() -> None:
     """As engines send them that speculate, or are under pressure."""
 
     def so_far(event: bytes, prompt: int, tokens: int) -> bytes:
@@ -247,7 +247,7 @@ async def test_events_of_several_tokens_count_as_many() -> None:
     assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
-async def test_an_engine_that_says_in_its_stream_that_it_is_dead_is_left() -> None:
+async def test_an_engine_that_reports_its_death_in_the_stream_is_left() -> None:
     begun = chunk(spoken("one"))
     aborted = chunk(spoken("").replace(b":null}", b':"abort"}'))
     cut = (chunk(DEAD)[:20], chunk(DEAD)[20:] + END)
@@ -260,7 +260,7 @@ async def test_an_engine_that_says_in_its_stream_that_it_is_dead_is_left() -> No
     "second",
     [REFUSED, SSE_HEAD.replace(b"text/event-stream", b"text/plain") + END, b"nonsense\r\n\r\n", SSE_HEAD + chunk(DEAD)],
 )
-async def test_what_is_no_rest_is_not_shown(second: bytes) -> None:
+async def test_a_rest_that_does_not_fit_is_not_sent(second: bytes) -> None:
     seen, bodies = await between((SSE_HEAD + chunk(spoken("one")),), second)
     events = seen.split(b"\n\n")
     assert events[0] + b"\n\n" == spoken("one")

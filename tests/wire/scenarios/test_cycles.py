@@ -158,7 +158,7 @@ async def test_requests_leave_no_cycles(name: str) -> None:
     assert len(left) < TIMES, kinds
 
 
-async def test_what_the_index_takes_is_known_and_no_reason_to_look_for_cycles() -> None:
+async def test_growth_of_the_index_triggers_no_collection() -> None:
     async with proxy() as app:
         empty = app.index_bytes
         await ask(app, REQUESTS["json"], 1)

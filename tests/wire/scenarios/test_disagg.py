@@ -52,7 +52,7 @@ async def post(proxy: Stack, path: str, body: dict[str, Any], **headers: str) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_an_answer_is_the_one_of_a_single_pod(connector: ConnectorName, stream: bool) -> None:
+async def test_a_response_equals_that_of_a_single_pod(connector: ConnectorName, stream: bool) -> None:
     async with disaggregated(connector) as proxy:
         heard = await ask(proxy, stream=stream)
         assert (heard.status, heard.is_whole) == (200, True)
@@ -77,7 +77,7 @@ async def test_every_api_is_split(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WHOLE)
-async def test_what_cannot_be_split_is_answered_by_one_pod(case: str) -> None:
+async def test_a_request_that_cannot_be_split_is_served_by_one_pod(case: str) -> None:
     path, body = WHOLE[case]
     async with disaggregated() as proxy:
         status, answer = await post(proxy, path, body)
@@ -88,7 +88,7 @@ async def test_what_cannot_be_split_is_answered_by_one_pod(case: str) -> None:
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_both_pods_get_the_client_s_headers_and_its_request_id(connector: ConnectorName) -> None:
+async def test_both_pods_get_the_clients_headers_and_request_id(connector: ConnectorName) -> None:
     async with disaggregated(connector) as proxy:
         headers = {
             "authorization": "Bearer mine",
@@ -106,7 +106,7 @@ async def test_both_pods_get_the_client_s_headers_and_its_request_id(connector: 
             assert {record.id for record in records} == {"mine"}
 
 
-async def test_only_the_client_s_answer_may_be_compressed() -> None:
+async def test_only_the_clients_response_may_be_compressed() -> None:
     """What has to be read here could not be."""
     async with disaggregated() as proxy:
         await post(proxy, CHAT, HELLO, **{"accept-encoding": "gzip, br"})
@@ -114,13 +114,13 @@ async def test_only_the_client_s_answer_may_be_compressed() -> None:
         assert read == {"prefill": None, "decode": "gzip, br"}
 
 
-async def test_the_answer_has_the_client_s_request_id_where_the_pods_have_another() -> None:
+async def test_the_response_has_the_clients_request_id_where_pods_have_another() -> None:
     async with disaggregated("p2p-nccl") as proxy:
         heard = await ask(proxy, stream=False, request_id="mine")
         assert heard.headers["x-request-id"] == "mine"
 
 
-async def test_a_pod_with_a_key_of_its_own_gets_that_one_on_its_leg() -> None:
+async def test_a_pod_with_its_own_key_gets_it_on_its_attempt() -> None:
     keys = [{"apiKey": f"key-{index}"} for index in range(4)]
     async with disaggregated(each=keys) as proxy:
         await post(proxy, CHAT, HELLO, authorization="Bearer mine")
@@ -129,7 +129,7 @@ async def test_a_pod_with_a_key_of_its_own_gets_that_one_on_its_leg() -> None:
         assert said["decode"] in ("Bearer key-2", "Bearer key-3")
 
 
-async def test_the_next_turn_of_a_stored_response_comes_to_the_pod_that_answered() -> None:
+async def test_the_next_turn_of_a_stored_response_goes_to_its_decode_pod() -> None:
     path, body = SPLIT["responses"]
     async with disaggregated() as proxy:
         for number in range(4):
@@ -143,7 +143,7 @@ async def test_the_next_turn_of_a_stored_response_comes_to_the_pod_that_answered
         await settled(proxy)
 
 
-async def test_a_stream_whose_client_asks_for_no_usage_has_none() -> None:
+async def test_a_stream_without_requested_usage_has_none() -> None:
     async with disaggregated() as proxy:
         body = {"model": "sim", **HELLO, "stream": True}
         async with proxy.http.post(proxy.url + CHAT, json=body) as response:
@@ -152,9 +152,7 @@ async def test_a_stream_whose_client_asks_for_no_usage_has_none() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_the_usage_says_what_was_cached_where_the_prompt_was_computed(
-    connector: ConnectorName, stream: bool
-) -> None:
+async def test_the_usage_has_the_cached_tokens_of_the_prefill_pod(connector: ConnectorName, stream: bool) -> None:
     """One pod of each kind, so that the second request comes to the same ones."""
     async with disaggregated(connector, roles=("prefill", "decode")) as proxy:
         first = await ask(proxy, stream=stream)
@@ -170,7 +168,7 @@ async def test_the_usage_says_what_was_cached_where_the_prompt_was_computed(
 
 
 @pytest.mark.parametrize("api", ["/v1/messages", "/v1/responses"])
-async def test_the_usage_of_other_apis_says_so_too(api: str) -> None:
+async def test_the_usage_of_other_apis_has_them_too(api: str) -> None:
     path, body = SPLIT["messages" if "messages" in api else "responses"]
     async with disaggregated(roles=("prefill", "decode")) as proxy:
         await post(proxy, path, body)
@@ -185,7 +183,7 @@ async def test_the_usage_of_other_apis_says_so_too(api: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("params", [{"do_remote_prefill": True}, {"do_remote_decode": True}])
 @pytest.mark.parametrize("case", ["split", "whole"])
-async def test_what_a_client_says_of_transfers_reaches_no_pod(case: str, params: dict[str, Any], stream: bool) -> None:
+async def test_transfer_fields_of_clients_reach_no_pod(case: str, params: dict[str, Any], stream: bool) -> None:
     """It could end an engine, or have blocks kept for nobody."""
     async with disaggregated() as proxy:
         choices = 2 if case == "whole" else 1
@@ -195,7 +193,7 @@ async def test_what_a_client_says_of_transfers_reaches_no_pod(case: str, params:
         await settled(proxy)
 
 
-async def test_a_long_prompt_of_many_requests_at_once_leaves_nothing_behind() -> None:
+async def test_many_concurrent_requests_with_a_long_prompt_leave_nothing_behind() -> None:
     async with disaggregated() as proxy:
         heard = await asyncio.gather(
             *(ask(proxy, stream=index % 2 == 0, request_id=f"r{index}") for index in range(40))
@@ -206,7 +204,7 @@ async def test_a_long_prompt_of_many_requests_at_once_leaves_nothing_behind() ->
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_requests_of_one_id_at_once_fetch_each_its_own(connector: ConnectorName) -> None:
+async def test_concurrent_requests_with_one_id_have_separate_transfers(connector: ConnectorName) -> None:
     """A client may send what it likes as an id."""
     async with disaggregated(connector) as proxy:
         asked = [
@@ -220,7 +218,7 @@ async def test_requests_of_one_id_at_once_fetch_each_its_own(connector: Connecto
         await settled(proxy)
 
 
-async def test_pods_that_do_both_compute_for_each_other() -> None:
+async def test_pods_with_both_roles_compute_for_each_other() -> None:
     async with disaggregated(roles=("both",) * 3) as proxy:
         for index in range(6):
             assert (await ask(proxy, stream=True, user=str(index))).is_whole

@@ -44,7 +44,7 @@ async def seen(running: Stack) -> dict[str, Any]:
     return roles
 
 
-async def test_each_role_is_seen_by_what_it_does() -> None:
+async def test_each_role_is_sized_by_its_work() -> None:
     configs = [replace(SIM, role=role, connector="nixl") for role in ROLES]
     async with stack(4, configs, sections(), [{"role": role} for role in ROLES]) as running:
         await asyncio.sleep(0.2)

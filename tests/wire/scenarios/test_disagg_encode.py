@@ -61,7 +61,7 @@ def encoded(proxy: Stack) -> list[int]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("ec_connector", EC)
-async def test_an_image_is_encoded_by_an_encode_pod_and_by_no_other(
+async def test_an_image_is_encoded_by_an_encode_pod_only(
     ec_connector: Literal["example", "nixl"], stream: bool
 ) -> None:
     async with encoding(ec_connector) as proxy:
@@ -73,7 +73,7 @@ async def test_an_image_is_encoded_by_an_encode_pod_and_by_no_other(
         await settled(proxy)
 
 
-async def test_the_images_of_a_prompt_are_shared_out() -> None:
+async def test_the_images_of_a_prompt_are_distributed() -> None:
     async with encoding("nixl") as proxy:
         assert (await ask(proxy, stream=True, **shown(1, 2, 2, 3))).is_whole
         assert sorted(encoded(proxy)[:2]) == [1, 2]
@@ -81,7 +81,7 @@ async def test_the_images_of_a_prompt_are_shared_out() -> None:
         await settled(proxy)
 
 
-async def test_all_pods_get_the_client_s_request_id() -> None:
+async def test_all_pods_get_the_clients_request_id() -> None:
     async with encoding() as proxy:
         await ask(proxy, stream=True, request_id="mine", **shown(1))
         records = [record for pod in proxy.pods for record in pod.requests]
@@ -95,7 +95,7 @@ async def test_text_alone_reaches_no_encode_pod() -> None:
         assert not any(len(pod.requests) for pod in proxy.pods[:2])
 
 
-async def test_images_are_encoded_for_pods_that_compute_and_answer() -> None:
+async def test_images_are_encoded_for_pods_that_prefill_and_decode() -> None:
     async with encoding("nixl", roles=("encode", "decode")) as proxy:
         assert (await ask(proxy, stream=True, **shown(1))).is_whole
         assert encoded(proxy) == [1, 0]
@@ -114,7 +114,7 @@ async def test_an_encode_pod_that_fails_is_replaced(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("ec_connector", EC)
-async def test_an_image_that_is_lost_on_the_way_is_encoded_by_the_prefill_pod(
+async def test_a_lost_embedding_is_encoded_by_the_prefill_pod(
     ec_connector: Literal["example", "nixl"],
 ) -> None:
     async with encoding(ec_connector) as proxy:

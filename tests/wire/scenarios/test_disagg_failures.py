@@ -76,7 +76,7 @@ def named(fault: Fault) -> str:
 
 @pytest.mark.parametrize("dead", range(4))
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_dead_pod_is_not_noticed(connector: ConnectorName, dead: int) -> None:
+async def test_a_dead_pod_does_not_affect_clients(connector: ConnectorName, dead: int) -> None:
     async with disaggregated(connector) as proxy:
         await proxy.pods[dead].kill()
         for number in range(3):
@@ -88,7 +88,7 @@ async def test_a_dead_pod_is_not_noticed(connector: ConnectorName, dead: int) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fault", [*FAULTS, *IN_ONE_PIECE], ids=named)
-async def test_a_prefill_that_fails_is_made_elsewhere(fault: Fault, stream: bool) -> None:
+async def test_a_failed_prefill_is_repeated_elsewhere(fault: Fault, stream: bool) -> None:
     """On one of the two pods first; if the other one is met by the fault, too, the decode pod does all. A request under
     which both crash is refused, as any under which two pods die."""
     async with disaggregated(sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
@@ -106,7 +106,7 @@ async def test_a_prefill_that_fails_is_made_elsewhere(fault: Fault, stream: bool
     [(fault, stream) for fault in FAULTS for stream in (True, False) if stream or fault.kind not in WITHOUT_A_BOUND],
     ids=lambda value: named(value) if isinstance(value, Fault) else str(value),
 )
-async def test_a_decode_that_fails_before_its_first_byte_is_made_elsewhere(fault: Fault, stream: bool) -> None:
+async def test_a_decode_that_fails_before_its_first_byte_is_repeated_elsewhere(fault: Fault, stream: bool) -> None:
     async with disaggregated(sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
         meet(decodes(proxy)[:1], fault)
         expected = await whole_text()
@@ -120,7 +120,7 @@ async def test_a_decode_that_fails_before_its_first_byte_is_made_elsewhere(fault
 @pytest.mark.parametrize("failing", [prefills, decodes])
 @pytest.mark.parametrize("kind", [Kind.RESET, Kind.CRASH, Kind.LOST_TRANSFER])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_leg_that_fails_is_made_elsewhere_under_every_connector(
+async def test_a_failed_attempt_is_repeated_elsewhere_with_every_connector(
     connector: ConnectorName, kind: Kind, failing: Callable[[Stack], list[SimPod]]
 ) -> None:
     async with disaggregated(connector, sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
@@ -136,7 +136,7 @@ SLOW_TRANSFER = replace(SIM, transfer=TransferTiming(base=4.0, failure=1.0, expi
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_prefill_pod_that_dies_between_the_legs_is_replaced(stream: bool) -> None:
+async def test_a_prefill_pod_that_dies_between_the_attempts_is_replaced(stream: bool) -> None:
     async with disaggregated(sim=SLOW_TRANSFER) as proxy:
         asking = asyncio.create_task(ask(proxy, stream=stream))
         await until(lambda: any(pod.engine.loading for pod in decodes(proxy)))
@@ -148,7 +148,7 @@ async def test_a_prefill_pod_that_dies_between_the_legs_is_replaced(stream: bool
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_decode_pod_that_dies_while_it_fetches_is_replaced(stream: bool) -> None:
+async def test_a_decode_pod_that_dies_during_the_transfer_is_replaced(stream: bool) -> None:
     async with disaggregated(sim=SLOW_TRANSFER) as proxy:
         asking = asyncio.create_task(ask(proxy, stream=stream))
         await until(lambda: any(pod.engine.loading for pod in decodes(proxy)))
@@ -159,7 +159,7 @@ async def test_a_decode_pod_that_dies_while_it_fetches_is_replaced(stream: bool)
         await settled(proxy, may_expire=True)
 
 
-async def test_a_decode_pod_that_never_got_the_request_leaves_the_prompt_to_the_next_one() -> None:
+async def test_a_decode_pod_that_never_got_the_request_leaves_the_prompt_to_the_next() -> None:
     async with disaggregated() as proxy:
         for pod in decodes(proxy)[:1]:
             await pod.kill()
@@ -170,7 +170,7 @@ async def test_a_decode_pod_that_never_got_the_request_leaves_the_prompt_to_the_
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_prefill_pod_that_dies_after_the_first_byte_is_not_missed(connector: ConnectorName) -> None:
+async def test_a_prefill_pod_that_dies_after_the_first_byte_has_no_effect(connector: ConnectorName) -> None:
     async with disaggregated(connector) as proxy:
         asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=200))
         await until(lambda: any(pod.engine.stats.generation_tokens > 5 for pod in decodes(proxy)))
@@ -181,7 +181,7 @@ async def test_a_prefill_pod_that_dies_after_the_first_byte_is_not_missed(connec
 
 
 @pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
-async def test_a_decode_pod_that_fails_in_the_middle_of_a_stream_says_so(kind: Kind) -> None:
+async def test_a_decode_pod_that_fails_during_a_stream_gives_an_error_event(kind: Kind) -> None:
     slow = replace(SIM, time_scale=1.0, transfer=TransferTiming())
     async with disaggregated(sim=slow, patience=BRIEF) as proxy:
         meet(decodes(proxy), Fault(kind, events=3))
@@ -191,7 +191,7 @@ async def test_a_decode_pod_that_fails_in_the_middle_of_a_stream_says_so(kind: K
         await settled(proxy)
 
 
-async def test_another_pod_goes_on_with_the_stream_of_one_that_dies() -> None:
+async def test_another_pod_continues_the_stream_of_a_dead_one() -> None:
     slow = replace(SIM, time_scale=1.0, transfer=TransferTiming())
     async with disaggregated(sim=slow, patience=BRIEF, continued=["*"]) as proxy:
         meet(decodes(proxy)[:1], Fault(Kind.HANG, events=5))
@@ -218,7 +218,7 @@ async def test_without_prefill_pods_the_decode_pods_do_all(connector: ConnectorN
 @pytest.mark.parametrize("roles", [("prefill", "decode"), ("prefill", "prefill", "prefill", "decode")], ids=len)
 @pytest.mark.parametrize("fault", [Fault(Kind.REJECT, status=500), Fault(Kind.RESET)], ids=named)
 @pytest.mark.parametrize("connector", MEETS_WHOLE)
-async def test_where_every_prefill_fails_the_decode_pod_does_all(
+async def test_if_every_prefill_fails_the_decode_pod_does_all(
     connector: ConnectorName, fault: Fault, roles: tuple[Role, ...]
 ) -> None:
     """After two of them: it is no fault of that pod's, though it may have waited for them."""
@@ -244,7 +244,7 @@ async def test_without_decode_pods_the_prefill_pods_do_all(connector: ConnectorN
         await settled(proxy, may_expire=True)
 
 
-async def test_what_cannot_be_split_is_refused_where_no_pod_can_do_all_of_it() -> None:
+async def test_a_request_that_cannot_be_split_is_refused_if_no_pod_can_do_all() -> None:
     async with disaggregated("sglang") as proxy:
         heard = await ask(proxy, stream=False, n=2)
         assert heard.status == 400
@@ -252,7 +252,7 @@ async def test_what_cannot_be_split_is_refused_where_no_pod_can_do_all_of_it() -
         assert not any(len(pod.requests) for pod in proxy.pods)
 
 
-async def test_a_request_of_very_many_values_is_not_split_because_reading_it_again_holds_up_all_others() -> None:
+async def test_a_request_of_very_many_values_is_not_split() -> None:
     async with disaggregated() as proxy:
         heard = await ask(proxy, stream=False, metadata=[[]] * (MOST_VALUES + 1))
         assert (heard.status, heard.text) == (200, await whole_text())
@@ -264,7 +264,7 @@ async def test_a_request_of_very_many_values_is_not_split_because_reading_it_aga
     ("connector", "dying"),
     [(connector, dying) for connector in CONNECTORS for dying in range(4 if connector in MEETS_WHOLE else 2)],
 )
-async def test_a_pod_that_dies_under_load_and_comes_back_fails_nobody(connector: ConnectorName, dying: int) -> None:
+async def test_a_pod_that_dies_under_load_and_returns_fails_no_request(connector: ConnectorName, dying: int) -> None:
     """Streams that had begun on it go on elsewhere, as requests of one pod: so not where no pod takes these."""
     slower = replace(SIM, time_scale=5, transfer=TransferTiming(failure=1.0, expiry=10.0))
     async with disaggregated(connector, sim=slower, continued=["*"]) as proxy:
@@ -280,7 +280,7 @@ async def test_a_pod_that_dies_under_load_and_comes_back_fails_nobody(connector:
         await settled(proxy, may_expire=True)
 
 
-async def test_the_failures_of_a_prefill_pod_are_its_own() -> None:
+async def test_failures_of_a_prefill_pod_count_for_it_alone() -> None:
     async with disaggregated() as proxy:
         for pod in prefills(proxy):
             pod.faults.set([Fault(Kind.REJECT, status=503)])
@@ -291,7 +291,7 @@ async def test_the_failures_of_a_prefill_pod_are_its_own() -> None:
             assert bool(sample) is (index < 2)
 
 
-async def test_a_request_that_has_no_more_time_ends_with_its_prefill() -> None:
+async def test_a_request_at_its_deadline_ends_with_its_prefill() -> None:
     async with disaggregated(patience="60s") as proxy:
         for pod in prefills(proxy):
             pod.faults.set([Fault(Kind.HANG)])
@@ -304,7 +304,7 @@ async def test_a_request_that_has_no_more_time_ends_with_its_prefill() -> None:
         await settled(proxy)
 
 
-async def test_what_has_expired_is_computed_again() -> None:
+async def test_an_expired_transfer_is_computed_again() -> None:
     """The transfer ids are old before the decode pod comes to its request."""
     brief = replace(SIM, max_num_seqs=1, transfer=TransferTiming(failure=1.0, expiry=4.0))
     async with disaggregated(sim=brief) as proxy:

@@ -53,7 +53,7 @@ def some(pods: list[SimPod], what: Callable[[SimPod], object]) -> Callable[[], b
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("connector", SEQUENTIAL)
-async def test_a_client_that_leaves_during_the_prefill_ends_it_and_nobody_decodes(
+async def test_a_client_that_leaves_during_the_prefill_ends_it_without_a_decode(
     connector: ConnectorName, stream: bool
 ) -> None:
     async with disaggregated(connector, sim=SLOW_PREFILL) as proxy:
@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_during_the_prefill_ends_it_and_nobody_decode
 
 
 @pytest.mark.parametrize("connector", ["mooncake", "sglang"])
-async def test_a_client_that_leaves_both_ends_both(connector: ConnectorName) -> None:
+async def test_a_client_that_leaves_ends_both_attempts(connector: ConnectorName) -> None:
     async with disaggregated(connector, sim=SLOW_PREFILL) as proxy:
         both = some(prefills(proxy), lambda pod: pod.engine.running)
         loading = some(decodes(proxy), lambda pod: pod.engine.loading)
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_both_ends_both(connector: ConnectorName) -> 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_client_that_leaves_while_its_cache_is_fetched_strands_nothing(
+async def test_a_client_that_leaves_during_the_transfer_strands_no_blocks(
     connector: ConnectorName, stream: bool
 ) -> None:
     async with disaggregated(connector, sim=SLOW_TRANSFER) as proxy:
@@ -91,7 +91,7 @@ def is_between_the_legs(proxy: Stack) -> bool:
 
 
 @pytest.mark.parametrize("turns", range(0, 45, 3))
-async def test_a_client_that_leaves_after_the_prefill_strands_nothing(turns: int) -> None:
+async def test_a_client_that_leaves_after_the_prefill_strands_no_blocks(turns: int) -> None:
     """Whenever it does: so many turns of the loop after it, of which the first ones are between the legs."""
     async with disaggregated(sim=KEEPING) as proxy:
         asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=2000))
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_after_the_prefill_strands_nothing(turns: int
         await settled(proxy)
 
 
-async def test_a_client_that_leaves_the_queue_of_the_decode_pod_strands_nothing() -> None:
+async def test_a_client_that_leaves_the_decode_queue_strands_no_blocks() -> None:
     async with disaggregated(sim=replace(KEEPING, max_num_seqs=1), roles=("prefill", "decode")) as proxy:
         first = asyncio.create_task(ask(proxy, stream=True, max_tokens=20_000, request_id="first"))
         await until(some(decodes(proxy), lambda pod: pod.engine.running))
@@ -114,14 +114,14 @@ async def test_a_client_that_leaves_the_queue_of_the_decode_pod_strands_nothing(
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_client_that_leaves_in_the_middle_ends_the_decode(connector: ConnectorName) -> None:
+async def test_a_client_that_leaves_during_the_stream_ends_the_decode(connector: ConnectorName) -> None:
     async with disaggregated(connector, sim=replace(SIM, time_scale=5)) as proxy:
         await leaves_when(proxy, some(decodes(proxy), lambda pod: pod.engine.stats.generation_tokens > 3), stream=True)
         await settled(proxy)
         assert sum(record.aborted for pod in decodes(proxy) for record in pod.requests) == 1
 
 
-async def test_a_client_that_leaves_while_another_prefill_is_tried_ends_that_one() -> None:
+async def test_a_client_that_leaves_during_a_repeated_prefill_ends_it() -> None:
     async with disaggregated(sim=SLOW_PREFILL) as proxy:
         for pod in prefills(proxy):
             pod.faults.set([Fault(Kind.RESET, count=1)])
@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_while_another_prefill_is_tried_ends_that_one
         assert not any(len(pod.requests) for pod in decodes(proxy))
 
 
-async def test_many_clients_that_leave_at_any_moment_strand_nothing() -> None:
+async def test_many_clients_that_leave_at_any_time_strand_no_blocks() -> None:
     """But for those that leave while the answer of the prefill pod is on its way: what it keeps expires."""
     async with disaggregated() as proxy:
 

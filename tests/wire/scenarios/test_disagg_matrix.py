@@ -66,7 +66,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("failing", "point", "how"), CASES, ids=[f"{ROLE[role]}, {point}, {how}" for role, point, how in CASES]
 )
-async def test_a_pod_that_ends_its_answers_too_soon_is_not_noticed(
+async def test_a_pod_that_ends_its_responses_too_early_does_not_affect_clients(
     failing: int, point: str, how: str, end: End
 ) -> None:
     cut = replace(POINTS[point], end=end)
@@ -81,7 +81,7 @@ async def test_a_pod_that_ends_its_answers_too_soon_is_not_noticed(
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.parametrize("failing", ROLE, ids=ROLE.__getitem__)
-async def test_it_is_so_under_every_connector(failing: int, connector: ConnectorName) -> None:
+async def test_no_connector_lets_an_early_end_affect_clients(failing: int, connector: ConnectorName) -> None:
     cut = Cut(End.RESET, INSIDE_THE_HEAD)
     async with fleet(failing, cut, connector) as (proxy, _):
         expected = await whole_text()
@@ -93,7 +93,7 @@ async def test_it_is_so_under_every_connector(failing: int, connector: Connector
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_decode_pod_that_learns_late_that_it_is_not_wanted_takes_nothing_from_the_next_one(
+async def test_a_late_cancellation_takes_nothing_from_the_next_decode_pod(
     connector: ConnectorName,
 ) -> None:
     """It lets go of its own transfer while the other pod fetches: one of another name, or both fail."""
@@ -123,7 +123,7 @@ async def _tell(proxy: Stack, cut: Cut) -> None:
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.value)
-async def test_another_pod_goes_on_with_a_stream_that_ends_in_the_middle(end: End) -> None:
+async def test_another_pod_continues_a_stream_that_ends_early(end: End) -> None:
     cut = Cut(end, body=1500)
     async with fleet(2, cut) as (proxy, _):
         expected = await whole_text(max_tokens=40)

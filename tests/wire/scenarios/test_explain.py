@@ -76,7 +76,7 @@ async def imagined(s: Stack, asked: Any, query: str = "", status: int = 200) -> 
     return answer
 
 
-async def test_who_asks_is_told_in_a_header_and_the_decision_is_kept() -> None:
+async def test_a_client_that_requests_it_gets_a_header_and_the_decision_is_kept() -> None:
     async with stack(3, settings=ONLY_ASKED) as s:
         assert "x-kvlane-decision" not in await ask(s, "quiet")
         await ask(s, "first", x_kvlane_explain="1")
@@ -96,7 +96,7 @@ async def test_who_asks_is_told_in_a_header_and_the_decision_is_kept() -> None:
         assert response.status == 404
 
 
-async def test_of_a_prompt_shorter_than_a_block_nothing_is_expected_to_be_cached() -> None:
+async def test_a_prompt_shorter_than_a_block_has_no_predicted_hits() -> None:
     short = {"model": "sim", "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 2}
     async with stack(1, settings=ONLY_ASKED) as s:
         await ask(s, "first", short, x_kvlane_explain="1")
@@ -107,7 +107,7 @@ async def test_of_a_prompt_shorter_than_a_block_nothing_is_expected_to_be_cached
         assert (table["legs"][0]["predictedCachedTokens"], table["cachedTokens"]) == (0, 0)
 
 
-async def test_off_is_as_if_there_were_no_such_thing() -> None:
+async def test_disabled_recording_has_no_effect() -> None:
     async with stack(1) as s:
         assert "x-kvlane-decision" not in await ask(s, "a", x_kvlane_explain="1")
         response, answer = await s.operate("GET", "/debug/decisions")
@@ -118,7 +118,7 @@ async def test_off_is_as_if_there_were_no_such_thing() -> None:
         assert not any(isinstance(listener, Explained) for listener in listeners.all)
 
 
-async def test_it_is_switched_on_and_off_while_requests_run() -> None:
+async def test_recording_is_switched_while_requests_run() -> None:
     async with stack(2, settings={"telemetry": {"accessLog": False}}) as s:
         given = dict(s.app._settings.source)
         long = asyncio.ensure_future(ask(s, "long", {**BODY, "max_tokens": 400, "ignore_eos": True}))
@@ -133,7 +133,7 @@ async def test_it_is_switched_on_and_off_while_requests_run() -> None:
         await s.idle()
 
 
-async def test_with_keys_only_those_that_open_the_admin_port_are_told_why() -> None:
+async def test_with_keys_only_admin_keys_get_the_header() -> None:
     keys = [{"name": "user", "key": "user"}, {"name": "ops", "key": "ops", "scopes": ["inference", "admin"]}]
     async with stack(1, settings={**ONLY_ASKED, "security": {"apiKeys": keys}}) as s:
         user = await ask(s, "a", authorization="Bearer user", x_kvlane_explain="1")
@@ -147,12 +147,12 @@ async def test_with_keys_only_those_that_open_the_admin_port_are_told_why() -> N
             assert [one["request"] for one in (await response.json())["decisions"]] == ["b"]
 
 
-async def test_where_pods_have_no_names_nobody_is_told_why() -> None:
+async def test_without_exposed_pods_no_client_gets_the_header() -> None:
     async with stack(1, settings={**ON, "security": {"exposeEndpoint": False}}) as s:
         assert "x-kvlane-decision" not in await ask(s, "a", x_kvlane_explain="1")
 
 
-async def test_a_request_that_nobody_could_take_is_kept_too() -> None:
+async def test_a_request_without_a_pod_is_recorded() -> None:
     only_decode = {"plugins": [{"type": "decode-filter"}, {"type": "queue-scorer"}]}
     async with stack(1, settings={**ON, "scheduling": only_decode}, each=[{"role": "prefill"}]) as s:
         await ask(s, "refused")
@@ -172,7 +172,7 @@ async def test_a_retry_shows_both_pods() -> None:
         assert {leg["pod"] for leg in table["legs"]} == {"pod-0", "pod-1"}
 
 
-async def test_of_a_split_request_both_profiles_and_both_legs_are_kept() -> None:
+async def test_a_split_request_has_both_profiles_and_attempts() -> None:
     async with disaggregated(scheduling={**SPLIT}) as s:
         await reload(s, {**s.app._settings.source, **ON})
         await ask(s, "split", {**BODY, "messages": [{"role": "user", "content": PROMPT}]})
@@ -189,7 +189,7 @@ async def test_of_a_split_request_both_profiles_and_both_legs_are_kept() -> None
         assert table["tries"] == 1
 
 
-async def test_of_a_request_that_cannot_be_split_it_is_told_why() -> None:
+async def test_a_request_that_cannot_be_split_has_a_reason() -> None:
     async with disaggregated(scheduling={**SPLIT}) as s:
         await reload(s, {**s.app._settings.source, **ON})
         await ask(s, "two", {**BODY, "messages": [{"role": "user", "content": PROMPT}], "n": 2})
@@ -199,7 +199,7 @@ async def test_of_a_request_that_cannot_be_split_it_is_told_why() -> None:
         assert [(leg["pod"], leg["stage"]) for leg in table["legs"]] == [(table["pod"], "whole")]
 
 
-async def test_each_pool_has_decisions_of_its_own() -> None:
+async def test_each_pool_has_its_own_decisions() -> None:
     async with stack(2, [SimConfig(time_scale=20), SimConfig(model="large", time_scale=20)]) as s:
         given = dict(s.app._settings.source)
         first, second = given["pods"]["static"]
@@ -217,7 +217,7 @@ async def test_each_pool_has_decisions_of_its_own() -> None:
         assert (await imagined(s, {**BODY, "model": "large"}))["pool"] == "large"
 
 
-async def test_a_dry_run_says_what_would_be_decided_and_changes_nothing() -> None:
+async def test_a_dry_run_shows_the_decision_and_changes_nothing() -> None:
     async with stack(3, settings={**ON, "scheduling": SCHEDULING}) as s:
         for number in range(4):
             await ask(s, f"r{number}", x_session_id="s")
@@ -253,7 +253,7 @@ async def everything(s: Stack) -> Any:
     return indexes, turns, sessions, loads, counted, kept.seen
 
 
-async def test_a_dry_run_with_other_weights_says_what_would_change() -> None:
+async def test_a_dry_run_with_other_weights_shows_the_difference() -> None:
     both = {"plugins": [{"type": "prefix-cache-scorer"}, {"type": "active-request-scorer"}]}
     async with stack(2, settings={**ON, "scheduling": both}) as s:
         headers = await ask(s, "warm")
@@ -272,7 +272,7 @@ async def test_a_dry_run_with_other_weights_says_what_would_change() -> None:
         assert {one["name"]: one["weight"] for one in moved["profiles"][0]["scorers"]}["active-request-scorer"] == 9
 
 
-async def test_for_a_model_that_nobody_has_a_dry_run_names_the_pods_that_have_others() -> None:
+async def test_a_dry_run_for_an_unknown_model_lists_the_pods_with_others() -> None:
     async with stack(2) as s:
         table = await imagined(s, {**BODY, "model": "nobody-has-it"})
         assert table["pod"] is None
@@ -292,7 +292,7 @@ async def test_for_a_model_that_nobody_has_a_dry_run_names_the_pods_that_have_ot
         [],
     ],
 )
-async def test_a_question_that_cannot_be_answered_says_why(asked: Any) -> None:
+async def test_an_invalid_dry_run_has_a_reason(asked: Any) -> None:
     async with stack(1) as s:
         answer = await imagined(s, asked, status=400)
         assert answer["error"]["message"]

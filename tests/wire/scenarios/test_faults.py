@@ -59,22 +59,20 @@ BEFORE = [
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fault", BEFORE, ids=lambda fault: f"{fault.kind.value} {fault.status} {fault.retry_after}")
-async def test_what_fails_before_its_answer_is_answered_by_another_pod(
-    proxy: Stack, fault: Fault, stream: bool
-) -> None:
+async def test_a_failure_before_the_response_is_served_by_another_pod(proxy: Stack, fault: Fault, stream: bool) -> None:
     seen = await meet(proxy, fault, stream=stream)
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
     assert is_all_there(seen)
 
 
 @pytest.mark.parametrize("kind", [Kind.HANG, Kind.FROZEN, Kind.KILLED])
-async def test_a_stream_that_does_not_begin_is_begun_elsewhere(proxy: Stack, kind: Kind) -> None:
+async def test_a_stream_that_does_not_start_is_started_elsewhere(proxy: Stack, kind: Kind) -> None:
     seen = await meet(proxy, Fault(kind, seconds=0.5))
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
 
 
 @pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
-async def test_a_stream_that_is_cut_says_so(kind: Kind) -> None:
+async def test_a_broken_stream_ends_with_an_error(kind: Kind) -> None:
     """What the pod breaks off before the proxy has read anything is no answer: so these events come slowly."""
     async with stack(3, SimConfig(timing=StepTiming(base=0.05)), SETTINGS) as slow:
         seen = await meet(slow, Fault(kind, events=2))
@@ -85,7 +83,7 @@ async def test_a_stream_that_is_cut_says_so(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.RESET, Kind.FIN, Kind.MISFRAME])
 @pytest.mark.parametrize(("stream", "cut"), [(True, Saw.ERROR_EVENT), (False, Saw.BROKEN)])
-async def test_what_is_cut_is_cut_for_its_client_or_all_there_from_another_pod(
+async def test_a_truncated_response_is_truncated_or_complete_from_another_pod(
     proxy: Stack, kind: Kind, stream: bool, cut: Saw
 ) -> None:
     """A reset takes back what nobody has read, and what makes no sense may come with the head."""
@@ -96,18 +94,18 @@ async def test_what_is_cut_is_cut_for_its_client_or_all_there_from_another_pod(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("kind", [Kind.DRIP, Kind.UNHEALTHY, Kind.SLOW_START, Kind.REFUSE])
-async def test_a_pod_that_answers_all_the_same_is_heard_out(proxy: Stack, kind: Kind, stream: bool) -> None:
+async def test_a_slow_complete_response_is_passed_on(proxy: Stack, kind: Kind, stream: bool) -> None:
     seen = await meet(proxy, Fault(kind, seconds=0.3), stream=stream)
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
     assert is_all_there(seen)
 
 
-async def test_what_makes_no_sense_above_http_is_passed_on(proxy: Stack) -> None:
+async def test_malformed_content_in_valid_http_is_passed_on(proxy: Stack) -> None:
     seen = await meet(proxy, Fault(Kind.CORRUPT, events=2))
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
 
 
-async def test_the_request_behind_a_cut_stream_is_not_lost_on_its_connection(proxy: Stack) -> None:
+async def test_the_request_after_a_broken_stream_is_served_on_its_connection(proxy: Stack) -> None:
     """Clients use a connection again as soon as an answer has ended in order."""
     for pod in proxy.pods:
         pod.faults.set([Fault(Kind.HANG, events=2)])
@@ -118,7 +116,7 @@ async def test_the_request_behind_a_cut_stream_is_not_lost_on_its_connection(pro
     assert {one.saw for one in seen} == {Saw.ERROR_EVENT}
 
 
-async def test_a_pod_that_starts_slowly_is_asked_before_a_client_sees_an_error() -> None:
+async def test_a_starting_pod_is_tried_before_an_error() -> None:
     settings = {"reliability": {"breaker": {"slowStart": "1h", "failures": 1000}}}
     async with stack(2, SimConfig(time_scale=20), settings) as proxy, aiohttp.ClientSession(proxy.url) as session:
         failing, back = proxy.pods

@@ -44,7 +44,7 @@ def endpoint(s: Stack, name: str) -> Endpoint:
     return found
 
 
-async def test_pods_come_and_go_under_load_without_a_failed_request() -> None:
+async def test_pods_are_added_and_removed_under_load_without_a_failed_request() -> None:
     async with stack(3, settings=BY_LOAD) as s, SimPod(QUICK) as fresh:
         async with load(s) as statuses:
             added, pod = await s.operate("POST", "/admin/pods", {"url": fresh.url, "name": "fresh"})
@@ -71,7 +71,7 @@ async def test_pods_come_and_go_under_load_without_a_failed_request() -> None:
         await s.idle()
 
 
-async def test_a_pod_is_drained_to_the_end_of_its_streams() -> None:
+async def test_a_pod_drains_until_its_streams_end() -> None:
     async with stack(2) as s:
         body = {"model": "sim", "messages": [{"role": "user", "content": "a"}], "max_tokens": 600, "stream": True}
         async with s.http.post(s.url + "/v1/chat/completions", json=body) as response:
@@ -84,7 +84,7 @@ async def test_a_pod_is_drained_to_the_end_of_its_streams() -> None:
         await until(lambda: s.app.fleet.get(name) is None)
 
 
-async def test_a_removed_pod_is_forgotten_by_metrics_index_and_bindings() -> None:
+async def test_a_removed_pod_is_dropped_from_metrics_index_and_bindings() -> None:
     async with stack(2) as s:
         response, answer = await s.post("/v1/responses", {"model": "sim", "input": "a long prompt " * 300})
         name = response.headers["x-kvlane-endpoint"]
@@ -104,7 +104,7 @@ def other(name: str) -> str:
     return {"pod-0": "pod-1", "pod-1": "pod-0"}[name]
 
 
-async def test_what_operators_get_wrong_is_said() -> None:
+async def test_operator_errors_are_reported() -> None:
     async with stack(1) as s:
         wrong: list[tuple[str, str, Any, int]] = [
             ("POST", "/admin/pods", {"url": "no url"}, 400),
@@ -120,7 +120,7 @@ async def test_what_operators_get_wrong_is_said() -> None:
             assert answer["error"]["message"]
 
 
-async def test_a_watched_file_is_followed(tmp_path: Path) -> None:
+async def test_changes_of_a_watched_file_apply(tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"
     file.write_text("[]")
     settings = {"pods": {"file": str(file)}, **BY_LOAD}
@@ -150,7 +150,7 @@ def names(s: Stack) -> set[str]:
     return {endpoint.name for endpoint in s.app.fleet.ready}
 
 
-async def test_a_pod_that_died_returns_with_an_empty_cache_and_is_used_again() -> None:
+async def test_a_crashed_pod_returns_with_an_empty_cache_and_is_used_again() -> None:
     prompt = "warm words " * 800
     async with stack(2, settings={"reliability": {"breaker": {"slowStart": 0}}}) as s:
         first, _ = await s.chat(prompt)
@@ -177,7 +177,7 @@ async def test_a_pod_that_died_returns_with_an_empty_cache_and_is_used_again() -
         assert (response.status, answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == (200, 0)
 
 
-async def test_a_restart_that_nobody_noticed_is_learnt_from_the_metrics() -> None:
+async def test_an_unnoticed_restart_is_detected_from_the_metrics() -> None:
     async with stack(1, settings={"pods": {"refresh": {"interval": "300ms"}}}) as s:
         await s.chat("warm words " * 800)
         assert await s.sample("kvlane_prefix_index_blocks")
@@ -206,7 +206,7 @@ async def test_a_pod_that_starts_late_is_found() -> None:
             await late.stop()
 
 
-async def test_readiness_follows_the_pods() -> None:
+async def test_readiness_tracks_the_pods() -> None:
     async with stack(1) as s:
         ready, detail = await s.operate("GET", "/readyz")
         assert (ready.status, detail["pods"]) == (200, {"ready": 1, "total": 1})

@@ -51,7 +51,7 @@ async def ask(
     return await s.post(CHAT, body, headers)
 
 
-async def test_no_pod_ever_has_more_than_its_cap_and_everybody_is_served() -> None:
+async def test_no_pod_exceeds_its_cap_and_all_requests_are_served() -> None:
     most = 0
     async with stack(2, SLOW, {"flowControl": {"maxConcurrentPerPod": 2}}) as s:
         asked = [asyncio.ensure_future(ask(s)) for _ in range(20)]
@@ -67,7 +67,7 @@ async def test_no_pod_ever_has_more_than_its_cap_and_everybody_is_served() -> No
         assert await s.sample('kvlane_queue_requests{band="0",pool="default"}') == 0.0
 
 
-async def test_what_does_not_fit_into_the_queue_is_refused_within_milliseconds_and_told_when_to_come_again() -> None:
+async def test_requests_beyond_the_queue_are_refused_within_milliseconds_with_retry_after() -> None:
     async with stack(1, SLOW, {"flowControl": {"maxConcurrent": 1, "maxQueued": 1}}) as s:
         first, second = (asyncio.ensure_future(ask(s, 50)) for _ in range(2))
         await until(lambda: waiting(s) == 1)
@@ -83,7 +83,7 @@ async def test_what_does_not_fit_into_the_queue_is_refused_within_milliseconds_a
         assert await s.sample('kvlane_queue_refused_total{band="0",pool="default",reason="rejected-saturated"}') == 1.0
 
 
-async def test_who_waits_too_long_is_refused() -> None:
+async def test_a_request_that_waits_too_long_is_refused() -> None:
     async with stack(1, SLOW, {"flowControl": {"maxConcurrent": 1, "queueTimeout": "50ms"}}) as s:
         first = asyncio.ensure_future(ask(s, 60))
         await until(lambda: at_once(s) == 1)
@@ -92,7 +92,7 @@ async def test_who_waits_too_long_is_refused() -> None:
         assert (await first)[0].status == 200
 
 
-async def test_a_client_that_hangs_up_leaves_the_queue_and_no_pod_hears_of_it() -> None:
+async def test_a_client_that_leaves_the_queue_reaches_no_pod() -> None:
     async with stack(1, SLOW, {"flowControl": {"maxConcurrent": 1}}) as s:
         first = asyncio.ensure_future(ask(s, 60))
         await until(lambda: at_once(s) == 1)
@@ -106,7 +106,7 @@ async def test_a_client_that_hangs_up_leaves_the_queue_and_no_pod_hears_of_it() 
         assert len(s.pods[0].requests) == 1
 
 
-async def test_a_pod_that_comes_takes_those_that_wait() -> None:
+async def test_a_new_pod_serves_queued_requests() -> None:
     async with stack(2, SLOW, {**BLIND, "flowControl": {"maxConcurrentPerPod": 1}}) as s:
         s.app.fleet.drain("pod-1")
         first, second = (asyncio.ensure_future(ask(s, 100)) for _ in range(2))
@@ -116,7 +116,7 @@ async def test_a_pod_that_comes_takes_those_that_wait() -> None:
         assert {(await one)[0].headers["x-kvlane-endpoint"] for one in (first, second)} == {"pod-0", "pod-1"}
 
 
-async def test_tokens_make_room_as_soon_as_they_are_prefilled() -> None:
+async def test_prefilled_tokens_free_capacity() -> None:
     """Six thousand of them take a third of a second."""
     async with stack(1, SLOW, {**BLIND, "flowControl": {"maxTokens": 6000}}) as s:
         long = {"model": "sim", "prompt": "x" * 24_000, "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -129,7 +129,7 @@ async def test_tokens_make_room_as_soon_as_they_are_prefilled() -> None:
         (await first).close()
 
 
-async def test_who_waits_for_pods_that_all_leave_is_told_so() -> None:
+async def test_a_queued_request_whose_pods_all_leave_is_refused() -> None:
     async with stack(1, SLOW, {**BLIND, "flowControl": {"maxConcurrent": 1}}) as s:
         first = asyncio.ensure_future(ask(s, 100))
         await until(lambda: at_once(s) == 1)
@@ -141,7 +141,7 @@ async def test_who_waits_for_pods_that_all_leave_is_told_so() -> None:
         assert (await first)[0].status == 200
 
 
-async def test_who_waits_when_the_grace_ends_is_told_to_come_again_and_no_pod_hears_of_it() -> None:
+async def test_queued_requests_at_the_end_of_the_grace_period_are_refused_with_retry_after() -> None:
     async with stack(1, SLOW, {**BLIND, "flowControl": {"maxConcurrent": 1}}) as s:
         long = {"model": "sim", "prompt": "Hi", "max_tokens": 1000, "ignore_eos": True, "stream": True}
         async with s.http.post(s.url + "/v1/completions", json=long) as begun:
@@ -159,7 +159,7 @@ async def test_who_waits_when_the_grace_ends_is_told_to_come_again_and_no_pod_he
         assert await s.sample('kvlane_refused_total{reason="rejected-shutting-down"}') == 3.0
 
 
-async def test_pods_that_report_queues_make_requests_wait_until_they_report_less() -> None:
+async def test_pods_that_report_queues_make_requests_wait() -> None:
     pods = SimConfig(time_scale=1, max_num_seqs=1)
     section = {"saturation": {"detector": "utilization", "queueDepth": 2}}
     fast = {"refresh": {"interval": "20ms", "maxCore": 1}}
@@ -170,7 +170,7 @@ async def test_pods_that_report_queues_make_requests_wait_until_they_report_less
         assert at_once(s) == 0
 
 
-async def test_a_failover_goes_to_a_pod_with_room_where_there_is_one() -> None:
+async def test_a_retry_goes_to_a_pod_with_capacity() -> None:
     async with stack(3, SLOW, {"flowControl": {"maxConcurrentPerPod": 1}}) as s:
         busy = asyncio.ensure_future(ask(s, 100))
         await until(lambda: at_once(s) == 1)
@@ -192,7 +192,7 @@ class TestWithObjectives:
             s.app.serving.gateway.resolver = ByHeaders()
             yield s
 
-    async def test_an_urgent_request_ends_a_sheddable_one_that_has_not_begun(self) -> None:
+    async def test_an_urgent_request_evicts_a_sheddable_one_without_a_response(self) -> None:
         async with self.stack(maxConcurrent=1, evictSheddable=True) as s:
             batch = asyncio.ensure_future(ask(s, 200, objective="batch"))
             await until(lambda: at_once(s) == 1)
@@ -203,7 +203,7 @@ class TestWithObjectives:
             assert body["error"]["code"] == "evicted"
             await s.idle()
 
-    async def test_the_stream_of_one_that_has_to_go_ends_with_an_error_and_without_done(self) -> None:
+    async def test_an_evicted_stream_ends_with_an_error_and_without_done(self) -> None:
         async with self.stack(maxConcurrent=1, evictSheddable=True) as s:
             body = {"model": "sim", "prompt": "Hi", "max_tokens": 500, "ignore_eos": True, "stream": True}
             headers = {"x-llm-d-inference-objective": "batch"}
@@ -223,7 +223,7 @@ class TestWithObjectives:
             series = 'kvlane_requests_total{model="sim",outcome="evicted",path="completions",status="2xx"}'
             assert await s.sample(series) == 1.0
 
-    async def test_tenants_have_their_turns_however_much_one_of_them_asks(self) -> None:
+    async def test_tenants_alternate_under_the_load_of_one(self) -> None:
         async with self.stack(maxConcurrent=1) as s:
             first = asyncio.ensure_future(ask(s, 30))
             await until(lambda: at_once(s) == 1)

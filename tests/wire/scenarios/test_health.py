@@ -133,7 +133,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.http.response.ASK_AFTER", 0.05)
 
 
-async def test_requests_on_a_frozen_engine_behind_a_healthy_server_are_answered_by_another(impatient: None) -> None:
+async def test_requests_on_a_frozen_engine_are_served_by_another(impatient: None) -> None:
     async with world() as w:
         w.engines[0].frozen = True
         answers = await w.asked_by_both()
@@ -159,7 +159,7 @@ async def test_a_stream_on_a_frozen_engine_ends_with_an_error_event(impatient: N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_silent_answers_of_a_pod_that_refuses_connections_do_not_hang(impatient: None, stream: bool) -> None:
+async def test_silent_responses_of_a_refusing_pod_do_not_hang(impatient: None, stream: bool) -> None:
     """A killed vLLM closes its port at once, and leaves its answers open for as long as their clients wait."""
     patient = {"pods": FAST["pods"]}
     async with world(patient) as w:
@@ -179,7 +179,7 @@ async def test_silent_answers_of_a_pod_that_refuses_connections_do_not_hang(impa
             assert "[DONE]" not in text
 
 
-async def test_a_server_that_closes_its_port_and_finishes_its_streams_is_not_cut(impatient: None) -> None:
+async def test_a_server_that_closes_its_port_finishes_its_streams(impatient: None) -> None:
     async with world({"pods": FAST["pods"]}) as w:
         for engine in w.engines:
             engine.events = 30
@@ -193,7 +193,7 @@ async def test_a_server_that_closes_its_port_and_finishes_its_streams_is_not_cut
         assert text.endswith("data: 29\n\ndata: [DONE]\n\n")
 
 
-async def test_a_pod_that_is_unwell_gets_nothing_until_it_is_well() -> None:
+async def test_an_unhealthy_pod_gets_no_requests_until_it_is_healthy() -> None:
     async with world() as w:
         w.engines[0].unwell = True
         await until(lambda: w.doubts(0) == [UNHEALTHY])
@@ -206,7 +206,7 @@ async def test_a_pod_that_is_unwell_gets_nothing_until_it_is_well() -> None:
         assert 'kvlane_endpoint_transitions_total{endpoint="pod-0",state="ejected"} 1.0' in text
 
 
-async def test_a_pod_that_is_shutting_down_is_left_alone_though_it_is_well() -> None:
+async def test_a_pod_that_shuts_down_is_avoided_although_healthy() -> None:
     async with world() as w:
         w.engines[0].shutting_down = True
         answers = await w.asked_by_both()
@@ -241,7 +241,7 @@ async def test_without_a_pod_the_port_is_open_and_the_first_pod_is_used_soon() -
                 task.cancel()
 
 
-async def test_the_port_is_open_while_pods_that_do_not_answer_are_tried() -> None:
+async def test_the_port_is_open_while_silent_pods_are_tried() -> None:
     heard = asyncio.Event()
 
     async def silent(request: Received) -> None:

@@ -49,7 +49,7 @@ async def until_met(s: Stack, number: int, **fields: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_late_request_is_answered_by_another_pod_and_the_late_one_hears_that_it_is_over(stream: bool) -> None:
+async def test_a_late_request_is_served_by_another_pod_and_aborted_at_the_first(stream: bool) -> None:
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0)
         for attempt in range(50):
@@ -70,7 +70,7 @@ async def test_a_late_request_is_answered_by_another_pod_and_the_late_one_hears_
         assert not await s.sample("kvlane_retries_total")
 
 
-async def test_a_second_attempt_of_a_stream_that_may_be_resumed_shows_no_counts_that_only_the_proxy_asked_for() -> None:
+async def test_a_hedged_attempt_of_a_resumable_stream_shows_no_internal_counts() -> None:
     settings = hedged()
     settings["reliability"]["continuation"] = {"models": ["sim"]}
     async with stack(2, SLOW, {**settings, **BLIND}) as s:
@@ -86,7 +86,7 @@ async def test_a_second_attempt_of_a_stream_that_may_be_resumed_shows_no_counts_
         assert await counted(s, WON) == 1.0
 
 
-async def test_who_begins_first_answers_also_if_it_was_asked_first() -> None:
+async def test_the_first_pod_to_start_responds() -> None:
     async with stack(2, SLOW, {**hedged(after="20ms"), **BLIND}) as s:
         s.pods[0].faults.set([])
         response, _ = await s.chat(max_tokens=100)
@@ -96,7 +96,7 @@ async def test_who_begins_first_answers_also_if_it_was_asked_first() -> None:
         assert sum(len(pod.requests) for pod in s.pods) == 2
 
 
-async def test_nothing_is_sent_twice_before_it_is_late_nor_what_is_not_urgent() -> None:
+async def test_requests_that_are_not_late_or_not_urgent_are_not_hedged() -> None:
     async with stack(2, SLOW, hedged(priorityAtLeast=1)) as s:
         response, _ = await s.chat(max_tokens=30)
         assert response.status == 200
@@ -106,7 +106,7 @@ async def test_nothing_is_sent_twice_before_it_is_late_nor_what_is_not_urgent() 
         assert sum(len(pod.requests) for pod in s.pods) == 1
 
 
-async def test_beyond_the_budget_there_is_one_leg() -> None:
+async def test_beyond_the_budget_there_is_one_attempt() -> None:
     async with stack(2, SLOW, hedged(after="10ms", budgetPercent=0)) as s:
         for _ in range(14):
             await s.chat(max_tokens=10)
@@ -114,7 +114,7 @@ async def test_beyond_the_budget_there_is_one_leg() -> None:
         assert sum(len(pod.requests) for pod in s.pods) == 24
 
 
-async def test_there_is_no_second_leg_while_somebody_waits_for_the_room() -> None:
+async def test_no_request_is_hedged_while_others_are_queued() -> None:
     settings = {**hedged(after="20ms"), "flowControl": {"maxConcurrentPerPod": 1}, **BLIND}
     async with stack(2, SLOW, settings) as s:
         asked = [asyncio.ensure_future(s.chat(f"Question {number}", max_tokens=40)) for number in range(4)]
@@ -128,7 +128,7 @@ async def test_there_is_no_second_leg_while_somebody_waits_for_the_room() -> Non
         await s.idle()
 
 
-async def test_a_client_that_leaves_takes_both_legs_with_it() -> None:
+async def test_a_client_that_leaves_ends_both_attempts() -> None:
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0, 1)
         async with aiohttp.ClientSession() as other:
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_takes_both_legs_with_it() -> None:
         assert await counted(s, FAILED) == 0.0
 
 
-async def test_the_leg_that_answers_is_the_one_that_limits_hear_of() -> None:
+async def test_limits_count_the_attempt_that_responded() -> None:
     limits = {"requestsPerMinute": 1000, "tokensPerMinute": 100_000}
     keys = {"security": {"apiKeys": [{"name": "a", "key": "k", "limits": limits}]}}
     async with stack(2, SLOW, {**hedged(), **keys, **BLIND}) as s:
@@ -159,7 +159,7 @@ async def test_the_leg_that_answers_is_the_one_that_limits_hear_of() -> None:
         await until(lambda: meter.running == 0)
 
 
-async def test_when_the_grace_ends_both_legs_do_and_the_client_is_told() -> None:
+async def test_the_grace_period_ends_both_attempts_with_an_error() -> None:
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0, 1)
         asking = asyncio.ensure_future(s.chat())
@@ -170,7 +170,7 @@ async def test_when_the_grace_ends_both_legs_do_and_the_client_is_told() -> None
         await s.idle()
 
 
-async def test_a_reload_switches_it_on_and_off_again() -> None:
+async def test_a_reload_enables_and_disables_hedging() -> None:
     async with stack(2, SLOW, BLIND) as s:
         without = s.app._settings
         wanted = HedgingSettings(after=Duration(0.02), budget_percent=100)
@@ -183,7 +183,7 @@ async def test_a_reload_switches_it_on_and_off_again() -> None:
             assert sum(len(pod.requests) for pod in s.pods) == requests
 
 
-async def test_what_is_learnt_of_first_bytes_says_what_is_late() -> None:
+async def test_learnt_first_byte_times_define_lateness() -> None:
     learning = {"percentile": 95, "budgetPercent": 100}
     settings = {"reliability": {"hedging": learning, "breaker": {"failures": 1000}}, **BY_LOAD, **BLIND}
     async with stack(2, SimConfig(time_scale=5), settings) as s:
@@ -251,7 +251,7 @@ async def breaking(request: Received) -> None:
     request.break_off()
 
 
-async def test_a_head_alone_is_no_answer_of_a_stream() -> None:
+async def test_a_head_alone_is_no_start_of_a_stream() -> None:
     """The client gets one head, and events of one pod."""
     first = saying(SSE_HEAD, *told("slow"), END, pause=0.3)
     status, body, endings = await between(first, saying(GOOD), hedged())
@@ -259,14 +259,14 @@ async def test_a_head_alone_is_no_answer_of_a_stream() -> None:
     assert endings == ["complete", "evicted"]
 
 
-async def test_the_leg_that_is_left_answers_when_the_other_fails() -> None:
+async def test_the_remaining_attempt_responds_when_the_other_fails() -> None:
     for first, second in ((breaking, saying(GOOD, after=0.3)), (saying(GOOD, after=0.4), breaking)):
         status, body, endings = await between(first, second, hedged())
         assert (status, body.count(b"good")) == (200, 1)
         assert endings == ["complete", "upstream-failed"]
 
 
-async def test_a_refusal_is_none_while_the_other_leg_may_answer() -> None:
+async def test_a_refusal_is_hidden_while_the_other_attempt_may_respond() -> None:
     for first, second in (
         (saying(FULL, after=0.1), saying(GOOD, after=0.3)),
         (saying(GOOD, after=0.4), saying(FULL)),
@@ -275,7 +275,7 @@ async def test_a_refusal_is_none_while_the_other_leg_may_answer() -> None:
         assert (status, body.count(b"good")) == (200, 1)
 
 
-async def test_when_both_fail_nobody_is_asked_a_third_time_in_vain() -> None:
+async def test_when_both_fail_no_pod_is_tried_again() -> None:
     settings = hedged()
     settings["reliability"]["retries"] = {"attempts": 2}
     status, _, endings = await between(breaking, breaking, settings)
@@ -283,7 +283,7 @@ async def test_when_both_fail_nobody_is_asked_a_third_time_in_vain() -> None:
     assert endings == ["upstream-failed", "upstream-failed"]
 
 
-async def test_a_request_whose_time_ends_while_two_pods_have_it_is_late_on_both() -> None:
+async def test_a_timeout_on_two_pods_counts_for_both() -> None:
     settings = hedged()
     settings["reliability"]["timeouts"] = {"request": "2s"}
     status, _, endings = await between(hanging, hanging, settings)
@@ -296,7 +296,7 @@ async def cut(request: Received) -> None:
     request.break_off()
 
 
-async def test_a_stream_of_the_second_leg_that_breaks_off_ends_with_an_error() -> None:
+async def test_a_broken_stream_of_the_hedged_attempt_ends_with_an_error() -> None:
     status, body, endings = await between(hanging, cut, hedged())
     assert status == 200
     assert body.count(b'data: {"error"') == 1
@@ -304,7 +304,7 @@ async def test_a_stream_of_the_second_leg_that_breaks_off_ends_with_an_error() -
 
 
 @pytest.mark.parametrize("first", [hanging, saying(SSE_HEAD, after=0.1)])
-async def test_or_goes_on_with_a_third_one(first: Script) -> None:
+async def test_a_broken_stream_of_the_hedged_attempt_continues_on_a_third_pod(first: Script) -> None:
     settings = hedged()
     settings["reliability"]["continuation"] = {"models": ["*"]}
     status, body, endings = await between(first, cut, settings, saying(GOOD))
@@ -315,7 +315,7 @@ async def test_or_goes_on_with_a_third_one(first: Script) -> None:
     assert endings == ["complete", "evicted", "upstream-failed"]
 
 
-async def test_either_leg_may_answer_under_another_name() -> None:
+async def test_either_attempt_may_respond_under_another_model_name() -> None:
     settings = {**hedged(), "models": {"aliases": {"m": "n"}}}
     for first, second in ((hanging, saying(GOOD)), (saying(GOOD, after=0.2), hanging)):
         status, body, _ = await between(first, second, settings)

@@ -74,7 +74,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield found
 
 
-async def test_pods_of_a_cluster_serve_come_and_go_without_a_failed_request() -> None:
+async def test_pods_of_a_cluster_serve_and_change_without_a_failed_request() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         await c.run("127.0.0.12", "b")
@@ -105,7 +105,7 @@ async def test_pods_of_a_cluster_serve_come_and_go_without_a_failed_request() ->
         await c.knows("b", "c")
 
 
-async def test_a_pod_that_is_told_to_end_finishes_what_it_has_begun_and_gets_nothing_new() -> None:
+async def test_a_deleted_pod_finishes_its_requests_and_gets_no_new_ones() -> None:
     async with cluster() as c:
         ending = await c.run("127.0.0.11", "a", SimConfig(time_scale=2))
         await c.serve()
@@ -123,7 +123,7 @@ async def test_a_pod_that_is_told_to_end_finishes_what_it_has_begun_and_gets_not
         await until(lambda: c.app.fleet.get("ns/a") is None)
 
 
-async def test_an_address_that_another_pod_gets_is_another_pod() -> None:
+async def test_an_address_reused_by_another_pod_is_another_pod() -> None:
     async with cluster() as c:
         first = await c.run("127.0.0.11", "vllm-0", uid="1")
         await c.serve()
@@ -138,7 +138,7 @@ async def test_an_address_that_another_pod_gets_is_another_pod() -> None:
         assert await c.ask() == (200, "ns/vllm-0")
 
 
-async def test_without_an_api_server_the_port_is_open_and_nobody_ready_until_it_comes() -> None:
+async def test_without_an_api_server_the_port_is_open_and_no_pod_ready() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         await c.api.stop_listening()
@@ -151,7 +151,7 @@ async def test_without_an_api_server_the_port_is_open_and_nobody_ready_until_it_
         assert await c.ask() == (200, "ns/a")
 
 
-async def test_ranks_of_one_pod_are_asked_one_by_one() -> None:
+async def test_ranks_of_one_pod_are_separate_endpoints() -> None:
     async with cluster() as c:
         one = await c.run("127.0.0.11", "a")
         two = SimPod(QUICK)
@@ -166,7 +166,7 @@ async def test_ranks_of_one_pod_are_asked_one_by_one() -> None:
             await two.stop()
 
 
-async def test_each_pool_finds_pods_of_its_own() -> None:
+async def test_each_pool_finds_its_own_pods() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         await c.run("127.0.0.12", "b", SimConfig(model="large", time_scale=20), labels={"app": "large"})
@@ -178,7 +178,7 @@ async def test_each_pool_finds_pods_of_its_own() -> None:
         assert {one.name: one.pool for one in c.app.fleet.endpoints} == {"ns/a": "default", "ns/b": "large"}
 
 
-async def test_a_new_configuration_may_look_elsewhere() -> None:
+async def test_a_new_configuration_may_watch_another_source() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         await c.run("127.0.0.12", "b", labels={"app": "other"})
@@ -190,7 +190,7 @@ async def test_a_new_configuration_may_look_elsewhere() -> None:
         await c.knows("b")
 
 
-async def test_objectives_and_rewrites_of_the_cluster_take_effect_as_they_come() -> None:
+async def test_objectives_and_rewrites_of_the_cluster_apply() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         where = {"server": c.api.url, "namespace": "ns"}
@@ -208,7 +208,7 @@ async def test_objectives_and_rewrites_of_the_cluster_take_effect_as_they_come()
                 await asyncio.sleep(0.01)
 
 
-async def test_a_new_configuration_keeps_what_is_known_of_the_cluster_or_lets_it_go() -> None:
+async def test_a_new_configuration_keeps_or_drops_the_state_of_the_cluster() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         c.api.put(rewrites_in(), rewrite("names", rule({"sim": None}, "gpt-4o")))

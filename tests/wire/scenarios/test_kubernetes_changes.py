@@ -54,7 +54,7 @@ async def comes_true(c: Cluster, expected: tuple[int, str], model: str = "sim", 
             await asyncio.sleep(0.01)
 
 
-async def test_the_late_end_of_a_pod_costs_the_next_one_of_its_address_nothing() -> None:
+async def test_the_late_removal_of_a_pod_does_not_affect_its_successor() -> None:
     async with cluster() as c:
         old = await c.run("127.0.0.31", "old", uid="1")
         await c.serve()
@@ -93,7 +93,7 @@ async def test_a_pool_that_selects_others_moves_its_requests_without_losing_one(
         assert answers == {(200, "ns/blue"), (200, "ns/green")}
 
 
-async def test_ranks_that_end_and_come_back_lose_no_request() -> None:
+async def test_ranks_that_end_and_return_lose_no_request() -> None:
     async with cluster() as c:
         one = await c.run("127.0.0.35", "a")
         two = SimPod(QUICK)
@@ -135,7 +135,7 @@ async def test_pods_of_one_name_in_two_namespaces_are_two_pods() -> None:
             await far.stop()
 
 
-async def test_objectives_that_are_added_changed_and_removed_say_the_priority_of_requests_that_come() -> None:
+async def test_changed_objectives_apply_to_new_requests() -> None:
     async with cluster() as c:
         await c.run("127.0.0.38", "a")
         where = {"server": c.api.url, "namespace": "ns"}
@@ -155,7 +155,7 @@ async def test_objectives_that_are_added_changed_and_removed_say_the_priority_of
             await comes_true(c, (0, "sim"), **named)
 
 
-async def test_rewrites_that_are_added_changed_and_removed_count_for_requests_that_come() -> None:
+async def test_changed_rewrites_apply_to_new_requests() -> None:
     async with cluster() as c:
         await c.run("127.0.0.39", "a")
         await c.run("127.0.0.40", "b", SimConfig(model="large", time_scale=20))

@@ -59,7 +59,7 @@ async def left_at(last: bytes) -> AsyncIterator[tuple[str, aiohttp.ClientSession
         (b'data: {"choices": [{"delta": {"content": "data: [DONE]"}}]}\n\n', "client-gone"),
     ],
 )
-async def test_who_leaves_after_the_last_event_has_all_of_it(last: bytes, outcome: str) -> None:
+async def test_a_client_that_leaves_after_the_last_event_has_the_whole_stream(last: bytes, outcome: str) -> None:
     async with left_at(last) as (admin, session), session.get(admin + "/metrics") as response:
         lines = (await response.text()).splitlines()
     counted = [line for line in lines if line.startswith("kvlane_requests_total{") and 'path="chat"' in line]

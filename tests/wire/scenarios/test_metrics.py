@@ -25,7 +25,7 @@ def total(found: dict[str, float], name: str, *labels: str) -> float:
     return sum(found[key] for key in matching)
 
 
-async def test_requests_are_counted_by_how_they_ended() -> None:
+async def test_requests_are_counted_by_ending() -> None:
     async with stack(1, SLOW) as s:
         await s.chat(max_tokens=2)
         await s.chat(model="none")
@@ -47,7 +47,7 @@ async def test_requests_are_counted_by_how_they_ended() -> None:
         assert found['kvlane_endpoint_in_flight_requests{endpoint="pod-0"}'] == 0
 
 
-async def test_what_is_no_request_is_counted_as_one_that_was_refused() -> None:
+async def test_malformed_requests_are_counted_as_refused() -> None:
     async with stack(1) as s:
         reader, writer = await asyncio.open_connection("127.0.0.1", s.app.port)
         writer.write(b"NONSENSE\r\n\r\n")
@@ -60,7 +60,7 @@ async def test_what_is_no_request_is_counted_as_one_that_was_refused() -> None:
         assert found['kvlane_client_connections_refused_total{reason="tls-handshake"}'] == 0
 
 
-async def test_tokens_and_hits_are_those_that_the_pods_report() -> None:
+async def test_tokens_and_hits_equal_those_of_the_pods() -> None:
     async with stack(2) as s:
         usages = [(await s.chat(WARM, max_tokens=3))[1]["usage"] for _ in range(3)]
         found = await samples(s)
@@ -91,7 +91,7 @@ async def test_times_are_measured_once_per_request() -> None:
         assert total(found, "kvlane_plugin_duration_seconds_count", 'extension_point="Scorer"') > 0
 
 
-async def test_names_that_clients_make_up_add_no_series() -> None:
+async def test_invented_names_add_no_series() -> None:
     async with stack(1) as s:
         await s.chat()
         await s.chat(model="warm up")
@@ -105,7 +105,7 @@ async def test_names_that_clients_make_up_add_no_series() -> None:
         assert len(await samples(s)) <= before + 12
 
 
-async def test_shadows_are_counted_and_not_acted_upon() -> None:
+async def test_shadows_are_counted_and_not_used() -> None:
     scheduling = {
         "plugins": [{"type": "round-robin-picker"}, {"type": "queue-scorer"}, {"type": "random-picker"}],
         "schedulingProfiles": [
@@ -121,7 +121,7 @@ async def test_shadows_are_counted_and_not_acted_upon() -> None:
         assert total(found, "kvlane_scheduling_decisions_total") == 10
 
 
-async def test_a_retry_is_an_attempt_of_its_own() -> None:
+async def test_a_retry_is_an_attempt() -> None:
     async with stack(2, settings=BLIND) as s:
         await s.pods[0].kill()
         for number in range(4):
@@ -132,7 +132,7 @@ async def test_a_retry_is_an_attempt_of_its_own() -> None:
         assert total(found, "kvlane_attempts_total", 'endpoint="pod-1"', 'ending="complete"') == 4
 
 
-async def test_pod_states_follow_the_pods() -> None:
+async def test_pod_states_match_the_pods() -> None:
     async with stack(2) as s:
         assert (await samples(s))['kvlane_pool_ready_endpoints{pool="default"}'] == 2
         await s.pods[0].kill()

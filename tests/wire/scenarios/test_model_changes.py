@@ -27,7 +27,7 @@ def questions(s: Stack, number: int, model: str | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_404_of_a_pod_that_changed_its_model_is_asked_elsewhere(stream: bool) -> None:
+async def test_a_404_of_a_pod_that_changed_its_model_is_retried_elsewhere(stream: bool) -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         s.pods[0].serve_models("other")
         for number in range(8):
@@ -50,7 +50,7 @@ async def test_a_404_without_another_pod_that_lists_the_model_passes() -> None:
         assert questions(s, 1) == []
 
 
-async def test_a_404_of_every_pod_passes_after_each_was_asked_once() -> None:
+async def test_a_404_of_every_pod_passes_after_one_attempt_each() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         for pod in s.pods:
             pod.serve_models("other")
@@ -80,7 +80,7 @@ def reads(s: Stack) -> int:
     return s.app._process.polling.runners[DEFAULT_POOL].budget.rounds
 
 
-async def test_an_adapter_that_is_loaded_at_run_time_is_found_when_a_client_asks_for_it() -> None:
+async def test_an_adapter_loaded_at_run_time_is_found_on_request() -> None:
     async with stack(3, [base(), base(), base()], RARELY) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])
         response, answer = await s.chat(model="poems")
@@ -88,7 +88,7 @@ async def test_an_adapter_that_is_loaded_at_run_time_is_found_when_a_client_asks
         assert answer["model"] == "poems"
 
 
-async def test_requests_for_a_new_adapter_that_come_together_are_all_served() -> None:
+async def test_concurrent_requests_for_a_new_adapter_are_all_served() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])
         answers = await asyncio.gather(*(s.chat(f"question {number}", model="poems") for number in range(20)))
@@ -97,7 +97,7 @@ async def test_requests_for_a_new_adapter_that_come_together_are_all_served() ->
         assert reads(s) == 4
 
 
-async def test_an_adapter_that_was_unloaded_is_found_again_when_it_is_loaded_elsewhere() -> None:
+async def test_an_adapter_unloaded_and_loaded_elsewhere_is_found_again() -> None:
     async with stack(2, [base(lora_adapters=("poems",)), base()], {"pods": {"refresh": {"interval": "1s"}}}) as s:
         s.pods[0].serve_models()
         assert (await s.chat(model="poems"))[0].status == 404
@@ -118,7 +118,7 @@ async def test_an_alias_of_a_new_adapter_is_found_and_a_fallback_does_not_wait()
         assert (response.status, response.headers["x-kvlane-endpoint"], answer["model"]) == (200, "pod-1", "verses")
 
 
-async def test_the_models_of_a_pod_are_read_again_at_once_after_its_404() -> None:
+async def test_the_models_of_a_pod_are_read_at_once_after_its_404() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         s.pods[0].serve_models("other")
         while not questions(s, 0):
@@ -135,7 +135,7 @@ async def test_the_only_pod_that_changes_its_model_serves_the_new_one_at_once() 
         assert (await s.chat(model="base"))[0].status == 503
 
 
-async def test_clients_that_invent_models_cause_one_read_of_each_pod_per_second() -> None:
+async def test_invented_models_cause_one_read_per_pod_and_second() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         clock = asyncio.get_running_loop()
         began = clock.time()
@@ -147,7 +147,7 @@ async def test_clients_that_invent_models_cause_one_read_of_each_pod_per_second(
         assert questions(s, 0) == questions(s, 1) == []
 
 
-async def test_a_model_of_a_pod_that_is_away_is_unavailable_without_a_read() -> None:
+async def test_a_model_of_an_unreachable_pod_is_unavailable_without_a_read() -> None:
     async with stack(2, [base(), SimConfig(model="other")], RARELY) as s:
         await s.pods[1].kill()
         statuses = [(await s.chat(model="other"))[0].status for _ in range(3)]
@@ -155,7 +155,7 @@ async def test_a_model_of_a_pod_that_is_away_is_unavailable_without_a_read() -> 
         assert reads(s) == 2
 
 
-async def test_a_pod_that_hangs_does_not_keep_a_new_adapter_from_being_found() -> None:
+async def test_a_hanging_pod_does_not_hide_a_new_adapter() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])
         port = s.pods[0].port
@@ -168,7 +168,7 @@ async def test_a_pod_that_hangs_does_not_keep_a_new_adapter_from_being_found() -
                 writer.close()
 
 
-async def test_a_key_that_may_not_ask_for_a_model_causes_no_read() -> None:
+async def test_a_key_without_permission_for_a_model_causes_no_read() -> None:
     keys = [{"name": "a", "key": "secret-a", "models": ["base"]}]
     async with stack(2, [base(), base()], {**RARELY, "security": {"apiKeys": keys}}) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])

@@ -28,7 +28,7 @@ async def test_one_model_is_found_by_its_name_even_with_a_slash() -> None:
                 assert response.status == status, name
 
 
-async def test_a_model_is_asked_for_only_where_it_is() -> None:
+async def test_requests_for_a_model_go_to_its_pods_only() -> None:
     async with stack(3, [BASE, TUNED, OTHER]) as s:
         assert await pods_of(s, "poems") == {"pod-1"}
         assert await pods_of(s, "org/other") == {"pod-2"}
@@ -41,7 +41,7 @@ async def pods_of(s: Stack, model: str) -> set[str]:
     return {response.headers["x-kvlane-endpoint"] for response, _ in answers}
 
 
-async def test_a_model_whose_pods_are_away_is_unavailable_and_not_unknown() -> None:
+async def test_a_model_whose_pods_are_unreachable_is_unavailable_and_not_unknown() -> None:
     async with stack(2, [BASE, OTHER]) as s:
         await s.pods[1].kill()
         statuses = [(await s.chat(model="org/other"))[0].status for _ in range(2)]
@@ -50,7 +50,7 @@ async def test_a_model_whose_pods_are_away_is_unavailable_and_not_unknown() -> N
         assert (await s.chat(model="base"))[0].status == 200
 
 
-async def test_models_that_are_configured_are_the_only_ones_of_that_pod() -> None:
+async def test_configured_models_are_the_only_ones_of_their_pod() -> None:
     async with stack(2, [TUNED, TUNED], each=[{"models": ["base", "poems"]}, {"models": ["base", "laws"]}]) as s:
         assert await pods_of(s, "poems") == {"pod-0"}
         assert await pods_of(s, "laws") == {"pod-1"}

@@ -37,7 +37,7 @@ async def events(s: Stack, path: str, body: dict[str, Any]) -> list[dict[str, An
         ("/v1/responses", {"input": "Hello!", "max_output_tokens": 5}),
     ],
 )
-async def test_the_answer_has_the_name_that_was_asked_for(path: str, body: dict[str, Any]) -> None:
+async def test_the_response_has_the_requested_name(path: str, body: dict[str, Any]) -> None:
     async with stack(2, [BIG, SMALL], NAMES) as s:
         response, answer = await s.post(path, {"model": "gpt-4o", **body})
         assert (response.status, answer["model"]) == (200, "gpt-4o")
@@ -62,7 +62,7 @@ async def test_a_stream_of_an_alias_has_the_events_of_its_model() -> None:
         assert await s.sample('kvlane_model_rewrites_total{model="org/big",rule="alias"}') == 1
 
 
-async def test_the_pod_gets_its_own_name_and_all_other_bytes_as_they_were_sent() -> None:
+async def test_the_pod_gets_its_own_name_and_all_other_bytes_unchanged() -> None:
     sent = b'{ "messages":[{"role":"user","content":"caf\xc3\xa9 \\"model\\":\\"x\\""}], "model" : "gpt" ,"n":1.0e0}'
     bodies: list[bytes] = []
     answer = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n", bodies=bodies)
@@ -72,7 +72,7 @@ async def test_the_pod_gets_its_own_name_and_all_other_bytes_as_they_were_sent()
         assert got.all(b"content-length") == [str(len(bodies[0])).encode()]
 
 
-async def test_a_pod_that_goes_by_another_of_its_names_is_called_what_was_asked_for() -> None:
+async def test_a_pod_with_several_names_gets_the_requested_one_in_its_response() -> None:
     first = event('{"model":"served","choices":[]}')
     pod = engine(SSE_HEAD + first + event("[DONE]") + b"0\r\n\r\n")
     each = [{"models": ["served", "org/big"]}]
@@ -81,7 +81,7 @@ async def test_a_pod_that_goes_by_another_of_its_names_is_called_what_was_asked_
         assert body == b'data: {"model":"gpt","choices":[]}\n\ndata: [DONE]\n\n'
 
 
-async def test_the_list_has_the_further_names_while_their_model_is_served() -> None:
+async def test_aliases_are_listed_while_their_model_is_served() -> None:
     async with stack(2, [BIG, SMALL], {"models": {"aliases": {"gpt-4o": "org/big", "gone": "nobody"}}}) as s:
         async with s.http.get(s.url + "/v1/models") as response:
             listed = {card["id"]: card for card in (await response.json())["data"]}
@@ -97,7 +97,7 @@ async def test_the_list_has_the_further_names_while_their_model_is_served() -> N
 
 @pytest.mark.parametrize("sound", [b"short", SOUND])
 @pytest.mark.parametrize("file_first", [False, True])
-async def test_a_form_reaches_the_model_that_its_name_stands_for(sound: bytes, file_first: bool) -> None:
+async def test_a_form_reaches_the_model_of_its_alias(sound: bytes, file_first: bool) -> None:
     async with stack(2, [BIG, SMALL], NAMES) as s:
         response, answer = await upload(s, form("whisper-1", file_first=file_first, sound=sound))
         assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
@@ -124,7 +124,7 @@ async def test_traffic_is_split_and_a_header_chooses() -> None:
 FALLBACKS = {"models": {"aliases": {"gpt-4o": "org/big"}, "fallbacks": {"org/big": ["nobody", "small"]}}}
 
 
-async def test_the_next_model_answers_where_no_pod_has_the_first() -> None:
+async def test_without_a_pod_for_the_first_model_the_fallback_responds() -> None:
     async with stack(2, [BIG, SMALL], FALLBACKS) as s:
         await s.pods[0].kill()
         await until(lambda: not s.app.fleet.serving("org/big"))
@@ -141,7 +141,7 @@ async def test_the_next_model_answers_where_no_pod_has_the_first() -> None:
 
 
 @pytest.mark.parametrize("refusal", [b"429 Too Many Requests", b"503 Service Unavailable"])
-async def test_the_next_model_answers_where_the_pods_of_the_first_are_full(refusal: bytes) -> None:
+async def test_if_the_pods_of_the_first_model_are_full_the_fallback_responds(refusal: bytes) -> None:
     full = engine(b"HTTP/1.1 " + refusal + b"\r\ncontent-length: 2\r\n\r\n{}")
     good = engine(plain(b'{"model":"small"}', b"content-type: application/json\r\n"))
     each = [{"models": ["org/big"]}, {"models": ["small"]}]
@@ -149,7 +149,7 @@ async def test_the_next_model_answers_where_the_pods_of_the_first_are_full(refus
         assert await post(app.port, b'{"model":"gpt-4o","messages":[]}') == b'{"model":"gpt-4o"}'
 
 
-async def test_the_next_model_answers_where_flow_control_has_no_room() -> None:
+async def test_if_flow_control_has_no_capacity_the_fallback_responds() -> None:
     limits = {"flowControl": {"maxConcurrentPerPod": 1, "maxQueued": 0}, **FALLBACKS}
     slow = SimConfig(model="org/big", time_scale=1)
     async with stack(2, [slow, SMALL], limits) as s:
@@ -160,7 +160,7 @@ async def test_the_next_model_answers_where_flow_control_has_no_room() -> None:
         first.cancel()
 
 
-async def test_a_pod_that_sleeps_is_left_alone_and_woken_if_that_is_wanted() -> None:
+async def test_a_sleeping_pod_gets_no_requests_and_is_woken_if_configured() -> None:
     async with stack(2, BIG, {"models": {"wake": {"enabled": True}}}) as s:
         await nap(s, 0)
         assert await pods_asked(s, 8) == {"pod-1"}

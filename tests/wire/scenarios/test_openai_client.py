@@ -51,7 +51,7 @@ async def test_chat(api: AsyncOpenAI) -> None:
     assert answer.usage.completion_tokens == 5
 
 
-async def test_a_stream_has_the_text_of_the_whole_answer_and_its_usage_last(api: AsyncOpenAI) -> None:
+async def test_a_stream_has_the_text_of_the_complete_response_and_its_usage_last(api: AsyncOpenAI) -> None:
     whole = await api.chat.completions.create(model="sim", messages=USER, max_tokens=5)
     text, usages = "", []
     async for chunk in await api.chat.completions.create(
@@ -118,7 +118,7 @@ async def test_a_response_is_found_again_on_its_own_pod() -> None:
             assert (await api.responses.retrieve(response.id)).output_text == response.output_text
 
 
-async def test_a_conversation_goes_on_where_it_began() -> None:
+async def test_a_conversation_continues_on_its_pod() -> None:
     async with client(pods=4, settings=BLIND) as (s, api):
         for number in range(4):
             first = await api.responses.create(model="sim", input=f"{number} hello " * 50, max_output_tokens=5)
@@ -128,7 +128,7 @@ async def test_a_conversation_goes_on_where_it_began() -> None:
         assert sorted(len(pod.requests) for pod in s.pods) == [3, 3, 3, 3]
 
 
-async def test_a_streamed_response_is_bound_to_its_pod_too() -> None:
+async def test_a_streamed_response_is_bound_to_its_pod() -> None:
     async with client(pods=4) as (_, api):
         text, events = "", []
         async for event in await api.responses.create(model="sim", input="the sea", stream=True):
@@ -138,7 +138,7 @@ async def test_a_streamed_response_is_bound_to_its_pod_too() -> None:
         assert (await api.responses.retrieve(events[0].response.id)).output_text == text
 
 
-async def test_a_response_in_the_background_is_cancelled_where_it_runs() -> None:
+async def test_a_background_response_is_cancelled_on_its_pod() -> None:
     async with client(pods=4, config=SLOW) as (s, api):
         response = await api.responses.create(model="sim", input="a long story", background=True, max_output_tokens=900)
         await api.responses.cancel(response.id)
@@ -146,7 +146,7 @@ async def test_a_response_in_the_background_is_cancelled_where_it_runs() -> None
         assert (await api.responses.retrieve(response.id)).status == "cancelled"
 
 
-async def test_a_response_that_nobody_made_is_not_found() -> None:
+async def test_an_unknown_response_is_not_found() -> None:
     async with client(pods=4) as (s, api):
         with pytest.raises(openai.NotFoundError, match="resp_none"):
             await api.responses.retrieve("resp_none")
@@ -161,12 +161,12 @@ async def test_an_unknown_model_is_a_not_found_error(api: AsyncOpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-async def test_a_field_that_the_pod_refuses_is_a_bad_request_error(api: AsyncOpenAI) -> None:
+async def test_a_field_refused_by_the_pod_is_a_bad_request_error(api: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens must be at least 1"):
         await api.chat.completions.create(model="sim", messages=USER, max_tokens=-1)
 
 
-async def test_a_body_that_the_proxy_refuses_is_a_bad_request_error(api: AsyncOpenAI) -> None:
+async def test_a_body_refused_by_the_proxy_is_a_bad_request_error(api: AsyncOpenAI) -> None:
     messages: Any = {"role": "user"}
     with pytest.raises(openai.BadRequestError) as caught:
         await api.chat.completions.create(model="sim", messages=messages)
@@ -182,7 +182,7 @@ async def test_a_body_over_the_limit_is_an_error_of_status_413() -> None:
         assert not any(len(pod.requests) for pod in s.pods)
 
 
-async def test_a_stream_that_breaks_raises_in_the_middle() -> None:
+async def test_a_broken_stream_raises() -> None:
     async with client(pods=1, config=SLOW) as (s, api):
         stream = await api.chat.completions.create(model="sim", messages=USER, max_tokens=2000, stream=True)
         assert (await anext(stream)).choices[0].delta.role == "assistant"

@@ -41,7 +41,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS, ids=[f"{path}-{number}" for number, (path, _) in enumerate(CALLS)])
-async def test_the_answer_through_the_proxy_is_the_pods_own(path: str, body: dict[str, Any]) -> None:
+async def test_the_response_through_the_proxy_equals_the_pods(path: str, body: dict[str, Any]) -> None:
     headers = {"x-request-id": "same"}
     async with stack(1) as s:
         response, proxied = await s.post(path, {"model": "sim", **body}, headers)
@@ -66,7 +66,7 @@ def steady(answer: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["tokens", "text", "texts", "batch of tokens"],
 )
-async def test_prompts_of_every_form_go_where_they_are_cached(body: dict[str, Any]) -> None:
+async def test_prompts_of_every_form_go_to_their_cache(body: dict[str, Any]) -> None:
     async with stack(4) as s:
         first, _ = await s.post("/v1/completions", {"model": "sim", "max_tokens": 1, **body})
         for _ in range(3):
@@ -75,7 +75,7 @@ async def test_prompts_of_every_form_go_where_they_are_cached(body: dict[str, An
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
 
 
-async def test_a_stream_of_messages_is_the_pods_own() -> None:
+async def test_a_stream_of_messages_equals_the_pods() -> None:
     body = {"model": "sim", "messages": USER, "max_tokens": 4, "stream": True}
     headers = {"x-request-id": "same"}
     async with stack(1) as s:
@@ -118,7 +118,7 @@ async def refused(s: Stack, body: Any) -> tuple[int, str]:
         ("/v1/completions", {"prompt": "the sea", "max_tokens": 2000}, {"error": {"type": "server_error"}}),
     ],
 )
-async def test_a_stream_that_is_cut_ends_with_an_error_event_of_its_api(
+async def test_a_broken_stream_ends_with_an_error_event_of_its_api(
     path: str, body: dict[str, Any], error: dict[str, Any]
 ) -> None:
     async with stack(1, SLOW) as s:
@@ -159,14 +159,14 @@ async def test_an_omitted_model_goes_to_pods_of_the_only_one() -> None:
             assert response.status == 200, path
 
 
-async def test_of_several_models_one_must_be_named() -> None:
+async def test_with_several_models_one_must_be_named() -> None:
     async with stack(2, [SimConfig(model="one"), SimConfig(model="two")]) as s:
         response, answer = await s.post("/v1/embeddings", {"input": "the sea"})
         assert (response.status, answer["error"]["param"]) == (400, "model")
         assert "one, two" in answer["error"]["message"]
 
 
-async def test_concurrent_calls_of_many_kinds_do_not_mix_up() -> None:
+async def test_concurrent_requests_of_many_kinds_do_not_mix() -> None:
     async with stack(3) as s:
 
         async def ask(number: int) -> None:

@@ -101,7 +101,7 @@ def dead(pods: Sequence[Mortal]) -> int:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "after a while"])
-async def test_two_pods_at_most_die_of_a_request_that_is_sent_on_used_connections(
+async def test_a_poison_request_on_reused_connections_crashes_at_most_two_pods(
     seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     pods = [Mortal(seconds) for _ in range(6)]
@@ -121,7 +121,7 @@ MODELS = {"models": {"aliases": {"gpt": "m"}, "rewrites": [REWRITE]}}
 
 
 @pytest.mark.parametrize("name", ["gpt", "any"])
-async def test_a_quarantined_request_that_names_an_alias_or_a_rewritten_model_is_refused_when_it_comes_again(
+async def test_a_quarantined_request_with_an_alias_or_rewrite_is_refused_again(
     name: str,
 ) -> None:
     pods = [Mortal() for _ in range(6)]
@@ -133,7 +133,7 @@ async def test_a_quarantined_request_that_names_an_alias_or_a_rewritten_model_is
         assert (await post(http, "hello", model=name))[0] == 200
 
 
-async def test_a_quarantined_form_that_names_an_alias_is_refused_when_it_comes_again() -> None:
+async def test_a_quarantined_form_with_an_alias_is_refused_again() -> None:
     pods = [Mortal() for _ in range(6)]
     async with fleet(pods, MODELS) as (_, http):
         for _ in range(3):
@@ -145,7 +145,7 @@ async def test_a_quarantined_form_that_names_an_alias_is_refused_when_it_comes_a
             assert dead(pods) == 2
 
 
-async def test_two_pods_at_most_die_of_a_request_that_two_pods_have_at_the_same_time() -> None:
+async def test_a_hedged_poison_request_crashes_at_most_two_pods() -> None:
     pods = [Mortal(0.2) for _ in range(6)]
     hedged = {"reliability": {**PATIENT["reliability"], "hedging": {"after": "50ms", "budgetPercent": 100}}}
     async with fleet(pods, hedged) as (_, http):
@@ -155,7 +155,7 @@ async def test_two_pods_at_most_die_of_a_request_that_two_pods_have_at_the_same_
 
 
 @pytest.mark.parametrize("connector", ["nixl", "p2p-nccl", "mooncake", "sglang"])
-async def test_prefill_and_decode_pods_that_die_of_a_request_count_together(connector: str) -> None:
+async def test_crashes_of_prefill_and_decode_pods_count_together(connector: str) -> None:
     pods = [Mortal(0.05) for _ in range(6)]
     settings = {"scheduling": SCHEDULING, "disaggregation": {"connector": connector}}
     async with fleet(pods, settings, ["prefill"] * 3 + ["decode"] * 3) as (_, http):
@@ -164,7 +164,7 @@ async def test_prefill_and_decode_pods_that_die_of_a_request_count_together(conn
         assert dead(pods) == 2
 
 
-async def test_a_pod_that_hangs_up_on_a_used_connection_after_a_while_has_had_the_request() -> None:
+async def test_a_pod_that_closes_a_reused_connection_after_a_while_has_had_the_request() -> None:
     pods = [Mortal(0.1) for _ in range(5)]
     async with fleet(pods) as (_, http):
         status, _, _ = await post(http, "hang up")
@@ -172,7 +172,7 @@ async def test_a_pod_that_hangs_up_on_a_used_connection_after_a_while_has_had_th
         assert sum(len(pod.prompts) for pod in pods) == 3
 
 
-async def test_no_innocent_request_is_refused_when_two_pods_crash_after_each_other(
+async def test_no_innocent_request_is_refused_when_two_pods_crash(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pods = [Mortal() for _ in range(4)]
@@ -189,7 +189,7 @@ async def test_no_innocent_request_is_refused_when_two_pods_crash_after_each_oth
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_poison_among_other_requests_is_stopped_and_they_are_served() -> None:
+async def test_a_poison_request_with_others_is_stopped_and_they_are_served() -> None:
     pods = [Mortal(0.1) for _ in range(6)]
     async with fleet(pods) as (_, http):
         others = [asyncio.create_task(post(http, f"slow {number}")) for number in range(12)]
@@ -202,7 +202,7 @@ async def test_a_poison_among_other_requests_is_stopped_and_they_are_served() ->
         assert [status for status, _, _ in await asyncio.gather(*others)] == [200] * 12
 
 
-async def test_a_poison_among_other_requests_is_tried_on_an_idle_pod() -> None:
+async def test_a_poison_request_with_others_is_tried_on_an_idle_pod() -> None:
     pods = [Mortal(0.1) for _ in range(4)]
     async with fleet(pods) as (_, http):
         others = [asyncio.create_task(post(http, f"slow {number}")) for number in range(2)]
@@ -216,7 +216,7 @@ async def test_a_poison_among_other_requests_is_tried_on_an_idle_pod() -> None:
         assert [status for status, _, _ in await asyncio.gather(*others)] == [200] * 2
 
 
-async def test_the_official_client_does_not_send_a_suspected_request_again() -> None:
+async def test_the_official_client_does_not_retry_a_suspected_request() -> None:
     pods = [Mortal() for _ in range(4)]
     async with (
         fleet(pods) as (app, _),

@@ -95,7 +95,7 @@ async def pools(*configs: SimConfig, here: int, **given: Any) -> AsyncIterator[P
             yield Pooled(app, sim, http, plan)
 
 
-async def test_a_request_goes_to_the_pool_that_has_its_model_and_an_unknown_model_to_none() -> None:
+async def test_a_request_goes_to_the_pool_of_its_model_and_an_unknown_model_to_none() -> None:
     async with pools(SMALL, LARGE, LARGE, here=1) as s:
         assert await s.asked("small") == {"pod-0"}
         assert await s.asked("large") == {"pod-1", "pod-2"}
@@ -106,7 +106,7 @@ async def test_a_request_goes_to_the_pool_that_has_its_model_and_an_unknown_mode
         await s.idle()
 
 
-async def test_each_pool_decides_by_its_own_scheduling() -> None:
+async def test_each_pool_has_its_own_scheduling() -> None:
     async with pools(SMALL, SMALL, LARGE, LARGE, here=2) as s:
         gold = [*s.plan.static(2), *s.plan.static(3, labels={"tier": "gold"})]
         await s.reload(large={"pods": {"static": gold}, "scheduling": ONLY_GOLD})
@@ -115,7 +115,7 @@ async def test_each_pool_decides_by_its_own_scheduling() -> None:
         assert "gold" not in s.app.schedulings["default"].instances
 
 
-async def test_each_pool_hands_prompts_over_by_its_own_connector() -> None:
+async def test_each_pool_has_its_own_connector() -> None:
     """What a pool does not say, the top level does."""
     roles: list[Role] = ["prefill", "decode"]
     nixl = [SimConfig(model="small", time_scale=20, role=role, connector="nixl") for role in roles]
@@ -150,7 +150,7 @@ async def test_a_flood_on_one_pool_does_not_delay_the_other() -> None:
         await s.idle()
 
 
-async def test_of_two_pools_with_the_model_the_first_has_it_until_its_pods_are_gone() -> None:
+async def test_of_two_pools_with_the_model_the_first_serves_it_until_its_pods_are_gone() -> None:
     async with pools(SMALL, SMALL, here=1) as s:
         assert await s.asked("small") == {"pod-0"}
         await s.pods[0].kill()
@@ -158,7 +158,7 @@ async def test_of_two_pools_with_the_model_the_first_has_it_until_its_pods_are_g
         await s.idle()
 
 
-async def test_a_pool_that_names_the_model_goes_before_one_that_names_none() -> None:
+async def test_a_pool_that_lists_the_model_precedes_one_without_a_list() -> None:
     async with pools(SMALL, LARGE, here=1) as s:
         update(s.app.fleet.endpoints[0], models=None)
         s.app.fleet._serving = None
@@ -177,7 +177,7 @@ async def test_a_fallback_can_be_the_same_model_in_another_pool() -> None:
         assert (await first)[0].headers[NAMED] == "pod-0"
 
 
-async def test_a_rewrite_can_name_the_pool_and_no_other_serves_it_then() -> None:
+async def test_a_rewrite_to_a_pool_is_served_by_no_other() -> None:
     models = {"rewrites": [{"model": "canary", "targets": [{"model": "small", "pool": "large"}]}]}
     async with pools(SMALL, SMALL, here=1, models=models) as s:
         assert await s.asked("canary") == {"pod-1"}
@@ -195,7 +195,7 @@ async def test_a_client_cannot_name_a_pool() -> None:
         assert response.status == 404
 
 
-async def test_a_reload_adds_a_pool_and_takes_it_away_and_the_others_keep_what_they_know() -> None:
+async def test_a_reload_adds_and_removes_a_pool_and_others_keep_their_state() -> None:
     async with pools(SMALL, LARGE, here=1, large=False) as s:
         assert (await s.ask("large"))[0].status == 404
         before = s.app.schedulings["default"].instances
@@ -213,7 +213,7 @@ async def test_a_reload_adds_a_pool_and_takes_it_away_and_the_others_keep_what_t
         assert await s.sample('kvlane_pool_ready_endpoints{pool="large"}') is None
 
 
-async def test_who_waits_in_a_pool_that_is_taken_away_goes_on_to_one_that_has_the_model() -> None:
+async def test_requests_queued_in_a_removed_pool_go_to_one_with_the_model() -> None:
     full = {"flowControl": {"maxConcurrent": 1}}
     async with pools(SMALL, SLOW, here=1, pods={"static": []}, large=full) as s:
         begun = [asyncio.ensure_future(s.ask("small", tokens=60)) for _ in range(3)]
@@ -231,7 +231,7 @@ async def test_who_waits_in_a_pool_that_is_taken_away_goes_on_to_one_that_has_th
         await s.idle()
 
 
-async def test_a_pod_that_is_put_into_another_pool_is_a_new_one_there_and_its_requests_end_well() -> None:
+async def test_a_pod_that_moves_to_another_pool_is_new_there_and_finishes_its_requests() -> None:
     async with pools(SLOW, LARGE, here=1) as s:
         await s.reload(large={"pods": {"static": s.plan.static(1, models=["large"])}})
         running = asyncio.ensure_future(s.ask("small", tokens=60))
@@ -254,7 +254,7 @@ async def test_a_pod_that_is_put_into_another_pool_is_a_new_one_there_and_its_re
         assert not s.app.ledger.in_flight
 
 
-async def test_a_configuration_with_a_fault_in_a_pool_changes_nothing_and_says_where() -> None:
+async def test_a_fault_in_a_pool_changes_nothing_and_is_reported() -> None:
     async with pools(SMALL, LARGE, here=1) as s:
         before = dict(s.app.schedulings)
         body = s.plan.given(
@@ -276,7 +276,7 @@ async def test_a_configuration_with_a_fault_in_a_pool_changes_nothing_and_says_w
         assert await s.asked("large") == {"pod-1"}
 
 
-async def test_operators_see_pools_and_put_pods_into_them() -> None:
+async def test_operators_see_pools_and_add_pods_to_them() -> None:
     async with pools(SMALL, LARGE, LARGE, here=1, large={"pods": {"static": []}}) as s:
         _, shown = await s.operate("GET", "/admin/pods")
         assert [(pod["name"], pod["pool"]) for pod in shown["pods"]] == [("pod-0", "default")]
@@ -295,14 +295,14 @@ async def test_operators_see_pools_and_put_pods_into_them() -> None:
         assert "schedulingProfiles" in config["pools"]["large"]["scheduling"]
 
 
-async def test_pods_that_an_operator_has_put_into_a_pool_leave_with_it() -> None:
+async def test_pods_added_to_a_pool_by_an_operator_are_removed_with_it() -> None:
     async with pools(SMALL, LARGE, here=1, large={"pods": {"static": []}}) as s:
         await s.operate("POST", "/admin/pods", {**s.plan.static(1)[0], "pool": "large"})
         await s.reload(large=False)
         await until(lambda: [endpoint.name for endpoint in s.app.fleet.endpoints] == ["pod-0"])
 
 
-async def test_a_pool_finds_its_pods_in_a_file_of_its_own(tmp_path: Path) -> None:
+async def test_a_pool_has_its_own_file_of_pods(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text("[]")
     async with pools(SMALL, LARGE, here=1, large={"pods": {"file": str(path)}}) as s:
@@ -316,7 +316,7 @@ async def test_a_pool_finds_its_pods_in_a_file_of_its_own(tmp_path: Path) -> Non
         await until(lambda: len(s.app.fleet.endpoints) == 1)
 
 
-async def test_what_follows_a_stored_response_goes_to_its_pool() -> None:
+async def test_requests_about_a_stored_response_go_to_its_pool() -> None:
     async with pools(SMALL, LARGE, here=1) as s:
         response, first = await s.post("/v1/responses", {"model": "large", "input": "Hi"})
         assert (response.status, response.headers[NAMED]) == (200, "pod-1")
@@ -326,7 +326,7 @@ async def test_what_follows_a_stored_response_goes_to_its_pool() -> None:
             assert stored.headers[NAMED] == "pod-1"
 
 
-async def test_the_record_says_which_pool_it_was_unless_it_is_the_default_one(tmp_path: Path) -> None:
+async def test_the_record_names_the_pool_except_the_default_one(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     telemetry = {"accessLog": False, "record": {"file": str(path)}}
     async with pools(SMALL, LARGE, here=1, telemetry=telemetry) as s:
@@ -349,13 +349,13 @@ async def test_the_record_says_which_pool_it_was_unless_it_is_the_default_one(tm
         ({"large": {"models": {}}}, "pools.large"),
     ],
 )
-def test_what_is_wrong_with_a_pool_is_said_with_its_path(pools: Any, path: str) -> None:
+def test_faults_of_a_pool_are_reported_with_their_path(pools: Any, path: str) -> None:
     with pytest.raises(ConfigError) as raised:
         from_mapping({"pods": {"static": [{"url": "http://x:1"}]}, "pools": pools})
     assert path in {problem.path for problem in raised.value.problems}
 
 
-def test_a_rewrite_to_a_pool_that_there_is_not_is_a_fault() -> None:
+def test_a_rewrite_to_an_unknown_pool_is_a_fault() -> None:
     rewrites = [{"model": "a", "targets": [{"model": "b", "pool": "larg"}]}]
     with pytest.raises(
         ConfigError,

@@ -55,7 +55,7 @@ async def ranks(pod: RankedPod, settings: Mapping[str, Any] | None = None, **key
         yield Ranks(app, http)
 
 
-async def test_every_conversation_keeps_its_rank_and_finds_its_cache_there() -> None:
+async def test_every_conversation_keeps_its_rank_and_is_cached_there() -> None:
     by_prefix = {"scheduling": scored_by({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1})}
     async with RankedPod(4) as pod, ranks(pod, by_prefix) as r:
         first = {number: await r.ask(f"conversation {number} " * 600) for number in range(8)}
@@ -67,7 +67,7 @@ async def test_every_conversation_keeps_its_rank_and_finds_its_cache_there() -> 
         assert pod.ranks_asked[8:] == [int(name[-1]) for name, _ in first.values()]
 
 
-async def test_the_request_names_its_rank_once_and_a_client_cannot() -> None:
+async def test_the_request_has_one_rank_that_a_client_cannot_set() -> None:
     async with RankedPod(2) as pod, ranks(pod) as r:
         name, _ = await r.ask("x", {"X-Data-Parallel-Rank": "7"}, data_parallel_rank=7, routed_dp_rank=7)
         rank, headers, body = pod.asked[-1]
@@ -76,7 +76,7 @@ async def test_the_request_names_its_rank_once_and_a_client_cannot() -> None:
         assert "rank" not in body.decode()
 
 
-async def test_sglang_is_told_the_rank_in_the_body_too() -> None:
+async def test_sglang_gets_the_rank_in_the_body_too() -> None:
     async with RankedPod(2, engine="sglang") as pod, ranks(pod, engine="sglang") as r:
         name, _ = await r.ask("x", data_parallel_rank=1, temperature=0)
         rank, headers, body = pod.asked[-1]
@@ -85,13 +85,13 @@ async def test_sglang_is_told_the_rank_in_the_body_too() -> None:
         assert int(headers["Content-Length"]) == len(body)
 
 
-async def test_a_pod_without_ranks_is_told_none_even_by_a_client() -> None:
+async def test_a_pod_without_ranks_gets_no_rank_even_from_a_client() -> None:
     async with RankedPod(1) as pod, ranks(pod) as r:
         assert (await r.ask("x", {"X-Data-Parallel-Rank": "0"}))[0] == "pod-0"
         assert not any(name.lower() == "x-data-parallel-rank" for name in pod.asked[-1][1])
 
 
-async def test_one_scrape_feeds_all_ranks() -> None:
+async def test_one_scrape_serves_all_ranks() -> None:
     async with RankedPod(4) as pod, ranks(pod) as r:
         pod.running = [1, 2, 3, 4]
         await until(lambda: [each.metrics.running for each in r.app.fleet.endpoints] == [1, 2, 3, 4])
@@ -125,7 +125,7 @@ async def test_ranks_share_one_breaker() -> None:
         assert shown["breaker"] == "open"
 
 
-async def test_a_pod_that_comes_back_with_more_ranks_keeps_its_first_ones() -> None:
+async def test_a_pod_that_returns_with_more_ranks_keeps_its_first_ones() -> None:
     async with RankedPod(2) as pod, ranks(pod) as r:
         before = r.app.fleet.endpoints
         pod.resize(3)
@@ -250,7 +250,7 @@ async def test_a_configuration_can_keep_a_pod_one_endpoint() -> None:
         assert (await r.ask("x"))[0] == "pod-0"
 
 
-async def test_a_pod_that_ignores_the_rank_is_noticed_and_is_one_endpoint_from_then_on(
+async def test_a_pod_that_ignores_the_rank_is_detected_and_becomes_one_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_check, "SLACK", 0.0)
@@ -296,7 +296,7 @@ async def test_a_retry_goes_to_another_pod_not_to_another_rank() -> None:
         assert 0 < len(bad.asked) <= 20
 
 
-async def test_other_ranks_are_asked_where_there_is_no_other_pod() -> None:
+async def test_other_ranks_are_tried_without_another_pod() -> None:
     settings = {"reliability": {"breaker": {"failures": 1000}, "retries": {"attempts": 2, "budgetPercent": 100}}}
     async with RankedPod(2) as pod, ranks(pod, settings) as r:
         pod.status = 503
@@ -305,7 +305,7 @@ async def test_other_ranks_are_asked_where_there_is_no_other_pod() -> None:
         assert set(pod.ranks_asked) == {0, 1}
 
 
-async def test_simulated_ranks_answer_conversations_from_their_caches() -> None:
+async def test_simulated_ranks_serve_conversations_from_their_caches() -> None:
     by_prefix = {"scheduling": scored_by({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1})}
     config = SimConfig(time_scale=20, data_parallel_size=4)
     async with stack(1, config, {**FAST, **by_prefix}) as s:

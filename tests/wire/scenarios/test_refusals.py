@@ -68,7 +68,7 @@ async def test_control_paths_of_a_pod_are_refused_on_the_data_port_in_every_spel
         assert not len(s.pods[0].requests)
 
 
-async def test_control_paths_are_refused_behind_an_extension_that_would_cover_them() -> None:
+async def test_control_paths_are_refused_under_a_covering_extension() -> None:
     async with stack(1, settings={"security": {"relayPaths": ["/*", "/extra"]}}) as s:
         for path in CONTROL[:12]:
             async with s.http.post(s.url + path, json={}) as response:
@@ -99,7 +99,7 @@ async def test_control_paths_are_reached_per_pod_through_the_admin_port() -> Non
             assert len(state) == len(pod.requests)
 
 
-async def test_the_admin_key_guards_everything_but_probes_and_metrics() -> None:
+async def test_the_admin_key_protects_everything_except_probes_and_metrics() -> None:
     async with stack(1, settings={"admin": {"port": 0, "apiKey": "secret"}}) as s:
         for path in ("/metrics", "/healthz", "/readyz"):
             async with s.http.get(s.admin + path) as response:
@@ -133,7 +133,7 @@ async def test_the_admin_port_shows_the_configuration_with_origins() -> None:
     ],
     ids=["too deep", "model", "message", "text", "null", "no text", "half"],
 )
-async def test_bad_input_is_the_clients_fault_and_the_process_lives_on(raw: bytes) -> None:
+async def test_invalid_input_is_the_clients_fault_and_the_process_continues(raw: bytes) -> None:
     async with stack(1) as s:
         async with s.http.post(s.url + CHAT, data=raw) as response:
             assert response.status == 400

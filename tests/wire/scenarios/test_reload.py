@@ -93,7 +93,7 @@ async def loaded(s: Stack, clients: int = 6) -> AsyncIterator[list[str]]:
         await asyncio.gather(*tasks)
 
 
-async def test_no_request_and_no_stream_is_lost_while_everything_changes() -> None:
+async def test_no_request_or_stream_is_lost_while_everything_changes() -> None:
     async with stack(2) as s, SimFleet(1, SimConfig(time_scale=20)) as extra, loaded(s) as failures:
         more = [*body(s)["pods"]["static"], {"url": extra.urls[0], "name": "extra"}]
         changes: list[dict[str, Any]] = [
@@ -111,7 +111,7 @@ async def test_no_request_and_no_stream_is_lost_while_everything_changes() -> No
         assert s.app.ledger.entered > 50, "nobody asked for anything"
 
 
-async def test_streams_that_run_end_as_they_would_have_and_are_counted_out_once() -> None:
+async def test_running_streams_end_unchanged_and_are_counted_once() -> None:
     async with stack(2, SLOW) as s:
         async with s.http.post(
             s.url + CHAT, json={**HELLO, "max_tokens": 40, "stream": True, "ignore_eos": True}
@@ -124,7 +124,7 @@ async def test_streams_that_run_end_as_they_would_have_and_are_counted_out_once(
 
 
 @pytest.mark.parametrize("parameters", [{}, {"maxBytes": "1MiB"}])
-async def test_prefixes_are_known_afterwards_whether_the_producer_stays_or_another_takes_over(
+async def test_prefixes_stay_known_with_the_same_or_another_producer(
     parameters: dict[str, Any],
 ) -> None:
     async with stack(3, settings={"scheduling": weighted(1)}) as s:
@@ -134,7 +134,7 @@ async def test_prefixes_are_known_afterwards_whether_the_producer_stays_or_anoth
         assert homes == {response.headers["x-kvlane-endpoint"]}
 
 
-async def test_blocks_of_another_size_begin_anew() -> None:
+async def test_blocks_of_another_size_start_empty() -> None:
     async with stack(1, settings={"scheduling": weighted(1)}) as s:
         await s.chat(DOCUMENT)
         assert await s.sample("kvlane_prefix_index_blocks")
@@ -144,7 +144,7 @@ async def test_blocks_of_another_size_begin_anew() -> None:
         assert await s.sample("kvlane_prefix_index_blocks")
 
 
-async def test_what_the_predictor_has_learnt_stays_whatever_it_costs() -> None:
+async def test_the_predictor_keeps_its_observations_with_other_costs() -> None:
     async with stack(1) as s:
         await s.chat(stream=False)
         (before,) = _predictors(s)
@@ -161,7 +161,7 @@ def _predictors(s: Stack) -> list[PredictedLatencyProducer]:
     return [one for one in s.app.schedulings["default"].instances.values() if isinstance(one, PredictedLatencyProducer)]
 
 
-async def test_a_plugin_whose_parameters_stay_the_same_stays_itself() -> None:
+async def test_a_plugin_with_unchanged_parameters_stays() -> None:
     async with stack(1, settings={"scheduling": weighted(1)}) as s:
         before = dict(s.app.schedulings["default"].instances)
         await s.app.reload(other(s, scheduling=weighted(4)))
@@ -172,7 +172,7 @@ async def test_a_plugin_whose_parameters_stay_the_same_stays_itself() -> None:
         assert s.app.schedulings["default"].instances["queue-scorer"] is before["queue-scorer"]
 
 
-async def test_sessions_stay_bound_when_the_table_gets_another_time_to_live() -> None:
+async def test_sessions_stay_bound_with_another_time_to_live() -> None:
     def affine(ttl: float) -> dict[str, Any]:
         parameters = {"strategy": "session_id", "sessionIdConfig": {"evictionTtlSeconds": ttl}}
         return {"plugins": [{"type": "session-affinity-scorer", "parameters": parameters}]}
@@ -188,7 +188,7 @@ async def test_sessions_stay_bound_when_the_table_gets_another_time_to_live() ->
             assert response.headers["x-kvlane-endpoint"] == home
 
 
-async def test_whoever_waits_for_a_pod_keeps_waiting_and_goes_on_when_there_may_be_more() -> None:
+async def test_queued_requests_stay_queued_and_proceed_with_a_higher_cap() -> None:
     async with stack(1, SLOW, {"flowControl": {"maxConcurrent": 1}}) as s:
         running = [asyncio.create_task(s.chat(f"Question {n}", max_tokens=20, ignore_eos=True)) for n in range(4)]
         await until(lambda: len(s.pods[0].requests.open) == 1)
@@ -204,7 +204,7 @@ async def test_whoever_waits_for_a_pod_keeps_waiting_and_goes_on_when_there_may_
         await s.idle()
 
 
-async def test_pods_come_and_go_with_the_configuration_and_those_that_stay_are_not_asked_anew() -> None:
+async def test_pods_are_added_and_removed_and_the_others_are_not_scraped_again() -> None:
     async with stack(2) as s, SimFleet(1, SimConfig(time_scale=20)) as extra:
         kept = s.app.fleet.get("pod-0")
         s.app.fleet.drain("pod-0")
@@ -217,7 +217,7 @@ async def test_pods_come_and_go_with_the_configuration_and_those_that_stay_are_n
         await until(lambda: s.app.fleet.get("pod-1") is None)
 
 
-async def test_pods_of_a_file_leave_with_the_file(tmp_path: Path) -> None:
+async def test_pods_of_a_file_are_removed_with_the_file(tmp_path: Path) -> None:
     async with stack(2) as s:
         listed = tmp_path / "pods.yaml"
         listed.write_text(f"- {{url: '{s.sim.urls[1]}', name: listed}}\n")
@@ -237,7 +237,7 @@ async def test_an_open_breaker_stays_open() -> None:
         assert [endpoint.name for endpoint in s.app.fleet.ready] == ["pod-1"]
 
 
-async def test_keys_limits_and_names_of_models_are_those_of_the_new_configuration() -> None:
+async def test_keys_limits_and_model_names_of_the_new_configuration_apply() -> None:
     message = {**HELLO, "model": "best"}
     async with stack(1) as s:
         assert (await s.post(CHAT, message))[0].status == 404
@@ -256,14 +256,14 @@ async def test_keys_limits_and_names_of_models_are_those_of_the_new_configuratio
         assert (await s.post(CHAT, {**message, "model": "sim"}))[0].status == 200
 
 
-async def test_time_outs_and_retries_are_those_of_the_new_configuration() -> None:
+async def test_timeouts_and_retries_of_the_new_configuration_apply() -> None:
     async with stack(1, SLOW) as s:
         await s.app.reload(other(s, reliability={"timeouts": {"request": "200ms"}}))
         response, _ = await s.chat(max_tokens=200, ignore_eos=True)
         assert response.status == 504
 
 
-async def test_a_configuration_with_faults_changes_nothing_and_all_of_them_are_told() -> None:
+async def test_a_faulty_configuration_changes_nothing_and_all_faults_are_reported() -> None:
     async with stack(1) as s:
         faulty = body(s, reliability={"retries": {"attempts": 0}}, listn={}, scheduling={"plugins": [{"type": "nope"}]})
         response, answer = await s.operate("POST", "/admin/config", faulty)
@@ -278,7 +278,7 @@ async def test_a_configuration_with_faults_changes_nothing_and_all_of_them_are_t
         assert (await s.chat())[0].status == 200
 
 
-async def test_a_key_file_that_cannot_be_read_keeps_everything_as_it_was(tmp_path: Path) -> None:
+async def test_an_unreadable_key_file_changes_nothing(tmp_path: Path) -> None:
     async with stack(1) as s:
         scheduling, settings = (
             s.app.schedulings["default"],
@@ -291,13 +291,13 @@ async def test_a_key_file_that_cannot_be_read_keeps_everything_as_it_was(tmp_pat
         assert (await s.chat())[0].status == 200
 
 
-async def test_a_dry_run_warns_of_what_is_hardly_meant() -> None:
+async def test_a_dry_run_warns_of_likely_mistakes() -> None:
     async with stack(1) as s:
         _, answer = await s.operate("POST", "/admin/config?dry_run=1", {"reliability": {"retries": {"attempts": 7}}})
         assert [warning for warning in answer["warnings"] if warning.startswith("no pods are configured")]
 
 
-async def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
+async def test_a_dry_run_lists_changes_and_changes_nothing() -> None:
     async with stack(1) as s:
         wanted = body(s, listen={"host": "127.0.0.1", "port": 1}, reliability={"retries": {"attempts": 7}})
         response, answer = await s.operate("POST", "/admin/config?dry_run=1", wanted)
@@ -312,7 +312,7 @@ async def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
         assert await s.sample("kvlane_config_version") == 1
 
 
-async def test_a_dry_run_leaves_the_plugins_as_they_are() -> None:
+async def test_a_dry_run_leaves_the_plugins_unchanged() -> None:
     async with stack(2, settings={"scheduling": weighted(1)}) as s:
         await s.chat(DOCUMENT)
         serving = s.app.serving
@@ -326,7 +326,7 @@ async def test_a_dry_run_leaves_the_plugins_as_they_are() -> None:
         assert not serving.flow_controls
 
 
-async def test_a_change_can_be_taken_back_and_made_again() -> None:
+async def test_a_change_can_be_rolled_back_and_repeated() -> None:
     async with stack(1) as s:
         response, answer = await s.operate("POST", "/admin/config/rollback")
         assert (response.status, answer["error"]["code"]) == (409, "conflict")
@@ -349,14 +349,14 @@ async def test_a_change_can_be_taken_back_and_made_again() -> None:
         assert await s.sample('kvlane_config_reloads_total{result="applied"}') == 3
 
 
-async def test_the_same_again_is_no_new_version() -> None:
+async def test_an_unchanged_configuration_is_no_new_version() -> None:
     async with stack(1) as s:
         _, first = await s.operate("POST", "/admin/config", body(s))
         assert (first["number"], first["changed"]) == (1, [])
         assert await s.sample('kvlane_config_reloads_total{result="unchanged"}') == 1
 
 
-async def test_what_needs_a_restart_stays_as_it_is_and_the_rest_changes() -> None:
+async def test_settings_that_need_a_restart_stay_and_the_rest_changes() -> None:
     async with stack(1) as s:
         wanted = body(s, telemetry={"accessLog": True, "askForUsage": True}, admin={"port": 1, "apiKey": "new"})
         _, answer = await s.operate("POST", "/admin/config", wanted)
@@ -369,7 +369,7 @@ async def test_what_needs_a_restart_stays_as_it_is_and_the_rest_changes() -> Non
         assert sorted(shown["version"]["needsRestart"]) == ["admin.port", "telemetry.accessLog"]
 
 
-async def test_variables_are_filled_in_for_those_with_a_key_only() -> None:
+async def test_variables_are_resolved_only_with_a_key() -> None:
     async with stack(1) as s:
         wanted = body(s, reliability={"retries": {"attempts": "${KVLANE_TEST_ATTEMPTS:-5}"}})
         response, answer = await s.operate("POST", "/admin/config", wanted)
@@ -393,9 +393,7 @@ async def test_variables_are_filled_in_for_those_with_a_key_only() -> None:
     ],
     ids=lambda sections: next(iter(sections)),
 )
-async def test_an_admin_port_without_a_key_reads_no_file_that_is_not_in_effect(
-    sections: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_an_admin_port_without_a_key_reads_only_files_in_effect(sections: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("root:hash: of a password\n")
     named = json.loads(json.dumps(sections).replace("FILE", str(tmp_path / "secret")))
     async with stack(1) as s:
@@ -407,7 +405,7 @@ async def test_an_admin_port_without_a_key_reads_no_file_that_is_not_in_effect(
         assert (await s.operate("GET", "/admin/config"))[1]["version"]["number"] == 1
 
 
-async def test_a_holder_of_the_key_of_the_admin_port_may_name_a_file(tmp_path: Path) -> None:
+async def test_the_admin_key_may_name_a_file(tmp_path: Path) -> None:
     (tmp_path / "scheduling.json").write_text(json.dumps(weighted(1)))
     async with stack(1) as s:
         await s.operate("POST", "/admin/config", body(s, admin={"port": 0, "apiKey": "new"}))
@@ -417,7 +415,7 @@ async def test_a_holder_of_the_key_of_the_admin_port_may_name_a_file(tmp_path: P
             assert answered.status == 200
 
 
-async def test_changes_that_come_together_are_made_one_after_the_other() -> None:
+async def test_concurrent_changes_apply_one_after_the_other() -> None:
     async with stack(1) as s:
         wanted = [body(s, reliability={"retries": {"attempts": 4 + n}}) for n in range(6)]
         answers = await asyncio.gather(*(s.operate("POST", "/admin/config", one) for one in wanted))
@@ -427,7 +425,7 @@ async def test_changes_that_come_together_are_made_one_after_the_other() -> None
         assert shown["version"]["sha256"] == last["sha256"]
 
 
-async def test_many_reloads_leave_nothing_behind() -> None:
+async def test_many_reloads_leak_nothing() -> None:
     async with stack(2) as s:
         before = len(asyncio.all_tasks())
         for number in range(20):

@@ -38,7 +38,7 @@ def leaked(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
-async def test_whatever_becomes_of_a_request_the_log_has_nothing_of_it(
+async def test_the_log_has_nothing_of_any_request(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -57,7 +57,7 @@ async def test_whatever_becomes_of_a_request_the_log_has_nothing_of_it(
     assert leaked(written.out + written.err + caplog.text) == []
 
 
-async def test_an_exception_in_the_middle_of_a_request_takes_nothing_of_it_into_the_log(
+async def test_an_exception_during_a_request_logs_nothing_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with stack(1) as served:
@@ -73,7 +73,7 @@ async def test_an_exception_in_the_middle_of_a_request_takes_nothing_of_it_into_
     assert leaked(caplog.text) == []
 
 
-async def test_a_pod_that_dies_in_the_middle_takes_nothing_of_a_request_into_the_log(
+async def test_a_pod_that_dies_during_a_request_logs_nothing_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -108,7 +108,7 @@ async def test_the_admin_port_shows_no_key() -> None:
                 assert leaked(await answer.text()) == []
 
 
-def test_a_request_that_is_printed_shows_nothing_of_what_was_asked() -> None:
+def test_a_printed_request_has_nothing_of_its_content() -> None:
     prompt = Prompt((PROMPT.encode(),), salt=PROMPT)
     request = InferenceRequest("1", CHAT, "m", prompt, PROMPT.encode(), HEADERS)
     assert leaked(f"{request!r} {prompt!r}") == []

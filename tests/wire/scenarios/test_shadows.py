@@ -77,7 +77,7 @@ def shadowed(app: App, forecast: Forecast | None, shadow: str) -> None:
     Shadows(app.observer).decided(request, tuple(pods.values()), decision, 0.0, None)
 
 
-async def test_what_the_live_choice_is_expected_to_cost_is_the_shadows_regret() -> None:
+async def test_the_predicted_extra_time_of_the_live_choice_is_the_regret() -> None:
     async with stack(2) as s:
         shadowed(s.app, Forecast({"pod-0": 1.5, "pod-1": 0.25}), "pod-1")
         shadowed(s.app, Forecast({"pod-0": 0.5, "pod-1": 0.75}), "pod-1")
@@ -94,7 +94,7 @@ async def test_without_a_prediction_there_is_no_regret() -> None:
         assert await s.sample('kvlane_shadow_decisions_total{agrees="false",profile="other"}') == 1
 
 
-async def test_shadows_of_live_requests_are_weighed_by_predicted_latency() -> None:
+async def test_shadows_of_live_requests_are_compared_by_predicted_latency() -> None:
     async with stack(2, SimConfig(time_scale=20), {"scheduling": SCHEDULING}) as s:
         for _ in range(20):
             await s.chat("The same long question. " * 100, max_tokens=2)

@@ -37,7 +37,7 @@ async def pod(context: ssl.SSLContext, asked: list[str]) -> tuple[web.AppRunner,
     return runner, port
 
 
-async def test_requests_scrapes_checks_and_operators_all_come_through(tmp_path: Path) -> None:
+async def test_requests_scrapes_checks_and_operators_work_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     asked: list[str] = []
     own, ca = str(authority.issue("kvlane")), str(authority.file)

@@ -47,7 +47,7 @@ def by_kind(spans: list[Received], kind: int) -> Received:
     return found
 
 
-async def test_a_request_is_a_span_with_its_decision_and_its_leg_inside() -> None:
+async def test_a_request_is_a_span_with_its_decision_and_its_attempt_inside() -> None:
     async with traced() as (s, collector):
         await s.chat(SECRET, max_tokens=5)
         await collector.until(3)
@@ -60,7 +60,7 @@ async def test_a_request_is_a_span_with_its_decision_and_its_leg_inside() -> Non
     assert server.resource["service.name"] == "kvlane"
 
 
-async def test_spans_speak_in_the_words_of_the_conventions_and_never_of_prompts() -> None:
+async def test_spans_obey_the_conventions_and_contain_no_prompts() -> None:
     async with traced() as (s, collector):
         body = {"model": "sim", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 5, "stream": True}
         async with s.http.post(s.url + CHAT, json={**body, "stream_options": {"include_usage": True}}) as response:
@@ -83,7 +83,7 @@ async def test_spans_speak_in_the_words_of_the_conventions_and_never_of_prompts(
     assert not any(SECRET.encode() in body for body in collector.bodies)
 
 
-async def test_every_name_that_is_not_ours_is_one_of_the_conventions() -> None:
+async def test_every_other_name_is_one_of_the_conventions() -> None:
     async with traced() as (s, collector):
         await s.chat(max_tokens=5)
         await s.post("/v1/nothing", {})
@@ -103,7 +103,7 @@ def conventional() -> set[str]:
     return found
 
 
-async def test_a_trace_goes_on_from_the_client_through_to_the_pod() -> None:
+async def test_a_trace_continues_from_the_client_to_the_pod() -> None:
     async with Collector() as collector:
         headers = [("traceparent", THEIRS), ("tracestate", "vendor=its-own")]
         async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
@@ -115,7 +115,7 @@ async def test_a_trace_goes_on_from_the_client_through_to_the_pod() -> None:
     assert server.state == "vendor=its-own"
 
 
-async def test_what_the_client_did_not_draw_is_not_traced_and_the_pod_is_told_so() -> None:
+async def test_a_request_that_the_client_did_not_sample_is_not_traced() -> None:
     async with Collector() as collector:
         headers = [("traceparent", NOT_DRAWN)]
         async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
@@ -125,7 +125,7 @@ async def test_what_the_client_did_not_draw_is_not_traced_and_the_pod_is_told_so
     assert not collector.spans
 
 
-async def test_a_trace_that_cannot_be_read_is_not_passed_on() -> None:
+async def test_an_invalid_trace_is_not_passed_on() -> None:
     async with Collector() as collector:
         headers = [("traceparent", "nonsense"), ("tracestate", "of=nobody")]
         async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
@@ -135,14 +135,14 @@ async def test_a_trace_that_cannot_be_read_is_not_passed_on() -> None:
     assert told.decode()[3:35] == collector.spans[0].trace
 
 
-async def test_without_tracing_trace_headers_just_pass() -> None:
+async def test_without_tracing_trace_headers_pass() -> None:
     headers = [("traceparent", "anything"), ("tracestate", "a=b")]
     async with asked(engine(plain()), headers=headers) as (_, _, got):
         assert got.all(b"traceparent") == [b"anything"]
         assert got.all(b"tracestate") == [b"a=b"]
 
 
-async def test_a_share_of_nothing_draws_only_what_the_client_has_drawn() -> None:
+async def test_with_sample_0_only_requests_sampled_by_the_client_are_traced() -> None:
     async with traced(sample=0) as (s, collector):
         await s.chat()
         await s.post(CHAT, {"model": "sim", "messages": [{"role": "user", "content": "Hi"}]}, {"traceparent": THEIRS})
@@ -150,14 +150,14 @@ async def test_a_share_of_nothing_draws_only_what_the_client_has_drawn() -> None
     assert {span.trace for span in collector.spans} == {THEIRS[3:35]}
 
 
-async def test_pods_are_told_that_a_request_was_not_drawn() -> None:
+async def test_pods_learn_that_a_request_was_not_sampled() -> None:
     async with Collector() as collector, asked(engine(plain()), **tracing(collector, sample=0)) as (_, _, got):
         (told,) = got.all(b"traceparent")
     version, trace, span, flags = told.decode().split("-")
     assert (version, len(trace), len(span), flags) == ("00", 32, 16, "00")
 
 
-async def test_a_second_attempt_is_a_span_beside_the_first_which_failed() -> None:
+async def test_a_second_attempt_is_a_span_next_to_the_failed_one() -> None:
     async with traced() as (s, collector):
         for pod in s.pods:
             pod.faults.set([Fault(Kind.REJECT, status=503)])
@@ -173,7 +173,7 @@ async def test_a_second_attempt_is_a_span_beside_the_first_which_failed() -> Non
     assert server.attributes["kvlane.attempts"] == len(legs)
 
 
-async def test_a_refusal_is_a_span_too_and_says_why() -> None:
+async def test_a_refusal_is_a_span_with_its_reason() -> None:
     async with traced() as (s, collector):
         body = {"model": "nobody-has-it", "messages": [{"role": "user", "content": "Hi"}]}
         response, _ = await s.post(CHAT, body, {"traceparent": THEIRS})
@@ -184,7 +184,7 @@ async def test_a_refusal_is_a_span_too_and_says_why() -> None:
     assert span.attributes["http.response.status_code"] == 404
 
 
-async def test_a_prefill_leg_is_a_span_of_its_own() -> None:
+async def test_a_prefill_attempt_is_a_span() -> None:
     configs, each = [replace(SIM, role=role, connector="nixl") for role in ROLES], [{"role": role} for role in ROLES]
     async with (
         Collector() as collector,
@@ -200,7 +200,7 @@ async def test_a_prefill_leg_is_a_span_of_its_own() -> None:
     assert decision["kvlane.stages"] == "split"
 
 
-async def test_what_has_not_been_sent_yet_is_sent_when_the_proxy_stops() -> None:
+async def test_unsent_spans_are_sent_when_the_proxy_stops() -> None:
     async with Collector() as collector:
         async with stack(1, settings=tracing(collector)) as s:
             for _ in range(5):
@@ -211,7 +211,7 @@ async def test_what_has_not_been_sent_yet_is_sent_when_the_proxy_stops() -> None
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "is away"])
-async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: str) -> None:
+async def test_a_silent_collector_costs_spans_and_no_request(how: str) -> None:
     async with Collector() as collector:
         collector.takes, collector.hangs = how != "refuses", how == "hangs"
         endpoint = "http://127.0.0.1:1" if how == "is away" else collector.url
@@ -225,7 +225,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
         assert not collector.spans
 
 
-async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing(
+async def test_requests_are_served_while_the_collector_holds_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(traces, "EXPORT_TIMEOUT", PATIENCE)  # of a thread, whose time a busy machine takes
@@ -242,7 +242,7 @@ async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_
         await collector.until(33)
 
 
-async def test_keys_of_the_collector_are_sent_to_it_and_shown_to_nobody() -> None:
+async def test_keys_of_the_collector_are_sent_to_it_only() -> None:
     async with traced(collectorHeaders={"x-team": "hush-hush"}) as (s, collector):
         await s.chat()
         await collector.until(3)
@@ -251,7 +251,7 @@ async def test_keys_of_the_collector_are_sent_to_it_and_shown_to_nobody() -> Non
     assert "hush-hush" not in str(shown)
 
 
-async def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "proxy.telemetry.traces")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'kvlane\[otel\]'"):

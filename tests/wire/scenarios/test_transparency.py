@@ -50,7 +50,7 @@ async def asked(
         yield response, raw, next(each for each in pod.requests if path.encode() in each.line)
 
 
-async def test_path_query_cookies_and_own_headers_arrive_as_they_were_sent() -> None:
+async def test_path_query_cookies_and_custom_headers_arrive_unchanged() -> None:
     sent = [("Cookie", "a=1; b=%20"), ("X-Custom", "One"), ("X-Custom", "Two"), ("Accept-Language", "de;q=0.5")]
     async with asked(engine(plain()), path=CHAT + "?a=b+c&d", headers=sent) as (_, _, got):
         assert got.line == f"POST {CHAT}?a=b+c&d HTTP/1.1".encode()
@@ -59,7 +59,7 @@ async def test_path_query_cookies_and_own_headers_arrive_as_they_were_sent() -> 
         assert got.all(b"accept-language") == [b"de;q=0.5"]
 
 
-async def test_several_cookies_and_extra_headers_come_back() -> None:
+async def test_several_cookies_and_additional_headers_are_returned() -> None:
     extra = b"set-cookie: a=1; Path=/\r\nset-cookie: b=2\r\nx-engine: yes\r\nconnection: x-hop\r\nx-hop: gone\r\n"
     async with asked(engine(plain(b"{}", extra))) as (response, _, _):
         assert response.headers.getall("set-cookie") == ["a=1; Path=/", "b=2"]
@@ -67,14 +67,14 @@ async def test_several_cookies_and_extra_headers_come_back() -> None:
         assert "x-hop" not in response.headers
 
 
-async def test_a_compressed_answer_stays_compressed() -> None:
+async def test_a_compressed_response_stays_compressed() -> None:
     body = gzip.compress(b'{"ok": true}')
     async with asked(engine(plain(body, b"content-encoding: gzip\r\n"))) as (response, raw, _):
         assert response.headers["content-encoding"] == "gzip"
         assert raw == body
 
 
-async def test_a_binary_answer_comes_back_to_the_byte() -> None:
+async def test_a_binary_response_is_returned_unchanged() -> None:
     body = bytes(range(256)) * 500
     head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ntransfer-encoding: chunked\r\n\r\n"
     pieces = [chunk(body[at : at + 1000]) for at in range(0, len(body), 1000)]
@@ -84,7 +84,7 @@ async def test_a_binary_answer_comes_back_to_the_byte() -> None:
         assert raw == body
 
 
-async def test_what_steers_engines_is_taken_out_of_bodies_and_headers() -> None:
+async def test_fields_that_steer_engines_are_removed_from_bodies_and_headers() -> None:
     steering = {"kv_transfer_params": {"remote_host": "evil"}, "bootstrap_host": "evil", "bootstrap_room": 1}
     sent = [("x-prefiller-host-port", "evil:1"), ("X-Data-Parallel-Host-Port", "evil:1")]
     body = json.dumps({**json.loads(BODY), **steering, "temperature": 0.5}).encode()
@@ -95,7 +95,7 @@ async def test_what_steers_engines_is_taken_out_of_bodies_and_headers() -> None:
         assert not any(b"evil" in value for _, value in got.headers)
 
 
-async def test_a_body_without_such_fields_is_not_touched() -> None:
+async def test_a_body_without_such_fields_is_unchanged() -> None:
     body = b'{ "model": "any",\n "messages": [ ], "n": 1.0e0, "text": "kv_transfer_params \\u00e9" }'
     seen: list[bytes] = []
     async with asked(engine(plain(), bodies=seen), body=body) as (_, _, _):
@@ -112,7 +112,7 @@ async def test_a_body_without_such_fields_is_not_touched() -> None:
         ("pods", [("authorization", "Bearer one"), ("AUTHORIZATION", "Bearer two")], [b"Bearer pods"]),
     ],
 )
-async def test_at_most_one_authorization_arrives_and_the_pods_own_wins(
+async def test_at_most_one_authorization_arrives_and_the_pods_own_precedes(
     api_key: str | None, sent: list[tuple[str, str]], expected: list[bytes]
 ) -> None:
     pod = engine(plain())
@@ -128,13 +128,13 @@ async def test_at_most_one_authorization_arrives_and_the_pods_own_wins(
         }
 
 
-async def test_the_pod_is_not_named_where_that_is_switched_off() -> None:
+async def test_the_pod_is_not_named_if_disabled() -> None:
     async with asked(engine(plain()), security={"exposeEndpoint": False}) as (response, _, _):
         assert "x-kvlane-endpoint" not in response.headers
 
 
 @pytest.mark.parametrize("timeouts", [{"firstByte": "100ms"}, {"request": "100ms"}])
-async def test_a_stream_that_does_not_begin_is_a_gateway_timeout(timeouts: dict[str, str]) -> None:
+async def test_a_stream_that_does_not_start_is_a_gateway_timeout(timeouts: dict[str, str]) -> None:
     body = BODY[:-1] + b',"stream":true}'
     async with asked(engine(), body=body, reliability={"timeouts": timeouts}) as (response, raw, got):
         assert response.status == 504

@@ -35,7 +35,7 @@ async def warmed_up(s: Stack) -> None:
     await s.idle()
 
 
-async def test_the_first_request_to_a_new_pod_finds_the_system_prompt_in_its_cache() -> None:
+async def test_the_first_request_to_a_new_pod_has_the_system_prompt_cached() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1, settings=WARM) as s:
         for number in range(ENOUGH):
             await ask(s, f"question {number}")
@@ -48,7 +48,7 @@ async def test_the_first_request_to_a_new_pod_finds_the_system_prompt_in_its_cac
         assert all(endpoint.load.requests == endpoint.load.tokens == 0 for endpoint in s.app.fleet.endpoints)
 
 
-async def test_without_it_the_first_request_to_a_new_pod_finds_nothing() -> None:
+async def test_without_warm_up_the_first_request_to_a_new_pod_has_nothing_cached() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1) as s:
         for number in range(ENOUGH):
             await ask(s, f"question {number}")
@@ -58,7 +58,7 @@ async def test_without_it_the_first_request_to_a_new_pod_finds_nothing() -> None
         assert await ask(s, "the first question") == ("late", 0)
 
 
-async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_begin_with_it() -> None:
+async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_enable_it() -> None:
     async with SimFleet(2, SimConfig(time_scale=20)) as late, stack(1) as s:
         for number in range(ENOUGH):
             await ask(s, f"question {number}")
@@ -77,7 +77,7 @@ async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_be
         await s.idle()
 
 
-async def test_clients_are_not_charged_for_it_and_metrics_of_requests_do_not_count_it() -> None:
+async def test_warm_up_is_not_charged_to_clients_or_counted_as_requests() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1, settings=WARM) as s:
         for number in range(ENOUGH):
             await ask(s, f"question {number}")

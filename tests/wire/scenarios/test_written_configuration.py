@@ -35,7 +35,7 @@ async def proposed(path: Path) -> dict[str, object]:
             return {"changed": answer["changed"], "written": yaml.safe_load(written)}
 
 
-async def test_variables_are_filled_in_as_what_they_are_the_text_of(tmp_path: Path) -> None:
+async def test_variables_keep_the_type_of_their_text(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(VARIABLES)
     found = await proposed(file)
@@ -46,6 +46,6 @@ async def test_variables_are_filled_in_as_what_they_are_the_text_of(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["prefix-aware", "latency", "explain", "disaggregated"])
-def test_the_examples_can_be_sent_back(name: str) -> None:
+def test_the_examples_can_be_posted_again(name: str) -> None:
     settings = load(ROOT / "config" / f"{name}.yaml", {})
     assert changed(settings, from_mapping(App(settings).configurations.written())) == []

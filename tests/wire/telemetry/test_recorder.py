@@ -41,7 +41,7 @@ def requests(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines(path) if "t" in line]
 
 
-async def test_a_request_is_one_line_with_what_a_replay_needs(tmp_path: Path) -> None:
+async def test_a_request_is_one_line_with_everything_for_a_replay(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     async with recording(path) as s:
         headers = {"x-session-id": "ada", "x-slo-ttft-ms": "300"}
@@ -68,7 +68,7 @@ async def test_neither_prompts_nor_sessions_nor_responses_are_in_the_record(tmp_
         assert word not in written
 
 
-async def test_the_hashes_cannot_be_had_without_the_secret(tmp_path: Path) -> None:
+async def test_the_hashes_cannot_be_computed_without_the_secret(tmp_path: Path) -> None:
     """The same request, recorded by two installations."""
     for name in ("one", "other"):
         async with recording(tmp_path / name) as s:
@@ -117,7 +117,7 @@ async def test_streams_adapters_refusals_and_pods_differ(tmp_path: Path) -> None
     assert pods[0] == {"pod": stream["pod"], "block_size": 16, "blocks": 8192}
 
 
-async def test_what_was_recorded_can_be_replayed(tmp_path: Path) -> None:
+async def test_a_record_can_be_replayed(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     async with recording(path) as s:
         for turn in range(4):
@@ -129,7 +129,7 @@ async def test_what_was_recorded_can_be_replayed(tmp_path: Path) -> None:
     assert [seen.cached_tokens or 0 for seen in record.seen] == sorted(seen.cached_tokens or 0 for seen in record.seen)
 
 
-async def test_a_configuration_without_a_prefix_index_is_recorded_all_the_same(tmp_path: Path) -> None:
+async def test_a_configuration_without_a_prefix_index_is_recorded(tmp_path: Path) -> None:
     telemetry = {"accessLog": False, "record": {"file": str(tmp_path / "r.jsonl")}}
     scheduling = {"plugins": [{"type": "queue-scorer"}]}
     async with stack(1, settings={"telemetry": telemetry, "scheduling": scheduling}) as s:
@@ -138,7 +138,7 @@ async def test_a_configuration_without_a_prefix_index_is_recorded_all_the_same(t
     assert len(line["chain"][0]) >= 24
 
 
-async def test_a_path_that_cannot_be_written_costs_lines_and_no_request(
+async def test_an_unwritable_path_costs_lines_and_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "INTERVAL", 0.01)
@@ -163,7 +163,7 @@ async def until_lost(s: Stack, count: int) -> None:
     raise AssertionError(f"{lost} lines were counted as lost")
 
 
-async def test_a_directory_that_comes_back_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directory_that_returns_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "INTERVAL", 0.01)
     path = tmp_path / "later" / "record.jsonl"
     async with recording(path) as s:
@@ -189,7 +189,7 @@ async def test_a_record_of_the_wrong_kind_does_not_hurt_requests(
     assert any("missing in the record" in record.getMessage() for record in caplog.records)
 
 
-async def test_unless_configured_there_is_no_recorder() -> None:
+async def test_by_default_there_is_no_recorder() -> None:
     async with stack(1) as s:
         assert s.app._server.service.listeners.request_ended == (s.app.observer.request_ended,)
 
@@ -200,12 +200,12 @@ def test_an_empty_path_is_refused() -> None:
 
 
 class TestTheSecret:
-    def test_is_made_once_and_kept(self, tmp_path: Path) -> None:
+    def test_the_secret_is_created_once_and_kept(self, tmp_path: Path) -> None:
         first = installation(tmp_path / "key", 5.0)
         assert installation(tmp_path / "key", 9.0) == first
         assert (first.started, len(first.secret)) == (5.0, recorder.SECRET_BYTES)
 
-    def test_is_a_temporary_one_where_the_file_is_something_else(
+    def test_the_secret_is_temporary_if_the_file_is_something_else(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "key").write_text("my diary")
@@ -214,7 +214,7 @@ class TestTheSecret:
         assert "temporary" in caplog.text
         assert (tmp_path / "key").read_text() == "my diary"
 
-    def test_names_differ_by_what_they_are_names_of(self) -> None:
+    def test_names_differ_by_their_kind(self) -> None:
         one = Salt(b"secret")
         assert one.name("tenant", "ada") == one.name("tenant", "ada")
         assert len({one.name("tenant", "ada"), one.name("session", "ada"), Salt(b"other").name("tenant", "ada")}) == 3
@@ -225,7 +225,7 @@ class TestTheSecret:
         assert Salt(b"secret").chain([1, 2])[:16] == chain[:16]
 
 
-async def test_times_of_all_processes_are_counted_from_one_moment(tmp_path: Path) -> None:
+async def test_times_of_all_processes_have_one_origin(tmp_path: Path) -> None:
     """Times of a process that started later are larger."""
     path = tmp_path / "record.jsonl"
     for _ in range(2):

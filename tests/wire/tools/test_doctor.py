@@ -41,7 +41,7 @@ GOOD = PodReport(
 )
 
 
-async def test_simulated_pods_have_nothing_to_mend() -> None:
+async def test_simulated_pods_have_no_findings() -> None:
     async with SimPod(SimConfig()) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
@@ -54,7 +54,7 @@ async def test_simulated_pods_have_nothing_to_mend() -> None:
     assert found.keep_alive == math.inf
 
 
-async def test_ranks_are_found_and_tried() -> None:
+async def test_ranks_are_detected_and_tested() -> None:
     async with SimPod(SimConfig(data_parallel_size=3)) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
@@ -77,7 +77,7 @@ async def test_without_requests_no_engine_works() -> None:
     assert bad(found) == set()
 
 
-async def test_a_pod_that_is_well_and_tells_less_is_well() -> None:
+async def test_a_healthy_pod_with_few_metrics_is_healthy() -> None:
     async with serving(FakePod()) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
@@ -113,7 +113,7 @@ async def test_a_pod_that_is_well_and_tells_less_is_well() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_fault_is_found_and_nothing_else(pod: FakePod, check: str, level: Level, word: str) -> None:
+async def test_exactly_the_fault_is_found(pod: FakePod, check: str, level: Level, word: str) -> None:
     async with serving(pod):
         found = await seen(pod.url)
     assert bad(found) == {(check, level)}
@@ -135,21 +135,21 @@ async def test_a_request_on_a_busy_pod_is_not_judged() -> None:
         assert (await seen(pod.url)).abort is None
 
 
-async def test_a_pod_that_is_not_there_is_a_fault_and_hides_no_other() -> None:
+async def test_an_unreachable_pod_is_a_fault_and_hides_no_other() -> None:
     async with serving(FakePod()) as pod:
         found = await probe_pods([f"http://127.0.0.1:{free_port()}", pod.url], MANNER, SystemClock(), Random(1))
     assert [bad(one) for one in found] == [{("reachable", Level.FAULT)}, set()]
     assert [one["url"] for one in recommended(found)["pods"]["static"]] == [pod.url]
 
 
-async def test_the_role_and_the_connector_are_read_where_the_engine_tells_them() -> None:
+async def test_role_and_connector_are_read_from_the_engine() -> None:
     info = {"vllm_config": "KVTransferConfig(kv_connector='MooncakeConnector', kv_role='kv_consumer')"}
     async with serving(FakePod(replies={"/server_info": info})) as pod:
         found = await seen(pod.url)
     assert found.transfer == Transfer("mooncake", "decode")
 
 
-async def test_pods_that_hand_over_by_nixl_are_recognised_by_their_series() -> None:
+async def test_nixl_pods_are_recognised_by_their_series() -> None:
     left = {"remote_engine_id": "x", "remote_host": "10.0.0.1"}
     async with serving(FakePod(nixl=True, kv_params=left)) as pod:
         found = await seen(pod.url)
@@ -164,7 +164,7 @@ async def test_a_connector_that_may_fail_on_it_is_sent_no_prompt_for_another_pod
     assert pod.handed_over == 0
 
 
-def test_the_exposition_of_a_real_engine_is_understood() -> None:
+def test_the_exposition_of_a_real_engine_is_parsed() -> None:
     found = read_exposition((Path(__file__).parents[2] / "unit" / "fleet" / "vllm_metrics.txt").read_bytes())
     assert found is not None
     assert (found.engine, found.missing, found.old, found.connector) == ("vllm", (), (), "")
@@ -172,7 +172,7 @@ def test_the_exposition_of_a_real_engine_is_understood() -> None:
     assert found.metrics.block_size == 32
 
 
-async def test_older_names_are_only_a_note() -> None:
+async def test_older_names_are_a_note() -> None:
     async with SimPod(SimConfig(old_metric_names=True)) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
@@ -180,18 +180,18 @@ async def test_older_names_are_only_a_note() -> None:
 
 
 class TestKvEvents:
-    async def test_who_publishes_is_recognised_by_its_saying(self) -> None:
+    async def test_a_publisher_is_recognised_by_its_greeting(self) -> None:
         async with saying(b"\xff" + bytes(8) + b"\x7f\x03") as port, serving(announcing(port)) as pod:
             found = await seen(pod.url)
         assert found.events == Events("127.0.0.1", port, speaks=True, announced=True)
         assert of(found, "kv-events").level is Level.OK
 
-    async def test_who_says_something_else_does_not_publish(self) -> None:
+    async def test_another_greeting_is_no_publisher(self) -> None:
         async with saying(b"HTTP/1.1 400 Bad Request\r\n") as port, serving(announcing(port)) as pod:
             found = await seen(pod.url)
         assert bad(found) == {("kv-events", Level.WARNING)}
 
-    async def test_without_them_it_is_only_a_note(self) -> None:
+    async def test_missing_events_are_a_note(self) -> None:
         async with serving(FakePod()) as pod:
             found = await seen(pod.url, replace(MANNER, events_port=free_port()))
         assert of(found, "kv-events").level is Level.NOTE
@@ -202,20 +202,20 @@ class TestIdleConnections:
         ("head", "close", "expected"),
         [(b"", True, 0.1), (b"connection: close\r\n", True, 0.0), (b"", False, math.inf)],
     )
-    async def test_when_they_are_closed_is_seen(self, head: bytes, close: bool, expected: float) -> None:
+    async def test_closed_ports_are_detected(self, head: bytes, close: bool, expected: float) -> None:
         reply = b"HTTP/1.1 200 OK\r\n" + head + b"content-length: 0\r\n\r\n"
         async with saying(reply, 0.1 if close else 5.0) as port:
             found = await idle_seconds(f"http://127.0.0.1:{port}", 0.5, SystemClock())
         assert found == pytest.approx(expected, abs=0.3)
 
-    def test_a_pod_that_closes_before_kvlane_would_is_warned_of(self) -> None:
+    def test_a_pod_that_closes_idle_connections_early_is_warned_of(self) -> None:
         assert bad(replace(GOOD, keep_alive=2.0)) == {("keep-alive", Level.WARNING)}
         assert bad(replace(GOOD, keep_alive=0.0)) == {("keep-alive", Level.WARNING)}
         assert bad(GOOD) == set()
 
 
 class TestTogether:
-    def test_equal_pods_are_not_spoken_of(self) -> None:
+    def test_equal_pods_have_no_finding(self) -> None:
         assert of_fleet([GOOD, replace(GOOD, url="http://b:1")]) == []
 
     @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class TestTogether:
             ({"exposition": Exposition("vllm", Metrics(block_size=32), 1, 0.0)}, "block-size"),
         ],
     )
-    def test_what_differs_is_named(self, other: dict[str, Any], check: str) -> None:
+    def test_differences_are_reported(self, other: dict[str, Any], check: str) -> None:
         [finding] = of_fleet([GOOD, replace(GOOD, url="http://b:1", **other)])
         assert finding.check == check
         assert "http://b:1" in finding.text
@@ -237,11 +237,11 @@ class TestTogether:
 
 
 class TestTheConfiguration:
-    def test_of_plain_pods_is_their_list(self) -> None:
+    def test_for_plain_pods_it_is_their_list(self) -> None:
         found = recommended([GOOD, PodReport("http://b:1", unreachable="refused")])
         assert found == {"pods": {"static": [{"url": "http://a:1"}]}}
 
-    def test_with_events_everywhere_is_exact(self) -> None:
+    def test_with_events_everywhere_it_is_exact(self) -> None:
         publishing = replace(GOOD, events=Events("a", 5557, speaks=True))
         other = replace(publishing, url="http://b:1", events=Events("b", 5600, speaks=True))
         found = recommended([publishing, other])
@@ -251,7 +251,7 @@ class TestTheConfiguration:
         from_mapping(found)
         assert "scheduling" not in recommended([publishing, GOOD])
 
-    def test_with_both_roles_hands_prompts_over(self) -> None:
+    def test_with_both_roles_it_splits_prompts(self) -> None:
         prefill = replace(GOOD, transfer=Transfer("mooncake", "prefill"))
         decode = replace(GOOD, url="http://b:1", transfer=Transfer("mooncake", "decode"))
         found = recommended([prefill, decode])
@@ -260,7 +260,7 @@ class TestTheConfiguration:
         assert [pod.role for pod in settings.pods.static] == ["prefill", "decode"]
         assert "disaggregation" not in recommended([prefill])
 
-    def test_names_other_engines_and_health_that_is_not_there(self) -> None:
+    def test_it_names_other_engines_and_missing_health_paths(self) -> None:
         odd = replace(GOOD, health=404, exposition=Exposition("sglang", Metrics(), 1, 0.0))
         settings = from_mapping(recommended([odd]))
         assert settings.pods.static[0].engine == "sglang"
@@ -268,7 +268,7 @@ class TestTheConfiguration:
 
 
 class TestTheCommand:
-    async def test_prints_findings_and_a_configuration_that_loads(self) -> None:
+    async def test_it_prints_findings_and_a_valid_configuration(self) -> None:
         async with serving(FakePod(ahead=60)) as pod:
             result = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", pod.url, "--timeout", "1"])
         assert result.exit_code == 1
@@ -277,14 +277,14 @@ class TestTheCommand:
         with_decisions = from_mapping(yaml.safe_load(result.stdout.replace("# telemetry", "telemetry")))
         assert with_decisions.telemetry.decisions is not None
 
-    async def test_prints_nothing_of_a_pod_that_steers_the_terminal(self) -> None:
+    async def test_it_prints_nothing_that_steers_the_terminal(self) -> None:
         async with serving(FakePod(replies={"/v1/models": {"data": [{"id": "m\x1b]0;title\x07"}]}})) as pod:
             words = ["doctor", pod.url, "--no-requests", "--timeout", "1"]
             result = await asyncio.to_thread(CliRunner().invoke, main, words)
         assert r"serves m\x1b]0;title\x07" in result.stderr
         assert "\x1b" not in result.output
 
-    async def test_prints_json_for_programs(self) -> None:
+    async def test_it_prints_json_for_programs(self) -> None:
         async with serving(FakePod()) as pod:
             words = ["doctor", pod.url, "--json", "--no-requests", "--timeout", "1"]
             result = await asyncio.to_thread(CliRunner().invoke, main, words)
@@ -294,13 +294,13 @@ class TestTheCommand:
         assert {finding["level"] for finding in info["findings"]} == {"ok", "note"}
         assert info["configuration"]["pods"]["static"] == [{"url": pod.url}]
 
-    def test_takes_urls_only(self) -> None:
+    def test_it_accepts_urls_only(self) -> None:
         result = CliRunner().invoke(main, ["doctor", "vllm-0"])
         assert result.exit_code == 2
         assert "'vllm-0' is no URL of a pod" in result.output
         assert "ends in /v1" in CliRunner().invoke(main, ["doctor", "http://vllm-0:8000/v1"]).output
 
-    async def test_says_in_the_configuration_whom_it_left_out(self) -> None:
+    async def test_it_lists_omitted_pods_in_the_configuration(self) -> None:
         async with serving(FakePod()) as pod:
             gone = f"http://127.0.0.1:{free_port()}"
             words = ["doctor", pod.url, gone, "--no-requests", "--timeout", "1"]

@@ -29,13 +29,13 @@ def test_a_released_chain_is_found_again() -> None:
     assert (pool.used, pool.idle, pool.free) == (0, 3, 8)
 
 
-def test_a_match_ends_at_the_first_block_that_is_missing() -> None:
+def test_a_match_ends_at_the_first_missing_block() -> None:
     pool = ChunkPool(8)
     held_by(pool, [1, 2, 3])
     assert matched(pool, [1, 9, 3]) == 1
 
 
-def test_the_end_of_a_chain_is_forgotten_before_its_beginning() -> None:
+def test_the_end_of_a_chain_is_evicted_before_its_start() -> None:
     pool = ChunkPool(4)
     held_by(pool, [1, 2, 3])
     pool.release(blocks_of([1, 2, 3]))
@@ -44,7 +44,7 @@ def test_the_end_of_a_chain_is_forgotten_before_its_beginning() -> None:
     assert pool.evictions == 1
 
 
-def test_a_block_in_use_is_never_forgotten() -> None:
+def test_a_block_in_use_is_never_evicted() -> None:
     pool = ChunkPool(4)
     held_by(pool, [1, 2])
     pool.hold(blocks_of([1, 2]))
@@ -63,7 +63,7 @@ def test_sequences_that_fill_the_same_block_share_it() -> None:
     assert pool.used == 1
 
 
-def test_forgetting_spares_what_is_in_use() -> None:
+def test_a_reset_keeps_blocks_in_use() -> None:
     pool = ChunkPool(4)
     held_by(pool, [1, 2])
     pool.release(blocks_of([2]))

@@ -10,7 +10,7 @@ from tests.helpers.examples import examples
 from tests.helpers.lab.sim.support import run, sequence
 
 
-def test_a_step_takes_as_long_as_its_tokens_and_sequences_say() -> None:
+def test_the_time_of_a_step_depends_on_its_tokens_and_sequences() -> None:
     engine = Engine(SimConfig(timing=StepTiming(base=1.0, per_prefill_token=0.01, per_sequence=0.1)))
     engine.submit(sequence(50, 2), now=0.0)
     engine.submit(sequence(30, 2, text=b"q"), now=0.0)
@@ -40,7 +40,7 @@ def test_decoding_continues_during_the_prefill_of_others() -> None:
     assert [output.sequence for output in engine.finish_step(step, 0.0)] == [decoding]
 
 
-def test_those_who_wait_are_served_in_order_of_arrival() -> None:
+def test_waiting_requests_are_served_in_order_of_arrival() -> None:
     engine = Engine(SimConfig(max_num_seqs=1))
     sequences = [sequence(10, 3, text=bytes([65 + index])) for index in range(4)]
     for index, one in enumerate(sequences):
@@ -51,7 +51,7 @@ def test_those_who_wait_are_served_in_order_of_arrival() -> None:
     assert len(set(ends)) == 4
 
 
-def test_no_more_sequences_run_than_are_allowed() -> None:
+def test_running_sequences_are_limited() -> None:
     engine = Engine(SimConfig(max_num_seqs=3))
     for index in range(5):
         engine.submit(sequence(10, 5, text=bytes([65 + index])), now=0.0)
@@ -88,7 +88,7 @@ def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_
     assert younger.response == alone.response
 
 
-def test_a_preempted_sequence_waits_first_in_line() -> None:
+def test_a_preempted_sequence_is_first_in_the_queue() -> None:
     engine = Engine(SimConfig(num_gpu_blocks=8, max_num_seqs=2))
     older, younger, third = sequence(63, 60), sequence(63, 60, text=b"q"), sequence(1, text=b"r")
     for one in (older, younger, third):
@@ -120,7 +120,7 @@ def test_the_response_is_cached_for_the_next_turn() -> None:
     assert following.progress.cached_tokens == 48
 
 
-def test_sequences_of_other_roots_share_nothing() -> None:
+def test_sequences_with_other_roots_share_nothing() -> None:
     engine = Engine(SimConfig())
     for root in (0, 1):
         engine.submit(sequence(64, root=root), now=0.0)
@@ -128,7 +128,7 @@ def test_sequences_of_other_roots_share_nothing() -> None:
     assert engine.stats.hit_tokens == 0
 
 
-def test_what_was_used_least_recently_is_forgotten_first() -> None:
+def test_the_least_recently_used_block_is_evicted_first() -> None:
     engine = Engine(SimConfig(num_gpu_blocks=10))
     for text in (b"a", b"b", b"a", b"c"):
         engine.submit(sequence(64, text=text), now=0.0)
@@ -152,7 +152,7 @@ def test_only_blocks_of_running_sequences_count_as_used() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_an_aborted_sequence_leaves_nothing_behind(steps: int) -> None:
+def test_an_aborted_sequence_leaves_no_block(steps: int) -> None:
     engine = Engine(SimConfig(max_num_batched_tokens=100))
     gone = sequence(150, 50)
     engine.submit(gone, now=0.0)
@@ -173,7 +173,7 @@ def test_a_sequence_aborted_within_a_step_gets_no_token_of_it() -> None:
     assert [output.sequence for output in engine.finish_step(step, 0.0)] == [other]
 
 
-def test_a_prompt_that_asks_for_no_token_is_computed_and_ends() -> None:
+def test_a_prompt_without_output_is_computed_and_ends() -> None:
     engine = Engine(SimConfig())
     read = sequence(100, 0)
     engine.submit(read, now=0.0)
@@ -197,7 +197,7 @@ def test_a_full_queue_accepts_no_sequence() -> None:
     sequences=st.integers(1, 4),
     aborted=st.sets(st.integers(0, 11)),
 )
-def test_whatever_arrives_everybody_ends_and_every_block_comes_back(
+def test_with_any_arrivals_all_sequences_end_and_all_blocks_are_freed(
     arrivals: list[tuple[int, int, int]], blocks: int, sequences: int, aborted: set[int]
 ) -> None:
     engine = Engine(SimConfig(num_gpu_blocks=blocks, max_num_seqs=sequences, max_num_batched_tokens=40))

@@ -7,7 +7,7 @@ from proxy.lab.sim.config import HARDWARE
 
 
 @pytest.mark.parametrize("name", HARDWARE)
-def test_a_pod_on_some_hardware_keeps_what_is_its_own(name: str) -> None:
+def test_a_pod_on_other_hardware_keeps_its_own_settings(name: str) -> None:
     hardware, config = HARDWARE[name], SimConfig(model="mine", block_size=32, noise=0.3, slowdown=2.0)
     pod = hardware.equip(config)
     assert (pod.model, pod.block_size, pod.noise, pod.slowdown) == ("mine", 32, 0.3, 2.0)
@@ -16,7 +16,7 @@ def test_a_pod_on_some_hardware_keeps_what_is_its_own(name: str) -> None:
     assert 0 <= hardware.kv_tokens - pod.num_gpu_blocks * 32 < 32
 
 
-def test_an_h100_computes_a_prompt_about_as_much_faster_as_its_data_sheet_says() -> None:
+def test_an_h100_is_faster_in_proportion_to_its_data_sheet() -> None:
     """989 TFLOP/s against 312."""
     one, other = (
         HARDWARE[name].timing.step(8_192, 1, 8_192 * 8_193 / 2) for name in ("a100-llama-3.1-8b", "h100-llama-3.1-8b")

@@ -10,7 +10,7 @@ from proxy.lab.sim.engine import Pace
 from tests.helpers.lab.sim.support import run, sequence
 
 
-def test_a_long_prompt_costs_more_than_its_tokens_since_each_attends_to_all_before_it() -> None:
+def test_a_long_prompt_costs_its_tokens_and_their_attention() -> None:
     timing = StepTiming(base=0.0, per_prefill_token=0.0, per_sequence=0.0, per_attended=1e-3)
     engine = Engine(SimConfig(timing=timing, max_num_batched_tokens=100))
     engine.submit(sequence(200), now=0.0)
@@ -18,14 +18,14 @@ def test_a_long_prompt_costs_more_than_its_tokens_since_each_attends_to_all_befo
     assert engine.step(0.0)[1] == pytest.approx(1e-3 * (100 * 100 + 100 * 101 / 2))
 
 
-def test_decoding_costs_what_is_read_of_the_kv_cache() -> None:
+def test_decoding_costs_the_kv_cache_that_it_reads() -> None:
     timing = StepTiming(base=0.0, per_prefill_token=0.0, per_sequence=0.0, per_token_read=1e-3)
     engine = Engine(SimConfig(timing=timing))
     engine.submit(sequence(100, 3), now=0.0)
     assert [engine.step(0.0)[1] for _ in range(3)] == pytest.approx([0.0, 0.101, 0.102])
 
 
-def test_a_slow_pod_takes_so_many_times_longer() -> None:
+def test_a_slow_pod_takes_proportionally_longer() -> None:
     ends = []
     for slowdown in (1.0, 3.0):
         engine = Engine(SimConfig(slowdown=slowdown))
@@ -42,7 +42,7 @@ def test_noise_has_the_mean_of_the_steps_without_it_and_the_configured_deviation
     assert min(factors) > 0.0
 
 
-def test_pods_with_other_seeds_have_other_luck() -> None:
+def test_pods_with_other_seeds_have_other_noise() -> None:
     one, same, other = (Pace(SimConfig(noise=0.3, noise_seed=seed)) for seed in (1, 1, 2))
     drawn = one.factor()
     assert same.factor() == drawn

@@ -27,7 +27,7 @@ def test_parts_of_a_message_are_its_text_and_the_json_of_the_rest() -> None:
 
 
 @given(st.binary(max_size=50).filter(lambda text: not text.endswith(b"\0")))
-def test_tokens_give_the_text_back(text: bytes) -> None:
+def test_tokens_decode_to_the_text(text: bytes) -> None:
     assert from_token_ids(token_ids(text)).rstrip(b"\0") == text
 
 

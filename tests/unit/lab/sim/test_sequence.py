@@ -19,7 +19,7 @@ def written(prompt: bytes, sampling: Sampling) -> tuple[Sequence, list[Output]]:
     return sequence, outputs
 
 
-def test_every_word_is_one_token_of_four_bytes_that_begins_with_a_space() -> None:
+def test_every_word_is_a_token_of_four_bytes_that_starts_with_a_space() -> None:
     assert len(set(WORDS)) == 64
     assert all(len(word) == 4 and word.startswith(b" ") for word in WORDS)
 
@@ -47,7 +47,7 @@ def test_a_stop_string_ends_the_response_and_is_never_shown(start: int, length: 
     assert (sequence.finish, sequence.stop_reason) == (Finish.STOP, stop.decode())
 
 
-def test_a_stop_string_is_ignored_before_the_fewest_tokens() -> None:
+def test_a_stop_string_is_ignored_before_min_tokens() -> None:
     whole = written(b"prompt", LONG)[0].response
     sequence, _ = written(b"prompt", replace(LONG, stop=(whole[:4],), min_tokens=10))
     assert sequence.progress.generated_tokens > 10
@@ -67,7 +67,7 @@ def test_a_response_with_a_script_is_that_script() -> None:
 
 
 @given(prompt=st.binary(max_size=300), reply=st.integers(1, 60))
-def test_block_hashes_of_a_grown_text_are_those_of_the_same_text_as_a_prompt(prompt: bytes, reply: int) -> None:
+def test_block_hashes_of_generated_text_equal_those_of_the_same_prompt(prompt: bytes, reply: int) -> None:
     grown, _ = written(prompt, Sampling(max_tokens=reply))
     grown.extend_hashes(4)
     given = Sequence(prompt + grown.response, LONG)

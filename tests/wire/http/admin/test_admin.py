@@ -15,7 +15,7 @@ from tests.helpers.waiting import until
 KEY = {"authorization": "Bearer sesame"}
 
 
-async def test_metrics_show_the_fleet_as_it_is() -> None:
+async def test_metrics_show_the_current_fleet() -> None:
     async with admin_port() as port:
         port.add("pod-a")
         async with port.client.get("/metrics") as answer:
@@ -25,7 +25,7 @@ async def test_metrics_show_the_fleet_as_it_is() -> None:
     ]
 
 
-async def test_metrics_are_openmetrics_for_those_who_accept_it() -> None:
+async def test_metrics_are_openmetrics_on_request() -> None:
     async with (
         admin_port() as port,
         port.client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}) as answer,
@@ -34,7 +34,7 @@ async def test_metrics_are_openmetrics_for_those_who_accept_it() -> None:
         assert (await answer.text()).endswith("# EOF\n")
 
 
-async def test_ready_is_exactly_when_new_requests_are_wanted() -> None:
+async def test_readiness_equals_accepting_new_requests() -> None:
     async with admin_port() as port:
         assert (await port.json("GET", "/readyz", 503))["pods"] == {"ready": 0, "total": 0}
         endpoint = port.add("pod-a")
@@ -47,7 +47,7 @@ async def test_ready_is_exactly_when_new_requests_are_wanted() -> None:
         assert (await port.json("GET", "/readyz", 503))["pods"] == {"ready": 0, "total": 1}
 
 
-async def test_a_proxy_that_is_stopping_is_alive_but_not_ready() -> None:
+async def test_a_stopping_proxy_is_alive_but_not_ready() -> None:
     async with admin_port() as port:
         port.add("pod-a")
         port.stopping = True
@@ -66,7 +66,7 @@ async def test_a_proxy_that_is_stopping_is_alive_but_not_ready() -> None:
         {"authorization": "Bearer sésame"},
     ],
 )
-async def test_without_the_key_there_is_no_admin(headers: dict[str, str]) -> None:
+async def test_without_the_key_admin_requests_are_refused(headers: dict[str, str]) -> None:
     async with admin_port("sesame") as port:
         port.add("pod-a")
         requests = [
@@ -85,7 +85,7 @@ async def test_without_the_key_there_is_no_admin(headers: dict[str, str]) -> Non
         assert [endpoint.state.value for endpoint in port.fleet.endpoints] == ["ready"]
 
 
-async def test_a_refusal_for_want_of_a_key_says_how_to_send_it() -> None:
+async def test_a_refusal_for_lack_of_a_key_explains_how_to_send_it() -> None:
     async with admin_port("sesame") as port, port.client.get("/admin/pods") as answer:
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["x-kvlane-reason"] == "unauthorized"
@@ -101,7 +101,7 @@ async def test_probes_and_metrics_need_no_key() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_with_the_key_there_is_admin(scheme: str) -> None:
+async def test_with_the_key_admin_requests_are_served(scheme: str) -> None:
     async with admin_port("sesame") as port:
         assert await port.json("GET", "/admin/pods", headers={"authorization": f"{scheme} sesame"}) == {"pods": []}
 
@@ -111,7 +111,7 @@ async def test_a_key_beyond_ascii_works() -> None:
         await port.json("GET", "/admin/pods", headers={"authorization": "Bearer sésame"})
 
 
-async def test_an_unknown_path_is_named() -> None:
+async def test_an_unknown_path_is_reported() -> None:
     async with admin_port() as port:
         error = await port.error("GET", "/admin/nothing", 404)
         assert "/admin/nothing" in error["message"]
@@ -130,7 +130,7 @@ async def test_a_body_over_the_limit_is_refused() -> None:
         assert error["code"] == "body_too_large"
 
 
-async def test_a_fault_of_kvlane_is_a_500_that_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async with admin_port() as port:
         port.config = {"unserialisable": object()}
         error = await port.error("GET", "/admin/config", 500)
@@ -168,7 +168,7 @@ async def test_a_page_of_the_admin_port_itself_may() -> None:
     ],
     ids=["slow", "not gzip"],
 )
-async def test_a_body_that_does_not_arrive_or_is_malformed_is_the_fault_of_its_client(
+async def test_a_missing_or_malformed_body_is_the_clients_fault(
     sent: bytes, status: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with admin_port(body_timeout=0.05) as port:

@@ -30,7 +30,7 @@ async def test_the_latest_decision_is_shown_with_its_number() -> None:
         assert await port.json("GET", "/autoscale/pools") == {"pools": ["default"]}
 
 
-async def test_a_decision_that_is_not_valid_is_no_error() -> None:
+async def test_a_held_decision_is_no_error() -> None:
     """KEDA takes an error for a failure, and the last values are good."""
     rig = Rig(prefill=0)
     await rig.step()
@@ -48,7 +48,7 @@ async def test_the_history_has_the_latest_decisions() -> None:
         await port.error("GET", f"{POOL}/history?n=-1", 400)
 
 
-async def test_an_operator_pauses_resumes_and_orders() -> None:
+async def test_an_operator_pauses_resumes_and_overrides() -> None:
     rig = Rig()
     async with admin_port(scaled={"default": rig.pool}) as port:
         assert await port.json("POST", f"{POOL}/pause") == {"paused": True}
@@ -71,14 +71,14 @@ async def test_an_operator_pauses_resumes_and_orders() -> None:
         {"roles": {"decode": 8}, "ttl": "9999h"},
     ],
 )
-async def test_an_order_that_is_none_changes_nothing(body: object) -> None:
+async def test_an_invalid_override_changes_nothing(body: object) -> None:
     rig = Rig()
     async with admin_port(scaled={"default": rig.pool}) as port:
         await port.error("POST", f"{POOL}/override", 400, json=body)
         assert rig.pool.loop.controls.overrides() == {}
 
 
-async def test_who_scales_from_outside_says_so() -> None:
+async def test_an_external_scaler_acknowledges() -> None:
     rig = Rig()
     await rig.step()
     async with admin_port(scaled={"default": rig.pool}) as port:
@@ -89,19 +89,19 @@ async def test_who_scales_from_outside_says_so() -> None:
         await port.error("POST", f"{POOL}/ack", 400, json={**body, "decision_id": True})
 
 
-async def test_a_pool_that_is_not_scaled_is_not_found() -> None:
+async def test_a_pool_without_a_policy_is_not_found() -> None:
     async with admin_port(scaled={"default": Rig().pool}) as port:
         assert "did you mean 'default'?" in (await port.error("GET", "/autoscale/pools/defualt", 404))["message"]
 
 
-async def test_everything_needs_the_key() -> None:
+async def test_every_path_needs_the_key() -> None:
     async with admin_port("sesame", scaled={"default": Rig().pool}) as port:
         await port.error("GET", POOL, 401)
         await port.error("POST", f"{POOL}/pause", 401)
         await port.error("GET", "/autoscale/drain/a", 401)
 
 
-async def test_a_pod_that_is_about_to_stop_waits_for_its_last_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stopping_pod_waits_for_its_last_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with admin_port() as port:
         pod = port.add("a")
@@ -115,7 +115,7 @@ async def test_a_pod_that_is_about_to_stop_waits_for_its_last_request(caplog: py
         assert "drain of pod a by 'anybody'" in caplog.text
 
 
-async def test_a_page_of_another_site_drains_nobody() -> None:
+async def test_a_page_of_another_site_cannot_drain() -> None:
     async with admin_port() as port:
         pod = port.add("a")
         await port.error("GET", "/autoscale/drain/a", 403, headers={"sec-fetch-site": "cross-site"})

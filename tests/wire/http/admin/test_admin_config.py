@@ -23,7 +23,7 @@ from tests.helpers.http.admin.fakes import admin_port
         ({"maxTokens": 5, "url": "http://a"}, {"maxTokens": 5, "url": "http://a"}),
     ],
 )
-def test_secrets_are_not_shown_wherever_they_stand(shown: Any, config: Any) -> None:
+def test_secrets_are_hidden_everywhere(shown: Any, config: Any) -> None:
     assert redacted(config) == shown
 
 
@@ -38,30 +38,30 @@ async def test_the_configuration_is_shown_with_origins_and_without_secrets() -> 
         }
 
 
-async def test_faults_of_a_configuration_are_told_one_by_one() -> None:
+async def test_faults_of_a_configuration_are_reported_one_by_one() -> None:
     async with admin_port() as port:
         answer = await port.json("POST", "/admin/config", 400, data="none")
         assert answer["error"]["code"] == "invalid_configuration"
         assert answer["error"]["problems"] == [{"path": "listen.port", "message": "'none' is none"}]
 
 
-async def test_a_configuration_that_is_no_text_is_no_crash() -> None:
+async def test_a_configuration_that_is_not_text_is_refused() -> None:
     async with admin_port() as port:
         assert (await port.error("POST", "/admin/config", 400, data=b"\xff\xfe"))["type"] == "invalid_request_error"
 
 
-async def test_a_query_that_is_spelt_wrong_applies_nothing() -> None:
+async def test_a_misspelt_query_applies_nothing() -> None:
     async with admin_port() as port:
         said = await port.error("POST", "/admin/config?dryrun=1", 400, data="none")
         assert "dryrun" in said["message"]
 
 
-async def test_nothing_to_go_back_to_is_a_conflict() -> None:
+async def test_a_rollback_without_a_previous_configuration_is_a_conflict() -> None:
     async with admin_port() as port:
         assert (await port.error("POST", "/admin/config/rollback", 409))["code"] == "conflict"
 
 
-async def test_who_has_no_key_changes_nothing() -> None:
+async def test_without_a_key_nothing_changes() -> None:
     async with admin_port("s3") as port:
         for path in ("/admin/config", "/admin/config/rollback", "/admin/config?dry_run=1"):
             await port.error("POST", path, 401)

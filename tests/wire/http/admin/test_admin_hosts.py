@@ -66,7 +66,7 @@ async def test_addresses_localhost_and_configured_names_are_served(host: str) ->
 
 
 @pytest.mark.parametrize("host", ["localhost.evil.example", "127.0.0.1.evil.example", "evil.example", "[evil.example]"])
-async def test_names_that_only_begin_like_a_served_one_are_refused(host: str) -> None:
+async def test_names_that_only_start_like_a_served_one_are_refused(host: str) -> None:
     async with admin_port(hosts=["kvlane.example"]) as port:
         await port.error("GET", "/admin/pods", 421, headers={"host": host})
 
@@ -86,7 +86,7 @@ async def test_a_request_without_a_host_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_probes_answer_under_any_name(path: str) -> None:
+async def test_probes_are_served_under_any_name(path: str) -> None:
     async with admin_port() as port, port.client.get(path, headers=REBOUND) as answer:
         assert answer.status in (200, 503)
 
@@ -99,6 +99,6 @@ async def test_with_a_key_only_metrics_are_restricted_to_served_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "*", "http://kvlane", "kvlane/metrics", "two names"])
-def test_a_configured_name_that_no_request_can_have_is_refused(name: str) -> None:
+def test_an_impossible_host_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a host name"):
         load(Admin, {"hosts": [name]})

@@ -34,14 +34,12 @@ class Admins:
         ({}, 401),
     ],
 )
-async def test_a_key_for_administrators_opens_it_beside_the_one_of_the_settings(
-    headers: dict[str, str], expected: int
-) -> None:
+async def test_a_key_with_the_admin_scope_is_accepted(headers: dict[str, str], expected: int) -> None:
     async with admin_port("sesame", Admins()) as port:
         await port.json("GET", "/admin/pods", expected, headers=headers)
 
 
-async def test_where_clients_have_keys_it_is_not_open_without_one() -> None:
+async def test_with_keys_for_clients_the_admin_port_needs_one() -> None:
     async with admin_port(None, Admins()) as port:
         await port.json("GET", "/admin/pods", 401)
         assert (await port.client.get("/metrics")).status == 200
@@ -56,7 +54,7 @@ async def test_where_clients_have_keys_it_is_not_open_without_one() -> None:
         (None, {"origin": "https://elsewhere.example"}, "anybody", "403"),
     ],
 )
-async def test_who_changes_something_or_tries_leaves_a_line(
+async def test_every_attempted_change_is_logged(
     caplog: pytest.LogCaptureFixture, key: str | None, headers: dict[str, str], who: str, result: str
 ) -> None:
     async with admin_port(key) as port:
@@ -68,7 +66,7 @@ async def test_who_changes_something_or_tries_leaves_a_line(
     ]
 
 
-async def test_a_key_of_somebody_is_named_and_no_path_makes_a_line_of_its_own(
+async def test_the_key_is_logged_by_name_and_a_path_cannot_forge_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with admin_port(None, Admins()) as port:

@@ -10,7 +10,7 @@ from proxy.fleet.settings import PodSettings
 from tests.helpers.http.admin.fakes import admin_port
 
 
-async def test_a_pod_is_shown_with_all_that_is_known_but_its_key() -> None:
+async def test_a_pod_is_shown_with_all_properties_except_its_key() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a", role="decode", labels={"gpu": "h100"}, weight=2.0, models=("m",), api_key="s3")
         metrics = Metrics(3, 7, 0.5, frozenset({"lora"}), attributes={"x": 1.0, "nan": float("nan")})
@@ -51,7 +51,7 @@ async def test_a_pod_is_added_with_the_schema_of_the_file() -> None:
         assert (endpoint.url, endpoint.weight, endpoint.api_key) == ("http://vllm-9:8000", 2, "s3")
 
 
-async def test_a_pod_that_is_added_again_is_brought_up_to_date() -> None:
+async def test_a_pod_that_is_added_again_is_updated() -> None:
     async with admin_port() as port:
         first = port.add("pod-a")
         again = {"url": "http://pod-a:8000/", "name": "pod-a", "weight": 3}
@@ -60,7 +60,7 @@ async def test_a_pod_that_is_added_again_is_brought_up_to_date() -> None:
         assert port.fleet.endpoints == [first]
 
 
-async def test_a_pod_that_is_added_again_leaves_with_its_source_all_the_same() -> None:
+async def test_a_pod_added_again_is_still_removed_with_its_source() -> None:
     async with admin_port() as port:
         port.fleet.reconcile("static", [PodSettings(url="http://pod-a:8000", name="pod-a")])
         await port.json("POST", "/admin/pods", 200, json={"url": "http://pod-a:8000", "name": "pod-a"})
@@ -81,7 +81,7 @@ async def test_a_pod_is_not_replaced_by_another_of_its_name() -> None:
         assert (await port.json("POST", "/admin/pods", 200, json=other))["url"] == "http://pod-a:9000"
 
 
-async def test_why_a_pod_has_no_metrics_is_shown_until_it_has() -> None:
+async def test_the_reason_of_missing_metrics_is_shown() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
         assert (await port.json("GET", "/admin/pods/pod-a"))["scrapeFailure"] is None
@@ -106,9 +106,7 @@ async def test_why_a_pod_has_no_metrics_is_shown_until_it_has() -> None:
         (b'{"url": "http://pod-a:8000", "name": "b"}', "'pod-a' has this URL already", "url"),
     ],
 )
-async def test_an_entry_that_cannot_be_a_pod_is_refused_with_what_is_wrong(
-    body: bytes, said: str, param: str | None
-) -> None:
+async def test_an_invalid_entry_is_refused_with_its_fault(body: bytes, said: str, param: str | None) -> None:
     async with admin_port() as port:
         port.add("pod-a")
         error = await port.error("POST", "/admin/pods", 400, data=body)
@@ -119,7 +117,7 @@ async def test_an_entry_that_cannot_be_a_pod_is_refused_with_what_is_wrong(
         assert len(port.fleet.endpoints) == 1
 
 
-async def test_draining_keeps_new_requests_away_until_it_is_undone() -> None:
+async def test_a_draining_pod_gets_no_new_requests_until_undrained() -> None:
     async with admin_port() as port:
         port.add("pod-a")
         assert (await port.json("POST", "/admin/pods/pod-a/drain"))["state"] == "draining"
@@ -147,7 +145,7 @@ async def test_an_idle_pod_is_removed_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["10.0.0.1:8000", "[::1]:8000", "häs%20päs"])
-async def test_names_with_all_kinds_of_signs_are_found(name: str) -> None:
+async def test_names_with_any_characters_are_found(name: str) -> None:
     async with admin_port() as port:
         port.add(name, url="http://pod-a:8000")
         path = port.client.make_url("/admin/pods").joinpath(name)
@@ -165,7 +163,7 @@ async def test_names_with_all_kinds_of_signs_are_found(name: str) -> None:
         ("GET", "/admin/pods/ghost/proxy/metrics"),
     ],
 )
-async def test_a_pod_that_does_not_exist_is_named(method: str, path: str) -> None:
+async def test_an_unknown_pod_is_reported(method: str, path: str) -> None:
     async with admin_port() as port:
         error = await port.error(method, path, 404)
         assert error["code"] == "pod_not_found"
@@ -176,7 +174,7 @@ def _fields(metrics: Metrics) -> dict[str, Any]:
     return {name: getattr(metrics, name) for name in Metrics.__slots__}
 
 
-async def test_what_speaks_against_a_pod_is_shown() -> None:
+async def test_ejection_reasons_are_shown() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
         port.fleet.eject(endpoint, "ill")
@@ -198,7 +196,7 @@ async def test_a_drain_can_be_waited_for() -> None:
         assert (pod["state"], pod["load"]["requests"]) == ("draining", 0)
 
 
-async def test_a_drain_that_takes_too_long_says_so_and_goes_on() -> None:
+async def test_a_drain_that_takes_too_long_is_reported_and_continues() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
         endpoint.charge(1, 0)
@@ -206,7 +204,7 @@ async def test_a_drain_that_takes_too_long_says_so_and_goes_on() -> None:
         assert (pod["state"], pod["load"]["requests"]) == ("draining", 1)
 
 
-async def test_who_waits_for_a_drain_that_is_undone_is_told() -> None:
+async def test_a_client_waiting_for_an_undone_drain_is_notified() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
         endpoint.charge(1, 0)
@@ -218,7 +216,7 @@ async def test_who_waits_for_a_drain_that_is_undone_is_told() -> None:
 
 
 @pytest.mark.parametrize("wait", ["soon", "20m", "-1s"])
-async def test_a_time_to_wait_that_is_none_changes_nothing(wait: str) -> None:
+async def test_an_invalid_wait_changes_nothing(wait: str) -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
         error = await port.error("POST", f"/admin/pods/pod-a/drain?wait={wait}", 400)

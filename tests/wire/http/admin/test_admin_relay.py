@@ -32,7 +32,7 @@ async def test_any_method_reaches_the_control_path_of_its_pod(method: str) -> No
     assert seen["path"] == "/v1/load_lora_adapter?x=1&y=a+b"
 
 
-async def test_escaped_signs_stay_escaped() -> None:
+async def test_escaped_characters_stay_escaped() -> None:
     async with admin_port() as port, engine(echo) as url:
         port.add("pod-a", url)
         path = "admin/pods/pod-a/proxy/a%2Fb%20c?d=%2F"
@@ -50,7 +50,7 @@ async def test_the_key_of_the_admin_port_is_not_for_the_pod() -> None:
             assert (await seen.json())["headers"].get("authorization") == expected
 
 
-async def test_a_redirect_is_answered_and_not_followed() -> None:
+async def test_a_redirect_is_returned_and_not_followed() -> None:
     async def away(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"location": "http://169.254.169.254/"})
 
@@ -60,7 +60,7 @@ async def test_a_redirect_is_answered_and_not_followed() -> None:
             assert answer.status == 302
 
 
-async def test_an_answer_that_is_compressed_unasked_arrives_readable() -> None:
+async def test_an_unrequested_compressed_response_is_readable() -> None:
     async def compressed(request: web.Request) -> web.Response:
         return web.Response(body=gzip.compress(b"hello"), headers={"content-encoding": "gzip"})
 
@@ -70,7 +70,7 @@ async def test_an_answer_that_is_compressed_unasked_arrives_readable() -> None:
             assert await answer.read() == b"hello"
 
 
-async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_url() -> None:
+async def test_an_unreachable_pod_is_a_bad_gateway_without_its_url() -> None:
     nobody = free_port()
     async with admin_port() as port:
         port.add("pod-a", f"http://127.0.0.1:{nobody}")
@@ -79,7 +79,7 @@ async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_u
     assert str(nobody) not in error["message"]
 
 
-async def test_a_pod_that_never_answers_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_that_never_responds_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_pods, "TIMEOUT", aiohttp.ClientTimeout(total=0.05))
     released = asyncio.Event()
 
@@ -94,7 +94,7 @@ async def test_a_pod_that_never_answers_is_a_gateway_timeout(monkeypatch: pytest
     assert error["code"] == "upstream_timed_out"
 
 
-async def test_an_answer_that_breaks_off_does_not_look_whole(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_response_does_not_seem_complete(caplog: pytest.LogCaptureFixture) -> None:
     async def breaking(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
         answer.enable_chunked_encoding()
@@ -113,7 +113,7 @@ async def test_an_answer_that_breaks_off_does_not_look_whole(caplog: pytest.LogC
     assert "broke off" in caplog.text
 
 
-async def test_a_page_of_a_pod_does_nothing_in_the_name_of_the_admin_port() -> None:
+async def test_a_page_of_a_pod_cannot_act_as_the_admin_port() -> None:
     """Its script could change everything here; and its headers could let pages of other sites read what is said."""
 
     async def page(request: web.Request) -> web.Response:

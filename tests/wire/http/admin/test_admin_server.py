@@ -20,7 +20,7 @@ def hello() -> web.Application:
     return app
 
 
-async def test_the_port_is_open_as_long_as_the_server_runs() -> None:
+async def test_the_port_is_open_while_the_server_runs() -> None:
     async with aiohttp.ClientSession() as session:
         async with AdminServer(Admin(port=0), hello()) as server:
             url = f"http://127.0.0.1:{server.port}/"
@@ -30,13 +30,13 @@ async def test_the_port_is_open_as_long_as_the_server_runs() -> None:
             await session.get(url)
 
 
-async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind() -> None:
+async def test_a_port_in_use_is_an_error_and_leaves_nothing_behind() -> None:
     async with AdminServer(Admin(port=0), hello()) as first:
         with pytest.raises(OSError, match="in use"):
             await AdminServer(Admin(port=first.port), hello()).__aenter__()
 
 
-async def test_connections_above_the_limit_are_closed_and_find_room_when_others_leave() -> None:
+async def test_connections_above_the_limit_are_closed_until_others_leave() -> None:
     async with AdminServer(Admin(port=0), hello(), most_connections=2) as server:
         connect = partial(asyncio.open_connection, "127.0.0.1", server.port)
         (reader, writer), (_, idle) = await connect(), await connect()
@@ -73,9 +73,7 @@ async def test_a_connection_without_a_whole_request_is_closed(sent: bytes) -> No
 
 
 @pytest.mark.parametrize("sent", [b"GET /" + b"x" * 20_000, b"no HTTP at all\r\n\r\n", b"\x16\x03\x01\x02\x00"])
-async def test_what_is_not_http_is_refused_and_writes_nothing_to_the_log(
-    sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_malformed_http_is_refused_and_not_logged(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with AdminServer(Admin(port=0), hello()) as server:
         for _ in range(2):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

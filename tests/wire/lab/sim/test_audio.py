@@ -26,7 +26,7 @@ async def test_the_response_may_be_plain_text(client: aiohttp.ClientSession) -> 
         assert await response.text() == "700 bytes of audio"
 
 
-async def test_an_unknown_model_hears_nothing(client: aiohttp.ClientSession) -> None:
+async def test_an_unknown_model_transcribes_nothing(client: aiohttp.ClientSession) -> None:
     async with client.post("/v1/audio/transcriptions", data=form(model="nope")) as response:
         assert response.status == 404
 

@@ -23,7 +23,7 @@ TOOL = {
 ARGUMENTS = {"city": "sim", "days": 1, "unit": "C"}
 
 
-async def test_the_role_comes_first_then_the_words(client: aiohttp.ClientSession) -> None:
+async def test_the_role_precedes_the_words(client: aiohttp.ClientSession) -> None:
     whole = await post(client, CHAT, messages=USER, max_tokens=5)
     first, *rest, done = await stream(client, CHAT, messages=USER, max_tokens=5)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -36,7 +36,7 @@ async def test_the_role_comes_first_then_the_words(client: aiohttp.ClientSession
     assert done == "[DONE]"
 
 
-async def test_a_final_message_is_continued_with_exactly_the_remaining_text(client: aiohttp.ClientSession) -> None:
+async def test_a_final_message_is_continued_with_the_remaining_text(client: aiohttp.ClientSession) -> None:
     whole = (await post(client, CHAT, messages=USER, max_tokens=20))["choices"][0]["message"]["content"]
     begun = [*USER, {"role": "assistant", "content": whole[:24]}]
     continued = {"continue_final_message": True, "add_generation_prompt": False}
@@ -45,7 +45,7 @@ async def test_a_final_message_is_continued_with_exactly_the_remaining_text(clie
     assert whole[:24] + rest == whole
 
 
-async def test_the_next_turn_finds_the_last_one_cached(client: aiohttp.ClientSession) -> None:
+async def test_the_next_turn_has_the_last_one_cached(client: aiohttp.ClientSession) -> None:
     question = [{"role": "user", "content": "long " * 100}]
     reply = (await post(client, CHAT, messages=question, max_tokens=64))["choices"][0]["message"]
     turn = [*question, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "more"}]
@@ -73,7 +73,7 @@ async def test_a_required_tool_is_called(client: aiohttp.ClientSession) -> None:
     assert orjson.loads(call["function"]["arguments"]) == ARGUMENTS
 
 
-async def test_a_named_tool_is_called_piece_by_piece(client: aiohttp.ClientSession) -> None:
+async def test_a_named_tool_is_called_in_parts(client: aiohttp.ClientSession) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     events = await stream(client, CHAT, messages=USER, tools=[TOOL], tool_choice=choice)
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
@@ -83,7 +83,7 @@ async def test_a_named_tool_is_called_piece_by_piece(client: aiohttp.ClientSessi
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_tools_that_may_be_called_are_not(client: aiohttp.ClientSession) -> None:
+async def test_optional_tools_are_not_called(client: aiohttp.ClientSession) -> None:
     reply = await post(client, CHAT, messages=USER, tools=[TOOL], tool_choice="auto")
     assert reply["choices"][0]["message"]["content"]
 
@@ -92,7 +92,7 @@ async def test_tools_that_may_be_called_are_not(client: aiohttp.ClientSession) -
     ("path", "raw"),
     [(CHAT, rb'{"messages": [{"role": "user", "content": "\ud800"}]}'), ("/v1/responses", rb'{"input": "\ud800"}')],
 )
-async def test_texts_that_are_no_unicode_do_no_harm(client: aiohttp.ClientSession, path: str, raw: bytes) -> None:
+async def test_texts_outside_unicode_are_harmless(client: aiohttp.ClientSession, path: str, raw: bytes) -> None:
     async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
         assert response.status == 200
 
@@ -105,7 +105,7 @@ async def test_any_request_id_is_valid_in_every_event(client: aiohttp.ClientSess
     assert len([orjson.loads(line) for line in lines]) > 16
 
 
-async def test_a_header_that_is_no_unicode_is_logged(pod: SimPod) -> None:
+async def test_a_header_outside_unicode_is_logged(pod: SimPod) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", pod.port)
     writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\xff\r\nContent-Length: 0\r\n\r\n")
     assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"

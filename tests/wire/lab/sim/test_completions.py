@@ -18,7 +18,7 @@ async def test_the_stream_has_the_text_of_the_whole_response(client: aiohttp.Cli
     assert "usage" not in events[-1]
 
 
-async def test_a_continuation_yields_exactly_the_remaining_text(client: aiohttp.ClientSession) -> None:
+async def test_a_continuation_has_exactly_the_remaining_text(client: aiohttp.ClientSession) -> None:
     whole = (await post(client, PATH, prompt="the sea", max_tokens=20))["choices"][0]["text"]
     async with SimPod(SimConfig(time_scale=20)) as other, aiohttp.ClientSession(other.url) as elsewhere:
         rest = await post(elsewhere, PATH, prompt="the sea" + whole[:28], max_tokens=13)
@@ -42,7 +42,7 @@ async def test_every_prompt_of_a_batch_gets_every_choice(client: aiohttp.ClientS
     assert list(streamed.values()) == [choice["text"] for choice in whole["choices"]]
 
 
-async def test_the_last_event_before_the_end_carries_the_usage(client: aiohttp.ClientSession) -> None:
+async def test_the_last_event_has_the_usage(client: aiohttp.ClientSession) -> None:
     await post(client, PATH, prompt="x" * 200)
     events = await stream(client, PATH, prompt="x" * 200, max_tokens=4, stream_options={"include_usage": True})
     assert events[-2]["choices"] == []
@@ -54,7 +54,7 @@ async def test_the_last_event_before_the_end_carries_the_usage(client: aiohttp.C
     }
 
 
-async def test_every_event_can_carry_the_usage_so_far(client: aiohttp.ClientSession) -> None:
+async def test_every_event_can_have_the_usage_so_far(client: aiohttp.ClientSession) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(client, PATH, prompt="x", max_tokens=3, stream_options=options)
     assert [event["usage"]["completion_tokens"] for event in events[:-1]] == [1, 2, 3, 3]
@@ -77,7 +77,7 @@ async def test_token_ids_are_the_prompt_they_stand_for(client: aiohttp.ClientSes
     assert as_tokens["usage"]["prompt_tokens"] == len(tokens) == 3
 
 
-async def test_salts_and_adapters_have_prefixes_of_their_own() -> None:
+async def test_salts_and_adapters_have_their_own_prefixes() -> None:
     config = SimConfig(time_scale=20, lora_adapters=("tuned",))
     async with SimPod(config) as pod, aiohttp.ClientSession(pod.url) as client:
         cached = []
@@ -95,13 +95,13 @@ async def test_the_response_ends_with_the_context() -> None:
         assert reply["usage"]["completion_tokens"] == 2
 
 
-async def test_a_pod_may_keep_its_cache_hits_to_itself() -> None:
+async def test_a_pod_may_hide_its_cache_hits() -> None:
     config = SimConfig(time_scale=20, prompt_tokens_details=False)
     async with SimPod(config) as pod, aiohttp.ClientSession(pod.url) as client:
         assert (await post(client, PATH, prompt="x"))["usage"]["prompt_tokens_details"] is None
 
 
-async def test_events_are_whole_chunks_with_nothing_else_in_them(client: aiohttp.ClientSession) -> None:
+async def test_events_are_whole_chunks(client: aiohttp.ClientSession) -> None:
     async with client.post(PATH, json={"prompt": "x", "stream": True, "max_tokens": 3}) as response:
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         events = (await response.read()).split(b"\n\n")
@@ -109,7 +109,7 @@ async def test_events_are_whole_chunks_with_nothing_else_in_them(client: aiohttp
     assert all(orjson.loads(event[6:]) for event in events[:3])
 
 
-async def test_the_headers_of_a_stream_come_before_its_first_token() -> None:
+async def test_the_headers_of_a_stream_precede_its_first_token() -> None:
     endless = {"prompt": "x", "max_tokens": 100_000, "stream": True}
     async with (
         SimPod(SimConfig(max_num_seqs=1)) as pod,

@@ -34,7 +34,7 @@ async def test_a_prompt_is_found_in_the_common_directory() -> None:
         assert pods.prefill.engine.kept_blocks == 0
 
 
-async def test_only_exactly_the_same_prompt_is_found_there() -> None:
+async def test_only_exactly_the_same_prompt_is_found() -> None:
     async with pair("shared-storage") as pods:
         await pods.ask(pods.prefill, max_tokens=1)
         await pods.ask(pods.decode, prompt="word" * 120, max_tokens=1)
@@ -55,7 +55,7 @@ async def together(pods: Pair, prefill: dict[str, Any], decode: dict[str, Any]) 
 
 
 @at_once
-async def test_two_requests_that_are_sent_at_once_find_each_other(
+async def test_two_simultaneous_requests_find_each_other(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector) as pods:
@@ -76,7 +76,7 @@ async def test_the_decode_pod_waits_while_the_prefill_pod_computes(
 
 
 @at_once
-async def test_a_prefill_that_does_not_come_fails_the_decode(
+async def test_a_missing_prefill_fails_the_decode(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector) as pods:
@@ -85,7 +85,7 @@ async def test_a_prefill_that_does_not_come_fails_the_decode(
 
 
 @at_once
-async def test_a_prefill_that_dies_fails_the_decode(
+async def test_a_crashed_prefill_fails_the_decode(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector, max_num_batched_tokens=1) as pods:
@@ -99,7 +99,7 @@ async def test_a_prefill_that_dies_fails_the_decode(
 
 
 @at_once
-async def test_a_decode_that_is_left_frees_the_prefill_pod(
+async def test_an_abandoned_decode_frees_the_prefill_pod(
     connector: ConnectorName, prefill: dict[str, Any], decode: dict[str, Any]
 ) -> None:
     async with pair(connector, TransferTiming(base=60)) as pods:
@@ -139,7 +139,7 @@ async def test_a_transfer_without_an_id_is_no_transfer() -> None:
         assert pods.decode.engine.stats.transfers == 0
 
 
-async def test_what_is_pushed_waits_for_the_request_of_the_same_id() -> None:
+async def test_pushed_blocks_wait_for_the_request_of_the_same_id() -> None:
     async with pair("p2p-nccl") as pods:
         await pods.ask(pods.prefill, request_id=ADDRESSED, max_tokens=1)
         assert pods.prefill.engine.kept_blocks == 0
@@ -147,7 +147,7 @@ async def test_what_is_pushed_waits_for_the_request_of_the_same_id() -> None:
         assert (status, pods.decode.engine.stats.transferred_tokens) == (200, 100)
 
 
-async def test_an_id_that_names_no_addresses_is_served_by_no_pod_with_a_role() -> None:
+async def test_an_id_without_addresses_is_served_by_no_pod_with_a_role() -> None:
     async with pair("p2p-nccl") as pods:
         assert (await pods.ask(pods.prefill))[0] == 500
         assert (await pods.ask(pods.decode))[0] == 500

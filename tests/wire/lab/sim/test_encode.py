@@ -37,7 +37,7 @@ async def test_an_image_is_encoded_once() -> None:
         assert (await ask(pod, **SHOWN))[1] < SECONDS
 
 
-async def test_what_an_encode_pod_has_encoded_the_others_need_not() -> None:
+async def test_media_encoded_by_an_encode_pod_are_not_encoded_again() -> None:
     async with fleet() as pods:
         encode, other = pods.pods
         assert (await ask(encode, messages=[{"role": "user", "content": [IMAGE]}]))[1] >= SECONDS
@@ -46,7 +46,7 @@ async def test_what_an_encode_pod_has_encoded_the_others_need_not() -> None:
         assert seconds < SECONDS
 
 
-async def test_what_is_lost_on_the_way_is_encoded_again() -> None:
+async def test_lost_embeddings_are_encoded_again() -> None:
     async with fleet() as pods:
         encode, other = pods.pods
         encode.faults.set([Fault(Kind.LOST_TRANSFER)])
@@ -59,7 +59,7 @@ async def test_an_encode_pod_serves_nothing_without_media() -> None:
         assert (await ask(pods.pods[0], messages=[{"role": "user", "content": "Hello!"}]))[0] == 400
 
 
-async def test_an_encode_pod_says_where_embeddings_are_if_they_stay_with_it() -> None:
+async def test_an_encode_pod_reports_where_its_embeddings_are() -> None:
     async with fleet(ec_connector="nixl") as pods:
         encode, other = pods.pods
         _, reply = await replied(encode, **SHOWN)

@@ -43,7 +43,7 @@ def error(message: str, type: str, param: str | None, code: int = 400) -> tuple[
         ),
     ],
 )
-async def test_a_body_that_is_no_object_is_refused(
+async def test_a_body_that_is_not_an_object_is_refused(
     client: aiohttp.ClientSession, raw: bytes, message: str, param: str
 ) -> None:
     async with client.post(COMPLETIONS, data=raw, headers=JSON) as response:
@@ -76,12 +76,12 @@ async def test_an_unknown_model_is_not_found(
     assert found == error(UNKNOWN, "NotFoundError", "model", 404)
 
 
-async def test_messages_are_refused_in_the_shape_of_anthropic(client: aiohttp.ClientSession) -> None:
+async def test_messages_errors_have_the_shape_of_anthropic(client: aiohttp.ClientSession) -> None:
     found = await refusal(client, "/v1/messages", model="nope", max_tokens=1, messages=USER)
     assert found == (404, {"type": "error", "error": {"type": "NotFoundError", "message": UNKNOWN}})
 
 
-async def test_a_missing_field_of_messages_is_refused_in_the_shape_of_openai(client: aiohttp.ClientSession) -> None:
+async def test_a_missing_field_of_messages_has_the_shape_of_openai(client: aiohttp.ClientSession) -> None:
     status, body = await refusal(client, "/v1/messages", max_tokens=1)
     assert (status, body["error"]["param"]) == (400, "body.messages")
 
@@ -183,7 +183,7 @@ async def test_a_prompt_beyond_the_context_is_refused(stream: bool) -> None:
     )
 
 
-async def test_an_unknown_path_is_not_found_and_still_logged(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_an_unknown_path_is_not_found_and_logged(pod: SimPod, client: aiohttp.ClientSession) -> None:
     assert await refusal(client, "/v1/nothing") == (404, {"detail": "Not Found"})
     assert [(record.path, record.status) for record in pod.requests] == [("/v1/nothing", 404)]
 
@@ -208,5 +208,5 @@ async def test_a_full_queue_refuses() -> None:
         assert (status, body["error"]["type"], body["type"]) == (503, "Service Unavailable", "error")
 
 
-async def test_unknown_fields_and_a_missing_model_are_fine(client: aiohttp.ClientSession) -> None:
+async def test_unknown_fields_and_a_missing_model_are_accepted(client: aiohttp.ClientSession) -> None:
     assert (await post(client, COMPLETIONS, prompt="a", unknown_field=1))["model"] == "sim"

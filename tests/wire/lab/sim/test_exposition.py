@@ -23,7 +23,7 @@ def labels(engine: Engine, name: str) -> dict[str, str]:
     return dict(families[name].samples[0].labels)
 
 
-def test_a_busy_engine_tells_its_load() -> None:
+def test_a_busy_engine_reports_its_load() -> None:
     engine = Engine(SimConfig(max_num_seqs=2, num_gpu_blocks=16))
     for text in (b"a", b"b", b"c"):
         engine.submit(sequence(64, 5, text=text), now=0.0)
@@ -56,7 +56,7 @@ def test_old_engines_have_old_names() -> None:
     assert not {"vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total"} & found.keys()
 
 
-def test_the_cache_tells_its_size() -> None:
+def test_the_cache_reports_its_size() -> None:
     config = labels(Engine(SimConfig(block_size=32, num_gpu_blocks=100)), "vllm:cache_config_info")
     assert (config["block_size"], config["num_gpu_blocks"]) == ("32", "100")
 

@@ -122,7 +122,7 @@ async def test_before_the_head_no_byte_of_the_response_has_passed(kind: Kind, en
 
 
 @pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")])
-async def test_in_the_middle_of_a_stream_some_events_have_passed(kind: Kind, ending: str) -> None:
+async def test_a_fault_during_a_stream_follows_some_events(kind: Kind, ending: str) -> None:
     async with met(kind, events=3) as pod:
         received = await ask(pod, patience=patience(ending))
         assert (received.status, received.ending, received.events) == (200, ending, 3)
@@ -139,7 +139,7 @@ async def test_a_reset_in_the_middle_may_discard_unread_bytes(stream: bool) -> N
         assert pod.requests[0].cut
 
 
-async def test_a_stream_that_is_shorter_than_its_fault_does_not_end_well() -> None:
+async def test_a_stream_shorter_than_its_fault_still_fails() -> None:
     async with met(Kind.FIN, events=1_000) as pod:
         received = await ask(pod)
         assert (received.events, received.ending) == (TOKENS, "closed")
@@ -156,7 +156,7 @@ async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: Kin
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_chunks_that_make_no_sense_come_after_some_that_do(stream: bool) -> None:
+async def test_malformed_chunks_come_after_valid_ones(stream: bool) -> None:
     async with met(Kind.MISFRAME, events=1) as pod:
         received = await ask(pod, stream=stream, patience=QUIET)
         assert received.raw.endswith(b"}\n\n\r\nso many bytes\r\n" if stream else b"\r\nso many bytes\r\n")
@@ -164,7 +164,7 @@ async def test_chunks_that_make_no_sense_come_after_some_that_do(stream: bool) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_drip_is_slow_and_whole(stream: bool) -> None:
+async def test_a_drip_is_slow_and_complete(stream: bool) -> None:
     async with met(Kind.DRIP) as pod:
         received = await ask(pod, stream=stream)
         assert (received.status, received.ending) == (200, "whole")
@@ -176,7 +176,7 @@ async def test_a_drip_is_slow_and_whole(stream: bool) -> None:
         assert slow > fast
 
 
-async def test_garbage_is_no_http() -> None:
+async def test_garbage_is_not_http() -> None:
     async with met(Kind.GARBAGE) as pod:
         received = await ask(pod)
         assert received.ending == "closed"
@@ -184,7 +184,7 @@ async def test_garbage_is_no_http() -> None:
         assert not received.raw.startswith(b"HTTP/")
 
 
-async def test_a_corrupt_stream_has_one_event_that_is_none() -> None:
+async def test_a_corrupt_stream_has_one_malformed_event() -> None:
     async with met(Kind.CORRUPT, events=2) as pod:
         received = await ask(pod)
         assert received.ending == "whole"
@@ -201,7 +201,7 @@ async def test_a_corrupt_response_is_half_of_its_json() -> None:
             orjson.loads(received.raw.partition(b"\r\n\r\n")[2])
 
 
-async def test_the_first_event_of_a_stream_says_that_the_queue_is_full() -> None:
+async def test_a_full_queue_is_an_error_in_the_first_event() -> None:
     async with met(Kind.ERROR_FIRST) as pod:
         received = await ask(pod)
         assert (received.status, received.events, received.ending) == (200, 1, "whole")
@@ -210,7 +210,7 @@ async def test_the_first_event_of_a_stream_says_that_the_queue_is_full() -> None
         assert (await ask(pod, stream=False)).status == 503
 
 
-async def test_a_pod_refuses_connections_and_finishes_what_it_has() -> None:
+async def test_a_refusing_pod_finishes_its_requests() -> None:
     async with met(Kind.REFUSE, seconds=LONG, count=1) as pod:
         received = await ask(pod)
         assert received.events == TOKENS
@@ -220,7 +220,7 @@ async def test_a_pod_refuses_connections_and_finishes_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind in STATES - {Kind.SLOW_START}])
-async def test_what_is_wrong_with_a_pod_ends_by_itself(kind: Kind) -> None:
+async def test_faults_of_a_pod_end_by_themselves(kind: Kind) -> None:
     async with met(kind, seconds=0.05, count=1) as pod:
         await ask(pod, patience=QUIET)
         async with asyncio.timeout(PATIENCE):
@@ -228,7 +228,7 @@ async def test_what_is_wrong_with_a_pod_ends_by_itself(kind: Kind) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_pod_that_crashes_resets_everybody_and_comes_back() -> None:
+async def test_a_crashed_pod_resets_all_clients_and_returns() -> None:
     async with SimPod(SimConfig(timing=StepTiming(base=0.05))) as pod:
         bystander = asyncio.ensure_future(ask(pod, request_id="bystander"))
         await until(lambda: bool(pod.requests.open))
@@ -267,7 +267,7 @@ async def test_a_frozen_engine_hangs_behind_a_healthy_server() -> None:
         assert await get(pod, "/health") == 200
 
 
-async def test_a_pod_may_be_unwell_by_its_own_word_alone() -> None:
+async def test_a_pod_may_report_that_it_is_unhealthy() -> None:
     async with met(Kind.UNHEALTHY, seconds=LONG, count=1) as pod:
         assert await get(pod, "/health") == 200
         assert (await ask(pod)).ending == "whole"
@@ -275,14 +275,14 @@ async def test_a_pod_may_be_unwell_by_its_own_word_alone() -> None:
         assert await get(pod, "/v1/models") == 200
 
 
-async def test_a_pod_that_loads_says_so_to_everybody() -> None:
+async def test_a_loading_pod_reports_it() -> None:
     async with met(Kind.LOADING, seconds=LONG, count=1) as pod:
         assert (await ask(pod)).status == 503
         assert [await get(pod, path) for path in ("/health", "/v1/models", "/metrics")] == [503, 503, 503]
         assert await get(pod, "/admin/faults") == 200
 
 
-async def test_a_pod_that_shuts_down_takes_nothing_new_and_is_healthy() -> None:
+async def test_a_pod_that_shuts_down_refuses_requests_and_is_healthy() -> None:
     async with met(Kind.SHUTTING_DOWN, seconds=LONG, count=1) as pod:
         received = await ask(pod)
         assert received.status == 500
@@ -306,7 +306,7 @@ async def test_a_slow_start_is_slow_with_an_empty_cache() -> None:
         assert pod.requests[1].cached_tokens == 0
 
 
-async def test_faults_are_switched_from_outside() -> None:
+async def test_faults_are_set_over_http() -> None:
     async with SimPod() as pod, aiohttp.ClientSession(pod.url) as client:
         requested = {"seed": 3, "faults": [{"kind": "reject", "probability": 1.0, "count": 1, "status": 502}]}
         async with client.post("/admin/faults", json=requested) as response:
@@ -329,7 +329,7 @@ async def test_faults_are_switched_from_outside() -> None:
         {"kind": "reject", "status": 200},
     ],
 )
-async def test_faults_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+async def test_invalid_faults_are_refused(wrong: dict[str, Any]) -> None:
     async with SimPod() as pod, aiohttp.ClientSession(pod.url) as client:
         async with client.post("/admin/faults", json={"faults": [wrong]}) as response:
             assert response.status == 400
@@ -340,7 +340,7 @@ IDS = [f"r-{number}" for number in range(2_000)]
 
 
 @given(st.integers(0, 2**32))
-def test_who_meets_what_depends_on_the_seed_and_the_id_alone(seed: int) -> None:
+def test_faults_depend_on_the_seed_and_the_id_only(seed: int) -> None:
     requested = [Fault(Kind.RESET, 0.2), Fault(Kind.HANG, 0.1)]
     one, other = Faults(), Faults()
     one.set(requested, seed)
@@ -350,7 +350,7 @@ def test_who_meets_what_depends_on_the_seed_and_the_id_alone(seed: int) -> None:
     assert one.met[1] == pytest.approx(200, abs=90)
 
 
-def test_a_fault_is_met_so_many_times() -> None:
+def test_a_fault_occurs_a_limited_number_of_times() -> None:
     faults = Faults()
     faults.set([Fault(Kind.RESET, count=3)])
     assert sum(faults.meet(name) is not None for name in IDS) == 3

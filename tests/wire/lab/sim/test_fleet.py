@@ -40,7 +40,7 @@ async def test_a_fleet_that_cannot_start_leaves_no_pod_behind() -> None:
         assert not any(pod.serving for pod in fleet.pods)
 
 
-async def test_serving_goes_on_until_it_is_cancelled() -> None:
+async def test_serving_continues_until_cancelled() -> None:
     port = free_port()
     serving = asyncio.get_running_loop().create_task(serve([SimConfig()], host="127.0.0.1", port=port))
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

@@ -117,7 +117,7 @@ async def test_evicted_blocks_are_published() -> None:
     assert len(gone) >= 4
 
 
-async def test_a_cache_that_was_cleared_says_so_with_the_next_step() -> None:
+async def test_a_cleared_cache_is_published_with_the_next_step() -> None:
     async with publishing() as (client, (first, _)):
         await post(client, "/admin/reset")
         await ask(client, 0, PROMPT)
@@ -125,7 +125,7 @@ async def test_a_cache_that_was_cleared_says_so_with_the_next_step() -> None:
     assert events[0] == {"type": "AllBlocksCleared"}
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+async def test_a_port_in_use_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} for KV events"):

@@ -8,14 +8,14 @@ from tests.helpers.lab.sim.support import USER, post
 PATH = "/v1/messages"
 
 
-async def test_a_whole_message(client: aiohttp.ClientSession) -> None:
+async def test_a_complete_message(client: aiohttp.ClientSession) -> None:
     message = await post(client, PATH, model="sim", max_tokens=4, messages=USER)
     assert (message["type"], message["role"], message["stop_reason"]) == ("message", "assistant", "max_tokens")
     assert len(message["content"][0]["text"]) == 16
     assert message["usage"]["output_tokens"] == 4
 
 
-async def test_a_stream_of_a_message(client: aiohttp.ClientSession) -> None:
+async def test_a_streamed_message(client: aiohttp.ClientSession) -> None:
     whole = await post(client, PATH, max_tokens=3, messages=USER)
     async with client.post(PATH, json={"max_tokens": 3, "messages": USER, "stream": True}) as response:
         lines = (await response.text()).splitlines()

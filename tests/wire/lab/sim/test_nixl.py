@@ -32,7 +32,7 @@ async def test_a_prompt_is_computed_on_one_pod_and_continued_on_another() -> Non
         }
 
 
-async def test_what_a_prefill_pod_says_is_what_the_engine_says() -> None:
+async def test_a_prefill_response_equals_that_of_the_engine() -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         assert params.pop("remote_request_id").startswith("cmpl-r-0-")
@@ -64,7 +64,7 @@ async def test_blocks_are_kept_until_they_are_pulled() -> None:
         assert pods.prefill.engine.kv_usage == pods.decode.engine.kv_usage == 0
 
 
-async def test_the_decode_pod_counts_what_has_come_and_computes_nothing_of_it() -> None:
+async def test_the_decode_pod_counts_transferred_tokens_and_computes_none_of_them() -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         await pods.ask(pods.decode, max_tokens=5, kv_transfer_params=params)
@@ -73,7 +73,7 @@ async def test_the_decode_pod_counts_what_has_come_and_computes_nothing_of_it() 
         assert found == {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 100}
 
 
-async def test_what_has_come_is_in_the_prefix_cache_afterwards() -> None:
+async def test_transferred_blocks_are_in_the_prefix_cache() -> None:
     async with pair("nixl") as pods:
         await pods.ask(pods.decode, max_tokens=5, kv_transfer_params=await pods.prefilled())
         _, reply = await pods.ask(pods.decode, max_tokens=5)
@@ -90,7 +90,7 @@ async def test_what_has_come_is_in_the_prefix_cache_afterwards() -> None:
         ("/v1/responses", {"input": "hello", "max_output_tokens": 1}),
     ],
 )
-async def test_all_apis_hand_over(path: str, body: dict[str, Any]) -> None:
+async def test_all_apis_transfer(path: str, body: dict[str, Any]) -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled(path, **body)
         status, _ = await pods.ask(pods.decode, path, **body, kv_transfer_params=params)
@@ -98,7 +98,7 @@ async def test_all_apis_hand_over(path: str, body: dict[str, Any]) -> None:
         assert pods.decode.engine.stats.transfers == 1
 
 
-async def test_a_stream_says_nothing_of_what_is_kept() -> None:
+async def test_a_stream_has_no_transfer_parameters() -> None:
     async with pair("nixl") as pods:
         body = {"prompt": PROMPT, "max_tokens": 1, "stream": True, "kv_transfer_params": {"do_remote_decode": True}}
         async with pods.http.post(pods.prefill.url + COMPLETIONS, json=body) as response:
@@ -133,7 +133,7 @@ async def test_blocks_are_pulled_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["remote_engine_id", "remote_port", "remote_request_id"])
-async def test_a_pull_from_where_nothing_is_fails_after_some_time(name: str) -> None:
+async def test_a_pull_of_missing_blocks_fails_after_some_time(name: str) -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def test_a_pull_from_where_nothing_is_fails_after_some_time(name: str) -> 
         assert pods.prefill.engine.kept_blocks == 7
 
 
-async def test_a_pull_from_a_dead_pod_fails_also_when_that_one_is_back() -> None:
+async def test_a_pull_from_a_dead_pod_fails_even_after_its_return() -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         await pods.prefill.kill()
@@ -153,7 +153,7 @@ async def test_a_pull_from_a_dead_pod_fails_also_when_that_one_is_back() -> None
         assert (await pods.ask(pods.decode, kv_transfer_params=params))[0] == 500
 
 
-async def test_a_stream_whose_pull_fails_says_so_in_an_event() -> None:
+async def test_a_stream_whose_pull_fails_has_an_error_event() -> None:
     async with pair("nixl") as pods:
         params = {**(await pods.prefilled()), "remote_engine_id": "another"}
         body = {"prompt": PROMPT, "stream": True, "kv_transfer_params": params}
@@ -164,7 +164,7 @@ async def test_a_stream_whose_pull_fails_says_so_in_an_event() -> None:
         assert events[1:] == ["data: [DONE]", ""]
 
 
-async def test_parameters_without_an_engine_end_the_engine_that_gets_them() -> None:
+async def test_parameters_without_an_engine_crash_the_engine() -> None:
     async with pair("nixl") as pods:
         params = await pods.prefilled()
         del params["remote_engine_id"]
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_while_blocks_are_pulled_frees_them() -> None
         assert pods.prefill.engine.kept_blocks == pods.decode.engine.kv_usage == 0
 
 
-async def test_a_client_that_leaves_the_queue_of_the_decode_pod_frees_them_too() -> None:
+async def test_a_client_that_leaves_the_decode_queue_frees_them() -> None:
     async with pair("nixl", max_num_seqs=1) as pods:
         params = await pods.prefilled()
         first = asyncio.ensure_future(pods.ask(pods.decode, max_tokens=100_000))
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves_the_queue_of_the_decode_pod_frees_them_too()
         first.cancel()
 
 
-async def test_a_prefill_that_is_cut_keeps_nothing() -> None:
+async def test_a_cancelled_prefill_keeps_nothing() -> None:
     async with pair("nixl", max_num_batched_tokens=1) as pods:
         pending = asyncio.ensure_future(pods.prefilled())
         await until(lambda: len(pods.prefill.engine.running) == 1)
@@ -233,7 +233,7 @@ async def test_several_choices_leave_all_but_the_first_to_expire() -> None:
         assert pods.prefill.engine.kept_blocks > 0
 
 
-async def test_a_lost_transfer_is_gone_before_it_is_fetched() -> None:
+async def test_a_lost_transfer_is_gone_before_it_is_pulled() -> None:
     async with pair("nixl") as pods:
         pods.prefill.faults.set([Fault(Kind.LOST_TRANSFER)])
         params = await pods.prefilled()
@@ -242,7 +242,7 @@ async def test_a_lost_transfer_is_gone_before_it_is_fetched() -> None:
         assert (await pods.ask(pods.decode, kv_transfer_params=params))[0] == 500
 
 
-async def test_a_fetch_that_is_lost_leaves_the_blocks() -> None:
+async def test_a_failed_pull_leaves_the_blocks() -> None:
     async with pair("nixl") as pods:
         pods.decode.faults.set([Fault(Kind.LOST_TRANSFER)])
         params = await pods.prefilled()
@@ -259,7 +259,7 @@ async def test_a_slow_transfer_takes_its_time() -> None:
         assert pods.decode.engine.stats.transfer_seconds >= 0.2
 
 
-async def test_a_dead_engine_ends_what_runs_and_comes_back() -> None:
+async def test_a_crashed_engine_ends_running_requests_and_returns() -> None:
     async with pair("nixl") as pods:
         pods.decode.faults.set([Fault(Kind.ENGINE_DEAD, seconds=0.1)])
         assert (await pods.ask(pods.decode))[0] == 500

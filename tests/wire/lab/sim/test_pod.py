@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_the_queue_is_never_started(stream: bool) -> 
         assert pod.requests[1].started is None
 
 
-async def test_leaving_takes_all_choices_along() -> None:
+async def test_leaving_ends_all_choices() -> None:
     async with serving(SimConfig(time_scale=5)) as (pod, client):
         task = starts(client, prompt=["x", "y"], n=3, max_tokens=100_000)
         await until(lambda: len(pod.engine.running) == 6)
@@ -104,7 +104,7 @@ async def test_the_log_has_requests_and_their_results(pod: SimPod, client: aioht
     assert not first["aborted"]
 
 
-async def test_the_state_shows_who_is_in_flight() -> None:
+async def test_the_state_lists_requests_in_flight() -> None:
     async with serving(SimConfig(max_num_seqs=1, time_scale=5)) as (pod, client):
         headers = {"X-Request-Id": "busy"}
         body = {"prompt": "x" * 64, "max_tokens": 100_000, "stream": True}
@@ -116,7 +116,7 @@ async def test_the_state_shows_who_is_in_flight() -> None:
         assert state["kv_usage"] > 0
 
 
-async def test_a_reset_forgets_prefixes_and_calls(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_a_reset_clears_prefixes_and_requests(pod: SimPod, client: aiohttp.ClientSession) -> None:
     await post(client, COMPLETIONS, prompt="x" * 400)
     await post(client, "/admin/reset")
     assert len(pod.requests) == 0
@@ -135,7 +135,7 @@ async def test_a_killed_pod_resets_its_clients_and_refuses_new_ones() -> None:
             await client.get("/health")
 
 
-async def test_a_stopped_pod_lets_open_calls_end() -> None:
+async def test_a_stopped_pod_lets_running_requests_end() -> None:
     async with serving(SimConfig(time_scale=5)) as (pod, client):
         task = starts(client, prompt="x", max_tokens=20, stream=True)
         await until(lambda: pod.engine.stats.generation_tokens > 2)
@@ -144,7 +144,7 @@ async def test_a_stopped_pod_lets_open_calls_end() -> None:
         assert pod.requests[0].generated_tokens == 20
 
 
-async def test_a_stopped_pod_cuts_what_does_not_end_in_time() -> None:
+async def test_a_stopped_pod_ends_requests_after_its_grace_period() -> None:
     async with serving(SimConfig(time_scale=5)) as (pod, client):
         task = starts(client, prompt="x", max_tokens=100_000, stream=True)
         await until(lambda: pod.engine.stats.generation_tokens > 2)
@@ -153,7 +153,7 @@ async def test_a_stopped_pod_cuts_what_does_not_end_in_time() -> None:
             await task
 
 
-async def test_a_pod_comes_back_on_its_port_with_an_empty_cache() -> None:
+async def test_a_pod_returns_on_its_port_with_an_empty_cache() -> None:
     async with serving(SimConfig(time_scale=20)) as (pod, client):
         await post(client, COMPLETIONS, prompt="x" * 400)
         await pod.kill()

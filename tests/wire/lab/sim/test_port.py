@@ -25,7 +25,7 @@ async def test_a_killed_pod_refuses_connections_on_its_reserved_port_and_serves_
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-async def test_what_is_stopped_gives_its_port_back(is_killed: bool) -> None:
+async def test_a_stopped_pod_releases_its_port(is_killed: bool) -> None:
     pod = SimPod()
     await pod.start()
     if is_killed:
@@ -35,7 +35,7 @@ async def test_what_is_stopped_gives_its_port_back(is_killed: bool) -> None:
         pass
 
 
-async def test_a_pod_that_is_started_elsewhere_leaves_its_old_port_to_others() -> None:
+async def test_a_pod_started_elsewhere_releases_its_old_port() -> None:
     async with SimPod() as pod:
         before = pod.host, pod.port
         await pod.kill()
@@ -44,7 +44,7 @@ async def test_a_pod_that_is_started_elsewhere_leaves_its_old_port_to_others() -
             other.bind(before)
 
 
-async def test_a_port_that_another_pod_has_is_an_error() -> None:
+async def test_a_port_of_another_pod_is_an_error() -> None:
     async with SimPod() as one:
         with pytest.raises(OSError):
             await SimPod().start(port=one.port)

@@ -60,7 +60,7 @@ async def test_a_rank_that_does_not_exist_is_refused() -> None:
         assert (status, error["error"]["message"]) == (400, "data_parallel_rank 4 is out of range [0, 4).")
 
 
-async def test_a_header_that_is_no_number_leaves_the_choice_to_the_balancer() -> None:
+async def test_a_header_that_is_not_a_number_leaves_the_choice_to_the_balancer() -> None:
     async with ranked() as (pod, client):
         await ask(client, "third")
         assert pod.requests[0].rank == 0
@@ -94,7 +94,7 @@ async def test_metrics_have_a_series_per_rank() -> None:
     assert [sample.value for sample in counts] == [1, 0, 2, 0]
 
 
-async def test_the_state_says_what_each_rank_holds() -> None:
+async def test_the_state_lists_the_blocks_of_each_rank() -> None:
     async with ranked() as (_, client):
         await ask(client, 1)
         async with client.get("/admin/state") as response:
@@ -103,7 +103,7 @@ async def test_the_state_says_what_each_rank_holds() -> None:
     assert state["cached_blocks"] == 6
 
 
-async def test_all_ranks_forget_their_prefixes_when_the_pod_sleeps() -> None:
+async def test_all_ranks_lose_their_prefixes_when_the_pod_sleeps() -> None:
     async with ranked() as (pod, client):
         for rank in range(4):
             await ask(client, rank)
@@ -111,7 +111,7 @@ async def test_all_ranks_forget_their_prefixes_when_the_pod_sleeps() -> None:
         assert {(engine.pool.idle, engine.sleep_level) for engine in pod.engines} == {(0, 1)}
 
 
-async def test_the_balancer_spreads_requests_that_come_together() -> None:
+async def test_the_balancer_spreads_simultaneous_requests() -> None:
     async with ranked(time_scale=1) as (pod, client):
         prompts = [PROMPT] * 4
         await post(client, "/v1/completions", prompt=prompts, max_tokens=1)
@@ -145,7 +145,7 @@ async def test_in_lockstep_a_prefill_on_one_rank_delays_the_responses_on_all() -
     assert paces[True] < paces[False] / 4
 
 
-async def test_a_pod_that_comes_back_has_all_its_ranks_with_empty_caches() -> None:
+async def test_a_pod_that_returns_has_all_its_ranks_with_empty_caches() -> None:
     async with ranked() as (pod, client):
         await ask(client, 3)
         port = pod.port

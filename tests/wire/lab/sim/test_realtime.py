@@ -6,7 +6,7 @@ from proxy.lab.sim import SimPod
 from tests.helpers.waiting import until
 
 
-async def test_every_event_comes_back(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_every_event_is_echoed(pod: SimPod, client: aiohttp.ClientSession) -> None:
     async with client.ws_connect("/v1/realtime?model=sim") as socket:
         assert (await socket.receive_json())["type"] == "session.created"
         await socket.send_json({"type": "hello"})

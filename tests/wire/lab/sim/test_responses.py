@@ -10,7 +10,7 @@ from tests.helpers.waiting import until
 PATH = "/v1/responses"
 
 
-async def test_the_events_come_in_order_and_are_numbered(client: aiohttp.ClientSession) -> None:
+async def test_the_events_are_ordered_and_numbered(client: aiohttp.ClientSession) -> None:
     async with client.post(PATH, json={"input": "sea", "max_output_tokens": 2, "stream": True}) as response:
         lines = (await response.text()).splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
@@ -33,7 +33,7 @@ async def test_the_events_come_in_order_and_are_numbered(client: aiohttp.ClientS
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-async def test_a_response_is_known_only_to_the_pod_that_made_it(client: aiohttp.ClientSession) -> None:
+async def test_a_response_is_known_only_to_its_pod(client: aiohttp.ClientSession) -> None:
     first = await post(client, PATH, input="x")
     async with SimPod() as other, aiohttp.ClientSession(other.url) as elsewhere:
         status, body = await refusal(elsewhere, PATH, input="y", previous_response_id=first["id"])
@@ -42,19 +42,19 @@ async def test_a_response_is_known_only_to_the_pod_that_made_it(client: aiohttp.
             assert response.status == 404
 
 
-async def test_the_next_turn_finds_the_last_one_cached(client: aiohttp.ClientSession) -> None:
+async def test_the_next_turn_has_the_last_one_cached(client: aiohttp.ClientSession) -> None:
     first = await post(client, PATH, input="long " * 100, max_output_tokens=64)
     second = await post(client, PATH, input="more", previous_response_id=first["id"])
     usage = second["usage"]
     assert usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"] < 30
 
 
-async def test_a_response_that_is_not_to_be_stored_is_not(client: aiohttp.ClientSession) -> None:
+async def test_a_response_with_store_false_is_not_stored(client: aiohttp.ClientSession) -> None:
     first = await post(client, PATH, input="x", store=False)
     assert (await refusal(client, PATH, input="y", previous_response_id=first["id"]))[0] == 404
 
 
-async def test_a_background_response_goes_on_after_its_call(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_a_background_response_continues_after_its_request(pod: SimPod, client: aiohttp.ClientSession) -> None:
     queued = await post(client, PATH, input="x", background=True, max_output_tokens=5)
     assert queued["status"] == "queued"
     await until(lambda: is_idle(pod))

@@ -7,7 +7,7 @@ from proxy.lab.sim import SimConfig, SimPod
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
-async def test_a_pod_is_healthy_without_a_word(client: aiohttp.ClientSession, path: str) -> None:
+async def test_health_has_an_empty_body(client: aiohttp.ClientSession, path: str) -> None:
     async with client.get(path) as response:
         assert (response.status, await response.read()) == (200, b"")
 
@@ -27,7 +27,7 @@ async def test_adapters_are_listed_below_their_model() -> None:
     ]
 
 
-async def test_what_a_proxy_asks_all_the_time_is_not_logged(pod: SimPod, client: aiohttp.ClientSession) -> None:
+async def test_periodic_requests_of_a_proxy_are_not_logged(pod: SimPod, client: aiohttp.ClientSession) -> None:
     for path in ("/health", "/metrics", "/v1/models", "/load", "/admin/state"):
         async with client.get(path) as response:
             assert response.status == 200
