@@ -1,4 +1,4 @@
-"""What a connector is: how the KV cache of a prompt gets from the pod that computes it to the one that answers."""
+"""Connectors: how the KV cache of a prompt gets from its prefill pod to its decode pod."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from proxy.core.ports import Random
 
 
 class Split(NamedTuple):
-    """What is added to the two requests. `decode` is None until the prefill pod has answered; `request_id` replaces the
-    request's own where the connector reads addresses from it."""
+    """Fields for the two requests. `decode` is None before the prefill pod has responded; `request_id` replaces the
+    request's own where the engines read addresses from it."""
 
     prefill: dict[str, Any]
     decode: dict[str, Any] | None
@@ -23,34 +23,33 @@ class Connector(Protocol):
 
     name: ClassVar[str]
     at_once: ClassVar[bool] = False
-    """Both pods get their requests at the same time, and find each other."""
+    """Whether both pods get their requests at the same time, and find each other."""
     needs_pair: ClassVar[bool] = False
-    """A pod with a role serves no request that was not split, and a prompt that was computed is for one decode pod."""
+    """Whether pods with a role serve only split requests, and a computed prompt is for one decode pod."""
     begins_answer: ClassVar[bool] = False
-    """The one token that the prefill pod makes is the first of the answer, so it is told all that the answer has to
-    keep to. Others make it for nobody."""
+    """Whether the token of the prefill pod is the first one of the response, so that it needs all fields about the
+    response."""
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
-        """Before anything is sent."""
+        """Return what both requests need before the first one is sent."""
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """What the prefill pod's answer, a JSON object, has for the decode pod; None: nothing was kept, and the decode
-        pod will compute the prompt again. Not asked if both are sent at once."""
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the fields for the decode request from the prefill pod's response; None if that pod kept nothing, so
+        that the decode pod computes the prompt. Not called if both requests are sent at once."""
 
 
 def only_once(request_id: str, random: Random) -> str:
-    """A name for what is handed over, which no other attempt has: a client may send one id twice, and a pod that failed
-    lets go of its transfer when another one fetches already. Engines take what follows a colon for a port, and find
-    their addresses by the last one."""
+    """Return a name for a transfer that no other attempt has: a client may send one id twice, and a pod that failed
+    ends its transfer when another one fetches already. Engines read what follows the last colon as a port."""
     return f"{int(random.random() * 2**53):014x}-{request_id.replace(':', '.')}"
 
 
 def host_of(endpoint: Endpoint) -> str:
-    """Where a pod's transfers are reached; a label says so if it is another host than its URL's."""
+    """Return the host of a pod's transfers: that of its URL, or of its label."""
     return endpoint.labels.get("kvlane/transfer-host") or urlsplit(endpoint.url).hostname or ""
 
 
 def port_of(endpoint: Endpoint, default: int) -> int:
-    """Of its bootstrap server, as the label kvlane/bootstrap-port has it."""
+    """Return the port of the pod's bootstrap server, from the label kvlane/bootstrap-port."""
     labelled = endpoint.labels.get("kvlane/bootstrap-port", "")
     return int(labelled) if labelled.isdigit() else default

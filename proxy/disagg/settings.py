@@ -31,8 +31,8 @@ DECIDERS = ("prefix-based-pd-decider", "predicted-latency-pd-decider")
 
 
 def warnings(connector: str, pool: str, types: Collection[str], roles: Collection[str] | None) -> Iterator[str]:
-    """A sentence for each, beginning with its path. `types` are those of the pool's plugins, `roles` of all pods that
-    there will ever be in it; None if nobody knows."""
+    """Yield a sentence for each, beginning with its path. `types`: types of the pool's plugins; `roles`: roles of all
+    pods that it will ever have, None if unknown."""
     path = "" if pool == "default" else f"pools.{pool}."
     if not HANDLERS.intersection(types):
         if roles is not None and "prefill" in roles and "decode" in roles:

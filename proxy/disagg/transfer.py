@@ -1,10 +1,10 @@
-"""Requests whose prompt one pod computes and another answers: the order of their legs, and what is passed on."""
+"""Requests whose prompt one pod computes and whose response another sends: the order of the attempts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,22 +12,37 @@ from typing import Any, NamedTuple
 from proxy.core.attempt import CASUALTIES, NOT_YET, Attempt, Ending, Stage, casualties_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
-from proxy.core.ports import Relay, Reserve
+from proxy.core.errors import (
+    BadGateway,
+    BadRequest,
+    ConnectFailed,
+    GatewayTimeout,
+    KvlaneError,
+    NoEndpoints,
+    SuspectedPoison,
+    UpstreamFailed,
+)
+from proxy.core.ports import Clock, Random, Relay, Reserve
 from proxy.core.request import InferenceRequest, changed
-from proxy.disagg.connector import Split
+from proxy.core.tasks import Tasks
+from proxy.disagg.connector import Connector, Split
+from proxy.disagg.connectors import connector_named
 from proxy.disagg.requests import (
     SPLIT_PATHS,
-    Shared,
-    Stages,
+    encode_bodies,
     fields_of,
     fields_of_pod,
     for_prefill,
     is_flat,
+    merged,
     why_whole,
     with_fields,
 )
+from proxy.disagg.settings import DisaggregationSettings
+from proxy.fleet.ledger import Ledger
 from proxy.openai.bodies import has_many_values
+from proxy.reliability.failover import Failover
+from proxy.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +53,42 @@ ABOUT_THE_REQUEST = frozenset((400, 413, 415, 422))
 or 404, are about the pod, and the decode pod computes the prompt."""
 
 GRACE = 0.25
-"""Seconds that an answer has to begin once its prefill leg has failed: a pod that has the cache begins then."""
+"""Seconds in which the response must begin after its prefill has failed: a pod that has the cache begins by then."""
+
+Counted = Callable[[str], Counter]
+"""Returns what counts requests with a result."""
 
 
-class SplitRequests(Shared):
-    """Begins them."""
+class SplitRequests:
+    """Makes a `SplitRequest` of each request whose decision has stages."""
+
+    def __init__(
+        self,
+        settings: DisaggregationSettings,
+        failover: Failover,
+        ledger: Ledger,
+        clock: Clock,
+        random: Random,
+        tasks: Tasks,
+        counted: Counted,
+        expose_endpoint: bool = True,
+    ) -> None:
+        """`tasks` run transfers after their client has left. `expose_endpoint`: name the prefill pod to clients."""
+        self.failover = failover
+        self.ledger = ledger
+        self.clock = clock
+        self.random = random
+        self.tasks = tasks
+        self.counted = counted
+        self.expose_endpoint = expose_endpoint
+        self.connector: Connector = connector_named(settings.connector)()
+        self.prefill_timeout = settings.prefill_timeout
 
     def of(
-        self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Reserve
+        self, request: InferenceRequest, decision: Decision, relay: Relay, attempts: Reserve
     ) -> tuple[Decision, SplitRequest | None]:
-        """None, and the decision as that makes it, if one pod is to do all of it. Raises RequestError if no pod can."""
+        """Return None, and the decision without stages, if one pod has to do everything. Raise RequestError if no pod
+        can."""
         if decision.why != SPLIT:
             self.counted(decision.why).add()
         if not (decision.prefill or decision.encode):
@@ -63,11 +104,11 @@ class SplitRequests(Shared):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
             return decision._replace(prefill=(), encode=(), why=why), None
-        return decision, SplitRequest(Stages(self, fields, relay, legs))
+        return decision, SplitRequest(self, fields, relay, attempts)
 
 
-class Handed(NamedTuple):
-    """A prompt that is computed: what its decode request has to say, and how much of it was cached."""
+class Transfer(NamedTuple):
+    """A computed prompt: the fields for its decode request, and its cached tokens."""
 
     fields: dict[str, Any]
     cached: int | None
@@ -77,132 +118,132 @@ class PromptRefused(KvlaneError):
     """The prefill pod rejected the client's request. `body` is its response."""
 
     def __init__(self, prefill: Attempt, body: bytes) -> None:
-        super().__init__(f"the prefill pod answered {prefill.status}")
+        super().__init__(f"the prefill pod responded with {prefill.status}")
         self.prefill = prefill
         self.body = body
 
 
 @dataclass(slots=True)
 class SplitRequest:
-    """Of one request. The decode leg is entered first: its pod is to keep the room; the prefill leg ends when the
-    decode pod has begun, for then it has the cache.
+    """One request in stages. The decode attempt starts first, so that its pod keeps capacity for it; the prefill
+    attempt ends with the first byte of the response, because the decode pod has the cache then.
 
-    A prefill pod that rejects the request has answered it. One that fails is followed by one other; after that the
-    decode pod computes the prompt, in a leg for all of the request. When the decode pod fails, the next one gets the
-    cache if the failed one never asked for it, else a prefill of its own.
+    A response of a prefill pod that rejects the request goes to the client. A prefill that fails is tried on one other
+    pod; after that the decode pod computes the prompt, in an attempt for the whole request. When the decode pod fails,
+    the next one gets the cache if the failed one never requested it, else a prefill of its own.
     """
 
-    stages: Stages
+    shared: SplitRequests
+    fields: dict[str, Any]
+    """Of the client's body."""
+    relay: Relay
+    attempts: Reserve
     tried: list[Endpoint] = field(default_factory=list)
     """Prefill pods."""
-    handed: Handed | None = None
-    """Not yet sent to any decode pod."""
+    transfer: Transfer | None = None
+    """Not sent to any decode pod yet."""
     encoded: dict[str, Any] | None = None
-    """What the next stage has to say of its media; None: nobody was asked yet."""
+    """Fields of the encode pods for the next stage; None before they were requested."""
 
     async def run(self, attempt: Attempt, prefill: Attempt | None = None) -> None:
-        """`prefill` is another leg than that of the best pod. Raises what `Relay.relay` raises."""
+        """`prefill` is another attempt than one on the best pod. Raise what `Relay.relay` raises."""
         try:
             await self._run(attempt, prefill)
         except PromptRefused as refused:
-            self._count(REFUSED)
-            self.stages.relay.pass_on(refused.prefill, refused.body)
+            self.shared.counted(REFUSED).add()
+            self.relay.pass_on(refused.prefill, refused.body)
 
     async def _run(self, attempt: Attempt, prefill: Attempt | None) -> None:
-        if prefill is None and not (attempt.continued or self.handed) and not self._needs_care(attempt):
-            prefill = self._prefill_leg(attempt)
-        needs_pair, has_role = self.stages.shared.connector.needs_pair, attempt.endpoint in attempt.decision.prefill
-        if needs_pair and (has_role or (prefill is None and self.handed is None)):
+        connector = self.shared.connector
+        if prefill is None and not (attempt.continued or self.transfer) and not self._needs_care(attempt):
+            left = self._left(attempt)
+            prefill = self._attempt(attempt, Stage.PREFILL, left) if left else None
+        has_role, has_stages = attempt.endpoint in attempt.decision.prefill, bool(prefill or self.transfer)
+        if connector.needs_pair and (has_role or not has_stages):
             raise UpstreamFailed("no pod is left to compute the prompt, and it cannot do so itself")
-        if prefill is not None or self.handed is not None:
+        if has_stages:
             attempt.stage = Stage.DECODE
         failure, is_left_alone = None, False
-        with self.stages.legs(attempt), ExitStack() as held:
+        with self.attempts(attempt), ExitStack() as held:
             if self.encoded is None:
                 with _no_fault_of(attempt):
-                    self.encoded = await self.stages.encode(attempt)
+                    self.encoded = await self._encode(attempt)
             if attempt.stage is Stage.WHOLE:
                 await self._whole(attempt)
-            elif prefill is not None and self.stages.shared.connector.at_once:
+            elif prefill is not None and connector.at_once:
                 failure = await self._both(attempt, prefill)
             else:
                 is_left_alone = not await self._one_by_one(attempt, prefill, held)
         if failure is not None and prefill is not None:
-            await self._after(attempt, prefill, failure)
-        elif is_left_alone:
-            await self._alone(attempt)
+            if connector.needs_pair:
+                self.shared.counted(FAILED).add()
+                raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
+            following = await self._following(prefill, failure)
+            if following is not None:
+                await self._run(self._again(attempt), following)
+                return
+            self.shared.counted(FAILED).add()
+            is_left_alone = True
+        if is_left_alone:
+            again = self._again(attempt)
+            with self.attempts(again):
+                await self._whole(again)
 
     async def _whole(self, attempt: Attempt) -> None:
         if not self.encoded or attempt.continued:
-            await self.stages.relay.relay(attempt)
+            await self.relay.relay(attempt)
         else:
             await self._relay_with(attempt, self.encoded)
 
-    async def _after(self, attempt: Attempt, prefill: Attempt, failure: UpstreamFailed) -> None:
-        """`prefill` failed beside it, which is no fault of the decode pod: that waits for another one, or for none."""
-        if self.stages.shared.connector.needs_pair:
-            self._count(FAILED)
-            raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
-        following = await self.stages.following(prefill, failure)
-        if following is None:
-            self._count(FAILED)
-            await self._alone(attempt)
-        else:
-            await self._run(self._anew(attempt), following)
+    def _again(self, attempt: Attempt) -> Attempt:
+        """Return an attempt that starts now: predictors learn how the pod does by itself."""
+        again = Attempt(attempt.request, attempt.decision, attempt.endpoint, attempt.number, self.shared.clock.now())
+        again.retries = attempt.retries
+        return again
 
-    async def _alone(self, attempt: Attempt) -> None:
-        leg = self._anew(attempt)
-        with self.stages.legs(leg):
-            await self._whole(leg)
-
-    def _anew(self, attempt: Attempt) -> Attempt:
-        """A leg that begins now: whoever predicts, or knows what is cached, learns what its pod does by itself."""
-        leg = Attempt(
-            attempt.request, attempt.decision, attempt.endpoint, attempt.number, self.stages.shared.clock.now()
-        )
-        leg.retries = attempt.retries
-        return leg
+    # One after the other: the decode pod gets what the prefill pod responds.
 
     async def _one_by_one(self, attempt: Attempt, prefill: Attempt | None, held: ExitStack) -> bool:
-        """False if nobody has computed the prompt, and the decode pod can."""
+        """Return False if no pod has computed the prompt, and the decode pod can."""
         attempt.listeners = attempt.listeners.at_first_byte(lambda _: held.close())
         if prefill is not None:
             with _no_fault_of(attempt):
-                self.handed = await self._prefilled(attempt, prefill, held)
-        self._count(SPLIT if self.handed else FAILED)
-        if self.handed is not None:
-            await self._decode(attempt, self.handed)
+                self.transfer = await self._prefilled(attempt, prefill, held)
+        self.shared.counted(SPLIT if self.transfer else FAILED).add()
+        if self.transfer is not None:
+            await self._decode(attempt, self.transfer)
             return True
         attempt.ending = Ending.EVICTED
-        if self.stages.shared.connector.needs_pair:
-            raise UpstreamFailed("nobody computed the prompt, and it cannot do so itself")
+        if self.shared.connector.needs_pair:
+            raise UpstreamFailed("no pod computed the prompt, and it cannot do so itself")
         return False
 
-    async def _prefilled(self, attempt: Attempt, leg: Attempt, held: ExitStack) -> Handed | None:
-        """By the pod of `leg`, or another; None if by nobody. That leg stays open until `held` closes."""
+    async def _prefilled(self, attempt: Attempt, prefill: Attempt, held: ExitStack) -> Transfer | None:
+        """Have the prompt computed by the pod of `prefill`, or another; None if none could. The prefill attempt stays
+        open until `held` closes."""
         splits: list[Split] = []
-        answered = await self.stages.ask(leg, lambda one: splits.append(self._split(one, attempt.endpoint)), held)
-        if answered is None:
+        found = await self._collect(prefill, lambda each: splits.append(self._split(each, attempt.endpoint)), held)
+        if found is None:
             return None
-        leg, body = answered
-        if leg.status in ABOUT_THE_REQUEST:
-            raise PromptRefused(leg, body)
-        answer = fields_of_pod(body) if leg.status == 200 else None
-        fields = None if answer is None else self._parameters(leg, answer)
+        prefill, body = found
+        if prefill.status in ABOUT_THE_REQUEST:
+            raise PromptRefused(prefill, body)
+        response = fields_of_pod(body) if prefill.status == 200 else None
+        fields = None if response is None else self._parameters(prefill, response)
         if fields is None:
             held.close()
-            level = logging.WARNING if leg.status == 200 else logging.INFO
+            level = logging.WARNING if prefill.status == 200 else logging.INFO
             text = "request %s: no usable KV transfer from pod %s (status %s); the decode pod computes the prompt"
-            log.log(level, text, attempt.request.id, leg.endpoint.name, leg.status)
+            log.log(level, text, attempt.request.id, prefill.endpoint.name, prefill.status)
             return None
         if (other_id := splits[-1].request_id) is not None:
             attempt.upstream_headers.append(("x-request-id", other_id))
-        self._name(attempt, leg.endpoint)
-        return Handed(fields, leg.usage.cached_tokens if leg.usage else None)
+        self._name(attempt, prefill.endpoint)
+        return Transfer(fields, prefill.usage.cached_tokens if prefill.usage else None)
 
     def _parameters(self, prefill: Attempt, response: dict[str, Any]) -> dict[str, Any] | None:
         """Return what the response has for the decode pod. A connector of another package may raise."""
-        connector = self.stages.shared.connector
+        connector = self.shared.connector
         try:
             fields = connector.hand_over(response)
             return fields if fields is None or is_flat(fields) else None
@@ -210,50 +251,51 @@ class SplitRequest:
             log.exception("connector %s: failed to read the response of pod %s", connector.name, prefill.endpoint.name)
             return None
 
-    async def _decode(self, attempt: Attempt, handed: Handed) -> None:
-        attempt.told_cached = handed.cached
+    async def _decode(self, attempt: Attempt, transfer: Transfer) -> None:
+        attempt.told_cached = transfer.cached
         was_sent = True
         try:
-            await self._relay_with(attempt, handed.fields)
+            await self._relay_with(attempt, transfer.fields)
         except ConnectFailed:
-            was_sent = self.stages.shared.connector.needs_pair
+            was_sent = self.shared.connector.needs_pair
             raise
         except asyncio.CancelledError:
             if attempt.sent_at is None:
                 # A pod that got the request may have fetched the cache; its blocks may be another prompt's by now.
-                self.stages.shared.tasks.start(self._fetch(attempt, handed), "fetching a cache that nobody wants")
+                self.shared.tasks.start(self._fetch(attempt, transfer), "fetching a cache without a client")
             raise
         finally:
             if was_sent:
-                self.handed = None
+                self.transfer = None
 
-    async def _fetch(self, attempt: Attempt, handed: Handed) -> None:
-        """Frees the prefill pod of what it keeps until it is fetched, or expires."""
-        stages = self.stages
-        body = for_prefill(attempt.request.path, stages.fields, handed.fields)
+    async def _fetch(self, attempt: Attempt, transfer: Transfer) -> None:
+        """Free the prefill pod of the cache, which it keeps until it is fetched or expires."""
+        body = for_prefill(attempt.request.path, self.fields, transfer.fields)
         try:
-            leg = stages.leg(attempt, Stage.DECODE, (attempt.endpoint,), body)
-            await stages.relay.collect(leg, stages.shared.prefill_timeout)
+            fetching = self._attempt(attempt, Stage.DECODE, (attempt.endpoint,), body)
+            await self.relay.collect(fetching, self.shared.prefill_timeout)
         except KvlaneError as error:
             log.info("request %s: its cache was left to expire: %s", attempt.request.id, error)
 
+    # Both at once: the pods find each other.
+
     async def _both(self, attempt: Attempt, prefill: Attempt) -> UpstreamFailed | None:
-        """At the same time. A prefill that fails takes the decode leg with it, if that does not begin to answer: why is
-        returned. A decode pod that fails after it has not got what it waited for."""
+        """Run both attempts. A prefill that fails ends the decode attempt, unless that has begun its response: the
+        failure is returned. A decode pod that fails after the prefill did not get what it waited for."""
         split = self._split(prefill, attempt.endpoint)
         self._name(attempt, prefill.endpoint)
         begun, lost = asyncio.Event(), list[UpstreamFailed]()
         attempt.listeners, attempt.told_cached = attempt.listeners.at_first_byte(lambda _: begun.set()), NOT_YET
         try:
             async with asyncio.TaskGroup() as group:
-                beside = group.create_task(self._beside(attempt, prefill, begun, lost))
+                prefilling = group.create_task(self._prefill(attempt, prefill, begun, lost))
                 try:
                     await self._relay_with(attempt, split.decode or {})
                 except UpstreamFailed as failed:
-                    if failed.broke_off and not await self.stages.shared.failover.is_alive(attempt.endpoint):
-                        await asyncio.wait((beside,), timeout=GRACE)  # it may be dying of the same
+                    if failed.broke_off and not await self.shared.failover.is_alive(attempt.endpoint):
+                        await asyncio.wait((prefilling,), timeout=GRACE)  # it may be dying of the same
                     raise
-                beside.cancel()
+                prefilling.cancel()
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
@@ -271,18 +313,18 @@ class SplitRequest:
                 return lost[0].with_traceback(None)
         finally:
             attempt.told_cached = None if attempt.told_cached == NOT_YET else attempt.told_cached
-        self._count(SPLIT)
+        self.shared.counted(SPLIT).add()
         return None
 
-    async def _beside(
+    async def _prefill(
         self, attempt: Attempt, prefill: Attempt, begun: asyncio.Event, lost: list[UpstreamFailed]
     ) -> None:
-        """Its answer says what was cached; the decode pod has what it needs, or does not answer. `lost` is told why."""
-        shared = self.stages.shared
+        """Read the cached tokens of the response; the decode pod has the cache, or does not begin. Failures are added
+        to `lost`."""
         try:
-            with self.stages.legs(prefill):
-                body = await self.stages.relay.collect(prefill, shared.prefill_timeout)
-                shared.ledger.first_byte(prefill)
+            with self.attempts(prefill):
+                body = await self.relay.collect(prefill, self.shared.prefill_timeout)
+                self.shared.ledger.first_byte(prefill)
             attempt.told_cached = prefill.usage.cached_tokens if prefill.usage else None
             if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
                 raise PromptRefused(prefill, body)
@@ -290,35 +332,96 @@ class SplitRequest:
                 raise UpstreamFailed(f"it responded with {prefill.status}")
         except ConnectFailed as error:
             lost.append(error)
-            raise  # It was not asked, so whatever the decode pod begins with is no answer.
+            raise  # It did not get the prompt, so whatever the decode pod begins with is no response to it.
         except UpstreamFailed as error:
             lost.append(error)
             if not await _within(GRACE, begun):
                 raise
             log.warning("request %s: pod %s: %s", attempt.request.id, prefill.endpoint.name, error)
 
+    # Attempts whose responses are for the next stage.
+
+    async def _encode(self, attempt: Attempt) -> dict[str, Any]:
+        """Divide the media among the encode pods, and return their fields for the next stage, which does itself what
+        they do not do."""
+        pods = attempt.decision.encode
+        bodies = encode_bodies(attempt.request.path, self.fields) if pods else []
+        if not bodies:
+            return {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                encoding = []
+                for number, body in enumerate(bodies):
+                    at = number % len(pods)
+                    one = self._attempt(attempt, Stage.ENCODE, pods[at:] + pods[:at], body)
+                    encoding.append(group.create_task(self._collect(one)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        found = [each for task in encoding if (each := task.result()) is not None and each[0].status == 200]
+        return merged([fields for _, body in found if (fields := fields_of_pod(body)) is not None])
+
+    async def _collect(
+        self, attempt: Attempt, prepare: Callable[[Attempt], None] | None = None, held: ExitStack | None = None
+    ) -> tuple[Attempt, bytes] | None:
+        """Return the attempt that got a response, and the response; None if no pod could. The attempt stays open until
+        `held` closes. `prepare` makes the request of each attempt one for its pod. Raise RequestError if no pod may be
+        tried any more."""
+        while True:
+            if prepare is not None:
+                prepare(attempt)
+            try:
+                with ExitStack() as open_attempt:
+                    open_attempt.enter_context(self.attempts(attempt))
+                    response = await self.relay.collect(attempt, self.shared.prefill_timeout)
+                    self.shared.ledger.first_byte(attempt)
+                    if held is not None:
+                        held.enter_context(open_attempt.pop_all())
+                return attempt, response
+            except UpstreamFailed as error:
+                following = await self._following(attempt, error.with_traceback(None))
+            if following is None:
+                return None
+            attempt = following
+
+    async def _following(self, attempt: Attempt, error: UpstreamFailed) -> Attempt | None:
+        """Return an attempt on one other pod where the stage can be skipped, else on as many pods as any request may
+        try. None if no pod is left. Raise RequestError if no pod may be tried any more."""
+        is_optional = attempt.stage is Stage.ENCODE or not self.shared.connector.needs_pair
+        try:
+            following = await self.shared.failover.following(attempt, error, is_optional)
+        except SuspectedPoison:
+            raise
+        except (BadGateway, GatewayTimeout):
+            if self.shared.clock.now() >= attempt.request.deadline:
+                raise
+            return None
+        following.stage, following.answers = attempt.stage, False
+        return following
+
+    def _attempt(self, attempt: Attempt, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Attempt:
+        """Return an attempt of the same client on the first of `pods`, with the others as its fallbacks."""
+        request = changed(attempt.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
+        made = Attempt(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
+        made.stage, made.answers = stage, False
+        return made
+
     async def _relay_with(self, attempt: Attempt, fields: dict[str, Any]) -> None:
-        """What comes after this leg begins with what the client sent."""
+        """Relay with fields added to the body; a later attempt starts from the client's body again."""
         whole = attempt.request
         attempt.request = changed(whole, body=with_fields(whole.body, fields))
         try:
-            await self.stages.relay.relay(attempt)
+            await self.relay.relay(attempt)
         finally:
             attempt.request = whole
 
-    def _prefill_leg(self, attempt: Attempt) -> Attempt | None:
-        """On the best pod that this request has not tried; None if there is none."""
-        left = self._left(attempt)
-        return self.stages.leg(attempt, Stage.PREFILL, left) if left else None
-
     def _needs_care(self, attempt: Attempt) -> bool:
-        """Return whether the decode pod has to do all of it, so that no second pod dies at the same time."""
-        connector, casualties = self.stages.shared.connector, attempt.request.state.read(CASUALTIES)
+        """Return whether the decode pod has to do everything, so that no second pod dies at the same time."""
+        connector, casualties = self.shared.connector, attempt.request.state.read(CASUALTIES)
         return connector.at_once and not connector.needs_pair and casualties is not None and bool(casualties.deaths)
 
     def _left(self, attempt: Attempt) -> tuple[Endpoint, ...]:
-        """Pods that have not had the prompt; where it goes to two pods at once and one has died, one that survived."""
-        connector, casualties = self.stages.shared.connector, attempt.request.state.read(CASUALTIES)
+        """Return the pods that have not had the prompt; if it goes to two pods at once and one has died, a survivor."""
+        connector, casualties = self.shared.connector, attempt.request.state.read(CASUALTIES)
         pods = tuple(pod for pod in attempt.decision.prefill if pod is not attempt.endpoint)
         if connector.at_once and casualties is not None and casualties.deaths:
             survivors = tuple(pod for pod in pods if pod in self.tried and pod not in casualties.deaths)
@@ -327,24 +430,20 @@ class SplitRequest:
         left = tuple(pod for pod in pods if pod not in self.tried)
         return pods if not left and connector.needs_pair else left
 
-    def _split(self, leg: Attempt, decode: Endpoint) -> Split:
-        """Makes the leg's request one for its pod."""
-        self.tried.append(leg.endpoint)
-        request, shared = leg.request, self.stages.shared
-        split = shared.connector.split(request.id, leg.endpoint, decode, shared.random)
+    def _split(self, prefill: Attempt, decode: Endpoint) -> Split:
+        """Make the request of the attempt one for its pod."""
+        self.tried.append(prefill.endpoint)
+        request, connector = prefill.request, self.shared.connector
+        split = connector.split(request.id, prefill.endpoint, decode, self.shared.random)
         extra = {**split.prefill, **(self.encoded or {})}
-        body = for_prefill(request.path, self.stages.fields, extra, shared.connector.begins_answer)
-        leg.request = changed(request, body=body)
+        prefill.request = changed(request, body=for_prefill(request.path, self.fields, extra, connector.begins_answer))
         if split.request_id:
-            leg.upstream_headers.append(("x-request-id", split.request_id))
+            prefill.upstream_headers.append(("x-request-id", split.request_id))
         return split
 
     def _name(self, attempt: Attempt, prefill: Endpoint) -> None:
-        if self.stages.shared.expose_endpoint:
+        if self.shared.expose_endpoint:
             attempt.response_headers.append(("x-kvlane-prefill-endpoint", prefill.name))
-
-    def _count(self, what: str) -> None:
-        self.stages.shared.counted(what).add()
 
 
 async def _within(seconds: float, begun: asyncio.Event) -> bool:
@@ -357,7 +456,7 @@ async def _within(seconds: float, begun: asyncio.Event) -> bool:
 
 @contextmanager
 def _no_fault_of(attempt: Attempt) -> Generator[None, None, None]:
-    """Around what other pods do for it."""
+    """Around the work of other pods for this attempt."""
     try:
         yield
     except BaseException:

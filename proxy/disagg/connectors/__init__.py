@@ -1,6 +1,6 @@
 """All connectors, by the name that `disaggregation.connector` gives: a file here, or an entry point of another package.
 
-The others are looked for when a name is asked for that none of these has.
+Entry points are searched for a name that none of these has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONNECTORS: Mapping[str, type[Connector]] = {one.name: one for one in in_package
 
 
 def connector_named(name: str) -> type[Connector]:
-    """Raises ValueError for one that nobody has, ConfigError for an installed package that cannot be loaded."""
+    """Raise ValueError for an unknown connector, ConfigError for an installed package that cannot be loaded."""
     if name in CONNECTORS:
         return CONNECTORS[name]
     known = {**{one.name: one for one in installed(ENTRY_POINT_GROUP, "name")}, **CONNECTORS}

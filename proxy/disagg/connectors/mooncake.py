@@ -1,8 +1,8 @@
 """vLLM's MooncakeConnector: both pods get the id of the transfer, and the decode pod asks the bootstrap server of the
 prefill pod for its blocks.
 
-The server also knows the id of the prefill pod's engine; where several ranks answer there, the label
-kvlane/engine-id names it.
+The server also knows the id of the prefill pod's engine; where it serves several ranks, the label kvlane/engine-id
+names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mooncake(Connector):
         here = {"do_remote_decode": True, "do_remote_prefill": False}
         return Split({"kv_transfer_params": {**here, **transfer}}, {"kv_transfer_params": {**away, **transfer}})
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 

@@ -1,4 +1,4 @@
-"""vLLM's NixlConnector: the decode pod pulls blocks that the prefill pod names in its answer.
+"""vLLM's NixlConnector: the decode pod pulls the blocks that the prefill pod names in its response.
 
 The prefill pod keeps the blocks until they are pulled or expire (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
 """
@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
 from proxy.disagg.connector import Connector, Split
 
-ASKED = {
+REQUESTED = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -25,12 +25,12 @@ class Nixl(Connector):
     name: ClassVar[str] = "nixl"
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
-        return Split({"kv_transfer_params": ASKED}, None)
+        return Split({"kv_transfer_params": REQUESTED}, None)
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
         """Return None for parameters that would stop the decode pod's engine: without an engine id, or with fields of
         other types than vLLM's."""
-        params = answer.get("kv_transfer_params")
+        params = response.get("kv_transfer_params")
         if not isinstance(params, dict) or not params.get("remote_engine_id"):
             return None
         is_usable = all(is_valid(params.get(name)) for name, is_valid in _FIELDS.items())

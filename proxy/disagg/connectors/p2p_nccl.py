@@ -20,7 +20,7 @@ class P2pNccl(Connector):
         name = only_once(request_id, random)
         return Split({}, None, f"___prefill_addr_{both[0]}___decode_addr_{both[1]}_{name}")
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
         return {}
 
 

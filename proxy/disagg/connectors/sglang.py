@@ -1,7 +1,7 @@
-"""SGLang: both pods meet in a room of the prefill pod's bootstrap server.
+"""SGLang: both pods meet at the prefill pod's bootstrap server, under a number (`bootstrap_room`).
 
-A decode pod finds the data-parallel rank that has the cache by a field of its request; older versions take the
-remainder of the room's number.
+A decode pod finds the data-parallel rank that has the cache by a field of its request; older versions use the
+remainder of that number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Sglang(Connector):
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         number, ranks = int(random.random() * 2**53), len(prefill.ranks)
-        room: dict[str, Any] = {
+        meeting: dict[str, Any] = {
             "bootstrap_host": host_of(prefill),
             "bootstrap_port": port_of(prefill, BOOTSTRAP_PORT),
             "bootstrap_room": number * ranks + (prefill.rank or 0),
         }
         if prefill.rank is None:
-            return Split(room, room)
-        return Split(room, {**room, "disagg_prefill_dp_rank": prefill.rank})
+            return Split(meeting, meeting)
+        return Split(meeting, {**meeting, "disagg_prefill_dp_rank": prefill.rank})
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
         return None

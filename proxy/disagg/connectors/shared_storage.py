@@ -15,6 +15,6 @@ class SharedStorage(Connector):
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         return Split({}, None)
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
         """The blocks are found by the hash of the prompt."""
         return {}
