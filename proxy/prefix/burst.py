@@ -64,7 +64,7 @@ def _units(samples: Iterable[Sample]) -> list[Unit]:
 
 
 def _overlapping(units: Sequence[Unit], rules: Rules) -> Iterator[Unit]:
-    """Of those that are alone, who begins as somebody else does."""
+    """Yield units of one request whose prompt begins like that of another unit."""
     least = rules.least_shared
     if not least:
         return
@@ -96,7 +96,7 @@ class _Placing:
         shared = self._shared(first) if rules.least_shared or rules.by_tokens else {}
         target = self._like_minded(first, shared) or self._least_loaded(first, taken)
         left = iter(unit)
-        while run := list(islice(left, self._room(target, taken))):
+        while run := list(islice(left, self._capacity(target, taken))):
             self._put(run, target, first.blocks - shared.get(target, 0), is_first=target not in taken)
             taken[target] += len(run)
             target = self._least_loaded(first, taken)
@@ -111,13 +111,13 @@ class _Placing:
         elif is_first:
             self._load[target] += max(0, blocks)
 
-    def _room(self, target: Endpoint, taken: Mapping[Endpoint, int]) -> int | None:
-        """What of a unit it takes at once; None: all. Where every pod has its most, each gets one more in turn."""
+    def _capacity(self, target: Endpoint, taken: Mapping[Endpoint, int]) -> int | None:
+        """Return how many of a unit a pod takes at once; None: all. Where every pod is full, each gets one in turn."""
         most = self._rules.most_per_pod
         return None if most == ANY_NUMBER else max(1, most - taken.get(target, 0))
 
     def _shared(self, sample: Sample) -> dict[Endpoint, int]:
-        """Blocks from the start on that pods will have. Who has one has those before it, so nobody need count."""
+        """Return the blocks from the start that pods will have. A pod with one block has all before it."""
         return {
             pod: sum(bisect_left(hashes, True, key=lambda one: one not in held) for hashes in sample.chains)
             for pod, held in self._held.items()

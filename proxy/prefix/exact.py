@@ -1,4 +1,4 @@
-"""Which pod holds which blocks, as the pods tell it: exact where all was heard.
+"""Which pod holds which blocks, by the KV events of the pods: exact where no event was missed.
 
 Engines name blocks by hashes of their own, which may differ from process to process. Each event also has the tokens, so
 every block gets a chained hash of ours, and a table per pod translates; nothing depends on how an engine hashes.
@@ -46,11 +46,11 @@ class Shelf:
                 if name in own:
                     self.copies[name] = self.copies.get(name, 0) + 1
         own.update(zip(names, hashes, strict=True))
-        # Item by item, but in C: what a busy pod says is thousands of blocks per second.
+        # Item by item, but in C: a busy pod publishes thousands of blocks per second.
         masks.update(zip(hashes, map(or_, map(masks.get, hashes, repeat(0)), repeat(self.bit)), strict=False))
 
-    def take(self, names: Iterable[BlockHash], masks: Masks) -> list[int]:
-        """The hashes of the blocks that are no longer there."""
+    def remove(self, names: Iterable[BlockHash], masks: Masks) -> list[int]:
+        """Remove blocks, and return the hashes without another copy."""
         gone: list[int] = []
         for name in names:
             more = self.copies.pop(name, 0)
@@ -69,9 +69,9 @@ class Shelf:
 
 
 class Rank:
-    """One cache of a pod: its shelves by medium, and their bits. `complete` says that all it holds was told, `weighed`
-    that not all shelves count the same. `block_size` is 0 until a block was named; `group` is the one kind of layer
-    whose blocks count, since others have their own for the same tokens."""
+    """One cache of a pod: its shelves by medium, and their bits. `complete`: no event was missed; `weighed`: not all
+    shelves count the same. `block_size` is 0 before the first block; `group` is the one kind of layers whose blocks
+    count, since others have their own for the same tokens."""
 
     __slots__ = ("bits", "block_size", "complete", "group", "shelves", "weighed")
 
@@ -90,7 +90,7 @@ class Rank:
         return shelf
 
     def holds(self, name: BlockHash) -> int | None:
-        """Our hash of a block that some tier has."""
+        """Return our hash of a block that a tier has."""
         for shelf in self.shelves.values():
             found = shelf.own.get(name)
             if found is not None:
@@ -98,7 +98,7 @@ class Rank:
         return None
 
     def hashes(self, event: BlocksStored) -> Chain | None:
-        """Our hashes of the blocks of an event. None if what they follow was never told."""
+        """Return our hashes of the blocks of an event; None if the block that they follow is unknown."""
         if not event.tokens:
             known = [self.holds(name) for name in event.hashes]
             return [found for found in known if found is not None] if None not in known else None
@@ -112,18 +112,18 @@ class Rank:
             return None
         pieces = list(map(BytesIO(event.tokens).read, repeat(event.block_size * BYTES_PER_TOKEN, len(event.hashes))))
         if any(keys):
-            pieces = [_told_apart(piece, more) for piece, more in zip(pieces, keys, strict=True)]
+            pieces = [_with_keys(piece, more) for piece, more in zip(pieces, keys, strict=True)]
         return chained(pieces, parent)
 
     def takes(self, event: BlocksStored | BlocksRemoved) -> bool:
-        """Whether an event is about the layers that count: the first that were heard of."""
+        """Return whether an event is about the layers that count, which the first event names."""
         if self.group is None and isinstance(event, BlocksStored):
             self.group = event.group
         return event.group == self.group
 
 
 def clear(hashes: Iterable[int], bit: int, masks: Masks) -> None:
-    """Nobody's hashes are forgotten."""
+    """Clear a bit, and forget hashes without bits."""
     keep = ~bit
     for own in hashes:
         left = masks.get(own, 0) & keep
@@ -141,8 +141,8 @@ def _salt_apart(keys: Sequence[Sequence[Any] | None]) -> tuple[str, Sequence[Seq
     return first[-1], [first[:-1], *keys[1:]]
 
 
-def _told_apart(piece: bytes, keys: Sequence[Any] | None) -> bytes:
-    """Blocks with media in them; nothing that we tokenise is ever equal to them."""
+def _with_keys(piece: bytes, keys: Sequence[Any] | None) -> bytes:
+    """Return a block with media, which differs from everything that kvlane tokenises."""
     return piece if not keys else piece + repr(keys).encode("utf-8", "surrogatepass")
 
 
@@ -159,12 +159,12 @@ DEFAULT_BLOCK = 16
 MOST_MEDIA = 8
 """Tiers of a rank. Each has a bit in the masks of all pods."""
 
-WRONG_UNTIL_DOUBTED = 3
-"""Answers in a row whose cached tokens are not those that were predicted."""
+WRONG_UNTIL_UNKNOWN = 3
+"""Responses in a row whose cached tokens differ from the prediction."""
 
 
 class Reservation:
-    """Blocks that a pod will hold when it has been through a prompt, and that nobody expected there before."""
+    """Blocks that a pod will hold when it has computed a prompt, without blocks of earlier reservations."""
 
     __slots__ = ("blocks", "pod")
 
@@ -174,7 +174,7 @@ class Reservation:
 
 
 class PodBlocks:
-    """Lives until the pod has left. `expected` are the blocks that no event has confirmed yet, under `bit`."""
+    """What is known of one pod. `expected` are the blocks that no event has confirmed yet, under `bit`."""
 
     __slots__ = ("bit", "expected", "ranks", "wrong")
 
@@ -186,9 +186,9 @@ class PodBlocks:
 
 
 class ExactIndex:
-    """Lives as long as its producer. `weights` are what a block of a tier is worth, by medium; `ttl` is how long, in
-    seconds, a pod may take to confirm the blocks of an answer that has ended. While `pairs` is at `max_pairs`, what
-    pods store further is not remembered, and they are no longer sure."""
+    """The index of one producer. `weights`: the value of a block on a tier, by medium; `ttl`: seconds that a pod may
+    take to confirm the blocks of a response that has ended. At `max_pairs` further blocks are not remembered, and their
+    pods are no longer exact."""
 
     def __init__(
         self, clock: Clock, ttl: float, max_pairs: int, weights: Mapping[str, float] | None = None, block_size: int = 0
@@ -205,7 +205,7 @@ class ExactIndex:
         self._ended: deque[tuple[float, Reservation]] = deque()
         self.pairs = 0
         self.orphans = 0
-        """Blocks that followed one that was never told of."""
+        """Blocks that followed an unknown block."""
         self.version = 0
 
     @property
@@ -213,7 +213,7 @@ class ExactIndex:
         """Upper bound of the memory in use."""
         return self.pairs * PAIR_BYTES + len(self._masks) * HASH_BYTES
 
-    # What pods tell.
+    # Events of pods.
 
     def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
         pod = self._pods.get(endpoint) or self._admit(endpoint)
@@ -240,7 +240,7 @@ class ExactIndex:
         (pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())).complete = known
 
     def restarted(self, endpoint: Endpoint) -> None:
-        """Somebody else noticed: what was not confirmed since is void."""
+        """Forget what a pod held before a restart that other signals have shown."""
         pod = self._pods.get(endpoint)
         for rank, cache in pod.ranks.items() if pod else ():
             if not cache.complete:
@@ -262,14 +262,14 @@ class ExactIndex:
     # What schedulers ask.
 
     def is_sure(self, endpoint: Endpoint) -> bool:
-        """All that the pod holds is known, and recent answers have not shown otherwise."""
+        """Return whether all blocks of the pod are known, and recent responses agree."""
         pod = self._pods.get(endpoint)
-        if pod is None or not pod.ranks or pod.wrong >= WRONG_UNTIL_DOUBTED:
+        if pod is None or not pod.ranks or pod.wrong >= WRONG_UNTIL_UNKNOWN:
             return False
         return all(cache.complete for cache in pod.ranks.values())
 
     def block_size(self, endpoint: Endpoint) -> int:
-        """Tokens per block of the pod: as it tells, else as it exposes, else as configured."""
+        """Return the tokens per block: of its events, else of its metrics, else as configured."""
         pod = self._pods.get(endpoint)
         if pod is not None:
             for cache in pod.ranks.values():
@@ -278,8 +278,8 @@ class ExactIndex:
         return endpoint.metrics.block_size or self._block_size or DEFAULT_BLOCK
 
     def depths(self, chain: Chain, endpoints: Sequence[Endpoint]) -> list[int]:
-        """How many blocks of the chain, from its start on and without a gap, each endpoint has or will have soon; what
-        is on a slower tier counts for its weight. Where a pod has several ranks, that of the rank with the most."""
+        """Return how many blocks of the chain, from its start and without a gap, each endpoint has or will have soon;
+        a block on a slower tier counts for its weight. Of several ranks of a pod, the one with the most counts."""
         masks = list(takewhile(bool, map(self._masks.get, chain, repeat(0))))
         count = len(masks)
         if not count:
@@ -289,14 +289,14 @@ class ExactIndex:
         return [0 if pod is None else self._depth(pod, masks, first) for pod in pods]
 
     def expects(self, endpoint: Endpoint) -> bool:
-        """Whether the pod is to hold blocks soon that it has not confirmed."""
+        """Return whether the pod will hold blocks soon that it has not confirmed."""
         pod = self._pods.get(endpoint)
         return pod is not None and bool(pod.expected)
 
     # What requests do.
 
     def reserve(self, chain: Chain, endpoint: Endpoint, depth: int) -> Reservation:
-        """The pod is to hold the chain soon, of which it has `depth` blocks."""
+        """Expect the chain on a pod that has `depth` blocks of it."""
         self.sweep()
         pod = self._pods.get(endpoint) or self._admit(endpoint)
         new = chain[depth:]
@@ -311,7 +311,7 @@ class ExactIndex:
         return reservation
 
     def release(self, reservation: Reservation, computed: bool) -> None:
-        """The leg has ended. If the pod has been through the prompt, it may still be about to say so."""
+        """End the attempt of a reservation. A pod that has computed the prompt may still confirm it."""
         if not reservation.pod.expected:
             return
         if computed:
@@ -320,19 +320,19 @@ class ExactIndex:
             self._withdraw(reservation)
 
     def sweep(self) -> None:
-        """Withdraws what no pod confirmed in time."""
+        """Withdraw what no pod confirmed in time."""
         if self._ended:
             now = self._now()
             while self._ended and self._ended[0][0] <= now:
                 self._withdraw(self._ended.popleft()[1])
 
     def judge(self, endpoint: Endpoint, was_right: bool) -> bool:
-        """What an answer proved about a prediction. True if this is the moment at which the pod is doubted."""
+        """Note whether a response agreed with the prediction. Return whether the pod counts as unknown from now on."""
         pod = self._pods.get(endpoint)
         if pod is None:
             return False
         pod.wrong = 0 if was_right else pod.wrong + 1
-        return pod.wrong == WRONG_UNTIL_DOUBTED
+        return pod.wrong == WRONG_UNTIL_UNKNOWN
 
     # Below: how.
 
@@ -375,12 +375,12 @@ class ExactIndex:
         shelf = cache.shelves.get(event.medium)
         if shelf is None or not cache.takes(event):
             return
-        gone = shelf.take(event.hashes, self._masks)
+        gone = shelf.remove(event.hashes, self._masks)
         self.pairs -= len(gone)
         self._confirm(pod, gone)
 
     def _confirm(self, pod: PodBlocks, hashes: Chain) -> None:
-        """The pod has spoken of them: what it says counts from here on."""
+        """Expect these blocks no longer: the pod has published them."""
         expected = pod.expected
         if expected and (known := expected.keys() & hashes):
             clear(known, pod.bit, self._masks)

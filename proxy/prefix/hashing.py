@@ -43,13 +43,13 @@ class Cuts:
 
 
 def cuts(depths: Sequence[int], block_bytes: int) -> Cuts:
-    """`depths` are those of the hashes, from 0 on."""
+    """`depths` of the hashes, from 0."""
     ends = tuple([depth * block_bytes for depth in depths])
     sizes = tuple([end - start for start, end in pairwise(ends)])
     return Cuts(ends, sizes, block_bytes, sum(takewhile(block_bytes.__eq__, sizes)))
 
 
-ANSWER = b"\nassistant\n"
+ASSISTANT = b"\nassistant\n"
 _NEXT = (b"\nuser\n", b"\ntool\n")
 
 Chain = list[int]
@@ -108,19 +108,19 @@ def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tu
 
 @frozen
 class Turn:
-    """Where a conversation goes on: `key` is the last hash of the prompt before the last answer in it, which shares its
-    first `hashes` with the whole; `blocks` end within the answer, which takes `answer_bytes`."""
+    """The last turn of a conversation: `key` is the last hash of the prompt before the last response, which shares its
+    first `hashes` with the whole; `blocks` end within the response, which takes `response_bytes`."""
 
     key: int
     hashes: int
     blocks: int
-    answer_bytes: int
+    response_bytes: int
 
 
 def last_turn(part: bytes, model: str, salt: str, hashes: Chain, block_tokens: int, max_blocks: int) -> Turn | None:
-    """Of a conversation as `openai.prompts` renders it: a prompt ends with a line, an answer begins with its role on a
-    line of its own. What only looks like it leads to a key that no prompt has."""
-    start = part.rfind(ANSWER) + 1
+    """Return the last turn of a conversation as `openai.prompts` renders it: a prompt ends with a line, a response
+    begins with its role on a line of its own. Text that only looks like it leads to a key that no prompt has."""
+    start = part.rfind(ASSISTANT) + 1
     where = _cuts(block_tokens, max_blocks)
     if not start or start >= where.ends[-1]:
         return None
@@ -128,7 +128,7 @@ def last_turn(part: bytes, model: str, salt: str, hashes: Chain, block_tokens: i
     seed = hashes[before - 1] if before else namespace(model, salt)
     tail = part[where.ends[before] : start]
     key = xxh3_64_intdigest(tail, seed) if tail else seed
-    text = start + len(ANSWER) - 1
+    text = start + len(ASSISTANT) - 1
     end = min([at for at in map(part.find, _NEXT, repeat(text)) if at >= 0], default=len(part))
     return Turn(key, before, min(end, where.ends[-1]) // (block_tokens * BYTES_PER_TOKEN), end - text)
 

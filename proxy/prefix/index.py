@@ -354,4 +354,4 @@ class PrefixIndex:
 
 def _fits(answer: Answer, turn: Turn) -> bool:
     """Whether it may be the answer that stands in the prompt; without its reasoning, for one, it is shorter."""
-    return not answer.pod.retired and answer.tokens <= turn.answer_bytes
+    return not answer.pod.retired and answer.tokens <= turn.response_bytes

@@ -73,7 +73,7 @@ def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
 
 
 def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
-    """Sequence number and batch of an answer to a replay request; older engines leave out the topic. Raises Garbled."""
+    """Return sequence number and batch of a replayed message; older engines leave out the topic. Raise Garbled."""
     if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE:
         raise Garbled(f"{len(frames)} frames")
     return int.from_bytes(frames[-2], "big"), frames[-1]
@@ -169,7 +169,7 @@ def _group(fields: dict[str, Any]) -> int:
 
 
 def _name(given: Any) -> str:
-    """Return a name; empty if there is none."""
+    """Return a name; empty for None."""
     if given is None:
         return ""
     if not isinstance(given, str) or len(given) > LONGEST_NAME:

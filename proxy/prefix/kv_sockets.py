@@ -1,4 +1,4 @@
-"""The KV events of one pod over ZeroMQ: the sockets, and which messages were missed."""
+"""The KV events of one pod over ZeroMQ: the sockets, and the detection of missed messages and restarts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from proxy.core.endpoint import GONE, Endpoint
+from proxy.core.log_limit import LogLimit
 from proxy.core.ports import AllCleared, KvListener, KvSources
 from proxy.prefix import kv_messages
 from proxy.prefix.kv_messages import END, SEQUENCE, Batch, Garbled
@@ -19,89 +20,105 @@ from proxy.prefix.kv_subscriptions import Source, is_named
 
 log = logging.getLogger(__name__)
 
-Answers = AsyncGenerator[tuple[int, bytes], None]
+LARGEST = 4 << 20
+"""Bytes of a message, which take 60 ms to unpack at worst. A batch of a hundred thousand tokens has half a megabyte."""
 
-Replay = Callable[[int], Answers]
-"""From a sequence number on: what the engine still has, in order. Raises NoReplay if it cannot be asked."""
+QUEUED = 10_000
+"""Messages that may wait here. Further ones are dropped, noticed, and requested again."""
 
+HEARTBEAT = 5.0
+"""Seconds; a source that is silent for three of them is disconnected."""
 
-LOST = "pod %s: %d batches of KV events are lost; what it holds is forgotten"
+PATIENCE = 2.0
+"""Seconds for each message of a replay."""
+
+BREATH = 32
+"""Batches after which the event loop runs other work."""
+
+RETRY = 5.0
+"""Seconds before a socket that failed is opened again."""
+
+_UP, _DOWN = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+
+Replayed = AsyncGenerator[tuple[int, bytes], None]
+
+Replay = Callable[[int], Replayed]
+"""From a sequence number: all later messages that the engine still has, in order. Raises NoReplay."""
 
 
 class NoReplay(Exception):
-    """Nobody answers, or not to the end."""
+    """The engine has no replay socket, or does not respond to the end."""
 
 
 class Track:
     """The messages of one rank of a pod. An engine counts its messages from 0, so a track without a gap knows all
     blocks of the rank. A lower number than expected is a restart, whatever the engine's clock says, unless it is a
-    message that was replayed before, or the last one again.
-
-    `whole`: no message was missed. `heard`: the engine is connected and has sent or replayed messages.
-    """
+    message that was replayed before, or the last one again."""
 
     def __init__(self, endpoint: Endpoint, rank: int, listener: KvListener, replay: Replay | None) -> None:
         self._endpoint = endpoint
         self._rank = rank
         self._listener = listener
         self._replay = replay
+        self._logs = LogLimit()
         self._next = 0
         self._at = 0.0
         self._replayed: dict[int, float] = {}
         """Number and time of replayed messages, which may also arrive at the other socket."""
-        self._told: bool | None = None
-        self.whole = True
-        self.heard = False
+        self._published: bool | None = None
+        """Whether the listener knows the track as complete; None: neither."""
+        self._is_whole = True
+        """Whether no message was missed."""
+        self._is_live = False
+        """Whether the engine is connected, and has sent or replayed a message."""
 
     async def connected(self) -> None:
-        """To an engine, maybe another one than before: it is asked for the message that came last, and those since."""
+        """Compare the last message with the engine's, which may have been replaced, and read what was missed."""
         if self._replay is None:
             return
         try:
             if self._next and not await self._is_the_same():
-                self._restarted()
+                log.info("pod %s: its KV cache is empty again", self._endpoint.name)
+                self._forget(0, is_whole=True)
             await self._catch_up()
         except NoReplay:
             return
-        self.heard = True
-        self._tell()
+        self._is_live = True
+        self._publish()
 
     def disconnected(self) -> None:
-        self.heard = False
-        self._tell()
+        self._is_live = False
+        self._publish()
 
     async def arrived(self, number: int, payload: bytes) -> None:
-        """A message; whatever it is, the next one is taken too."""
+        """Apply a message. One that cannot be read is dropped, and the next one counts as after a gap."""
         try:
             batch = kv_messages.batch(payload)
         except Garbled as error:
-            log.warning("pod %s published what is no batch of KV events: %s", self._endpoint.name, error)
+            if self._logs.allows():
+                log.warning("pod %s: unreadable KV events (logged once a minute): %s", self._endpoint.name, error)
             return
         if number < self._next:
             if batch.at == (self._at if number == self._next - 1 else self._replayed.get(number)):
                 return
-            self._restarted()
+            log.info("pod %s: its KV cache is empty again", self._endpoint.name)
+            self._forget(0, is_whole=True)
         if number == self._next:
             self._replayed.clear()
         else:
-            await self._fill()
-        if number > self._next:
-            self._lost(number)
-        if number == self._next:
-            await self._take(batch)
-        self.heard = True
-        self._tell()
-
-    async def _fill(self) -> None:
-        try:
-            await self._catch_up()
-        except NoReplay as error:
-            log.debug("pod %s cannot be asked for KV events that were missed: %s", self._endpoint.name, error)
+            try:
+                await self._catch_up()
+            except NoReplay as error:
+                log.debug("pod %s: missed KV events cannot be replayed: %s", self._endpoint.name, error)
+        await self._apply_from(number, batch)
+        self._is_live = True
+        self._publish()
 
     async def _is_the_same(self) -> bool:
+        """Return whether the engine has sent the last message."""
         last = self._next - 1
-        async with aclosing(self._asked(last)) as answers:
-            async for number, payload in answers:
+        async with aclosing(self._replay_from(last)) as messages:
+            async for number, payload in messages:
                 try:
                     return number > last or kv_messages.batch(payload).at == self._at
                 except Garbled:
@@ -109,88 +126,59 @@ class Track:
         return False
 
     async def _catch_up(self) -> None:
-        async with aclosing(self._asked(self._next)) as answers:
-            async for number, payload in answers:
-                try:
+        async with aclosing(self._replay_from(self._next)) as messages:
+            async for number, payload in messages:
+                with suppress(Garbled):
                     batch = kv_messages.batch(payload)
-                except Garbled:
-                    continue
-                if number > self._next:
-                    self._lost(number)
-                if number == self._next:
+                    await self._apply_from(number, batch)
                     self._replayed[number] = batch.at
-                    await self._take(batch)
 
-    def _asked(self, start: int) -> Answers:
+    def _replay_from(self, start: int) -> Replayed:
         if self._replay is None:
             raise NoReplay("there is no replay socket")
         return self._replay(start)
 
-    async def _take(self, batch: Batch) -> None:
-        """Tell of the events, and let the event loop run in between."""
+    async def _apply_from(self, number: int, batch: Batch) -> None:
+        """Apply a batch that is the next one, or follows a gap. The event loop runs other work between its steps."""
+        if number > self._next:
+            lost = number - self._next
+            log.warning("pod %s: %d batches of KV events are lost; forgetting its blocks", self._endpoint.name, lost)
+            self._forget(number, is_whole=False)
+        if number < self._next:
+            return
         self._next += 1
         self._at = batch.at
         unknown = 0
-        for number, (events, odd) in enumerate(batch.steps()):
-            if number:
+        for step, (events, odd) in enumerate(batch.steps()):
+            if step:
                 await asyncio.sleep(0)
                 if self._endpoint.state is GONE:
                     return
             unknown += odd
             if any(isinstance(event, AllCleared) for event in events):
-                self.whole = True
+                self._is_whole = True
             self._listener.told(self._endpoint, self._rank, events)
         if unknown:
-            log.debug("pod %s published %d KV events that are not understood", self._endpoint.name, unknown)
+            log.debug("pod %s: %d KV events are not understood", self._endpoint.name, unknown)
 
-    def _restarted(self) -> None:
-        log.info("pod %s: its KV cache begins anew", self._endpoint.name)
+    def _forget(self, number: int, is_whole: bool) -> None:
+        """Go on with a message that follows a restart or a gap."""
         self._listener.lost(self._endpoint, self._rank)
-        self._next, self._at, self.whole = 0, 0.0, True
+        self._next, self._is_whole, self._published = number, is_whole, None
         self._replayed.clear()
-        self._told = None
 
-    def _lost(self, number: int) -> None:
-        log.warning(LOST, self._endpoint.name, number - self._next)
-        self._listener.lost(self._endpoint, self._rank)
-        self._next, self.whole = number, False
-        self._told = None
-
-    def _tell(self) -> None:
-        known = self.whole and self.heard
-        if known is not self._told:
-            self._told = known
+    def _publish(self) -> None:
+        known = self._is_whole and self._is_live
+        if known is not self._published:
+            self._published = known
             self._listener.complete(self._endpoint, self._rank, known)
 
 
-log = logging.getLogger(__name__)
-
-LARGEST = 4 << 20
-"""Bytes of a message, which take 60 ms to unpack at worst. A batch of a hundred thousand tokens has half a megabyte."""
-
-QUEUED = 10_000
-"""Messages that may wait here; beyond that they are dropped, noticed, and asked for again."""
-
-HEARTBEAT = 5.0
-"""Seconds; a source that is silent for three of them is gone."""
-
-PATIENCE = 2.0
-"""Seconds for each answer of a replay."""
-
-BREATH = 32
-"""Batches after which the event loop has its turn."""
-
-AGAIN = 5.0
-"""Seconds until a socket that failed is opened anew."""
-
-_UP, _DOWN = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
-
-
-async def follow(
+async def subscribe(
     context: zmq.asyncio.Context, endpoint: Endpoint, source: Source, topic: str, listener: KvListener
 ) -> None:
-    """Until it is cancelled. The socket connects again by itself."""
-    replay = partial(asked, context, source.replay) if source.replay else None
+    """Read the events of one rank until cancelled. The socket reconnects by itself."""
+    replay = partial(replayed, context, source.replay) if source.replay else None
     track = Track(endpoint, source.rank, listener, replay)
     while True:
         try:
@@ -203,28 +191,33 @@ async def follow(
         except Exception:
             track.disconnected()
             raise
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RETRY)
 
 
 async def collect(
     context: zmq.asyncio.Context, sources: KvSources, pods: Callable[[], list[Endpoint]], listener: KvListener
 ) -> None:
-    """Listens where pods connect to, until it is cancelled; nobody can be asked for what was missed."""
+    """Listen at an address that pods connect to, until cancelled. Missed messages cannot be replayed."""
     tracks: dict[tuple[Endpoint, int], Track] = {}
+    logs = LogLimit()
     while True:
         try:
             with context.socket(zmq.SUB) as socket:
                 _prepare(socket, sources.topic)
                 socket.bind(sources.bind)
                 while True:
-                    await _sort(await socket.recv_multipart(), pods(), tracks, listener)
+                    try:
+                        await _dispatch(await socket.recv_multipart(), pods(), tracks, listener)
+                    except Garbled as error:
+                        if logs.allows():
+                            log.warning("unreadable KV events at %s (logged once a minute): %s", sources.bind, error)
         except zmq.ZMQError as error:
             log.warning("KV events at %s: %s", sources.bind, error)
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RETRY)
 
 
-async def asked(context: zmq.asyncio.Context, address: str, start: int) -> Answers:
-    """Raises NoReplay if an answer takes too long or makes no sense."""
+async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> Replayed:
+    """Yield the messages of a replay socket. Raise NoReplay if a response takes too long or cannot be read."""
     with context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
@@ -247,8 +240,8 @@ async def asked(context: zmq.asyncio.Context, address: str, start: int) -> Answe
 
 
 async def _listen(socket: zmq.asyncio.Socket, address: str, track: Track) -> None:
-    """Both what the source says, and whether it is there. The monitor comes first: a source that is near is connected
-    before the next line is run."""
+    """Read messages, and events of the connection. The monitor comes first: a source on this host may be connected
+    before the next line runs."""
     monitor = socket.get_monitor_socket(_UP | _DOWN)
     socket.connect(address)
     poller = zmq.asyncio.Poller()
@@ -258,10 +251,10 @@ async def _listen(socket: zmq.asyncio.Socket, address: str, track: Track) -> Non
         while True:
             ready = dict(await poller.poll())
             if monitor in ready:
-                what = int.from_bytes((await monitor.recv_multipart())[0][:2], "little")
-                if what == _UP:
+                event = int.from_bytes((await monitor.recv_multipart())[0][:2], "little")
+                if event == _UP:
                     await track.connected()
-                elif what == _DOWN:
+                elif event == _DOWN:
                     track.disconnected()
             if socket in ready:
                 await _drain(socket, track)
@@ -270,7 +263,7 @@ async def _listen(socket: zmq.asyncio.Socket, address: str, track: Track) -> Non
 
 
 async def _drain(socket: zmq.asyncio.Socket, track: Track) -> None:
-    """What is there, but not without end."""
+    """Read the messages that are there, but no more than BREATH."""
     for _ in range(BREATH):
         with suppress(Garbled):
             try:
@@ -280,16 +273,12 @@ async def _drain(socket: zmq.asyncio.Socket, track: Track) -> None:
             await track.arrived(number, payload)
 
 
-async def _sort(
+async def _dispatch(
     frames: list[bytes], pods: list[Endpoint], tracks: dict[tuple[Endpoint, int], Track], listener: KvListener
 ) -> None:
-    """To the track of the pod and rank that it is from."""
-    try:
-        topic, number, payload = kv_messages.message(frames)
-        rank = kv_messages.batch(payload).rank
-    except Garbled as error:
-        log.warning("what is no batch of KV events was published: %s", error)
-        return
+    """Pass a message to the track of its pod and rank. Raise Garbled."""
+    topic, number, payload = kv_messages.message(frames)
+    rank = kv_messages.batch(payload).rank
     for gone in [key for key in tracks if key[0] not in pods]:
         del tracks[gone]
     for endpoint in pods:
@@ -306,5 +295,5 @@ def _prepare(socket: zmq.asyncio.Socket, topic: str) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(3000 * HEARTBEAT))
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(1000 * AGAIN))
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(1000 * RETRY))
     socket.setsockopt_string(zmq.SUBSCRIBE, topic)

@@ -1,7 +1,4 @@
-"""Who wants to hear the KV events of pods; and, while the proxy serves, a listener for every pod there is.
-
-The packages that it takes are an extra, so what needs them is imported when somebody wants to hear.
-"""
+"""Subscriptions to the KV events of the pods of a pool. The sockets need an extra, so they are imported late."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ REPLAY_PORT = "kvlane/kv-replay-port"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`replay` is empty where nobody can be asked."""
+    """`replay` is empty without a replay socket."""
 
     rank: int
     events: str
@@ -36,7 +33,7 @@ class Source:
 
 
 def check(sources: KvSources) -> None:
-    """Raises ValueError for an address that cannot be made."""
+    """Raise ValueError for an invalid address."""
     try:
         made = sources.endpoint.format(host="pod", port=1)
     except (LookupError, ValueError):
@@ -67,7 +64,7 @@ def sources_of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
 
 
 def is_named(topic: str, endpoint: Endpoint) -> bool:
-    """Whether the topic of a message, kv@pod@model, means the pod: by name, host:port or host."""
+    """Return whether the topic of a message, kv@pod@model, names the pod: by name, host:port or host."""
     parts = topic.split("@")
     if len(parts) < 2:
         return False
@@ -77,14 +74,14 @@ def is_named(topic: str, endpoint: Endpoint) -> bool:
 
 def _number(labels: Mapping[str, str], name: str, default: int) -> int:
     text = labels.get(name, "")
-    return int(text) if text.isdecimal() and int(text) < 65536 else default
+    return int(text) if text.isdecimal() and len(text) < 6 and int(text) < 65536 else default
 
 
 MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
 
 Hook = Callable[[Endpoint], None]
 Watch = Callable[[Hook, Hook], Callable[[], None]]
-"""(added, removed) -> stop: calls them for every pod there is and that comes, and for those that go."""
+"""(added, removed) -> stop: calls `added` for present and new pods, and `removed` for pods that leave."""
 
 
 def watch_nothing(added: Hook, removed: Hook) -> Callable[[], None]:
@@ -94,8 +91,7 @@ def watch_nothing(added: Hook, removed: Hook) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class KvSubscriptions(KvEvents):
-    """Subscriptions to the pods of one pool. Each belongs to the plugin that asks for it, and runs as long as the
-    configuration names that plugin."""
+    """The subscriptions of one pool. Each belongs to a plugin, and runs as long as the configuration names it."""
 
     pool: str
     watch: Watch = field(compare=False)
@@ -111,7 +107,7 @@ class KvSubscriptions(KvEvents):
 
 
 class Subscription:
-    """`async with`: inside of it the sockets of pods are opened and closed as pods come and go."""
+    """Inside `async with` the sockets of pods are opened and closed as pods come and go."""
 
     def __init__(self, sources: KvSources, listener: KvListener, watch: Watch) -> None:
         self.listener = listener
@@ -149,7 +145,7 @@ class Subscription:
         assert self._context is not None
         tasks, sources = self._pods.setdefault(endpoint, []), self._sources
         for source in sources_of(endpoint, sources) if not sources.bind else ():
-            work = partial(kv_sockets.follow, self._context, endpoint, source, sources.topic, self.listener)
+            work = partial(kv_sockets.subscribe, self._context, endpoint, source, sources.topic, self.listener)
             tasks.append(self._tasks.keep(work, "KV-events", f"{endpoint.name}, rank {source.rank}"))
 
     def _removed(self, endpoint: Endpoint) -> None:

@@ -43,12 +43,12 @@ class PrefixMatch(Protocol):
         return blocks
 
     def lengths(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
-        """The same in tokens."""
+        """Return `matched` in tokens."""
         size = self.block_size
         return [blocks * size for blocks in self.matched(endpoints)]
 
     def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Sequence[int]:
-        """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
+        """Return the tokens of the blocks that each endpoint lacks, and of the prompt beyond its blocks."""
         size, total, missing = self.block_size, self.total, []
         cold = total * size
         if prompt_tokens > cold:
@@ -58,7 +58,7 @@ class PrefixMatch(Protocol):
         return missing
 
     def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
-        """What `missing` says, for those who would rather go through the endpoints once."""
+        """Return `missing` for callers that go through the endpoints once."""
         return 0, -1, dict(zip(endpoints, self.missing(endpoints, prompt_tokens), strict=True))
 
 
@@ -83,7 +83,7 @@ TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds", value_type=Prompt)
 
 
 class ChainMatch(PrefixMatch):
-    """Lives as long as the request. Once `frozen` it keeps its answers: a request's own blocks are no hits."""
+    """The match of one request. Once `frozen` it does not change: a request's own blocks are no hits."""
 
     def __init__(self, index: PrefixIndex, chains: tuple[Chain, ...], block_size: int) -> None:
         self.block_size = block_size
@@ -97,21 +97,21 @@ class ChainMatch(PrefixMatch):
         self._depths: dict[Endpoint, int] = {}
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        self._look()
+        self._match()
         return [self._depths.get(endpoint, 0) for endpoint in endpoints]
 
     def blocks_on(self, endpoint: Endpoint) -> int:
         if self._version != self._index.version:
-            self._look()
+            self._match()
         return self._depths.get(endpoint, 0)
 
     def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
-        self._look()
+        self._match()
         size, cold = self.block_size, self.total * self.block_size
         return (cold if cold > prompt_tokens else prompt_tokens), size, self._depths
 
-    def _look(self) -> None:
-        """Into the index, if anything has changed there."""
+    def _match(self) -> None:
+        """Match again if the index has changed."""
         index = self._index
         if self._version != index.version and not self.frozen:
             self._version = index.version
@@ -132,7 +132,7 @@ Kind = tuple[int, str]
 
 
 class ExactMatch(PrefixMatch):
-    """Lives as long as the request. Once `frozen` it keeps its answers: a request's own blocks are no hits.
+    """The match of one request. Once `frozen` it does not change: a request's own blocks are no hits.
 
     Blocks are counted as engines would: only full ones, and never the prompt's last token, which is always computed.
     Where pods have blocks of several sizes, `block_size` is the largest that divides them all.
@@ -222,7 +222,7 @@ def _hits(part: bytes, block_size: int) -> int:
 
 
 class ExactOrApproxMatch(PrefixMatch):
-    """In the exact one's blocks. Of a pod that is not fully known, what it said is the least it has."""
+    """An exact match in its blocks; for pods that are not fully known, at least what is known exactly."""
 
     __slots__ = ("_approx", "_exact", "block_size", "total")
 

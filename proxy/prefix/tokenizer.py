@@ -115,7 +115,7 @@ _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 
 
 class ChatTemplate:
-    """Compiled once. `variables` are what it sees besides those of a request: special tokens, defaults."""
+    """A compiled chat template. `variables`: special tokens and defaults, beside the fields of a request."""
 
     def __init__(
         self, source: str, wall: Callable[[], float], content: ContentFormat, variables: Mapping[str, Any]
@@ -239,7 +239,7 @@ class Rendered:
 
 
 class Model:
-    """Raises ValueError, when made, for a folder that has no tokenizer, or a template that is none."""
+    """Raise ValueError, when made, for a folder without a tokenizer, or an invalid template."""
 
     def __init__(self, model: LocalModel, wall: Callable[[], float]) -> None:
         self._settings = model
@@ -278,7 +278,7 @@ class Model:
         raise Uncertain(path)
 
     def known(self, rendered: Rendered) -> tuple[list[list[str]], list[list[bytes | None]], int]:
-        """The pieces of each text, the token ids of those that came before, and how long the others are in all."""
+        """Return the pieces of each text, the token ids of known pieces, and the length of the others."""
         pieces = [list(self._cutter.pieces(text)) for text in rendered.texts]
         found = [self._cache.find(several) for several in pieces]
         new = sum(
@@ -338,19 +338,19 @@ class Model:
 
 
 def find(model: str, environ: Any) -> Path:
-    """The folder of a model: as named, or the newest snapshot in the local cache of Hugging Face. Raises ValueError."""
+    """Return the folder of a model: the named one, or a snapshot in the local Hugging Face cache. Raise ValueError."""
     folder = Path(model).expanduser()
     if folder.is_file():
         return folder.parent
     if folder.is_dir():
         return folder
     home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    hub = Path(environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
-    repository = hub / ("models--" + model.replace("/", "--"))
+    cache = Path(environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    repository = cache / ("models--" + model.replace("/", "--"))
     revision = repository / "refs" / "main"
     if revision.is_file() and (snapshot := repository / "snapshots" / revision.read_text().strip()).is_dir():
         return snapshot
-    raise ValueError(f"model: {model!r} is no folder, and {hub} has no such model; nothing is downloaded")
+    raise ValueError(f"model: {model!r} is no folder, and {cache} has no such model; nothing is downloaded")
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -469,8 +469,8 @@ class LocalTokens(Tokens):
     async def _apart(self, path: str, body: bytes) -> tuple[bytes, ...] | None:
         if self._pool.pending >= MOST_WAITING:
             return None
-        answered = await self._pool.ask(path, body)
-        return tuple(answered[1]) if answered else None
+        reply = await self._pool.ask(path, body)
+        return tuple(reply[1]) if reply else None
 
 
 def main() -> None:
@@ -482,10 +482,7 @@ def main() -> None:
 def _prepared(settings: LocalModel) -> Answer:
     model = Model(settings, SystemClock().wall)
 
-    def answer(path: str, body: bytes) -> tuple[None, tuple[bytes, ...]]:
-        return None, model.parts_of(path, body) or ()
-
-    return answer
+    return lambda path, body: (None, model.parts_of(path, body) or ())
 
 
 if __name__ == "__main__":

@@ -69,11 +69,11 @@ class RemoteTokens(Tokens):
             return None
         url, key = server
         try:
-            answer = await self._ask(url, key, question)
+            response = await self._ask(url, key, question)
         except (*outbound.FAILURES, orjson.JSONDecodeError) as error:
             log.debug("%s did not tokenise a prompt: %r", url, error)
             return None
-        ids = _ids(answer)
+        ids = _ids(response)
         return Prompt((packed(ids),), request.prompt.salt) if ids else None
 
     async def __aenter__(self) -> RemoteTokens:
@@ -86,7 +86,7 @@ class RemoteTokens(Tokens):
             await self._session.close()
 
     def _server(self, path: str, endpoints: Sequence[Endpoint]) -> tuple[str, str | None] | None:
-        """The address to ask, and the key; of the pods the one with the least to do."""
+        """Return the URL of the tokeniser and its key; of pods, the one with the fewest requests."""
         if self._tokenizer.url:
             return f"{self._tokenizer.url.rstrip('/')}{path}/render", None
         if not endpoints:
@@ -120,9 +120,9 @@ class RemoteTokens(Tokens):
         return orjson.loads(response.body)
 
 
-def _ids(answer: object) -> list[int] | None:
-    """What is asked is answered in one of several forms: `tokens`, `token_ids`, or a list with one of the latter."""
-    if isinstance(answer, list) and len(answer) == 1:
-        answer = answer[0]
-    ids = (answer.get("tokens") or answer.get("token_ids")) if isinstance(answer, dict) else None
+def _ids(response: object) -> list[int] | None:
+    """Return the token ids of a response: in `tokens`, in `token_ids`, or in a list with one object of the latter."""
+    if isinstance(response, list) and len(response) == 1:
+        response = response[0]
+    ids = (response.get("tokens") or response.get("token_ids")) if isinstance(response, dict) else None
     return ids if isinstance(ids, list) and all(type(one) is int and 0 <= one < 1 << 32 for one in ids) else None

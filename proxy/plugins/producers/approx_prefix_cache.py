@@ -17,7 +17,7 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.prefix.feedback import MOST_LEGS, HitWindow, figures
 from proxy.prefix.forest import Reservation
-from proxy.prefix.hashing import ANSWER, chains, last_turn
+from proxy.prefix.hashing import ASSISTANT, chains, last_turn
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, ChainMatch, most_cached
 
@@ -117,7 +117,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         hashed, parts = chains(prompt, model, block_size, self._max_blocks), prompt.parts
         match = ChainMatch(index, hashed, block_size)
         # Searching 32 KB for a response that is not there takes 47,000 instructions; with `in` four times as many.
-        if not prompt.begins and len(parts) == 1 and parts[0].rfind(ANSWER) >= 0:
+        if not prompt.begins and len(parts) == 1 and parts[0].rfind(ASSISTANT) >= 0:
             match.turn = last_turn(parts[0], model, prompt.salt, hashed[0], block_size, self._max_blocks)
         if index.is_crowded:
             self._prove()

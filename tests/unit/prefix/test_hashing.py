@@ -116,7 +116,7 @@ def test_a_turn_names_the_prompt_before_its_last_response(said: bytes, answer: b
     assert later[: turn.hashes] == earlier[: turn.hashes]
     assert len(earlier) - turn.hashes in (0, 1)
     assert turn.blocks == len(answered) // 256
-    assert turn.answer_bytes == len(answer)
+    assert turn.response_bytes == len(answer)
 
 
 def test_a_turn_beyond_the_hashed_part_is_none() -> None:
