@@ -94,7 +94,7 @@ class Faults(logging.Handler):
     def of_the_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.found.append(repr(context))
 
-    def take(self) -> str:
+    def collect(self) -> str:
         found, self.found = self.found, []
         return "\n".join(found)
 
@@ -120,7 +120,7 @@ class _Turns(selectors.DefaultSelector):
         finally:
             self._began = time.thread_time()
 
-    def take(self) -> float:
+    def collect(self) -> float:
         """Return the longest turn since the last call, in seconds."""
         longest, self._longest = self._longest, 0.0
         return longest
@@ -162,15 +162,15 @@ async def fuzz(name: str, seconds: float, seed: int, most: int = sys.maxsize) ->
                 data = mutator.corpus[found.tried] if found.tried < len(mutator.corpus) else mutator.next()
                 found.tried += 1
                 wrong = await tried(check, data)
-                if wrong := wrong or faults.take():
+                if wrong := wrong or faults.collect():
                     found.add(data, wrong)
                 if turns is not None:
-                    held = turns.take()
+                    held = turns.collect()
                     if found.tried > len(mutator.corpus):  # before that, modules are imported
                         found.held = max(found.held, (held, data))
     finally:
         logging.getLogger().removeHandler(faults)
-    if left := faults.take():
+    if left := faults.collect():
         found.add(b"", left)
     found.grown = _peak() - before
     return found
@@ -221,12 +221,12 @@ def _peak() -> float:
 
 
 def _only_addresses(loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[list[object]]]:
-    async def look_up(host: object, port: object, **how: int) -> list[object]:
+    async def resolve(host: object, port: object, **how: int) -> list[object]:
         if host in ("127.0.0.1", "localhost", "::1"):
             return await loop.run_in_executor(None, lambda: list(socket.getaddrinfo(host, port, **how)))  # type: ignore[arg-type, call-overload]
         raise socket.gaierror("no names here")
 
-    return look_up
+    return resolve
 
 
 def _stored(name: str, failed: Sequence[tuple[bytes, str]]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 
 from bench.fuzzing.inputs import Check
-from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, answer_well, said, settings_before
+from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, exchange, respond_well, settings_before
 from proxy.cluster.deployment import Connect
 from proxy.cluster.messages import BROKER, EVERYBODY, ID_BYTES, Say, frame, packed
 from proxy.cluster.settings import ReplicaSettings
@@ -30,8 +30,8 @@ HOST = b"h" * ID_BYTES
 class FakeLine:
     """A store on which only the fuzzer publishes."""
 
-    def __init__(self, heard: Callable[[bytes], None]) -> None:
-        self.heard = heard
+    def __init__(self, received: Callable[[bytes], None]) -> None:
+        self.received = received
         self.is_slow = False
 
     async def __aenter__(self) -> FakeLine:
@@ -44,7 +44,7 @@ class FakeLine:
 
     def publish(self, channel: str, message: bytes) -> None:
         """Return what this host says of itself, as the store does."""
-        self.heard(message)
+        self.received(message)
 
     async def has_room(self) -> None:
         return
@@ -58,12 +58,12 @@ async def messages() -> AsyncIterator[Check]:
     """An input is a packet, or the records of one member of another host; a sibling worker says the same."""
     lines: list[FakeLine] = []
 
-    def listen(settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> FakeLine:
-        lines.append(FakeLine(heard))
+    def listen(settings: ReplicaSettings, channels: Sequence[str], received: Callable[[bytes], None]) -> FakeLine:
+        lines.append(FakeLine(received))
         return lines[-1]
 
     async with AsyncExitStack() as stack:
-        pod = await stack.enter_async_context(await asyncio.start_server(answer_well, "127.0.0.1", 0))
+        pod = await stack.enter_async_context(await asyncio.start_server(respond_well, "127.0.0.1", 0))
         settings = from_mapping(_settings(pod))
         proxy, supervisor = Replicated(settings), Supervisor(settings, 2)
         others = supervisor._others
@@ -71,10 +71,10 @@ async def messages() -> AsyncIterator[Check]:
         for deployment in (proxy._others.deployment, others.deployment):
             _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
-        hub = supervisor._broker
-        supervisor._workers = Workers([], hub, supervisor._clock, lambda child: None, Counter(), [])
+        broker = supervisor._broker
+        supervisor._workers = Workers([], broker, supervisor._clock, lambda child: None, Counter(), [])
         await stack.enter_async_context(others.deployment)
-        stack.push_async_callback(hub.close)
+        stack.push_async_callback(broker.close)
         for each in settings.pods.static:
             supervisor.fleet.add(each, "static")
         await until(lambda: len(lines) == 2, PATIENCE)
@@ -87,27 +87,27 @@ async def messages() -> AsyncIterator[Check]:
             hosts = {HOST, data[2 : 2 + ID_BYTES].ljust(ID_BYTES, b"\0")}
             say = rng.choice((Say.NEWS, Say.ANSWER))
             for line in lines:
-                line.heard(data)
-                line.heard(packed(say, HOST, number, frame(rng.randrange(2), data)))
-                line.heard(packed(Say.HELLO, HOST, number + 1, data))
+                line.received(data)
+                line.received(packed(say, HOST, number, frame(rng.randrange(2), data)))
+                line.received(packed(Say.HELLO, HOST, number + 1, data))
             app._replica.received(5, data)
             app._replica.gone(5)
             await _on_the_bus(number, data, rng)
             await asyncio.sleep(0)
             for host in hosts:
                 for line in lines:
-                    line.heard(packed(Say.BYE, host, 2**64 - 1, b""))
+                    line.received(packed(Say.BYE, host, 2**64 - 1, b""))
             number += 1
             return _left_of(watched) or _limits(app) or ("" if number % 40 else await _serves(app))
 
         async def _on_the_bus(worker: int, data: bytes, rng: random.Random) -> None:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
-            await hub.attach(worker, ours)
+            await broker.attach(worker, ours)
             sent = frame(rng.choice((BROKER, EVERYBODY)), data) + (data if rng.randrange(2) else b"")
             theirs.send(sent)
             theirs.shutdown(socket.SHUT_WR)
-            await until(lambda: worker not in hub.members, PATIENCE)
+            await until(lambda: worker not in broker.members, PATIENCE)
             theirs.close()
 
         yield check
@@ -159,5 +159,5 @@ def _limits(app: Replicated) -> str:
 
 async def _serves(app: Replicated) -> str:
     request = CHAT % (len(STREAMED), STREAMED)
-    answer = await said(app.port, [request.replace(b"host: a", b"host: a\r\nauthorization: Bearer k", 1)])
-    return "" if answer is not None and answer.startswith(b"HTTP/1.1 ") else f"the next request was answered {answer!r}"
+    response = await exchange(app.port, [request.replace(b"host: a", b"host: a\r\nauthorization: Bearer k", 1)])
+    return "" if response is not None and response.startswith(b"HTTP/1.1 ") else f"the next request got {response!r}"

@@ -64,13 +64,13 @@ async def discovery() -> AsyncIterator[Check]:
 @asynccontextmanager
 async def cluster() -> AsyncIterator[Check]:
     """The first line of an input is the API server's list, the rest are the events of a watch."""
-    listed, events, asked = b"", b"", 0
+    listed, events, requests = b"", b"", 0
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
         try:
             line, _, _ = await read_request(reader)
-            asked += 1
+            requests += 1
             body = events if b"watch=true" in line else listed
             writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -78,22 +78,22 @@ async def cluster() -> AsyncIterator[Check]:
         finally:
             writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         settings = ClusterObjects(server=url, namespace="n")
         pods = KubernetesSettings(server=url, namespace="n", selector="app=vllm", service="s")
         pool = KubernetesSettings(server=url, namespace="n", inference_pool="p")
 
         async def check(data: bytes, rng: random.Random) -> str:
-            nonlocal listed, events, asked
+            nonlocal listed, events, requests
             listed, _, events = data.partition(b"\n")
-            asked = 0
+            requests = 0
             async with (
                 ClusterNames(settings, SystemClock(), rng, retry=0.001) as names,
                 KubernetesSource(pods, SystemClock(), rng, retry=0.001) as of_service,
                 KubernetesSource(pool, SystemClock(), rng, retry=0.001) as of_pool,
             ):
-                await until(lambda: asked >= 10, PATIENCE)
+                await until(lambda: requests >= 10, PATIENCE)
                 names.added_to(ModelSettings())
                 for source in (of_service, of_pool):
                     if source._news.is_set():

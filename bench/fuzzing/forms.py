@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from bench.fuzzing.inputs import LATE, Check, cut
-from bench.fuzzing.talk import GOOD, proxy_before, read_request, said
+from bench.fuzzing.talk import GOOD, exchange, proxy_before, read_request
 
 try:
     from starlette.formparsers import MultiPartException
@@ -36,7 +36,7 @@ async def multipart() -> AsyncIterator[Check]:
     """The first line of an input is the content type, the rest is the form."""
     seen: list[tuple[Mapping[str, str], bytes]] = []
 
-    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 line, headers, body = await read_request(reader)
@@ -50,7 +50,7 @@ async def multipart() -> AsyncIterator[Check]:
 
     security = {"apiKeys": [{"name": "team", "key": "k", "models": [ALLOWED, "alias"]}]}
     more = {"served": (ALLOWED, OTHER), "security": security, "models": {"aliases": {"alias": ALLOWED}}}
-    async with await asyncio.start_server(take, "127.0.0.1", 0) as pod, proxy_before(pod, **more) as app:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as pod, proxy_before(pod, **more) as app:
 
         async def check(data: bytes, rng: random.Random) -> str:
             seen.clear()
@@ -63,11 +63,11 @@ async def multipart() -> AsyncIterator[Check]:
             else:
                 head += b"transfer-encoding: chunked\r\n\r\n"
                 body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-            answer = await said(app.port, cut(head + body, rng))
-            if answer is None:
+            response = await exchange(app.port, cut(head + body, rng))
+            if response is None:
                 return f"{LATE}the client was left waiting"
-            if answer[9:12] == b"500":
-                return f"answered {answer!r}"
+            if response[9:12] == b"500":
+                return f"answered {response!r}"
             if app.ledger.in_flight:
                 return "requests are in flight that have ended"
             for headers, forwarded in seen:

@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf import json_format
 
 from bench.fuzzing.inputs import LATE, Check
-from bench.fuzzing.talk import PATIENCE, answer_well, proxy_before
+from bench.fuzzing.talk import PATIENCE, proxy_before, respond_well
 from proxy.extproc import messages
 from tests.helpers.waiting import until
 
@@ -30,7 +30,7 @@ DEFECT = grpc.StatusCode.UNKNOWN
 async def gateway() -> AsyncIterator[Check]:
     """A line of the input is a message in JSON, or `<` or `>` and a piece of the body of the request or response."""
     async with AsyncExitStack() as stack:
-        pod = await stack.enter_async_context(await asyncio.start_server(answer_well, "127.0.0.1", 0))
+        pod = await stack.enter_async_context(await asyncio.start_server(respond_well, "127.0.0.1", 0))
         own = {"extproc": {"host": "127.0.0.1", "port": 0}, "models": {"aliases": {"other": "m"}}}
         app = await stack.enter_async_context(proxy_before(pod, **own))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{app.picker_port}"))

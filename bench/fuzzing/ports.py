@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import orjson
 
 from bench.fuzzing.inputs import LATE, Check, cut
-from bench.fuzzing.talk import CHAT, GOOD, STREAMED, answer_well, proxy_before, read_request, said
+from bench.fuzzing.talk import CHAT, GOOD, STREAMED, exchange, proxy_before, read_request, respond_well
 from proxy.app import App
 
 QUIET = 0.02
@@ -18,17 +18,17 @@ QUIET = 0.02
 
 @asynccontextmanager
 async def requests() -> AsyncIterator[Check]:
-    async with await asyncio.start_server(answer_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
+    async with await asyncio.start_server(respond_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
 
         async def check(data: bytes, rng: random.Random) -> str:
-            answer = await said(app.port, cut(data, rng), QUIET)
-            if answer is None:
+            response = await exchange(app.port, cut(data, rng), QUIET)
+            if response is None:
                 return f"{LATE}the connection was not closed"
-            if answer and not answer.startswith(b"HTTP/1.1 "):
-                return f"answered {answer[:80]!r}"
-            healthy = await said(app.port, [CHAT % (len(STREAMED), STREAMED)])
+            if response and not response.startswith(b"HTTP/1.1 "):
+                return f"got {response[:80]!r}"
+            healthy = await exchange(app.port, [CHAT % (len(STREAMED), STREAMED)])
             if healthy is None or not healthy.startswith(b"HTTP/1.1 200 "):
-                return f"the next request was answered {healthy!r}"
+                return f"the next request got {healthy!r}"
             return "requests are in flight that have ended" if app.ledger.in_flight else ""
 
         yield check
@@ -54,13 +54,13 @@ REWRITTEN = {
 @asynccontextmanager
 async def responses() -> AsyncIterator[Check]:
     """The input is everything that a pod sends after a request, whatever the request is."""
-    answer, choices = b"", random.Random(0)
+    response, choices = b"", random.Random(0)
 
-    async def answer_badly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond_badly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line, _, _ = await read_request(reader)
             if line.startswith(b"POST"):
-                for piece in cut(answer, choices):
+                for piece in cut(response, choices):
                     writer.write(piece)
                     await asyncio.sleep(0)
             else:
@@ -71,14 +71,14 @@ async def responses() -> AsyncIterator[Check]:
             writer.close()
 
     async with AsyncExitStack() as stack:
-        pod = await stack.enter_async_context(await asyncio.start_server(answer_badly, "127.0.0.1", 0))
+        pod = await stack.enter_async_context(await asyncio.start_server(respond_badly, "127.0.0.1", 0))
         apps = [await stack.enter_async_context(proxy_before(pod, **more)) for more in ({}, REWRITTEN)]
 
         async def check(data: bytes, rng: random.Random) -> str:
-            nonlocal answer, choices
-            answer, choices = data, rng
+            nonlocal response, choices
+            response, choices = data, rng
             app = rng.choice(apps)
-            passed = await said(app.port, [_request(app is apps[1], rng)])
+            passed = await exchange(app.port, [_request(app is apps[1], rng)])
             if passed is None:
                 return f"{LATE}the client was left waiting"
             if passed and not passed.startswith(b"HTTP/1.1 "):
@@ -114,15 +114,15 @@ OPERATIONS = (
 
 @asynccontextmanager
 async def admin() -> AsyncIterator[Check]:
-    async with await asyncio.start_server(answer_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
+    async with await asyncio.start_server(respond_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
 
         async def check(data: bytes, rng: random.Random) -> str:
             operation = rng.choice(OPERATIONS)
-            answer = await said(app.admin_port, [ADMIN % (operation, len(data), data)])
+            response = await exchange(app.admin_port, [ADMIN % (operation, len(data), data)])
             _remove_pods(app)
-            if answer is None:
+            if response is None:
                 return f"{LATE}{operation!r} got no response"
-            return "" if b" 500 " not in answer[:20] else f"{operation!r} was answered {answer!r}"
+            return "" if b" 500 " not in response[:20] else f"{operation!r} was got {response!r}"
 
         yield check
 

@@ -46,11 +46,11 @@ async def proxy_before(pod: asyncio.Server, **more: Any) -> AsyncIterator[App]:
         yield app
 
 
-async def said(port: int, pieces: Sequence[bytes], quiet: float = PATIENCE) -> bytes | None:
+async def exchange(port: int, pieces: Sequence[bytes], quiet: float = PATIENCE) -> bytes | None:
     """Return what is received until the other side closes the connection, None if it does not. After `quiet` seconds
     without data the sender closes its half."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = b""
+    response = b""
     try:
         async with asyncio.timeout(PATIENCE):
             for piece in pieces:
@@ -58,10 +58,10 @@ async def said(port: int, pieces: Sequence[bytes], quiet: float = PATIENCE) -> b
                 await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):
                 while data := await asyncio.wait_for(reader.read(65536), quiet):
-                    answer += data
-                return answer
+                    response += data
+                return response
             writer.write_eof()
-            return answer + await reader.read()
+            return response + await reader.read()
     except TimeoutError:
         return None
     except (ConnectionError, OSError):
@@ -88,7 +88,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, Mapping[str
     return line, headers, await reader.readexactly(int(headers.get("content-length", "0")))
 
 
-async def answer_well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def respond_well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A pod; it hangs up on a request that it cannot read."""
     try:
         while True:

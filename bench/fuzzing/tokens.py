@@ -45,7 +45,7 @@ async def tokens() -> AsyncIterator[Check]:
         return 200, document
 
     @asynccontextmanager
-    async def door(**more: Any) -> AsyncIterator[Authenticator]:
+    async def authenticator(**more: Any) -> AsyncIterator[Authenticator]:
         state = State()
         draft = state.draft()
         made = authenticator_of(
@@ -57,23 +57,23 @@ async def tokens() -> AsyncIterator[Check]:
         yield made
         await state.close()
 
-    async with door() as plain, door(**claims) as claiming:
+    async with authenticator() as plain, authenticator(**claims) as claiming:
 
         async def check(data: bytes, rng: random.Random) -> str:
             nonlocal document
             if data.lstrip().startswith(b'{"keys"'):
                 document = data
                 try:
-                    async with door() as other:
+                    async with authenticator() as other:
                         await _name(other, _signed(b'{"alg":"ES256","kid":"one"}', _GOOD))
                 finally:
                     document = published()
                 return ""
-            head, new_line, said = data.partition(b"\n")
-            token = _signed(head, said) if new_line else data.decode("latin-1")
+            head, new_line, claims_text = data.partition(b"\n")
+            token = _signed(head, claims_text) if new_line else data.decode("latin-1")
             for one in (plain, claiming):
                 name = await _name(one, token)
-                if name is not None and (wrong := _wrong(name, said) if new_line else _wrong_bare(token)):
+                if name is not None and (wrong := _wrong(name, claims_text) if new_line else _wrong_bare(token)):
                     return f"let in as {name!r}: {wrong}"
             return ""
 
@@ -83,30 +83,30 @@ async def tokens() -> AsyncIterator[Check]:
 _GOOD = orjson.dumps({"iss": NAME, "aud": AUDIENCE, "sub": "alice", "exp": NOW + 3600})
 
 
-async def _name(door: Authenticator, token: str) -> str | None:
+async def _name(authenticator: Authenticator, token: str) -> str | None:
     try:
-        identity = await door.authenticate({"authorization": f"Bearer {token}"})
+        identity = await authenticator.authenticate({"authorization": f"Bearer {token}"})
     except (Unauthorized, Forbidden, IssuerUnreachable):
         return None
     return identity.name
 
 
-def _signed(head: bytes, said: bytes) -> str:
-    text = urlsafe_b64encode(head).rstrip(b"=") + b"." + urlsafe_b64encode(said).rstrip(b"=")
+def _signed(head: bytes, claims_text: bytes) -> str:
+    text = urlsafe_b64encode(head).rstrip(b"=") + b"." + urlsafe_b64encode(claims_text).rstrip(b"=")
     signature = ECAlgorithm(ECAlgorithm.SHA256).sign(text, KEY)
     return (text + b"." + urlsafe_b64encode(signature).rstrip(b"=")).decode()
 
 
-def _wrong(name: str, said: bytes) -> str:
+def _wrong(name: str, claims_text: bytes) -> str:
     """Return why the claims do not name this subject at this moment, read by other code."""
-    claims = json.loads(said)
+    claims = json.loads(claims_text)
     audience = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
     good = claims["iss"] == NAME and AUDIENCE in audience and f"jwt:{claims['sub']}" == name
     return "" if good and claims["exp"] + 30 > NOW and claims.get("nbf", 0) <= NOW + 30 else f"the claims are {claims}"
 
 
 def _wrong_bare(token: str) -> str:
-    """Return why a token is not signed, checked without the door's own code."""
+    """Return why a token is not signed, checked without the authenticator's own code."""
     try:
         jwt.PyJWS(algorithms=["ES256"]).decode(token, KEY.public_key(), algorithms=["ES256"])
     except jwt.PyJWTError as error:
