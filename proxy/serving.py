@@ -225,7 +225,7 @@ class _Build:
             return None
         clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
         limits = self.draft.get(
-            "limits", lambda: RateLimiter(authenticator.limits, authenticator.tenants, clock, series)
+            "limits", lambda: RateLimiter(authenticator.limits, authenticator.tenants, clock, series.limited)
         )
         self.draft.assign(limits, limits=authenticator.limits, tenants=authenticator.tenants)
         return limits

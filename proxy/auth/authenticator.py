@@ -9,8 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from proxy import yaml_source
 from proxy.auth.settings import ApiKey, AuthSettings, Jwt, Limits, Scope, check_keys
@@ -23,25 +22,18 @@ from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 from proxy.openai.events import asking
 
+if TYPE_CHECKING:
+    from proxy.auth.jwt_tokens import JwtVerifier  # needs an extra, so it is imported late
+
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 """URL -> status and body. Raises `outbound.FAILURES`."""
-
-
-class Tokens(Protocol):
-    """Tokens of an issuer. `jwt_tokens.JwtVerifier` implements it; it needs an extra, so it is imported late."""
-
-    def find(self, token: str, scope: Scope) -> Identity | None:
-        """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerUnreachable."""
-
-    async def refresh_keys(self) -> None:
-        """Fetch the keys again, for at most the time that a request may wait."""
 
 
 class Authenticator:
     """Checks the credentials of a request. Inside `async with` it follows changes of the key file."""
 
     def __init__(
-        self, access: AuthSettings, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None
+        self, access: AuthSettings, clock: Clock, environ: Mapping[str, str], tokens: JwtVerifier | None = None
     ) -> None:
         """Raise ConfigError for faults of the key file."""
         self._access = access
@@ -58,9 +50,7 @@ class Authenticator:
             self._tasks.keep(partial(self._file.watch, self._replace), "key-file")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     @property
@@ -124,7 +114,7 @@ def authenticator_of(
     return draft.get("authenticator", lambda: Authenticator(access, clock, environ, tokens), access)
 
 
-def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
+def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> JwtVerifier:
     try:
         from proxy.auth.jwt_tokens import REFRESH, IssuerKeys, JwtVerifier
     except ImportError:

@@ -9,7 +9,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jwt
@@ -58,6 +57,7 @@ class JwtVerifier:
         """Of the keys that the tokens in `_seen` were checked with."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
+        """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerUnreachable."""
         if self._keys.version != self._version:  # tokens may be signed by keys that the issuer has withdrawn
             self._version = self._keys.version
             self._seen.clear()
@@ -231,9 +231,7 @@ class IssuerKeys:
         self._tasks.keep(self._run, "keys-of-the-issuer")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     def find(self, kid: str | None) -> IssuerKey | None:

@@ -6,8 +6,8 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Protocol, final
+from itertools import islice
+from typing import final
 
 from proxy.auth.meter import Amounts, Bucket, Meter, Shortage
 from proxy.auth.settings import ANY_OTHER, Limits
@@ -32,24 +32,21 @@ Who = tuple[str, str, str]
 Pairs = list[tuple[str, str]]
 
 
-class Watcher(Protocol):
-    """Metrics of limits."""
-
-    def limited(self, kind: str, name: str, shadow: bool) -> None:
-        """Count a request that was refused, or in shadow mode would have been."""
+Limited = Callable[[str, str, bool], None]
+"""Counts a request over a limit: kind and name of the meter, and whether the limit is a shadow."""
 
 
 class RateLimiter(Gate):
     """Applies limits. `limits` are by name; `tenants` maps a tenant to the name of its limits."""
 
     def __init__(
-        self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, watcher: Watcher
+        self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, limited: Limited
     ) -> None:
         self.limits = limits
         self.tenants = tenants
         """Both may change; the usage so far still counts."""
         self.clock = clock
-        self._watcher = watcher
+        self._limited = limited
         self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
         """By kind and name, least recently used first."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
@@ -85,7 +82,7 @@ class RateLimiter(Gate):
 
     def refuse(self, meter: Meter, shortage: Shortage, meters: Sequence[Meter]) -> None:
         """Raise RateLimited, unless the limits are a shadow."""
-        self._watcher.limited(meter.kind, meter.name, meter.limits.shadow)
+        self._limited(meter.kind, meter.name, meter.limits.shadow)
         if not meter.limits.shadow:
             message = f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
@@ -172,9 +169,9 @@ class RateLimiter(Gate):
     def _forget_idle(self) -> None:
         if len(self._meters) < MOST_METERS:
             return
-        for key, meter in list(self._meters.items())[: MOST_METERS // 10]:
-            if meter.is_idle:
-                del self._meters[key]
+        oldest = islice(self._meters.items(), MOST_METERS // 10)
+        for key in [key for key, meter in oldest if meter.is_idle]:
+            del self._meters[key]
 
 
 @final
@@ -210,9 +207,7 @@ class MeteredRequest:
         if gate.on_spent is not None:
             self._tell(gate.on_spent, reserved)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         gate, reserved = self._gate, self._reserved
         if not reserved:
             return
@@ -364,7 +359,7 @@ MOST_NAMES = 200
 
 
 class LimitSeries:
-    """Implements `gate.Watcher`."""
+    """Metrics of limits."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._limited = catalogue.limited

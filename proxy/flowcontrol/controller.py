@@ -63,9 +63,7 @@ class FlowControl(Gate):
     async def __aenter__(self) -> FlowControl:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Let all waiting requests go on: their pool is gone, or the process ends."""
         self.settings = FlowControlSettings()
         self._series.end()

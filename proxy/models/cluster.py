@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from proxy.core.ports import Clock, Random
@@ -46,9 +45,7 @@ class ClusterNames:
         self._tasks.keep(self._run, "objectives-and-rewrites-of-the-cluster")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     async def _run(self) -> None:

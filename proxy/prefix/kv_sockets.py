@@ -132,6 +132,8 @@ class Track:
                     batch = kv_messages.batch(payload)
                     await self._apply_from(number, batch)
                     self._replayed[number] = batch.at
+                    if len(self._replayed) > QUEUED:  # no more of them wait at the other socket
+                        del self._replayed[next(iter(self._replayed))]
 
     def _replay_from(self, start: int) -> Replayed:
         if self._replay is None:

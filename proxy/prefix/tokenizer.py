@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import orjson
@@ -447,9 +446,7 @@ class LocalTokens(Tokens):
     async def __aenter__(self) -> LocalTokens:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
         self._threads.shutdown(wait=False)
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Protocol
 
 import orjson
@@ -87,9 +86,7 @@ class HealthChecks:
         self._unwatch = self._watch(self._added, self._removed)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the loops and end the ejections by these checks."""
         self._unwatch()
         await self._tasks.stop()
@@ -244,9 +241,7 @@ class Liveness:
     async def __aenter__(self) -> Liveness:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     def given_up(self, attempt: Attempt, received_at: float) -> str:

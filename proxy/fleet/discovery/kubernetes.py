@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 from proxy.core.endpoint import RANK_LABEL, ROLE_LABEL
@@ -177,9 +176,7 @@ class KubernetesSource(Source):
             self._follow(settings.selector)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     async def poll(self) -> Sequence[PodSettings] | None:

@@ -27,7 +27,7 @@ class World:
         self.clock = ManualClock(now=10.0)
         self.counted: list[tuple[str, str, bool]] = []
         self.named = {"own": Limits(**limits), **({"all": tenant} if tenant else {})}
-        self.gate = RateLimiter(self.named, {"acme": "all"}, self.clock, self)
+        self.gate = RateLimiter(self.named, {"acme": "all"}, self.clock, self.limited)
 
     def limited(self, kind: str, name: str, shadow: bool) -> None:
         self.counted.append((kind, name, shadow))
@@ -248,7 +248,7 @@ async def test_a_request_that_times_out_at_the_pod_costs_no_tokens() -> None:
 
 async def test_an_unnamed_tenant_has_the_default_limits() -> None:
     world = World()
-    gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
+    gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world.limited)
     async with gate.admit(request := world.request("a")):
         gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
     with pytest.raises(RateLimited, match="'acme'"):

@@ -76,6 +76,6 @@ def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: 
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
 def test_impossible_charges_are_refused(spent: bytes) -> None:
-    gate = RateLimiter({}, {}, ManualClock(), None)  # type: ignore[arg-type]
+    gate = RateLimiter({}, {}, ManualClock(), lambda *_: None)
     with pytest.raises(Garbled):
         SharedLimits(gate, nothing).take(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)

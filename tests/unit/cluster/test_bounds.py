@@ -168,7 +168,7 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
 
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_PEERS", 10)
-    gate = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)  # type: ignore[arg-type]
+    gate = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
     it = SharedLimits(gate, lambda *_: None)
     for number in range(1000):
         it.take(5, Kind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))

@@ -25,7 +25,7 @@ ALICE = Identity("alice", "acme", limits="own")
 class Worker:
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
-        self.gate = RateLimiter({"own": Limits(**limits)}, {}, clock, self)  # type: ignore[arg-type]
+        self.gate = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
         self.shared = SharedLimits(self.gate, self.told)
         self.peers: list[Worker] = []
 

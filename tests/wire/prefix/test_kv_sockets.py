@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,12 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")
 
+import msgpack
+
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import KvSources
 from proxy.core.state import State
+from proxy.prefix.kv_sockets import Track
 from proxy.prefix.kv_subscriptions import KvSubscriptions, Subscription, watch_nothing
 from tests.helpers.ports import free_port
 from tests.helpers.prefix.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
@@ -158,6 +161,18 @@ async def test_a_restarted_pod_is_cleared(replay: bool, clock: int) -> None:
             await known(ear)
             assert 1 not in ear.blocks()
             assert ear.forgotten == [POD]
+
+
+async def test_an_engine_that_replays_without_end_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.prefix.kv_sockets.QUEUED", 10)
+
+    async def replay(start: int) -> AsyncGenerator[tuple[int, bytes], None]:
+        for number in range(start, start + 1000):
+            yield number, msgpack.packb([1000.0 + number, [block(number)], 0])
+
+    track = Track(pod(), 0, Ear(), replay)
+    await track.connected()
+    assert (track._next, len(track._replayed)) == (1000, 10)
 
 
 async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards() -> None:
