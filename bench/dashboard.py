@@ -116,7 +116,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
     endpoints = EndpointSeries(catalogue, fleet, (), clock)
     producer = ApproxPrefixCacheProducer(InstanceName("approx-prefix-cache-producer"), clock, PluginState())
     life = Life(catalogue, fleet, endpoints, producer)
-    scheduling: Any = SimpleNamespace(instances={"approx-prefix-cache-producer": producer})
+    scheduling: Any = SimpleNamespace(plugins=lambda kind: [producer] if isinstance(producer, kind) else [])
     dashboard = Dashboard(
         fleet,
         clock,

@@ -281,19 +281,15 @@ class Command(Hand):
         self._timeout = timeout
 
     async def scale(self, order: Order) -> Outcome:
-        values = values_of(order)
+        values = {
+            "pool": order.pool,
+            "role": order.role,
+            "desired": str(order.count),
+            "current": str(order.current),
+            "victims": ",".join(order.victims),
+        }
         argv = [_PLACEHOLDER.sub(lambda found: values[found[1]], one) for one in self._argv]
         return await run(argv, self._timeout, orjson.dumps(order.as_dict()), values)
-
-
-def values_of(order: Order) -> dict[str, str]:
-    return {
-        "pool": order.pool,
-        "role": order.role,
-        "desired": str(order.count),
-        "current": str(order.current),
-        "victims": ",".join(order.victims),
-    }
 
 
 async def run(
@@ -366,20 +362,12 @@ class Webhook(Hand):
         body = orjson.dumps({**order.as_dict(), "sent_at": self._wall()})
         headers = {"content-type": "application/json", "idempotency-key": order.key}
         if self._secret is not None:
-            headers["x-signature"] = signature(self._secret, body)
+            headers["x-signature"] = "sha256=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
         response = await outbound.fetch(
             "POST", self._url, self._timeout, data=body, headers=headers, allow_redirects=False
         )
-        return _outcome_of_webhook(response.status)
-
-
-def signature(secret: str, body: bytes) -> str:
-    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-
-
-def _outcome_of_webhook(status: int) -> Outcome:
-    if 200 <= status < 300:
-        return Outcome.OK
-    if status == CONFLICT:
-        return Outcome.BUSY
-    return Outcome.REFUSED if 400 <= status < 500 else Outcome.ERROR
+        if 200 <= response.status < 300:
+            return Outcome.OK
+        if response.status == CONFLICT:
+            return Outcome.BUSY
+        return Outcome.REFUSED if 400 <= response.status < 500 else Outcome.ERROR

@@ -163,32 +163,6 @@ class Recent:
         return found
 
 
-class ScaledPools:
-    """The pools that are scaled, and the recent percentile of each of their roles."""
-
-    def __init__(self) -> None:
-        self._pools: Mapping[str, PoolSettings] = {}
-        self._recent: dict[tuple[str, str], Recent] = {}
-        self.roles: tuple[tuple[str, str], ...] = ()
-        """Pools and roles."""
-
-    @property
-    def pools(self) -> Mapping[str, PoolSettings]:
-        """The settings by pool. Where they change, the past of roles that are gone is dropped."""
-        return self._pools
-
-    @pools.setter
-    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
-        self._pools = pools
-        self.roles = tuple((name, role.name) for name, pool in pools.items() for role in pool.roles)
-        for gone in self._recent.keys() - set(self.roles):
-            del self._recent[gone]
-
-    def recent(self, pool: str, role: str, now: float, buckets: Buckets) -> float | None:
-        """Return what `Recent.percentile` does for the role."""
-        return self._recent.setdefault((pool, role), Recent()).percentile(now, buckets)
-
-
 Buckets = Sequence[tuple[float, float]]
 """Upper bound -> observations up to it, in the order of the bounds: a Prometheus histogram, the last bound infinite."""
 

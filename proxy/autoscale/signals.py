@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from math import inf
 
 import orjson
 
-from proxy.autoscale.measures import Buckets, Known, ScaledPools, replicas_of_role, role_of
+from proxy.autoscale.measures import Buckets, Known, Recent, replicas_of_role, role_of
+from proxy.autoscale.settings import PoolSettings
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
@@ -16,7 +17,7 @@ from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.scheduling.build import Scheduling
-from proxy.telemetry.metrics import Catalogue, Histogram
+from proxy.telemetry.metrics import Catalogue
 
 Role = tuple[str, str]
 """Pool and role."""
@@ -64,13 +65,26 @@ class Signals:
         return found
 
 
-class SignalSource(ScaledPools):
+class SignalSource:
     """The source of signals that pods do not report."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        super().__init__()
         self._catalogue = catalogue
+        self._pools: Mapping[str, PoolSettings] = {}
+        self._recent: dict[Role, Recent] = {}
+        self.roles: tuple[Role, ...] = ()
         self.signals = Signals()
+
+    @property
+    def pools(self) -> Mapping[str, PoolSettings]:
+        """The settings of scaled pools. When they change, the past of removed roles is dropped."""
+        return self._pools
+
+    @pools.setter
+    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
+        self._pools = pools
+        self.roles = tuple((name, role.name) for name, pool in pools.items() for role in pool.roles)
+        self._recent = {role: recent for role, recent in self._recent.items() if role in self.roles}
 
     async def update(self) -> None:
         """Update `signals`; awaited before every decision."""
@@ -78,7 +92,7 @@ class SignalSource(ScaledPools):
 
     def known(self, pool: str, role: str, now: float) -> Known:
         signals, key = self.signals, (pool, role)
-        ttft = self.recent(pool, role, now, signals.ttfts.get(key, ()))
+        ttft = self._recent.setdefault(key, Recent()).percentile(now, signals.ttfts.get(key, ()))
         return Known(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
 
     def read(self) -> None:
@@ -128,7 +142,8 @@ class OwnSignals(SignalSource, Listener):
         for pool, control in self._flow_controls().items():
             found.queued[pool] = control.queue.waiting
         for pool, role in self.roles:
-            found.ttfts[pool, role] = buckets_of(self._catalogue.role_ttft.cell(pool, role))
+            ttft = self._catalogue.role_ttft.cell(pool, role)
+            found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
         return found
@@ -147,11 +162,3 @@ class OwnSignals(SignalSource, Listener):
         found = scheduling.plugins(PredictedLatencyProducer) if scheduling is not None and pods else ()
         known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]
         return max(known) * len(replicas) / len(pods) if known else None
-
-
-def buckets_of(histogram: Histogram) -> Buckets:
-    counted, found = 0, []
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        counted += count
-        found.append((bound, float(counted)))
-    return found

@@ -57,8 +57,8 @@ def of_workers(counted: Callable[[], Awaitable[Merged]]) -> Read:
 
 
 class Dashboard:
-    """`routes` are for the admin port; they serve from `begin` on. What a supervisor of several workers does not see is
-    left out: who waits, and what prompts have in common, is known in each worker alone."""
+    """`routes` are for the admin port; they serve from `start` on. A supervisor of several workers has no queues and no
+    common prefixes: only each worker knows them."""
 
     def __init__(
         self,
@@ -77,16 +77,18 @@ class Dashboard:
         process itself, `interval` is that of the pictures, in seconds."""
         self._sampling = sampling = Sampling(series, clock, lambda: fleet.endpoints)
         self._heat = Heat(self._indexes, clock)
-        self._fleet, self._clock, self._about = fleet, clock, about
-        self._flow_controls, self._scaled, self._schedulings = flow_controls, scaled, schedulings
+        self._schedulings = schedulings
         summed = SummedCounts(lambda: sampling.series)
         pods = PodRows(fleet, clock, breaker, counts or summed.of, self._paces)
         panels = (
-            Panel("about", self._read_about),
-            Panel("queues", self._read_queues),
-            Panel("scaling", self._read_scaling),
-            Panel("shadows", self._read_shadows),
-            Panel("heat", self._read_heat, HEAT_EVERY),
+            Panel(
+                "about",
+                lambda: {"version": __version__, "panics": fleet.panics, "pools": list(fleet.pools), **about()},
+            ),
+            Panel("queues", lambda: None if flow_controls is None else queues(flow_controls(), clock.now())),
+            Panel("scaling", lambda: scaling(scaled())),
+            Panel("shadows", lambda: [] if sampling.series is None else shadows(sampling.series)),
+            Panel("heat", self._heat.read, HEAT_EVERY),
         )
         self._feed = Feed(pods, sampling.samples, sampling.update, panels, clock, interval)
         self.routes = DashboardRoutes(self._feed)
@@ -97,21 +99,6 @@ class Dashboard:
         tasks = await stack.enter_async_context(Tasks())
         if samples_always:
             tasks.keep(self._sampling.run, "samples-for-the-dashboard")
-
-    async def _read_about(self) -> Mapping[str, Any]:
-        return {"version": __version__, "panics": self._fleet.panics, "pools": list(self._fleet.pools), **self._about()}
-
-    async def _read_queues(self) -> list[dict[str, Any]] | None:
-        return None if self._flow_controls is None else queues(self._flow_controls(), self._clock.now())
-
-    async def _read_scaling(self) -> list[dict[str, Any]]:
-        return scaling(self._scaled())
-
-    async def _read_shadows(self) -> list[dict[str, Any]]:
-        return [] if self._sampling.series is None else shadows(self._sampling.series)
-
-    async def _read_heat(self) -> dict[str, Any] | None:
-        return await self._heat.read()
 
     def _indexes(self) -> Sequence[PrefixIndex]:
         schedulings = self._schedulings().values()

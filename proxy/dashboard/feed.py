@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -184,11 +185,11 @@ LONGEST = 600
 
 @dataclass(slots=True)
 class Panel:
-    """A part of the picture, read every `every` pictures and told when it is another one than before. `last` is in
-    JSON."""
+    """A part of the picture, read every `every` pictures and sent when it has changed. `read` may be a coroutine
+    function. `last` is in JSON."""
 
     name: str
-    read: Callable[[], Awaitable[Any]]
+    read: Callable[[], Any]
     every: int = 1
     last: bytes = field(init=False, default=b"null")
 
@@ -319,7 +320,8 @@ class Feed:
     async def _read(self, panel: Panel) -> bool:
         """Read a panel. Return whether it changed. A panel that fails is empty."""
         try:
-            value = orjson.dumps(await panel.read())
+            read = panel.read()
+            value = orjson.dumps(await read if isawaitable(read) else read)
         except Exception:
             log.exception("dashboard: failed to read %s", panel.name)
             value = b"null"
