@@ -59,13 +59,13 @@ def fetched(
 ) -> Any:
     """Return the JSON of a response; with a body, send a POST. End the command with the message of an error."""
     try:
-        status, body_of_response = asyncio.run(response_of(url.rstrip("/") + path, key, query, body, timeout))
+        status, content = asyncio.run(response_of(url.rstrip("/") + path, key, query, body, timeout))
     except (*outbound.FAILURES, ValueError) as error:
         no_admin_port(url, error)
     if status >= 400:
-        click.echo(_refusal(status, body_of_response), err=True)
+        click.echo(_refusal(status, content), err=True)
         raise SystemExit(2)
-    return body_of_response
+    return content
 
 
 async def response_of(
@@ -99,8 +99,8 @@ def _likely(error: Exception) -> str:
     return WHICH_PORT
 
 
-def _refusal(status: int, body_of_response: Any) -> str:
-    error = body_of_response.get("error") if isinstance(body_of_response, dict) else None
+def _refusal(status: int, content: Any) -> str:
+    error = content.get("error") if isinstance(content, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     if message is None:
         return f"it responded {status}; {WHICH_PORT}"
@@ -147,12 +147,10 @@ def _pods(context: click.Context) -> list[Any]:
     url = in_full(context, context.command.params[0], context.params.get("url")) or DEFAULT_URL
     key = context.params.get("key") or ""
     try:
-        status, body_of_response = asyncio.run(
-            response_of(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT)
-        )
+        status, content = asyncio.run(response_of(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT))
     except (aiohttp.ClientError, OSError, ValueError):
         return []
-    pods: list[Any] = body_of_response["pods"] if status == 200 else []
+    pods: list[Any] = content["pods"] if status == 200 else []
     return pods
 
 
@@ -194,9 +192,9 @@ def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
     left = 0
     for pod in pods:
         query = {"wait": f"{wait:g}s"} if wait else {}
-        body_of_response = fetched(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
-        click.echo(f"{pod}: {body_of_response['state']}, {_requests(body_of_response)}")
-        left += body_of_response["load"]["requests"]
+        content = fetched(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
+        click.echo(f"{pod}: {content['state']}, {_requests(content)}")
+        left += content["load"]["requests"]
     if wait and left:
         raise SystemExit(STILL_BUSY)
 
@@ -226,8 +224,8 @@ def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
     Exit code 0, or 2 if the pod does not exist, or the admin port does not respond.
     """
     for pod in pods:
-        body_of_response = fetched(url, path_of(pod, "undrain"), key, {}, b"")
-        click.echo(f"{pod}: {body_of_response['state']}")
+        content = fetched(url, path_of(pod, "undrain"), key, {}, b"")
+        click.echo(f"{pod}: {content['state']}")
 
 
 WIDTH = 132
