@@ -50,7 +50,9 @@ def question(written: Any) -> Question:
     """Raise ConfigError with all faults if the roles or the total cannot be used."""
     if not isinstance(written, Mapping):
         raise ConfigError([Problem("", "must be an object with roles and total")])
-    fatal = [*role_faults(written.get("roles")), *_total_faults(written)]
+    fatal, total = list(role_faults(written.get("roles"))), written.get("total")
+    if not isinstance(total, int) or isinstance(total, bool):
+        fatal.append(Problem("total", "must be an integer"))
     if fatal:
         raise ConfigError([*fatal, *coordination_faults(written.get("coordination"), _names(written))])
     roles = tuple(_role(one) for one in written["roles"])
@@ -94,12 +96,6 @@ def result(found: Result) -> dict[str, Any]:
         "target": dict(found.target),
         "realized_share": found.realized_share,
     }
-
-
-def _total_faults(written: Mapping[str, Any]) -> list[Problem]:
-    total = written.get("total")
-    is_number = isinstance(total, int) and not isinstance(total, bool)
-    return [] if is_number else [Problem("total", "must be an integer")]
 
 
 def _names(written: Mapping[str, Any]) -> list[str]:

@@ -112,7 +112,7 @@ class Loop:
         complete = len(situations) == len(self._pool.roles)
         found = self._recommender.recommend(self._clock.now(), situations) if complete else None
         held = self._held(situations)
-        mode = self._mode
+        mode: Mode = "paused" if self.controls.paused else self._pool.mode
         overrides = self.controls.overrides()
         recommended = held if found is None or mode == "paused" else found.replicas
         return Decision(
@@ -127,10 +127,6 @@ class Loop:
             missing={role.name: _missing(self._pool, role, situations.get(role.name)) for role in self._pool.roles},
             overridden=frozenset(overrides),
         )
-
-    @property
-    def _mode(self) -> Mode:
-        return "paused" if self.controls.paused else self._pool.mode
 
     def _held(self, situations: Mapping[str, Situation]) -> dict[str, int]:
         """Return the latest decision without overrides, or the current sizes of roles without a decision."""

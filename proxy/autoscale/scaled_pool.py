@@ -83,7 +83,7 @@ class ScaledPool:
         guard, names = self._guard, {role.name for role in settings.roles}
         for role in self._settings.roles:
             if role.name not in names or settings.mode != "active":
-                self._let_go(role.name)
+                self.drains.cancel(role.name)
         self._settings, self.drains.settings = settings, settings.drain
         actuators = self._make_actuators(settings)
         if same_hands and guard is not None and self._guard is not None:
@@ -96,7 +96,7 @@ class ScaledPool:
     def end(self) -> None:
         """Pods that drain serve again; it is not asked any more."""
         for role in self.settings.roles:
-            self._let_go(role.name)
+            self.drains.cancel(role.name)
 
     async def step(self) -> Decision:
         await self._signals.update()
@@ -196,7 +196,7 @@ class ScaledPool:
             self.drains.spare(role)
         acts = decision.mode == "active" and self._leads()
         if self._guard is None:
-            self._let_go(role)
+            self.drains.cancel(role)
         elif not acts or decision.desired.get(role, 0) >= there:
             await self._guard.cancel(role)
 
@@ -209,9 +209,6 @@ class ScaledPool:
                 self._cleared.add(role)
                 going = self.drains.names(role)
                 await self._guard.spare([name for name in self._replicas(role) if name not in going])
-
-    def _let_go(self, role: str) -> None:
-        self.drains.cancel(role)
 
     def _make_actuators(self, settings: PoolSettings) -> dict[str, Actuator]:
         self._guard = None

@@ -277,7 +277,10 @@ def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
     names = [str(one.get("name")) for one in roles.values()]
     yield from coordination_faults(pool.get("coordination"), names, join(path, "coordination"), camel)
     if str(pool.get("total", "sum")).lower() == "joint":
-        yield from _joint_faults(pool, path)
+        here = join(path, "metrics")
+        if not pool.get("metrics"):
+            yield Problem(here, "is required with total: joint")
+        yield from _metric_faults(pool.get("metrics"), here)
         return
     for index, role in roles.items():
         here = f"{join(path, 'roles')}[{index}].metrics"
@@ -308,13 +311,6 @@ def _owner_faults(pool: Mapping[Any, Any], roles: Collection[Mapping[Any, Any]],
         name = str(one.get("name"))
         if one.get("externallyOwned") is True and name in (named or aimed or names):
             yield Problem(here, f"role '{name}' is externallyOwned: others scale it; leave it out of the actuator")
-
-
-def _joint_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
-    here = join(path, "metrics")
-    if not pool.get("metrics"):
-        yield Problem(here, "is required with total: joint")
-    yield from _metric_faults(pool.get("metrics"), here)
 
 
 def _query_faults(pool: Mapping[Any, Any], path: str, *, has_server: bool) -> Iterator[Problem]:

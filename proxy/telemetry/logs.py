@@ -109,10 +109,10 @@ class LogLevels:
 
     def shown(self) -> dict[str, Any]:
         """`rooms` are the loggers that can have a level; a level holds for loggers below it too."""
-        return {
-            "levels": {ROOT: _level_of(logging.getLogger()), **{name: level.value for name, level in self._sorted()}},
-            "rooms": _loggers(),
-        }
+        given = {name: level.value for name, level in sorted(self._given.items()) if name != ROOT}
+        root = logging.getLogger().level
+        level = _NAMES.get(root, logging.getLevelName(root).lower())
+        return {"levels": {ROOT: level, **given}, "rooms": _loggers()}
 
     def change(self, wanted: Any) -> None:
         """Set the levels of loggers by name; null resets one. Raise BadRequest, and change nothing."""
@@ -141,13 +141,8 @@ class LogLevels:
                 self._given.pop(name, None)
             else:
                 self._given[name] = level
-            _logger(name).setLevel(level.name if level is not None else self._otherwise(name))
-
-    def _otherwise(self, name: str) -> str | int:
-        return self._configured().name if name == ROOT else logging.NOTSET
-
-    def _sorted(self) -> list[tuple[str, LogLevel]]:
-        return sorted((name, level) for name, level in self._given.items() if name != ROOT)
+            default = self._configured().name if name == ROOT else logging.NOTSET
+            logging.getLogger(None if name == ROOT else name).setLevel(default if level is None else level.name)
 
 
 def _loggers() -> list[str]:
@@ -166,11 +161,3 @@ def _level(name: str, level: Any) -> LogLevel | None:
     except ValueError:
         levels = ", ".join(each.value for each in LogLevel)
         raise BadRequest(f"{level!r} is not a log level; use one of {levels}.", param=name) from None
-
-
-def _logger(name: str) -> logging.Logger:
-    return logging.getLogger() if name == ROOT else logging.getLogger(name)
-
-
-def _level_of(logger: logging.Logger) -> str:
-    return _NAMES.get(logger.level, logging.getLevelName(logger.level).lower())

@@ -27,7 +27,7 @@ from proxy.telemetry.lines import lost_lines
 from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
 from proxy.telemetry.recorder import Recorder
-from proxy.telemetry.settings import RecordSettings, Telemetry, TracingSettings
+from proxy.telemetry.settings import Telemetry, TracingSettings
 
 if TYPE_CHECKING:
     from proxy.telemetry.traces import Tracing
@@ -55,7 +55,10 @@ class Observation:
         self.readers: list[Callable[[], None]] = []
         self._tracing = _tracing(settings.tracing, clock)
         self.observer = Observer(catalogue, self.endpoints, clock)
-        self._recorder = None if settings.record is None else self._make_recorder(settings.record)
+        self._recorder: Recorder | None = None
+        if settings.record is not None:
+            lost = catalogue.record_lines_lost.cell()
+            self._recorder = Recorder(settings.record, clock, lost, self._adapters, _session)
         self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
@@ -77,9 +80,6 @@ class Observation:
         tasks.keep(self.observer.run, "metrics-and-access-log")
         if self._recorder is not None:
             await stack.enter_async_context(self._recorder)
-
-    def _make_recorder(self, settings: RecordSettings) -> Recorder:
-        return Recorder(settings, self._clock, self.catalogue.record_lines_lost.cell(), self._adapters, _session)
 
     def _adapters(self) -> frozenset[str]:
         return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))
