@@ -57,7 +57,7 @@ class Pod:
     role: str = ""
     state: str = ""
     breaker: str = "closed"
-    doubts: tuple[str, ...] = ()
+    ejection_reasons: tuple[str, ...] = ()
     requests: int = 0
     waiting: int = 0
     running: int = 0
@@ -83,14 +83,14 @@ class Pod:
             return self.state
         if self.breaker != "closed":
             return "probing" if "half" in self.breaker else "broken"
-        return "doubted" if self.doubts else "stale" if self.stale else "ready"
+        return "doubted" if self.ejection_reasons else "stale" if self.stale else "ready"
 
     @property
     def badness(self) -> int:
         return _CONDITIONS.index(self.condition) if self.condition in _CONDITIONS else len(_CONDITIONS)
 
 
-_FIELDS = {"rankOf": "rank_of"} | {each.name: each.name for each in fields(Pod)}
+_FIELDS = {"rankOf": "rank_of", "doubts": "ejection_reasons"} | {each.name: each.name for each in fields(Pod)}
 """By the name in the feed."""
 
 
@@ -170,7 +170,7 @@ class Picture:
 
     def _pod(self, name: str, row: list[Any]) -> Pod:
         given = {_FIELDS[key]: value for key, value in zip(self._fields, row, strict=True) if key in _FIELDS}
-        return Pod(name, **{**given, "doubts": tuple(given.get("doubts", ()))})
+        return Pod(name, **{**given, "ejection_reasons": tuple(given.get("ejection_reasons", ()))})
 
     def _read_point(self, body: Json, now: float) -> None:
         if points := _points(body):

@@ -160,7 +160,11 @@ def test_the_busiest_pods_are_first_and_equal_ones_sorted_by_name() -> None:
 
 
 def test_pods_sort_by_the_severity_of_their_state() -> None:
-    pods = [Pod("good", state="ready"), Pod("bad", state="ejected"), Pod("doubted", state="ready", doubts=("slow",))]
+    pods = [
+        Pod("good", state="ready"),
+        Pod("bad", state="ejected"),
+        Pod("doubted", state="ready", ejection_reasons=("slow",)),
+    ]
     assert [pod.name for pod in Order(TITLES.index("STATE")).of(pods)] == ["bad", "doubted", "good"]
 
 
