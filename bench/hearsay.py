@@ -145,16 +145,16 @@ class Sharing(Kvlane):
         self.said_later()
 
     def news(self, all_there_is: bool) -> bytes:
-        rest = [index.take_changes() for index in self._indexes] if all_there_is else []
-        return b"".join([self._loads.take_changes(), *rest])
+        rest = [index.collect_changes() for index in self._indexes] if all_there_is else []
+        return b"".join([self._loads.collect_changes(), *rest])
 
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
             if kind is Kind.LOAD:
-                self._heard_loads.take(peer, kind, body)
+                self._heard_loads.receive(peer, kind, body)
             else:
                 for index in self._indexes:
-                    index.take(peer, kind, body)
+                    index.receive(peer, kind, body)
 
 
 class Proxies(Policy):

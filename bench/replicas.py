@@ -545,7 +545,7 @@ async def _publish_all(sender: RedisConnection, channel: str = "unheard") -> Non
         if not number % 10:
             await asyncio.sleep(0)
         if sender.is_slow:
-            await sender.has_room()
+            await sender.is_writable()
 
 
 REQUESTS, ROUNDS = 2000, 8
@@ -585,7 +585,7 @@ async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection, work
         clock.advance(tick)
         _go_off(proxy.replica._batch, clock.now())
         if line.is_slow:
-            await line.has_room()
+            await line.is_writable()
     proxy.replica._batch.flush()
     spent = time.process_time() - began
     del loop.time

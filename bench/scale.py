@@ -44,7 +44,7 @@ from rig import say, table
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.redis_transport import command
-from proxy.cluster.replica import Replica
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
@@ -156,7 +156,7 @@ class MemoryLine:
         self._sink.recv(65536)
         self._store.publish(channel, message)
 
-    async def has_room(self) -> None: ...
+    async def is_writable(self) -> None: ...
 
     async def lost(self) -> None:
         await asyncio.Event().wait()
@@ -199,12 +199,14 @@ class Host:
             used(pod.name, work)
 
         self.replica = Replica(
+            new_id(),
+            loop,
             endpoints=lambda: list(self.pods.values()),
             apply=apply,
-            take=lambda kind, body: None,
-            lost=lambda: None,
+            receive=lambda peer, kind, body: None,
             dropped=Counter(),
             garbled=Counter(),
+            lease=10.0,
         )
         self.index = SharedIndex(loop, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get)
         self.replica.state.put(indexes=[self.index])
@@ -224,13 +226,12 @@ class Host:
             self.replica,
             lambda: "same",
             connect=line,
-            gathers=False,
         )
         self.series = self.deployment.series
         self.replica.join(self.deployment, INTERVAL)
         for part in ("_send_soon", "flush"):
             self._meter(self.replica._batch, part, "publish")
-        self._meter(self.deployment, "_packets", "publish")
+        self._meter(self.deployment, "_messages", "publish")
         self._meter(self.deployment, "_received", "apply")
 
     def add(self, part: str, work: Callable[[], Any]) -> Any:
@@ -278,6 +279,7 @@ class Simulation:
     async def run(self, seconds: float) -> dict[str, Any]:
         async with AsyncExitStack() as stack:
             for host in self._hosts:
+                stack.push_async_callback(host.replica.close)
                 await stack.enter_async_context(host.deployment)
             tasks = await stack.enter_async_context(Tasks())
             for number, host in enumerate(self._hosts):

@@ -13,7 +13,8 @@ from types import TracebackType
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, exchange, respond_well, settings_before
 from proxy.cluster.deployment import Connect
-from proxy.cluster.messages import BROKER, EVERYBODY, ID_BYTES, Say, frame, packed
+from proxy.cluster.membership import member_id
+from proxy.cluster.messages import ID_BYTES, Say, message, packet
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated
 from proxy.cluster.supervisor import Supervisor
@@ -24,7 +25,7 @@ from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import until
 
 POD = "p"
-HOST = b"h" * ID_BYTES
+PEER = b"h" * ID_BYTES
 
 
 class FakeLine:
@@ -46,7 +47,7 @@ class FakeLine:
         """Return what this host says of itself, as the store does."""
         self.received(message)
 
-    async def has_room(self) -> None:
+    async def is_writable(self) -> None:
         return
 
     async def lost(self) -> None:
@@ -74,7 +75,7 @@ async def messages() -> AsyncIterator[Check]:
         broker = supervisor._broker
         supervisor._workers = Workers([], broker, supervisor._clock, lambda child: None, Counter(), [])
         await stack.enter_async_context(others.deployment)
-        stack.push_async_callback(broker.close)
+        stack.push_async_callback(supervisor._replica.close)
         for each in settings.pods.static:
             supervisor.fleet.add(each, "static")
         await until(lambda: len(lines) == 2, PATIENCE)
@@ -84,19 +85,20 @@ async def messages() -> AsyncIterator[Check]:
         async def check(data: bytes, rng: random.Random) -> str:
             nonlocal number
             number += 1
-            hosts = {HOST, data[2 : 2 + ID_BYTES].ljust(ID_BYTES, b"\0")}
-            say = rng.choice((Say.NEWS, Say.ANSWER))
-            for line in lines:
+            peers = {PEER, data[5 : 5 + ID_BYTES].ljust(ID_BYTES, b"\0"), member_id(app._replica.host, 5)}
+            say = rng.choice((Say.NEWS, Say.STATE))
+            for line, to in zip(lines, (app._replica.id, supervisor._replica.id), strict=True):
                 line.received(data)
-                line.received(packed(say, HOST, number, frame(rng.randrange(2), data)))
-                line.received(packed(Say.HELLO, HOST, number + 1, data))
-            app._replica.received(5, data)
-            app._replica.gone(5)
+                line.received(message(data))
+                line.received(message(packet(say, PEER, number, data, to if say is Say.STATE else None).packed))
+                line.received(message(packet(Say.HELLO, PEER, number + 1, data).packed))
+            app._replica.received(packet(Say.NEWS, member_id(app._replica.host, 5), number, data))
             await _on_the_bus(number, data, rng)
             await asyncio.sleep(0)
-            for host in hosts:
+            for peer in peers:
                 for line in lines:
-                    line.received(packed(Say.BYE, host, 2**64 - 1, b""))
+                    line.received(message(packet(Say.BYE, peer, 0, b"").packed))
+            app._replica.received(packet(Say.BYE, member_id(app._replica.host, 5), 0, b""))
             number += 1
             return _left_of(watched) or _limits(app) or ("" if number % 40 else await _serves(app))
 
@@ -104,10 +106,11 @@ async def messages() -> AsyncIterator[Check]:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             await broker.attach(worker, ours)
-            sent = frame(rng.choice((BROKER, EVERYBODY)), data) + (data if rng.randrange(2) else b"")
-            theirs.send(sent)
+            id, say = member_id(broker.host, worker), rng.choice((Say.NEWS, Say.LOCAL, Say.DIRECT))
+            to = supervisor._replica.id if say is Say.DIRECT else None
+            theirs.send(packet(say, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
             theirs.shutdown(socket.SHUT_WR)
-            await until(lambda: worker not in broker.members, PATIENCE)
+            await until(lambda: worker not in broker.workers, PATIENCE)
             theirs.close()
 
         yield check

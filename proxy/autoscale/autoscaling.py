@@ -229,7 +229,7 @@ class Lead:
         was_ours = False
         while True:
             requested_at, wall = self._clock.now(), self._clock.wall()
-            taken = await lease.take()
+            taken = await lease.acquire()
             if taken is not was_ours:
                 log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
             was_ours, held = taken, lease.seconds - margin

@@ -1,40 +1,35 @@
-"""The transport between the hosts of a deployment: messages through Redis or Valkey, and which hosts there are."""
+"""The transport between the hosts of a deployment: messages through Redis or Valkey."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import count, groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol
 
 import orjson
 
-from proxy.cluster import messages
-from proxy.cluster.membership import AssumedSpending, Host, Peers, Shares
+from proxy.cluster.membership import AssumedSpending, Shares, member_id
 from proxy.cluster.messages import (
-    BROKER,
-    EVERYBODY,
-    FIRST_NUMBER,
-    ID_BYTES,
-    OTHER_HOSTS,
+    ABSENT,
+    HOST_BYTES,
     UNREADABLE,
     VERSION,
     Kind,
     Packet,
     Say,
-    frame,
-    host_of,
-    packed,
-    record,
-    shared,
+    message,
+    packet,
+    packets,
     summary,
-    version_of,
 )
 from proxy.cluster.redis_transport import RedisConnection, StoreLost
+from proxy.cluster.replica import BEATS, Replica
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock, Random
@@ -43,30 +38,16 @@ from proxy.telemetry.metrics import Catalogue
 
 log = logging.getLogger(__name__)
 
-BEATS = 5
-"""Heartbeats in a lease. If none comes back through the store for half a lease, the connection is given up."""
-
-LOOKS = 20
-"""Checks for expired leases in a lease. A lease ends two checks early, so that nothing is left when it is over."""
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two attempts to connect; at most a fifth of a lease."""
 
 MOST_WAITING = 4 << 20
 """Bytes that wait for a store that reads slowly. Beyond them all are dropped, and the other hosts ask."""
 
-MISSED = 0.1
-"""The part of what it remembers that a host publishes after a reconnection: what the others may have missed."""
-
 LAST_WORDS = 0.5
 """Seconds for the farewell."""
 
-_TO_ALL = (EVERYBODY, OTHER_HOSTS)
-_ABSENT = FIRST_NUMBER - 1
-"""The number of all other hosts together while they are not heard."""
-
-_JOINED: Sequence[Say] = (Say.NEWS, Say.ANSWER)
-"""Messages that become one packet with the next of their kind."""
+_BETWEEN_HOSTS = frozenset(say for say in Say if say not in (Say.LOCAL, Say.DIRECT))
 
 
 class Connection(Protocol):
@@ -85,7 +66,7 @@ class Connection(Protocol):
 
     def publish(self, channel: str, message: bytes) -> None: ...
 
-    async def has_room(self) -> None:
+    async def is_writable(self) -> None:
         """Return when it is no longer slow."""
 
     async def lost(self) -> None:
@@ -94,22 +75,6 @@ class Connection(Protocol):
 
 Connect = Callable[[ReplicaSettings, Sequence[str], Callable[[bytes], None]], Connection]
 """Makes a connection that calls a function for each message on these channels."""
-
-
-class Members(Protocol):
-    """The processes of this host: `transport.Broker` for several, `replica.Replica` for one."""
-
-    @property
-    def members(self) -> list[int]: ...
-
-    def received(self, number: int, batch: bytes) -> None:
-        """Apply what a member of another host published."""
-
-    def gone(self, number: int) -> None:
-        """A member of another host is gone, with all that it had in flight."""
-
-    def send_state(self, to: int, memory: float) -> None:
-        """Have all members send what they have in flight, and one of them this part of what it remembers."""
 
 
 class ReplicaSeries:
@@ -133,9 +98,7 @@ class ReplicaSeries:
 class Deployment:
     """`async with Deployment(...)`: connects to the store and reconnects; no request waits for it, or fails with it.
 
-    Packets of a host are numbered: a host that misses one asks for what is in flight, and drops a packet that was
-    overtaken. What a host has in flight is published in absolute numbers, forgotten when the host has not been heard
-    for a lease, and published again when the host is back.
+    It carries packets of the `replica`, and of the workers of a supervisor, to the other hosts.
     """
 
     def __init__(
@@ -144,88 +107,81 @@ class Deployment:
         clock: Clock,
         rng: Random,
         catalogue: Catalogue,
-        members: Members,
+        replica: Replica,
         config: Callable[[], str],
-        own: Callable[[], Iterable[tuple[Kind, bytes]]] = tuple,
+        received: Callable[[Packet], None] | None = None,
         connect: Connect = RedisConnection,
-        gathers: bool = True,
     ) -> None:
-        """`config` returns the digest of the configuration in use; `own` the records that the host itself adds to its
-        state. `gathers`: wait INTERVAL for more to send, since members publish one by one."""
+        """`config` returns the digest of the configuration in use. `received` is called for packets of other hosts;
+        without it, the replica is the only process of this host."""
         self._settings = settings
         self._clock = clock
         self._random = rng
         self.series = ReplicaSeries(catalogue)
-        self._members = members
+        self._replica = replica
         self._config = config
-        self._own = own
+        self._received_by = replica.received if received is None else received
         self._connect = connect
-        self._gathered_for = INTERVAL if gathers else 0.0
+        self._gathered_for = 0.0 if received is None else INTERVAL
+        """Seconds to wait for more to send: workers publish one by one."""
         self._direct: Connection | None = None
         """Where packets go without waiting for more."""
-        self._id = secrets.token_bytes(ID_BYTES)
         self._everybody = f"{settings.prefix}:all"
-        self._peers = Peers(clock, settings.lease * (1 - 2 / LOOKS), members.gone)
-        self._assumed = AssumedSpending(lambda batch: members.received(_ABSENT, batch))
-        self.shares = Shares(
-            self._id, settings.limits, settings.lease, clock, lambda batch: members.received(BROKER, batch)
+        self._absent = member_id(replica.host, ABSENT)
+        numbers = count(1)
+        self._assumed = AssumedSpending(
+            lambda batch: self._received_by(packet(Say.NEWS, self._absent, next(numbers), batch))
         )
+        self.shares = Shares(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
         self._publishes = False
         """Whether there is a connection; `is_connected`: whether its own heartbeat came back."""
         self.is_connected = False
         self._why = "it has not been reached yet"
-        self._number = 0
-        self._queue: list[tuple[Say, str, bytes]] = []
+        self._queue: list[tuple[str, bytes]] = []
         self._waiting = 0
         self._wake = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._sent_at: dict[int, float] = {}
         """Of heartbeats that have not come back yet, by number."""
-        self._echoed_at = self._looked_at = clock.now()
-        self._wants_memory = False
+        self._echoed_at = self._checked_at = clock.now()
         self._logs = LogLimit(clock.now)
         self._foreign: set[int] = set()
         """Versions of packets that were dropped."""
+        replica.facts, replica.checked, replica.missed = self._facts, self._check, self.series.missed.add
+        replica.peers.changed = self._show
 
     async def __aenter__(self) -> Deployment:
         self._tasks.keep(self._stay_connected, "replicas")
-        self._tasks.keep(self._look, "leases-of-replicas")
+        self._replica.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Say goodbye, so that the others need not wait for the lease."""
-        if self._publishes:
-            self._put(Say.BYE, self._everybody, b"")
-            if self._queue:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_WORDS):
-                        await self._is_flushed.wait()
+        self._replica.bye()
+        if self._publishes and self._queue:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    await self._is_flushed.wait()
         await self._tasks.stop()
 
-    # Called by the members of this host.
-
-    def publish(self, batch: bytes, to: int = EVERYBODY, member: int = 0) -> None:
-        """Send what a member published to all other hosts, or to the one of the member with this number."""
-        batch = shared(batch)
-        if to in _TO_ALL:
-            if not self.is_connected:
-                self._assumed.take(member, batch)
-            if self._publishes and batch:
-                self._put(Say.NEWS, self._everybody, frame(member, batch))
-        elif (host := self._peers.host_of(to)) is not None and self._publishes and batch:
-            self._put(Say.ANSWER, self._channel_of(host.id), frame(member, batch))
+    def publish(self, packet: Packet) -> None:
+        """Send a packet of a process of this host."""
+        say, to = packet.say, packet.to
+        if say not in _BETWEEN_HOSTS:
+            return
+        if say is Say.NEWS and not self.is_connected:
+            self._assumed.add(packet.sender, packet.body)
+        if not self._publishes:
+            return
+        if (say is Say.BEAT or say is Say.HELLO) and packet.sender == self._replica.id:
+            self._sent_at[packet.number] = self._clock.now()
+        self._put(self._everybody if to is None else self._channel_of(to[:HOST_BYTES]), packet.packed)
 
     async def end(self) -> None:
         """The farewell is sent when the deployment is left."""
-
-    def joined(self, is_first: bool) -> None:
-        """A member needs what the others have in flight; the first one, also what they remember."""
-        self._wants_memory |= is_first
-        if self._publishes:
-            self._beat(Say.HELLO)
 
     def status(self) -> dict[str, Any]:
         own = self._config()
@@ -234,8 +190,8 @@ class Deployment:
             **({} if self.is_connected else {"why": self._why, "limits": self._settings.limits}),
             "staleness": round(self._staleness(), 4),
             "others": [
-                {"name": host.name, "sameConfig": host.config == own if host.config else None}
-                for host in self._peers.hosts
+                {"name": name, "sameConfig": config == own if config else None}
+                for name, config in self._replica.peers.hosts.values()
             ],
         }
 
@@ -244,18 +200,18 @@ class Deployment:
     async def _stay_connected(self) -> None:
         pause, longest = FIRST_PAUSE, max(FIRST_PAUSE, min(LONGEST_PAUSE, self._settings.lease / BEATS))
         while True:
-            began = self._clock.now()
+            started = self._clock.now()
             try:
-                channels = self._everybody, self._channel_of(self._id)
+                channels = self._everybody, self._channel_of(self._replica.host)
                 async with self._connect(self._settings, channels, self._received) as connection:
-                    self._begin(connection)
+                    self._start(connection)
                     self._lost(await self._first_loss(connection))
             except StoreLost as error:
                 self._lost(error)
             except Exception as error:
                 self._lost(StoreLost(repr(error)))
                 raise
-            pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(longest, 2 * pause)
+            pause = FIRST_PAUSE if self._clock.now() - started > LONGEST_PAUSE else min(longest, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 
     async def _first_loss(self, connection: Connection) -> StoreLost:
@@ -263,7 +219,7 @@ class Deployment:
             parts = (
                 tasks.start(_loss(connection.lost()), "replicas: listen"),
                 tasks.start(_loss(self._send_queue(connection)), "replicas: publish"),
-                tasks.start(_loss(self._send_beats()), "replicas: beat"),
+                tasks.start(_loss(self._watch_echoes()), "replicas: heartbeats"),
             )
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             loss: StoreLost = done.pop().result()
@@ -273,53 +229,40 @@ class Deployment:
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._gathered_for)
-            await connection.has_room()
+            await connection.is_writable()
             self._wake.clear()
-            for channel, message in self._packets():
-                self._send(connection, channel, message)
-            await connection.has_room()
+            for channel, data in self._messages():
+                self._send(connection, channel, data)
+            await connection.is_writable()
             if not self._queue:
                 self._is_flushed.set()
 
-    async def _send_beats(self) -> None:
-        every = self._settings.lease / BEATS
+    async def _watch_echoes(self) -> None:
         while True:
-            await asyncio.sleep(every)
-            if self._looked_at - self._echoed_at > self._settings.lease / 2:
+            await asyncio.sleep(self._settings.lease / BEATS)
+            if self._checked_at - self._echoed_at > self._settings.lease / 2:
                 raise StoreLost(f"nothing came back for {self._settings.lease / 2:g} s")
-            self._beat(Say.BEAT)
 
-    async def _look(self) -> None:
-        """Leases end whether there is a store or not. While this process stood still the others were not silent: what
-        they published meanwhile has yet to be read."""
-        every = self._settings.lease / LOOKS
-        while True:
-            late = self._clock.now() - self._looked_at - every
-            if late > every:
-                self._echoed_at += late
-                self._peers.excuse(late)
-            self._looked_at = self._clock.now()
-            self._peers.sweep()
-            self._show()
-            await asyncio.sleep(every)
+    def _check(self, late: float) -> None:
+        self._echoed_at += late
+        self._checked_at = self._clock.now()
+        self._show()
 
-    def _begin(self, connection: Connection) -> None:
+    def _start(self, connection: Connection) -> None:
         self._queue.clear()
         self._waiting = 0
         self._sent_at.clear()
         self._echoed_at = self._clock.now()
         self._publishes = True
         self._direct = None if self._gathered_for else connection
-        self._wants_memory = True
-        self._beat(Say.HELLO)
-        self._send_state(OTHER_HOSTS, MISSED)
+        self._replica.hello()
 
     def _lost(self, error: StoreLost) -> None:
         if self.is_connected:
             self.series.losses.add()
             self.shares.lost()
             if self._settings.limits == "localShare":
-                self._assumed.begin(len(self._peers))
+                self._assumed.start(len(self._replica.peers.hosts))
         if self.is_connected or self._why != str(error):
             log.warning("lost connection to the replica store; continuing with local state: %s", error)
         self._publishes = self.is_connected = False
@@ -328,7 +271,7 @@ class Deployment:
         self._show()
 
     def _came_back(self, number: int) -> None:
-        """A packet of this host came back through the store, and so did all before it."""
+        """A heartbeat of this host came back through the store, and so did all before it."""
         sent_at = self._sent_at.get(number)
         if sent_at is None:
             return
@@ -339,62 +282,42 @@ class Deployment:
             self.is_connected = True
             self._assumed.end()
             self.shares.found()
-            self._members.gone(_ABSENT)
+            self._received_by(packet(Say.BYE, self._absent, 0, b""))
             log.info("connected to the replica store")
         self._show()
 
     # What goes out.
 
-    def _put(self, say: Say, channel: str, body: bytes) -> None:
+    def _put(self, channel: str, packed: bytes) -> None:
         direct = self._direct
         if direct is not None and not self._queue and not direct.is_slow:
-            self._send(direct, channel, self._packet(say, channel, body))
+            self._send(direct, channel, message(packed))
             return
-        self._queue.append((say, channel, body))
-        self._waiting += len(body)
+        self._queue.append((channel, packed))
+        self._waiting += len(packed)
         if self._waiting > MOST_WAITING:
-            self._queue.clear()
+            self._queue.clear()  # the others notice the gap in the numbers
             self._waiting = 0
-            self._number += 1  # so that all others notice that they have missed something
         self._is_flushed.clear()
         self._wake.set()
 
-    def _send(self, connection: Connection, channel: str, message: bytes) -> None:
+    def _send(self, connection: Connection, channel: str, data: bytes) -> None:
         series = self.series
-        series.sent.value += len(message)
+        series.sent.value += len(data)
         series.messages_sent.value += 1
-        connection.publish(channel, message)
+        connection.publish(channel, data)
 
-    def _packets(self) -> list[tuple[str, bytes]]:
-        """Return what waits, in its order. News that follow each other become one packet."""
-        found: list[tuple[str, bytes]] = []
+    def _messages(self) -> list[tuple[str, bytes]]:
+        """Return what waits, in its order. Packets for one channel that follow each other become one message."""
         queue, self._queue, self._waiting = self._queue, [], 0
-        at = 0
-        while at < len(queue):
-            say, channel, _ = queue[at]
-            end = at + 1
-            while say in _JOINED and end < len(queue) and queue[end][:2] == (say, channel):
-                end += 1
-            found.append((channel, self._packet(say, channel, b"".join([body for _, _, body in queue[at:end]]))))
-            at = end
-        return found
+        return [
+            (channel, message(b"".join([packed for _, packed in same])))
+            for channel, same in groupby(queue, itemgetter(0))
+        ]
 
-    def _packet(self, say: Say, channel: str, body: bytes) -> bytes:
-        if channel == self._everybody:
-            self._number += 1
-        if say is Say.BEAT or say is Say.HELLO:
-            self._sent_at[self._number] = self._clock.now()
-        return packed(say, self._id, self._number, body)
-
-    def _beat(self, say: Say) -> None:
+    def _facts(self) -> bytes:
         name = self._settings.name or socket.gethostname()
-        facts = {"members": self._members.members, "config": self._config(), "name": name}
-        self._put(say, self._everybody, orjson.dumps(facts))
-
-    def _send_state(self, to: int, memory: float) -> None:
-        if own := b"".join([record(kind, body) for kind, body in self._own()]):
-            self.publish(own, to)
-        self._members.send_state(to, memory)
+        return orjson.dumps({"name": name, "config": self._config()})
 
     def _channel_of(self, host: bytes) -> str:
         return f"{self._settings.prefix}:to:{host.hex()}"
@@ -404,23 +327,34 @@ class Deployment:
     def _received(self, data: bytes) -> None:
         self.series.received.add(len(data))
         self.series.messages_received.add()
+        if data[:1] != message(b""):
+            self._drop_foreign(data)
+            return
         try:
-            packet = Packet.read(data)
-            if packet is None:
-                self._drop_foreign(version_of(data))
-            elif host_of(data) == self._id:
-                self._came_back(packet.number)
-            elif (host := self._peers.hear(packet)) is not None:
-                self._take(host, packet)
+            for each in packets(data):
+                self._deliver(each)
         except UNREADABLE as error:
             self.series.garbled.add()
             if self._logs.allows(type(error)):
                 log.error("dropped a packet of another host (logged once a minute): %s", summary(error))
 
-    def _drop_foreign(self, version: int) -> None:
+    def _deliver(self, packet: Packet) -> None:
+        """Packets of this host come back. No other host sends what is for one host alone."""
+        host = packet.sender[:HOST_BYTES]
+        if host == self._replica.host:
+            if packet.sender == self._replica.id:
+                self._came_back(packet.number)
+        elif packet.say in _BETWEEN_HOSTS:
+            self._received_by(packet)
+            if packet.say is Say.BYE and host not in self._replica.peers.hosts:
+                self.shares.left(host)
+                self._show()
+
+    def _drop_foreign(self, data: bytes) -> None:
         """Logged once: it lasts as long as a rollout."""
         self.series.foreign.add()
-        if version != VERSION and version not in self._foreign:
+        version = data[0] if data else 0
+        if version not in self._foreign:
             self._foreign.add(version)
             log.warning(
                 "dropping packets of other proxies with version %d (this one: %d): until all run one release, each"
@@ -428,36 +362,6 @@ class Deployment:
                 version,
                 VERSION,
             )
-
-    def _take(self, host: Host, packet: Packet) -> None:
-        if packet.say in _JOINED:
-            for member, batch in messages.members(packet.body):
-                self._members.received(self._peers.number(host, member), shared(batch))
-        elif packet.say is Say.BYE:
-            self._peers.forget(host)
-            self.shares.left(host.id)
-            self._show()
-            return
-        elif packet.say is Say.ASK:
-            self._send_state(self._peers.number(host, 0), 1.0 if orjson.loads(packet.body) else 0.0)
-        else:
-            host.name, host.config, members = messages.facts(packet.body)
-            self._peers.number(host, 0)
-            self._peers.keep(host, members)
-            if packet.say is Say.HELLO:
-                self._send_state(self._peers.number(host, 0), 0.0)
-        self._ask(host, packet)
-        if packet.say is not Say.NEWS:
-            self._divide()
-
-    def _ask(self, host: Host, packet: Packet) -> None:
-        """Ask for what was missed; the first host that answers, for what it remembers."""
-        if packet.say is Say.ANSWER and self._wants_memory:
-            self._wants_memory = False
-            self._put(Say.ASK, self._channel_of(host.id), b"true")
-        elif self._peers.should_ask(host):
-            self.series.missed.add()
-            self._put(Say.ASK, self._channel_of(host.id), b"false")
 
     def _staleness(self) -> float:
         """Return how old news of other hosts are, in seconds: what is sent here takes so long to come back. While
@@ -467,14 +371,17 @@ class Deployment:
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS
         return max(float(self.series.staleness.value), silence)
 
-    def _divide(self) -> None:
-        self.shares.look([host.id for host in self._peers.hosts])
+    def _divided(self, hosts: int, rank: int, is_up: bool) -> None:
+        """Divide caps and limits by hosts, in all processes of this one."""
+        self._replica.divide(hosts, rank, is_up)
+        self._replica.publish_local(Kind.HOSTS, orjson.dumps((hosts, rank, is_up)))
 
     def _show(self) -> None:
-        self._divide()
+        known = self._replica.peers.hosts
+        self.shares.divide(known)
         series, own = self.series, self._config()
-        series.known.value = len(self._peers)
-        series.disagreeing.value = sum(bool(host.config) and host.config != own for host in self._peers.hosts)
+        series.known.value = len(known)
+        series.disagreeing.value = sum(bool(config) and config != own for _, config in known.values())
         series.up.value = float(self.is_connected)
         series.staleness.value = self._staleness()
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from proxy.core.tasks import Tasks
 
 INTERVAL = 1.0
-"""Seconds between two looks at the memory; a look takes 20 us."""
+"""Seconds between two readings of the memory; one takes 20 us."""
 
 GROWTH = 0.5
 """The share of the memory after the last full collection by which it has to grow until there is another one; half of
@@ -33,11 +33,11 @@ NEVER = 1 << 30
 class Collector:
     """`async with Collector(idle)`, for a process as a whole: enter it when all is imported and constructed.
 
-    A full collection stops the process: for 20 to 50 ms after start-up, and for up to 0.2 us more per object since,
-    of which the prefix index can have 600,000. Python starts one whenever the tracked objects have grown by a quarter,
+    A full collection stops the process: for 20 to 50 ms after start-up, and for up to 0.2 us more per object since;
+    the prefix index can have 600,000. Python starts one whenever the tracked objects have grown by a quarter,
     and finds nothing: requests leave no cycles. So what exists at the start is left out for good, young objects are
     collected as ever (a millisecond at most), and a full collection waits until memory has grown and nothing is in
-    flight. Cycles that somebody makes after all, such as a plugin, cost half of the memory at most, or LEAST_GROWTH.
+    flight. Cycles that a plugin makes after all cost half of the memory at most, or LEAST_GROWTH.
 
     Python 3.14.0 to 3.14.4 ignore the threshold set here: they do full collections in small steps by themselves.
     """
@@ -65,7 +65,7 @@ class Collector:
     ) -> None:
         await self._stack.aclose()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Whether there was reason for a full collection; it is done then."""
         growth, limit = self._memory() - self._after_last, max(self._after_last * GROWTH, LEAST_GROWTH)
         collects = growth > limit or (growth > limit / 2 and self._idle())
@@ -77,7 +77,7 @@ class Collector:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            self.look()
+            self.check()
 
 
 def resident() -> int:

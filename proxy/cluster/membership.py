@@ -1,141 +1,157 @@
-"""The other hosts of a deployment: which there are, what share of caps each has, and what they are assumed to spend."""
+"""The other processes: which there are, what share of caps each host has, and what hosts are assumed to spend."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 import orjson
 
-from proxy.cluster.messages import FIRST_NUMBER, MOST_MEMBERS, Garbled, Kind, Packet, Say, record, records
+from proxy.cluster.messages import BROKER, FIRST_NUMBER, HOST_BYTES, Garbled, Kind, Packet, Say, record, records
 from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
+MOST_HOSTS = MOST_MEMBERS = 1024
+"""Other hosts, and processes of one host. Packets of further ones are dropped: a client that can publish on the channel
+can make up any number."""
+
 ASK_PAUSE = 1.0
-"""Seconds between two requests for what was missed, to one host."""
+"""Seconds between two requests for what was missed, to one process."""
 
-MOST_HOSTS = 1024
-"""Other hosts. Packets of further ones are dropped: whoever can publish on the channel can make up any number."""
+_NUMBERED = frozenset((Say.NEWS, Say.BEAT, Say.HELLO))
 
-_TO_ONE = (Say.ASK, Say.ANSWER)
+
+def member_id(host: bytes, number: int) -> bytes:
+    return host + number.to_bytes(3, "little")
+
+
+def member_of(id: bytes) -> int:
+    """Return the number of a process on its host."""
+    return int.from_bytes(id[HOST_BYTES:], "little")
 
 
 @dataclass(slots=True, eq=False)
-class Host:
-    """Another host, until it is forgotten. A host that comes back after that is a new one."""
+class Peer:
+    """Another process, until it is forgotten. A process that comes back after that is a new one."""
 
     id: bytes
-    heard_at: float
-    last: int | None = None
-    """Number of its last packet."""
-    numbers: dict[int, int] = field(default_factory=dict)
-    """The number that each of its members has here."""
+    number: int
+    """The number that it has here. No other process ever has it."""
+    is_local: bool
+    """Whether it is on the host of this process."""
+    received_at: float
+    last: int = 0
+    """Number of its last packet to all; 0 if it sent nothing to all."""
     name: str = ""
     config: str = ""
-    asked_at: float | None = None
+    requested_at: float | None = None
     has_gap: bool = False
+
+    @property
+    def host(self) -> bytes:
+        return self.id[:HOST_BYTES]
+
+    @property
+    def is_supervisor(self) -> bool:
+        return member_of(self.id) == BROKER
 
 
 class Peers:
-    """The other hosts that are heard. `gone(number)` is called for each of their members that is gone."""
+    """The other processes that are received. `gone(number)` is called for each that is gone, `changed()` when there are
+    others than before."""
 
-    def __init__(self, clock: Clock, lease: float, gone: Callable[[int], None]) -> None:
+    def __init__(self, host: bytes, clock: Clock, lease: float, gone: Callable[[int], None]) -> None:
+        self._host = host
         self._clock = clock
         self._lease = lease
         self._gone = gone
+        self.changed: Callable[[], None] = lambda: None
         self._numbers = count(FIRST_NUMBER)
-        self._hosts: dict[bytes, Host] = {}
-        self._by_number: dict[int, Host] = {}
-
-    def __len__(self) -> int:
-        return len(self._hosts)
+        self._peers: dict[bytes, Peer] = {}
+        self._members: Counter[bytes] = Counter()
+        """The number of processes by host."""
 
     @property
-    def hosts(self) -> Iterable[Host]:
-        return self._hosts.values()
+    def hosts(self) -> dict[bytes, tuple[str, str]]:
+        """Name and configuration of each other host; empty texts until the host has sent them."""
+        found: dict[bytes, tuple[str, str]] = {}
+        for peer in self._peers.values():
+            if not peer.is_local and (peer.name or peer.host not in found):
+                found[peer.host] = peer.name, peer.config
+        return found
 
-    def hear(self, packet: Packet) -> Host | None:
-        """Return the host of a packet, or None if a later packet has overtaken this one. Raise Garbled for a host
-        beyond MOST_HOSTS."""
-        now = self._clock.now()
-        host = self._hosts.get(packet.host)
-        if host is None:
-            if packet.say is Say.BYE:
+    def received_at(self, member: int) -> float:
+        """Return when a process of this host sent its last packet; 0 if it sent none."""
+        peer = self._peers.get(member_id(self._host, member))
+        return 0.0 if peer is None else peer.received_at
+
+    def receive(self, packet: Packet) -> Peer | None:
+        """Return the sender of a packet, or None if a later packet has overtaken this one. Raise Garbled for a host
+        beyond MOST_HOSTS, or a process beyond MOST_MEMBERS."""
+        now, say = self._clock.now(), packet.say
+        peer = self._peers.get(packet.sender)
+        if peer is None:
+            if say is Say.BYE:
                 return None
-            if len(self._hosts) >= MOST_HOSTS:
-                raise Garbled(f"there are {MOST_HOSTS} other hosts already")
-            host = self._hosts[packet.host] = Host(packet.host, now)
-        elif host.last is not None and _is_old(packet, host.last):
+            peer = self._add(packet.sender, now)
+        elif packet.number < peer.last + (say in _NUMBERED) and (say in _NUMBERED or say is Say.STATE):
             return None
-        host.heard_at = now
-        if packet.say is Say.ANSWER or (packet.say is Say.HELLO and host.last is None):
-            host.has_gap = False
-        elif packet.say not in _TO_ONE and packet.number != (host.last or 0) + 1:
-            host.has_gap = True
-        if packet.say is not Say.ASK:
-            host.last = packet.number
-        return host
+        peer.received_at = now
+        if say is Say.STATE or (say is Say.HELLO and not peer.last):
+            peer.has_gap = False
+        elif say in _NUMBERED and packet.number != peer.last + 1:
+            peer.has_gap = True
+        if say in _NUMBERED or say is Say.STATE:
+            peer.last = packet.number
+        return peer
 
-    def number(self, host: Host, member: int) -> int:
-        """Raise Garbled for a member beyond MOST_MEMBERS."""
-        number = host.numbers.get(member)
-        if number is None:
-            if len(host.numbers) > MOST_MEMBERS:
-                raise Garbled(f"the host has {MOST_MEMBERS} members already")
-            number = host.numbers[member] = next(self._numbers)
-            self._by_number[number] = host
-        return number
-
-    def host_of(self, number: int) -> Host | None:
-        return self._by_number.get(number)
-
-    def keep(self, host: Host, members: Iterable[int]) -> None:
-        """The host has these members and no others."""
-        there = {0, *members}
-        for member in [member for member in host.numbers if member not in there]:
-            self._end(host.numbers.pop(member))
-
-    def should_ask(self, host: Host) -> bool:
-        """Return whether a packet of the host was missed, and it was not asked for that within ASK_PAUSE."""
+    def should_ask(self, peer: Peer) -> bool:
+        """Return whether a packet of the peer was missed, and it was not asked for that within ASK_PAUSE."""
         now = self._clock.now()
-        if not host.has_gap or (host.asked_at is not None and now - host.asked_at < ASK_PAUSE):
+        if not peer.has_gap or (peer.requested_at is not None and now - peer.requested_at < ASK_PAUSE):
             return False
-        host.asked_at = now
+        peer.requested_at = now
         return True
 
     def excuse(self, seconds: float) -> None:
         """This process read no messages for so long."""
-        for host in self._hosts.values():
-            host.heard_at += seconds
+        for peer in self._peers.values():
+            peer.received_at += seconds
 
     def sweep(self) -> None:
+        """Forget processes of other hosts whose lease has ended. The end of one of this host is seen by its link."""
         oldest = self._clock.now() - self._lease
-        for host in [host for host in self._hosts.values() if host.heard_at < oldest]:
-            self.forget(host)
+        for peer in [peer for peer in self._peers.values() if peer.received_at < oldest and not peer.is_local]:
+            self.forget(peer)
 
-    def forget(self, host: Host) -> None:
-        self._hosts.pop(host.id, None)
-        for number in host.numbers.values():
-            self._end(number)
-        host.numbers.clear()
+    def forget(self, peer: Peer) -> None:
+        if self._peers.pop(peer.id, None) is not None:
+            self._members[peer.host] -= 1
+            if not self._members[peer.host]:
+                del self._members[peer.host]
+            self._gone(peer.number)
+            self.changed()
 
-    def _end(self, number: int) -> None:
-        del self._by_number[number]
-        self._gone(number)
-
-
-def _is_old(packet: Packet, last: int) -> bool:
-    return packet.number < last if packet.say in _TO_ONE else packet.number <= last
+    def _add(self, id: bytes, now: float) -> Peer:
+        is_local, host = id.startswith(self._host), id[:HOST_BYTES]
+        if self._members[host] >= MOST_MEMBERS or (host not in self._members and len(self._members) > MOST_HOSTS):
+            raise Garbled(f"there are {MOST_HOSTS} other hosts, or {MOST_MEMBERS} processes of the host, already")
+        self._members[host] += 1
+        peer = self._peers[id] = Peer(id, member_of(id) if is_local else next(self._numbers), is_local, now)
+        self.changed()
+        return peer
 
 
 class Shares:
-    """Among how many hosts caps are divided, and which of them this one is. Hosts are ordered by id, so that all that
-    hear the same hosts divide alike. `changed(record)` is called with the record for the members of this host.
+    """The number of hosts that divide the caps, and the rank of this one. Hosts are ordered by id, so that all that
+    know the same hosts divide alike. `changed(hosts, rank, is_up)` is called when
+    the division, or whether the store can be reached, changes.
 
-    Without the store the division stays as it was, or with the policy `open` each host has all. When the store is back,
-    the hosts of before count for a lease, heard or not: they come back one after the other.
+    Without the store the division stays as it was; with the policy `open` each host has all. When the store is back,
+    the hosts of before count for a lease in any case: they come back one after the other.
     """
 
     def __init__(
@@ -144,7 +160,7 @@ class Shares:
         policy: Literal["localShare", "open"],
         lease: float,
         clock: Clock,
-        changed: Callable[[bytes], None],
+        changed: Callable[[int, int, bool], None],
     ) -> None:
         self._own = own
         self._policy = policy
@@ -156,7 +172,7 @@ class Shares:
         """The hosts of before the loss of the store; they count until `_until`."""
         self._until = 0.0
         self._is_up = False
-        self.record = self._made()
+        self.place = self._placed()
 
     def found(self) -> None:
         """The store is back."""
@@ -170,13 +186,13 @@ class Shares:
             self._hosts = frozenset((self._own,))
         self._update()
 
-    def look(self, heard: Iterable[bytes]) -> None:
-        """These other hosts are heard."""
+    def divide(self, others: Iterable[bytes]) -> None:
+        """Divide among this host and these others."""
         if not self._is_up:
             return
         if self._before and self._clock.now() >= self._until:
             self._before = frozenset()
-        self._hosts = self._before.union(heard, (self._own,))
+        self._hosts = self._before.union(others, (self._own,))
         self._update()
 
     def left(self, host: bytes) -> None:
@@ -184,42 +200,41 @@ class Shares:
         self._before -= {host}
 
     def _update(self) -> None:
-        if (made := self._made()) != self.record:
-            self.record = made
-            self._changed(made)
+        if (place := self._placed()) != self.place:
+            self.place = place
+            self._changed(*place)
 
-    def _made(self) -> bytes:
-        rank = sorted(self._hosts).index(self._own)
-        return record(Kind.HOSTS, orjson.dumps((len(self._hosts), rank, self._is_up)))
+    def _placed(self) -> tuple[int, int, bool]:
+        return len(self._hosts), sorted(self._hosts).index(self._own), self._is_up
 
 
 class AssumedSpending:
-    """What the other hosts are assumed to spend while they are not heard: each as much as this host. What they really
+    """What the other hosts are assumed to spend while the store is lost: each as much as this host. What they really
     spent is never published again, so nothing is counted twice."""
 
     def __init__(self, spent: Callable[[bytes], None]) -> None:
         """`spent(batch)` is called with the records of what they are assumed to spend."""
         self._spent = spent
         self._others = 0
-        self._running: dict[Who, dict[int, int]] = {}
-        """Running requests by member of this host."""
+        self._running: dict[Who, dict[bytes, int]] = {}
+        """Running requests by process of this host."""
 
-    def begin(self, others: int) -> None:
+    def start(self, others: int) -> None:
         self._others = others
         self._running.clear()
 
     def end(self) -> None:
         self._others = 0
 
-    def take(self, member: int, batch: bytes) -> None:
+    def add(self, member: bytes, batch: bytes) -> None:
         """Raises ValueError or another of UNREADABLE."""
         if not self._others:
             return
-        spent = [read_spent(*one) for kind, body in records(batch) if kind is Kind.SPENT for one in orjson.loads(body)]
+        spent = [one for kind, body in records(batch) if kind is Kind.SPENT for one in read_spent(body)]
         if spent:
             self._spent(record(Kind.SPENT, orjson.dumps([self._times_others(member, *one) for one in spent])))
 
-    def _times_others(self, member: int, who: Who, running: int, spent: Sequence[float]) -> Spent:
+    def _times_others(self, member: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
         self._running.setdefault(who, {})[member] = running
         all_running = sum(self._running[who].values())
         return who, all_running * self._others, [amount * self._others for amount in spent]

@@ -1,4 +1,4 @@
-"""The encoding of messages: frames between processes and packets between hosts, both made of records."""
+"""The encoding of messages between processes, of one host and of several: packets, which are made of records."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from typing import Any
 
 import orjson
 
+HOST_BYTES, MEMBER_BYTES = 5, 3
+ID_BYTES = HOST_BYTES + MEMBER_BYTES
+"""The id of a process: its host, which is random, and its number on this host."""
+
 BROKER = 0
-"""The address of the supervisor."""
+"""The number of a supervisor. Processes that serve have other numbers."""
 
-EVERYBODY = 0xFFFFFFFF
-"""The address of all others, the supervisor included."""
+FIRST_NUMBER = 1 << 8 * MEMBER_BYTES
+"""The first number that a process gives members of other hosts. Members of a host have smaller numbers."""
 
-OTHER_HOSTS = 0xFFFFFFFE
-"""The address of all processes of other hosts."""
+ALL_MEMBERS = FIRST_NUMBER - 1
+"""The number that addresses all members of a host."""
 
-FIRST_NUMBER = 1 << 24
-"""The first number of a member of another host. Members of this host have smaller numbers."""
-
-LARGEST_FRAME = 64 * 1024 * 1024
+ABSENT = FIRST_NUMBER - 2
+"""The number of the other hosts together while the store is lost."""
 
 LONGEST_NAME = 1024
 """Characters of a name of another host, of a key, of a pod or of a cap that is remembered."""
 
-MOST_MEMBERS = 1024
-"""Members of another host."""
+VERSION = 4
+"""Of packets between hosts."""
 
-_FRAME = Struct("<II")
-"""Length of the records, and an address: the receiver on the way to the broker, the sender on the way back."""
+LARGEST_PACKET = 64 * 1024 * 1024
+
+_HEAD = Struct(f"<IB{ID_BYTES}sQ")
+"""Length of the body, what the packet is, its sender and its number."""
 
 _RECORD = Struct("<BI")
 HEAD_BYTES = _RECORD.size
@@ -48,16 +52,12 @@ class Kind(IntEnum):
     POD = 1
     METRICS = 2
     ROLL = 3
-    SNAPSHOT = 4
-    """Send a peer what you have in flight, and this part of what you remember."""
-    VANISHED = 5
-    """A peer is gone, and with it all that it had in flight."""
     STOPPING = 6
     """Tell clients and load balancers that no new requests are wanted."""
     LEVELS = 8
     """Log levels by logger."""
     HOSTS = 9
-    """Among how many hosts caps are divided, which of them this one is, and whether the others are heard."""
+    """The number of hosts that divide the caps, the rank of this one, and whether the others can be reached."""
 
     # from a worker to the supervisor
     READY = 23
@@ -65,8 +65,6 @@ class Kind(IntEnum):
     """The worker takes no new connections."""
     FAREWELL = 25
     """The worker's last metrics."""
-    ALIVE = 47
-    """The worker's event loop runs. Sent once a second."""
 
     # within a host
     QUESTION = 43
@@ -80,6 +78,8 @@ class Kind(IntEnum):
     LOAD = 17
     MOVES = 18
     """What the sender reserved and settled in a prefix index."""
+    REMEMBERS = 19
+    """The sender remembers something, such as prefixes."""
     FORGET = 20
     MEMORY = 21
     BINDINGS = 22
@@ -97,8 +97,8 @@ class Kind(IntEnum):
 
 
 SHARED = frozenset(kind for kind in Kind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
-"""Kinds that hosts send each other, and apply if another host sends them. EJECTIONS are not among them: that one host
-cannot reach a pod says little about the others."""
+"""Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
+a pod that this one cannot reach."""
 
 
 class Garbled(Exception):
@@ -115,8 +115,113 @@ def summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.200}"
 
 
-def frame(address: int, records: bytes) -> bytes:
-    return _FRAME.pack(len(records), address) + records
+class Say(IntEnum):
+    """What a packet is. NEWS, BEAT and HELLO go to all processes and are numbered, so that a receiver notices a gap.
+    ASK, STATE and DIRECT have one receiver: a process, or all members of a host."""
+
+    NEWS = 1
+    """Records."""
+    BEAT = 2
+    """The sender lives. The body is empty, or the name and the configuration of the host."""
+    HELLO = 3
+    """As BEAT; the sender joins, or may have missed packets: send it what is in flight."""
+    BYE = 4
+    """The sender has ended, and with it all that it had in flight."""
+    ASK = 5
+    """Send an address what is in flight, and a part of what is remembered."""
+    STATE = 6
+    """Records of what is in flight or remembered. Its number is that of the sender's last numbered packet."""
+    LOCAL = 7
+    """Records for all processes of the host."""
+    DIRECT = 8
+    """Records for one process of the host."""
+
+
+_SAYS = {int(say): say for say in Say}
+_WITH_RECEIVER = frozenset((Say.ASK, Say.STATE, Say.DIRECT))
+
+
+@dataclass(slots=True)
+class Packet:
+    """`to` is the receiver; None for all. `packed` are the bytes of the packet."""
+
+    say: Say
+    sender: bytes
+    number: int
+    body: bytes
+    to: bytes | None
+    packed: bytes
+
+
+def packet(say: Say, sender: bytes, number: int, body: bytes, to: bytes | None = None) -> Packet:
+    receiver = to or b""
+    packed = _HEAD.pack(len(receiver) + len(body), say, sender, number) + receiver + body
+    return Packet(say, sender, number, body, to, packed)
+
+
+class Packets:
+    """Splits a stream of bytes into packets."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Packet]:
+        """Yield each packet that is complete. Raises Garbled."""
+        buffer, size = self._buffer, _HEAD.size
+        buffer += data
+        at = 0
+        while len(buffer) - at >= size:
+            length, say, sender, number = _HEAD.unpack_from(buffer, at)
+            if length > LARGEST_PACKET or say not in _SAYS:
+                raise Garbled(f"a packet of kind {say} with {length} bytes")
+            if len(buffer) - at < size + length:
+                break
+            packed = bytes(buffer[at : at + size + length])
+            at += size + length
+            to, start = None, size
+            if _SAYS[say] in _WITH_RECEIVER:
+                start += ID_BYTES
+                to = packed[size:start]
+                if len(to) < ID_BYTES:
+                    raise Garbled("a packet without its receiver")
+            yield Packet(_SAYS[say], sender, number, packed[start:], to, packed)
+        del buffer[:at]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a packet has begun."""
+        return bool(self._buffer)
+
+
+def message(packed: bytes) -> bytes:
+    """Return packets as one message between hosts."""
+    return _VERSION + packed
+
+
+_VERSION = bytes((VERSION,))
+
+
+def packets(data: bytes) -> Iterator[Packet]:
+    """Yield the packets of a message of this version. Raises Garbled."""
+    split = Packets()
+    yield from split.feed(data[1:])
+    if split.is_waiting:
+        raise Garbled("a packet is cut off")
+
+
+def receive_packet(sock: socket.socket) -> bytes:
+    """Return the body of the next packet of a blocking socket, without reading further. Raises Garbled if it ends."""
+    head = sock.recv(_HEAD.size + ID_BYTES, socket.MSG_WAITALL)
+    if len(head) < _HEAD.size + ID_BYTES:
+        raise Garbled("the connection ended before its first packet")
+    size = _HEAD.unpack_from(head)[0] - ID_BYTES
+    found = bytearray()
+    while len(found) < size:
+        part = sock.recv(size - len(found))
+        if not part:
+            raise Garbled("the connection ended within its first packet")
+        found += part
+    return bytes(found)
 
 
 def record(kind: Kind, body: bytes) -> bytes:
@@ -136,65 +241,6 @@ def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
             raise Garbled("a record is cut off")
         if kind in _KINDS:
             yield _KINDS[kind], data[at - size : at]
-
-
-def kinds(data: bytes) -> list[int]:
-    """Return the kinds of all records, known or not. Raises Garbled."""
-    found, at, end = [], 0, len(data)
-    head, unpack = _RECORD.size, _RECORD.unpack_from
-    try:
-        while at < end:
-            kind, size = unpack(data, at)
-            found.append(kind)
-            at += head + size
-    except StructError:
-        raise Garbled("a record's head is cut off") from None
-    if at > end:
-        raise Garbled("a record is cut off")
-    return found
-
-
-def receive_frame(sock: socket.socket) -> bytes:
-    """Return the records of the next frame of a blocking socket, without reading further. Raises Garbled if it ends."""
-    head = sock.recv(_FRAME.size, socket.MSG_WAITALL)
-    if len(head) < _FRAME.size:
-        raise Garbled("the connection ended before its first frame")
-    size, _ = _FRAME.unpack(head)
-    found = bytearray()
-    while len(found) < size:
-        part = sock.recv(size - len(found))
-        if not part:
-            raise Garbled("the connection ended within its first frame")
-        found += part
-    return bytes(found)
-
-
-class Frames:
-    """Splits a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield address and records of each frame that is complete. Raises Garbled."""
-        buffer = self._buffer
-        buffer += data
-        at = 0
-        while len(buffer) - at >= _FRAME.size:
-            size, address = _FRAME.unpack_from(buffer, at)
-            if size > LARGEST_FRAME:
-                raise Garbled(f"a frame of {size} bytes")
-            end = at + _FRAME.size + size
-            if len(buffer) < end:
-                break
-            yield address, bytes(buffer[at + _FRAME.size : end])
-            at = end
-        del buffer[:at]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a frame has begun."""
-        return bool(self._buffer)
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -245,110 +291,35 @@ def _read(form: str, data: bytes, at: int, size: int) -> list[int]:
 _FEW = [Struct(f"={count}Q").pack for count in range(FEW)]
 
 
-VERSION = 3
-ID_BYTES = 8
-
-_HEAD = Struct(f"<BB{ID_BYTES}sQ")
+_ASK = Struct(f"<{ID_BYTES}sf")
 
 
-class Say(IntEnum):
-    """What a packet is. ASK and ANSWER go to one host, all others to all. Packets to all are numbered, so that hosts
-    notice when they miss one."""
-
-    NEWS = 1
-    """Frames: for each member of the host its records."""
-    BEAT = 2
-    """The host lives: its members, and the digest of its configuration."""
-    HELLO = 3
-    """As BEAT; the host joins, or has missed something, and asks for what is in flight."""
-    BYE = 4
-    ASK = 5
-    """Send what is in flight; if the body is true, also what is remembered."""
-    ANSWER = 6
-    """As NEWS. Its number is that of the last packet to all."""
+def question(to: bytes, memory: float) -> bytes:
+    """Return the body of an ASK."""
+    return _ASK.pack(to, memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """`host` is a number that no other process ever has."""
-
-    say: Say
-    host: bytes
-    number: int
-    body: bytes
-
-    def packed(self) -> bytes:
-        return packed(self.say, self.host, self.number, self.body)
-
-    @staticmethod
-    def read(data: bytes) -> Packet | None:
-        """Return None for a packet of another version, or of an unknown kind. Raises Garbled."""
-        if len(data) < _HEAD.size:
-            raise Garbled("a packet's head is cut off")
-        version, say, host, number = _HEAD.unpack_from(data)
-        if version != VERSION or say not in _SAYS:
-            return None
-        return Packet(_SAYS[say], host, number, data[_HEAD.size :])
-
-
-def packed(say: Say, host: bytes, number: int, body: bytes) -> bytes:
-    return _HEAD.pack(VERSION, say, host, number) + body
-
-
-def version_of(data: bytes) -> int:
-    return data[0]
-
-
-def host_of(data: bytes) -> bytes:
-    """Return the host of a packet."""
-    return data[2 : 2 + ID_BYTES]
-
-
-def members(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield each member and its records, of NEWS and ANSWER. Raises Garbled."""
-    frames = Frames()
-    yield from frames.feed(body)
-    if frames.is_waiting:
-        raise Garbled("a member's records are cut off")
-
-
-def shared(batch: bytes) -> bytes:
-    """Return the records of kinds that hosts share. Raises Garbled."""
-    if SHARED.issuperset(kinds(batch)):
-        return batch
-    return b"".join(record(kind, body) for kind, body in records(batch) if kind in SHARED)
-
-
-_SAYS = {int(say): say for say in Say}
-
-
-_MOST = 0xFFFFFFFF
-"""The largest address of a frame."""
+def read_question(body: bytes) -> tuple[bytes, float]:
+    """Return the address to send to, and the part of what is remembered, from 0 to 1. Raises Garbled."""
+    if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
+        raise Garbled("a question needs an address and a share")
+    return found[0], found[1]
 
 
 def hosts(body: bytes) -> tuple[int, int, bool]:
-    """Return the number of hosts, the rank of this one, and whether the others can be reached."""
+    """Return the number of hosts, the rank of this one, and whether the others can be reached. Raises Garbled."""
     match _json(body):
-        case [int(number), int(rank), bool(are_heard)] if 0 <= rank < number:
-            return number, rank, are_heard
+        case [int(number), int(rank), bool(are_reached)] if 0 <= rank < number:
+            return number, rank, are_reached
     raise Garbled("hosts need a number and a rank below it")
 
 
-def snapshot(body: bytes) -> tuple[int, float]:
-    """Return the address that asks, and which part of what is remembered it wants."""
+def facts(body: bytes) -> tuple[str, str]:
+    """Return a host's name and the digest of its configuration. Raises Garbled."""
     match _json(body):
-        case {"to": int(to), "memory": int() | float() as memory} if 0 <= to <= _MOST and 0.0 <= memory <= 1.0:
-            return to, float(memory)
-    raise Garbled("a snapshot needs an address and a share")
-
-
-def facts(body: bytes) -> tuple[str, str, Sequence[int]]:
-    """Return a host's name, its configuration and its members."""
-    match _json(body):
-        case {"name": str(name), "config": str(config), "members": list(members)} if all(map(_is_address, members)):
-            if len(name) <= LONGEST_NAME and len(config) <= LONGEST_NAME and len(members) <= MOST_MEMBERS:
-                return name, config, members
-    raise Garbled("a host needs a name, a configuration and its members")
+        case {"name": str(name), "config": str(config)} if max(len(name), len(config)) <= LONGEST_NAME:
+            return name, config
+    raise Garbled("a host needs a name and a configuration")
 
 
 def _json(body: bytes) -> Any:
@@ -356,7 +327,3 @@ def _json(body: bytes) -> Any:
         return orjson.loads(body)
     except ValueError:
         raise Garbled("a body is not JSON") from None
-
-
-def _is_address(item: Any) -> bool:
-    return type(item) is int and 0 <= item <= _MOST

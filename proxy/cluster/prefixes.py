@@ -34,7 +34,7 @@ class Journal:
         self._size = 0
         self._entries: dict[Key, bytes] = {}
         self.known: dict[Key, bytes] = {}
-        """The chains that all processes have received since `begin_anew`. Read only."""
+        """The chains that all processes have received since `publish_whole_chains`. Read only."""
 
     def add(self, key: Key, chain: bytes, all_know: bool) -> None:
         self.add_all({key: chain}, all_know)
@@ -65,7 +65,7 @@ class Journal:
                     return found
         return b""
 
-    def begin_anew(self) -> None:
+    def publish_whole_chains(self) -> None:
         """From now on no process is assumed to know what was published before."""
         self.known.clear()
 
@@ -133,7 +133,10 @@ class Moves:
     settled_last: list[int] = field(default_factory=list)
 
     def packed(self, tag: int) -> bytes:
-        return packed_moves(tag, self.settled, self.reserved, self.hashes, self.pods, self.settled_last)
+        hashes = b"".join(self.hashes)
+        lengths = len(self.settled), len(self.reserved), len(self.pods), len(hashes) >> 3, len(self.settled_last)
+        numbers = words([*self.settled, *self.reserved, *[most for _, most in self.pods], *self.settled_last])
+        return b"".join((_HEAD.pack(tag, *lengths), hashes, longs([number for number, _ in self.pods]), numbers))
 
     @staticmethod
     def read(body: bytes) -> Moves:
@@ -165,25 +168,10 @@ class Moves:
             raise Garbled("a chain on no pod, or longer than any")
 
 
-def packed_moves(
-    tag: int,
-    settled: Sequence[int],
-    reserved: Sequence[int],
-    hashes: Sequence[bytes],
-    pods: Sequence[tuple[int, int]],
-    last: Sequence[int],
-) -> bytes:
-    """Return the bytes of `Moves`, without making an object: this runs for every batch."""
-    told = b"".join(hashes)
-    head = _HEAD.pack(tag, len(settled), len(reserved), len(pods), len(told) >> 3, len(last))
-    numbers = words([*settled, *reserved, *[capacity for _, capacity in pods], *last])
-    return b"".join((head, told, longs([number for number, _ in pods]), numbers))
-
-
 JOURNAL_BYTES = 4 * 1024 * 1024
 """A hash takes eight bytes: 130,000 tokens in blocks of 64 take 16 KB."""
 
-ANEW = 60.0
+WHOLE_CHAINS_EVERY = 60.0
 """Seconds after which whole chains are published again, for processes that dropped what they continue."""
 
 PER_RECORD = 100
@@ -193,7 +181,7 @@ MOST_RESERVED = 50_000
 
 Find = Callable[[int], Endpoint | None]
 
-Told = tuple[int, Key, bytes]
+Published = tuple[int, Key, bytes]
 """What settling a published reservation needs: twice its number plus 1, its key in the journal, and its hashes."""
 
 OfPeer = tuple[Reservation, Key, bytes]
@@ -216,7 +204,8 @@ def index_tag(name: str, block_tokens: int) -> int:
 
 
 class SharedIndex(PrefixIndex, Shared):
-    """A prefix index whose changes are published: `touch` is called when there are some, `take_changes` returns them.
+    """A prefix index whose changes are published: `touch` is called when there are changes,
+    `collect_changes` returns them.
 
     A peer numbers its reservations, chain by chain. They pin here what they pin there, until they are settled or the
     peer is gone.
@@ -246,11 +235,11 @@ class SharedIndex(PrefixIndex, Shared):
         self._dropped: list[Reservation] = []
         """Reservations that began, and that ended, since the last batch."""
         self._records: list[bytes] = []
-        self._own: dict[Reservation, list[Told]] = {}
+        self._own: dict[Reservation, list[Published]] = {}
         self._of_peers: dict[int, dict[int, OfPeer]] = {}
         self._journal = Journal(JOURNAL_BYTES)
         self._now = clock.now
-        self._anew_at = clock.now() + ANEW
+        self._whole_at = clock.now() + WHOLE_CHAINS_EVERY
 
     # What this process does.
 
@@ -284,21 +273,23 @@ class SharedIndex(PrefixIndex, Shared):
 
     # What is published.
 
-    def take_changes(self) -> bytes:
+    def collect_changes(self) -> bytes:
         """Return records about what this process did since the last call."""
         self._gather()
         found = b"".join(self._records)
         self._records.clear()
         return found
 
-    def begin_anew(self) -> None:
+    def publish_whole_chains(self) -> None:
         """Another process may not know what was published before."""
-        self._journal.begin_anew()
-        self._anew_at = self._now() + ANEW
+        self._journal.publish_whole_chains()
+        self._whole_at = self._now() + WHOLE_CHAINS_EVERY
 
     def in_flight(self) -> Records:
         """Yield MOVES of all reservations that are not settled."""
-        own = [(reservation, *told) for reservation, all_told in self._own.items() for told in all_told]
+        own = [
+            (reservation, *published) for reservation, all_published in self._own.items() for published in all_published
+        ]
         for start in range(0, len(own), PER_RECORD):
             moves, places = Moves(), _Places()
             for reservation, number, _, packed in own[start : start + PER_RECORD]:
@@ -317,8 +308,8 @@ class SharedIndex(PrefixIndex, Shared):
 
     def _gather(self) -> None:
         """Put what was settled and reserved into a record."""
-        if self._now() >= self._anew_at:
-            self.begin_anew()
+        if self._now() >= self._whole_at:
+            self.publish_whole_chains()
         fresh, computed, dropped = self._fresh, self._computed, self._dropped
         if not (fresh or computed or dropped):
             return
@@ -327,34 +318,34 @@ class SharedIndex(PrefixIndex, Shared):
         reserved, hashes, pods = self._reserve_own(fresh)
         last, *_ = self._settle_own(*unknown)
         if settled or reserved:
-            self._records.append(record(Kind.MOVES, packed_moves(self._tag, settled, reserved, hashes, pods, last)))
+            self._records.append(record(Kind.MOVES, Moves(settled, reserved, hashes, pods, last).packed(self._tag)))
 
     def _settle_own(
         self, computed: list[Reservation], dropped: list[Reservation]
     ) -> tuple[list[int], list[Reservation], list[Reservation]]:
-        """Return the numbers of published reservations, and those that are not published: computed, dropped."""
+        """Return the numbers of published reservations, and unpublished reservations: computed, dropped."""
         pop = self._own.pop
         rest: tuple[list[Reservation], list[Reservation]] = [], []
-        kept: list[Told] = []
-        void: list[Told] = []
+        kept: list[Published] = []
+        void: list[Published] = []
         for reservation in computed:
-            told = pop(reservation, None)
-            if told is None:
+            published = pop(reservation, None)
+            if published is None:
                 rest[0].append(reservation)
             elif reservation.pod.retired:
-                void += told
+                void += published
             else:
-                kept += told
+                kept += published
         if kept:
             self._journal.add_all(dict(map(_ENTRY, kept)), True)
-        said = [*map(_NUMBER, kept), *map(_NUMBER, void)]
+        settled = [*map(_NUMBER, kept), *map(_NUMBER, void)]
         for reservation in dropped:
-            told = pop(reservation, None)
-            if told is None:
+            published = pop(reservation, None)
+            if published is None:
                 rest[1].append(reservation)
             else:
-                said += [number - 1 for number, _, _ in told]
-        return said, *rest
+                settled += [number - 1 for number, _, _ in published]
+        return settled, *rest
 
     def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
         """A chain is published from the last hash on that all others know."""
@@ -376,25 +367,25 @@ class SharedIndex(PrefixIndex, Shared):
                     known = self._journal.nearest(pod, chain, length, at, way)
                     at = len(known) >> 3
                 last = way[-1].segment.hashes  # usually all that is not known
-                told = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
+                published = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
                 if known:
                     at -= 1
-                    hashes.append(told[8 * at :])
+                    hashes.append(published[8 * at :])
                     reserved += (number, place, length - at)
                 else:
-                    hashes.append(told)
+                    hashes.append(published)
                     reserved += (number - 1, place, length)
-                rows.append((number, (pod, chain[length - 1]), told))
+                rows.append((number, (pod, chain[length - 1]), published))
         self._number = number
         return reserved, hashes, places.pods
 
     # What peers published.
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
         """Records of other indexes are skipped."""
         try:
             if _TAG.unpack_from(body)[0] == self._tag:
-                _TAKE[kind](self, peer, body)
+                _RECEIVE[kind](self, peer, body)
         except StructError:
             raise Garbled(f"{kind.name} is cut off") from None
 
@@ -403,7 +394,7 @@ class SharedIndex(PrefixIndex, Shared):
         for reservation, _, _ in self._of_peers.pop(peer, {}).values():
             PrefixIndex.settle(self, reservation, False)
 
-    def _take_moves(self, peer: int, body: bytes) -> None:
+    def _receive_moves(self, peer: int, body: bytes) -> None:
         moves = Moves.read(body)
         of_peer = self._of_peers.setdefault(peer, {})
         self._settle_of(of_peer, moves.settled)
@@ -447,12 +438,12 @@ class SharedIndex(PrefixIndex, Shared):
             if each & 1 and not reservation.pod.retired:
                 keep(key, packed, True)
 
-    def _take_forget(self, peer: int, body: bytes) -> None:
+    def _receive_forget(self, peer: int, body: bytes) -> None:
         endpoint = self._find(_FORGET.unpack(body)[1])
         if endpoint is not None:
             self.forget(endpoint)
 
-    def _take_memory(self, peer: int, body: bytes) -> None:
+    def _receive_memory(self, peer: int, body: bytes) -> None:
         """Only this process receives it: it has just joined."""
         _, number, capacity, hashes = _MEMORY.unpack_from(body)
         packed, endpoint = body[_MEMORY.size :], self._find(number)
@@ -476,8 +467,8 @@ class _Places(dict[PodMemory, tuple[int, int]]):
         return [(number, max(0, pod.capacity)) for pod, (_, number) in self.items()]
 
 
-_TAKE: dict[Kind, Callable[[SharedIndex, int, bytes], None]] = {
-    Kind.MOVES: SharedIndex._take_moves,
-    Kind.FORGET: SharedIndex._take_forget,
-    Kind.MEMORY: SharedIndex._take_memory,
+_RECEIVE: dict[Kind, Callable[[SharedIndex, int, bytes], None]] = {
+    Kind.MOVES: SharedIndex._receive_moves,
+    Kind.FORGET: SharedIndex._receive_forget,
+    Kind.MEMORY: SharedIndex._receive_memory,
 }

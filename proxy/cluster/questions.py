@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from struct import Struct
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
@@ -25,6 +25,9 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import SUPERVISOR, Catalogue, Dump, Merged
 from proxy.telemetry.observation import Exposition, expose
 
+if TYPE_CHECKING:
+    from proxy.cluster.workers import Child
+
 log = logging.getLogger(__name__)
 
 METRICS_TIMEOUT = 2.0
@@ -34,7 +37,7 @@ DECISIONS_TIMEOUT = 5.0
 """Seconds to wait for the decisions of one worker."""
 
 MOST_OPEN = 256
-"""Questions of one process that are being answered. Further ones are refused at once."""
+"""Open questions of one process. Further ones are refused at once."""
 
 METRICS, DECISIONS, SIGNALS, RELOAD, READ_MODELS, READ_POD = (
     "metrics",
@@ -49,17 +52,17 @@ METRICS, DECISIONS, SIGNALS, RELOAD, READ_MODELS, READ_POD = (
 _QUESTION = Struct("<I")
 """Number of the question; topic and argument follow as JSON."""
 _REPLY = Struct("<I?")
-"""Number of the question, and whether it was answered; the reply follows."""
+"""Number of the question, and whether a reply follows, or an error."""
 
 Handler = Callable[[Any], Awaitable[bytes]]
 
 
 class Unanswered(Exception):
-    """The other process did not answer, or could not."""
+    """The other process sent no reply, or an error."""
 
 
 class Questions:
-    """Asks other processes of the host, and answers them by `handlers`, which are given the argument, by topic.
+    """Asks other processes of the host, and replies to them by `handlers`, which receive the argument, by topic.
 
     `send(address, message)` sends a record."""
 
@@ -73,7 +76,7 @@ class Questions:
         self._tasks = Tasks()
         self._logs = LogLimit()
         self._open: Counter[int] = Counter()
-        """Questions that are being answered, by address."""
+        """Open questions by address."""
         self.handlers: dict[str, Handler] = {}
 
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
@@ -89,7 +92,7 @@ class Questions:
         finally:
             del self._pending[key]
 
-    def take(self, address: int, kind: Kind, body: bytes) -> None:
+    def receive(self, address: int, kind: Kind, body: bytes) -> None:
         """Raises Garbled, or another of UNREADABLE."""
         if kind is Kind.QUESTION:
             (number,) = _QUESTION.unpack_from(body)
@@ -99,32 +102,46 @@ class Questions:
                 self._reply(address, number, False, b"too many questions at a time")
                 return
             self._open[address] += 1
-            self._tasks.start(self._answer(address, number, handler(argument)), f"answer about {topic}")
+            self._tasks.start(self._work_on(address, number, handler(argument)), f"reply about {topic}")
             return
-        number, is_answered = _REPLY.unpack_from(body)
+        number, has_reply = _REPLY.unpack_from(body)
         pending, reply = self._pending.get((address, number)), body[_REPLY.size :]
         if pending is None or pending.done():
             return
-        if is_answered:
+        if has_reply:
             pending.set_result(reply)
         else:
             pending.set_exception(Unanswered(reply.decode(errors="replace")))
 
     def forget(self, address: int) -> None:
-        """The process is gone: it answers nothing more."""
-        for (asked, _), pending in self._pending.items():
-            if asked == address and not pending.done():
+        """The process is gone: it sends no more replies."""
+        for (receiver, _), pending in self._pending.items():
+            if receiver == address and not pending.done():
                 pending.set_exception(Unanswered("the process has ended"))
+
+    async def ask_all(
+        self, workers: Iterable[Child], topic: str, argument: Any = None, timeout: float | None = None
+    ) -> list[tuple[Child, bytes]]:
+        """Return the replies. A worker that does not reply is left out, and logged."""
+
+        async def reply(worker: Child) -> list[tuple[Child, bytes]]:
+            try:
+                return [(worker, await self.ask(worker.number, topic, argument, timeout or METRICS_TIMEOUT))]
+            except Unanswered as error:
+                log.warning("failed to fetch %s from worker %d: %s", topic, worker.seat, error)
+                return []
+
+        return [each for found in await asyncio.gather(*map(reply, workers)) for each in found]
 
     async def close(self) -> None:
         await self._tasks.stop()
 
-    async def _answer(self, address: int, number: int, answering: Awaitable[bytes]) -> None:
+    async def _work_on(self, address: int, number: int, work: Awaitable[bytes]) -> None:
         try:
-            reply, has_failed = await answering, False
+            reply, has_failed = await work, False
         except Exception as error:
             if self._logs.allows(type(error)):
-                log.exception("failed to answer a process of this host (logged once a minute)")
+                log.exception("failed to reply to a process of this host (logged once a minute)")
             reply, has_failed = repr(error).encode(), True
         finally:
             self._open[address] -= 1
@@ -132,27 +149,14 @@ class Questions:
                 del self._open[address]
         self._reply(address, number, not has_failed, reply)
 
-    def _reply(self, address: int, number: int, is_answered: bool, reply: bytes) -> None:
-        self._send(address, record(Kind.REPLY, _REPLY.pack(number, is_answered) + reply))
-
-
-class Asked(Protocol):
-    """A worker as the supervisor sees it: `workers.Child`."""
-
-    number: int
-    seat: int
-    metrics: Dump
-
-    @property
-    def takes_requests(self) -> bool: ...
-    @property
-    def answers(self) -> bool: ...
+    def _reply(self, address: int, number: int, has_reply: bool, reply: bytes) -> None:
+        self._send(address, record(Kind.REPLY, _REPLY.pack(number, has_reply) + reply))
 
 
 class HostExposition(Exposition):
-    """The metrics of a host: the sums over its workers, and those of the supervisor.
+    """The metrics of a host: the sums over its workers and the supervisor.
 
-    A worker that does not answer counts with its last answer. What workers counted that have ended stays in the sums:
+    A worker without a reply counts with its last reply. What workers counted that have ended stays in the sums:
     otherwise these would fall, and rates be wrong."""
 
     def __init__(
@@ -160,7 +164,7 @@ class HostExposition(Exposition):
         catalogue: Catalogue,
         endpoints: EndpointSeries,
         questions: Questions,
-        workers: Callable[[], Sequence[Asked]],
+        workers: Callable[[], Sequence[Child]],
         serving: Callable[[], int],
         readers: Sequence[Callable[[], None]] = (),
     ) -> None:
@@ -189,7 +193,7 @@ class HostExposition(Exposition):
             await self._ask_all()
             return await self._merged({})
 
-    def retire(self, worker: Asked) -> None:
+    def retire(self, worker: Child) -> None:
         """Keep the counts of a worker that has ended."""
         merged = Merged(self._catalogue)
         merged.add_counts(self._ended)
@@ -208,18 +212,14 @@ class HostExposition(Exposition):
         return merged
 
     async def _ask_all(self) -> None:
-        await asyncio.gather(*(self._ask(worker) for worker in self._workers() if worker.answers))
-
-    async def _ask(self, worker: Asked) -> None:
-        try:
-            worker.metrics = orjson.loads(await self._questions.ask(worker.number, METRICS, timeout=METRICS_TIMEOUT))
-        except Unanswered as error:
-            log.warning("failed to fetch metrics from worker %d: %s", worker.seat, error)
+        receivers = [worker for worker in self._workers() if worker.replies]
+        for worker, reply in await self._questions.ask_all(receivers, METRICS):
+            worker.metrics = orjson.loads(reply)
 
 
-async def decisions(explained: Explained, asked: Any) -> bytes:
-    """Return a worker's answer about its decisions: an HTTP status, and what is shown."""
-    what, subject, query = asked
+async def decisions(explained: Explained, question: Any) -> bytes:
+    """Return a worker's decisions: an HTTP status, and the content."""
+    what, subject, query = question
     try:
         if what == "listed":
             return orjson.dumps((200, await explained.listed(query)))
@@ -231,66 +231,56 @@ async def decisions(explained: Explained, asked: Any) -> bytes:
 
 
 class WorkersDecisions:
-    """The decisions of all workers, as `http.admin_config.Explained`. A worker that does not answer is left out."""
+    """The decisions of all workers, as `http.admin_config.Explained`. A worker without a reply is left out."""
 
     SUMMED = ("kept", "bytes", "seen")
     ERRORS: ClassVar[Mapping[int, type[RequestError]]] = {400: BadRequest, 404: NotFound}
 
-    def __init__(self, questions: Questions, workers: Callable[[], Sequence[Asked]]) -> None:
+    def __init__(self, questions: Questions, workers: Callable[[], Sequence[Child]]) -> None:
         self._questions = questions
         self._workers = workers
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raises BadRequest."""
         limit = DecisionQuery.of(query).limit
-        all_shown = [shown for status, shown in await self._ask_all("listed", None, query) if status == 200]
+        all_shown = [
+            shown for status, shown in await self._ask(self._serving(), "listed", None, query) if status == 200
+        ]
         if not all_shown:
-            raise NoEndpoints("No worker answers.")
+            raise NoEndpoints("No worker responds.")
         found = sorted((one for shown in all_shown for one in shown["decisions"]), key=lambda one: -float(one["at"]))
         sums = {name: sum(shown[name] for shown in all_shown) for name in self.SUMMED if name in all_shown[0]}
         return {**all_shown[0], **sums, "decisions": found[:limit]}
 
     async def shown(self, name: str) -> Mapping[str, Any]:
         """Raises NotFound."""
-        answers = await self._ask_all("shown", name, {})
-        found = [shown for status, shown in answers if status == 200]
+        replies = await self._ask(self._serving(), "shown", name, {})
+        found = [shown for status, shown in replies if status == 200]
         if not found:
-            raise NotFound(answers[0][1]["message"] if answers else "No worker answers.")
+            raise NotFound(replies[0][1]["message"] if replies else "No worker responds.")
         return dict(max(found, key=lambda shown: float(shown["at"])))
 
-    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+    async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Return what one of the workers would decide: they know the same pods and each other's load. Raises
         RequestError."""
         for worker in self._serving():
-            answer = await self._ask(worker, "imagined", asked, query)
-            if answer is not None:
-                status, shown = answer
+            for status, shown in await self._ask([worker], "imagined", trial, query):
                 if status == 200:
                     return dict(shown)
                 raise self.ERRORS.get(status, RequestError)(shown["message"], param=shown["param"])
-        raise NoEndpoints("No worker answers.")
+        raise NoEndpoints("No worker responds.")
 
-    async def _ask_all(self, what: str, subject: Any, query: Mapping[str, str]) -> list[tuple[int, Any]]:
-        answers = await asyncio.gather(*(self._ask(worker, what, subject, query) for worker in self._serving()))
-        return [answer for answer in answers if answer is not None]
+    async def _ask(self, workers: Sequence[Child], what: str, subject: Any, query: Mapping[str, str]) -> list[Any]:
+        argument = what, subject, dict(query)
+        replies = await self._questions.ask_all(workers, DECISIONS, argument, DECISIONS_TIMEOUT)
+        return [orjson.loads(reply) for _, reply in replies]
 
-    async def _ask(self, worker: Asked, what: str, subject: Any, query: Mapping[str, str]) -> tuple[int, Any] | None:
-        try:
-            argument = what, subject, dict(query)
-            status, shown = orjson.loads(
-                await self._questions.ask(worker.number, DECISIONS, argument, DECISIONS_TIMEOUT)
-            )
-            return status, shown
-        except Unanswered as error:
-            log.warning("failed to fetch decisions from worker %d: %s", worker.seat, error)
-            return None
-
-    def _serving(self) -> list[Asked]:
+    def _serving(self) -> list[Child]:
         return [worker for worker in self._workers() if worker.takes_requests]
 
 
 class WorkerModelReads(ModelReads):
-    """Has the supervisor read the models of pods. What it finds is known here before its answer comes."""
+    """Has the supervisor read the models of pods. What it finds is known here before its reply comes."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
@@ -310,9 +300,9 @@ class WorkerModelReads(ModelReads):
 
 
 class WorkerSignals(SignalSource):
-    """The signals of all workers, added up. A worker that does not answer counts with its last answer."""
+    """The signals of all workers, added up. A worker without a reply counts with its last reply."""
 
-    def __init__(self, catalogue: Catalogue, questions: Questions, workers: Callable[[], Sequence[Asked]]) -> None:
+    def __init__(self, catalogue: Catalogue, questions: Questions, workers: Callable[[], Sequence[Child]]) -> None:
         super().__init__(catalogue)
         self._questions = questions
         self._workers = workers
@@ -320,14 +310,12 @@ class WorkerSignals(SignalSource):
 
     async def update(self) -> None:
         workers = self._workers()
-        await asyncio.gather(*(self._ask(worker) for worker in workers if worker.answers))
+        receivers = [worker for worker in workers if worker.replies]
+        for worker, reply in await self._questions.ask_all(receivers, SIGNALS):
+            try:
+                self._last[worker.number] = Signals.read(reply)
+            except ValueError as error:
+                log.warning("autoscale: unreadable signals of worker %d: %s", worker.seat, error)
         there = {worker.number for worker in workers}
         self._last = {number: signals for number, signals in self._last.items() if number in there}
         self.signals = Signals.sum(self._last.values())
-
-    async def _ask(self, worker: Asked) -> None:
-        try:
-            reply = await self._questions.ask(worker.number, SIGNALS, timeout=METRICS_TIMEOUT)
-            self._last[worker.number] = Signals.read(reply)
-        except (Unanswered, ValueError) as error:
-            log.warning("autoscale: failed to fetch the signals of worker %d: %s", worker.seat, error)

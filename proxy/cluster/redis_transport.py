@@ -20,22 +20,24 @@ _PART = object()
 
 
 class Pipe(asyncio.Protocol):
-    """A connection of redis-py, once it is open. `said(reply)` is called for each reply and message: a list, a number,
-    bytes, or an exception. `lost(error)` when the other side is gone or sends what cannot be read; `said` may raise,
-    which is such a loss too.
+    """A connection of redis-py, once it is open. `received(reply)` is called for each reply and message: a
+    list, a number, bytes, or an exception. `lost(error)` when the other side is gone or sends unreadable bytes, or
+    `received` raises.
 
     redis-py opens connections, to servers, sentinels and clusters, with TLS. Its own client costs a coroutine and locks
     for each message: 138 us of CPU to publish one and 15 us to receive one, instead of 3 and 1 us
     (`bench/replicas.py --only transport`). So bytes go to the asyncio transport and to the parser, hiredis, directly.
     """
 
-    def __init__(self, connection: Any, said: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self, connection: Any, received: Callable[[Any], None], lost: Callable[[Exception | None], None]
+    ) -> None:
         """All replies of the connection must have been read; it is not to be used for others."""
-        self._said = said
+        self._received = received
         self._lost = lost
         self._reader = importlib.import_module("hiredis").Reader(notEnoughData=_PART)
-        self._room = asyncio.Event()
-        self._room.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self.is_slow = False
         """Whether what is written waits: the other side does not read, or is gone."""
         self._transport = cast(asyncio.Transport, connection._writer.transport)
@@ -44,9 +46,9 @@ class Pipe(asyncio.Protocol):
         if self._transport.is_closing():
             self.connection_lost(None)
 
-    async def has_room(self) -> None:
+    async def is_writable(self) -> None:
         """Return when it is no longer slow."""
-        await self._room.wait()
+        await self._writable.wait()
 
     def close(self) -> None:
         """What was written is still sent, unless it waits already."""
@@ -57,26 +59,26 @@ class Pipe(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        reader, said = self._reader, self._said
+        reader, received = self._reader, self._received
         try:
             reader.feed(data)
             while (reply := reader.gets(False)) is not _PART:
-                said(reply)
-        except Exception as error:  # noqa: BLE001  # asyncio would close and tell nobody who waits for the loss
+                received(reply)
+        except Exception as error:  # noqa: BLE001  # asyncio would close the connection without reporting the loss
             self._lost(error)
             self._transport.abort()
 
     def pause_writing(self) -> None:
         self.is_slow = True
-        self._room.clear()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
         self.is_slow = False
-        self._room.set()
+        self._writable.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_slow, self.write = True, _nowhere
-        self._room.set()
+        self._writable.set()
         self._lost(error)
 
 
@@ -158,9 +160,9 @@ class RedisConnection:
         """Whether what is published waits."""
         return self._publisher.is_slow
 
-    async def has_room(self) -> None:
+    async def is_writable(self) -> None:
         """Waits while the store is slow to read."""
-        await self._publisher.has_room()
+        await self._publisher.is_writable()
 
     async def lost(self) -> None:
         """Raises StoreLost when it is."""
@@ -207,11 +209,11 @@ class RedisConnection:
         return connection
 
     def _pipe(self, connection: Any) -> Pipe:
-        pipe = Pipe(connection, self._said, self._ended)
+        pipe = Pipe(connection, self._reply, self._ended)
         self._pipes.append(pipe)
         return pipe
 
-    def _said(self, reply: Any) -> None:
+    def _reply(self, reply: Any) -> None:
         """There are no replies to what is published."""
         if isinstance(reply, list) and reply[0] == b"message":
             self._received(reply[2])
@@ -239,9 +241,9 @@ class RedisConnection:
 
 
 def _lost(error: BaseException) -> StoreLost:
-    """Of what redis-py says it is the part that does not show its objects."""
-    said = str(error).partition(" : <")[0] or "no answer"
-    return StoreLost(f"{type(error).__name__}: {said}"[:LONGEST_WHY])
+    """Keep the part of the error that does not show objects of redis-py."""
+    reason = str(error).partition(" : <")[0] or "no reply"
+    return StoreLost(f"{type(error).__name__}: {reason}"[:LONGEST_WHY])
 
 
 def failures(redis: Any) -> tuple[type[Exception], ...]:
@@ -295,7 +297,7 @@ def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
         **of_url,
         "socket_connect_timeout": _patience(address),
         "socket_timeout": _patience(address),
-        "retry": options["retry"],  # else those that are dead take all the time there is
+        "retry": options["retry"],  # else dead sentinels take all the time there is
         **{key: value for key, value in named.items() if value},
     }
     sentinel = importlib.import_module("redis.asyncio.sentinel").Sentinel(
@@ -359,8 +361,8 @@ class Lease:
         self._milliseconds = int(seconds * 1000)
         self._token = secrets.token_hex(8)
 
-    async def take(self) -> bool:
-        """Return whether it is held from now on, again or for the first time. False if the store does not answer."""
+    async def acquire(self) -> bool:
+        """Return whether it is held from now on, again or for the first time. False if the store does not respond."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 if await self._client.set(self._key, self._token, nx=True, px=self._milliseconds):

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from proxy.cluster import messages
-from proxy.cluster.messages import BROKER, EVERYBODY, UNREADABLE, Kind, record, records, summary
+from proxy.cluster.membership import Peer, Peers, member_id, member_of
+from proxy.cluster.messages import (
+    ALL_MEMBERS,
+    BROKER,
+    HOST_BYTES,
+    SHARED,
+    UNREADABLE,
+    Garbled,
+    Kind,
+    Packet,
+    Say,
+    packet,
+    record,
+    records,
+    summary,
+)
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.questions import Questions
 from proxy.cluster.shared import OwnLoads, PeerLoads, Records, Roster, Shared, SharedLimits, SharedQueue
 from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
 from proxy.core.log_limit import LogLimit
+from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.telemetry.metrics import Counter
 
@@ -23,45 +41,58 @@ log = logging.getLogger(__name__)
 SLICE = 32 * 1024
 """Bytes of a snapshot that are sent, and applied, at once: about a millisecond."""
 
-ALL = 1.0
+PART = 4 * 1024 * 1024
+"""Bytes of what is in flight after which another packet begins."""
+
+ALL, MISSED = 1.0, 0.1
+"""Parts of what is remembered: for a process that joins, and for processes that may have missed some of it."""
+
+BEATS = 5
+"""Heartbeats in a lease. If none comes back through the store for half a lease, the connection is given up."""
+
+LOOKS = 20
+"""Checks for expired leases in a lease. A lease ends two checks early, so that nothing is left when it is over."""
+
+LEASE = 5.0
+
+S = TypeVar("S", bound=Shared)
+
+ONLY_PROCESS = 1
+"""The number of the only process of a host."""
+
+
+def new_id(number: int = ONLY_PROCESS) -> bytes:
+    """Return an id on a host that no other process is on."""
+    return member_id(secrets.token_bytes(HOST_BYTES), number)
 
 
 class SharedState:
     """All values that a process shares, in groups that are replaced as a whole."""
 
     def __init__(self) -> None:
-        self.indexes: Sequence[SharedIndex] = ()
-        self.limits: Sequence[SharedLimits] = ()
-        self.queues: Sequence[SharedQueue] = ()
-        self._others: dict[str, Sequence[Shared]] = {}
+        self._groups: dict[str, Sequence[Shared]] = {}
         self._by_kind: dict[Kind, list[Shared]] = {}
         self.values: Sequence[Shared] = ()
+        self.indexes: Sequence[SharedIndex] = ()
 
-    def put(
-        self,
-        *,
-        indexes: Sequence[SharedIndex] | None = None,
-        limits: Sequence[SharedLimits] | None = None,
-        queues: Sequence[SharedQueue] | None = None,
-        **others: Sequence[Shared],
-    ) -> None:
-        """Replace the groups that are given."""
-        self.indexes = self.indexes if indexes is None else indexes
-        self.limits = self.limits if limits is None else limits
-        self.queues = self.queues if queues is None else queues
-        self._others.update(others)
-        others_values = [value for group in self._others.values() for value in group]
-        self.values = [*others_values, *self.indexes, *self.limits, *self.queues]
+    def put(self, **groups: Sequence[Shared]) -> None:
+        """Replace these groups."""
+        self._groups.update(groups)
+        self.values = [value for group in self._groups.values() for value in group]
+        self.indexes = self.of(SharedIndex)
         self._by_kind = {}
         for value in self.values:
             for kind in value.kinds:
                 self._by_kind.setdefault(kind, []).append(value)
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> bool:
+    def of(self, type_: type[S]) -> list[S]:
+        return [value for value in self.values if isinstance(value, type_)]
+
+    def receive(self, peer: int, kind: Kind, body: bytes) -> bool:
         """Apply a record of a peer. Return False for a kind that is not shared here. Raises Garbled."""
         values = self._by_kind.get(kind, ())
         for value in values:
-            value.take(peer, kind, body)
+            value.receive(peer, kind, body)
         return bool(values)
 
     def reset(self, peer: int) -> None:
@@ -82,55 +113,104 @@ class SharedState:
 
 
 class Replica:
-    """`take(kind, body)` is called for what the supervisor publishes about pods and the process; `lost()` when the
-    supervisor is gone. The owner adds what it shares to `state`."""
+    """A process among its peers, whatever the transport to them is. The owner adds what it shares to `state`.
+
+    A process that joins says HELLO, and every peer sends what it has in flight; the first one that remembers
+    something is asked for that as well. Packets to all are numbered: a process that misses one asks its sender for what
+    is in flight. That is published in absolute numbers, and void when its sender says BYE, or has not been received for
+    a lease.
+    """
 
     def __init__(
         self,
+        id: bytes,
+        clock: Clock,
         *,
         endpoints: Callable[[], Sequence[Endpoint]],
         apply: Callable[[Endpoint, int, int, int], None],
-        take: Callable[[Kind, bytes], None],
-        lost: Callable[[], None],
+        receive: Callable[[int, Kind, bytes], None],
         dropped: Counter,
         garbled: Counter,
+        lost: Callable[[], None] = lambda: None,
+        snapshot: Callable[[], Records] = tuple,
+        lease: float = LEASE,
+        beat_every: float | None = None,
     ) -> None:
-        """`apply` is called for what peers have in flight on a pod: see `shared.Apply`."""
-        self._owner_takes = take
+        """`apply` is called for what peers have in flight on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
+        records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
+        this host needs in addition to the shared values."""
+        self.id, self.host = id, id[:HOST_BYTES]
+        self._clock = clock
+        self._owner_receives = receive
         self._lost = lost
+        self._snapshot = snapshot
         self._dropped = dropped
         self._garbled = garbled
-        self._logs = LogLimit()
-        self._snapshots: dict[int, float | None] = {}
-        """By receiver of a snapshot that is being sent: what it wants remembered in another one, None for no other."""
-        self._batch = Batch(rest=self._moves)
+        self._lease = lease
+        self._beat_every = lease / BEATS if beat_every is None else min(beat_every, lease / BEATS)
+        self._number = 0
+        is_supervisor = member_of(id) == BROKER
+        self._reply_to = member_id(self.host, ALL_MEMBERS) if is_supervisor else id
+        self._batch = Batch(lambda batch: self._send(Say.LOCAL if is_supervisor else Say.NEWS, batch), self._moves)
         self._tasks = Tasks()
+        self._logs = LogLimit()
+        self._snapshots: dict[bytes | None, float | None] = {}
+        """By receiver of a snapshot that is being sent: what it wants remembered in another one, None for no other."""
         self._transport: Transport
+        self._wants_memory = False
+        self.peers = Peers(self.host, clock, lease * (1 - 2 / LOOKS), self._gone)
+        self.facts: Callable[[], bytes] = bytes
+        """Returns the body of a BEAT."""
+        self.missed: Callable[[], None] = lambda: None
+        """Called when a packet of a peer was missed."""
+        self.checked: Callable[[float], None] = lambda late: None
+        """Called after each check of the leases, with the seconds for which this process stood still."""
+        self.publishes_memory = True
+        """Whether this process is the one of its host that publishes what is remembered to all."""
         self.place = (1, 0)
         """The number of hosts, and which of them this one is."""
-        self._are_hosts_heard = False
+        self._are_hosts_reached = False
         self.roster = Roster()
         self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon)
-        self._batch.urgent = self.own_loads.take_changes
+        self._batch.urgent = self.own_loads.collect_changes
         self.peer_loads = PeerLoads(self.roster.get, apply, lambda: OwnLoads.all(endpoints()))
         self.state = SharedState()
         self.state.put(loads=[self.peer_loads])
-        self.questions = Questions(self._send)
+        self.questions = Questions(self._send_direct)
         self.publish = self._batch.add
+        """Send a record with the next batch: to all, or from a supervisor to its workers."""
         self.touch_later, self.flush = self._batch.touch_later, self._batch.flush
+
+    def use(self, transport: Transport) -> None:
+        self._transport = transport
 
     async def connect(self, sock: socket.socket) -> None:
         """Join the other workers of the host over a socket that is connected to the broker."""
-        self._use(await Link.over(sock, self.received, self._lost, self._resync, self._dropped))
+        link = Link(self.received, self._lost, self._resync, self._dropped)
+        self.use(link)
+        await link.open(sock)
+        self.start()
+        self.hello()
 
     def join(self, transport: Transport, interval: float) -> None:
         """Join other hosts, as the only process of this one."""
-        self._use(transport)
+        self.use(transport)
         self._batch.pace(interval, PATIENCE, LATER)
 
-    def _use(self, transport: Transport) -> None:
-        self._transport = transport
-        self._batch.send = transport.publish
+    def start(self) -> None:
+        """Send heartbeats, and end leases."""
+        self._tasks.keep(self._beat, "heartbeats-of-replicas")
+        self._tasks.keep(self._check_leases, "leases-of-replicas")
+
+    def hello(self) -> None:
+        """Join, or join again: peers may have missed what was published."""
+        self._wants_memory = True
+        self._send(Say.HELLO, self.facts())
+        self.send_state(None, MISSED if self.publishes_memory else 0.0)
+
+    def bye(self) -> None:
+        self._batch.flush()
+        self._send(Say.BYE, b"")
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
         """Publish what is left, and `last` to the supervisor."""
@@ -143,7 +223,15 @@ class Replica:
         self._batch.close()
 
     def send_to_supervisor(self, kind: Kind, body: bytes = b"") -> None:
-        self._transport.publish(record(kind, body), BROKER)
+        self._send_direct(BROKER, record(kind, body))
+
+    def publish_local(self, kind: Kind, body: bytes) -> None:
+        """Send a record to the processes of this host at once."""
+        self._send(Say.LOCAL, record(kind, body))
+
+    def publish_to_all(self, kind: Kind, body: bytes) -> None:
+        """Send a record to all processes of all hosts at once."""
+        self._send(Say.NEWS, record(kind, body))
 
     def added(self, endpoint: Endpoint) -> None:
         """A pod joined the fleet."""
@@ -154,100 +242,168 @@ class Replica:
         self.roster.removed(endpoint)
 
     def share_limits(self) -> None:
-        """While other hosts are not heard, `replicas.limits` says what they are assumed to spend."""
-        for limits in self.state.limits:
-            limits.set_hosts(self.place[0] if self._are_hosts_heard else 1)
+        """While other hosts are not reached, `replicas.limits` says what they are assumed to spend."""
+        for limits in self.state.of(SharedLimits):
+            limits.set_hosts(self.place[0] if self._are_hosts_reached else 1)
 
-    # Called by the transport.
+    def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
+        """Divide caps and limits by the hosts of the deployment."""
+        self.place, self._are_hosts_reached = (hosts, rank), are_reached
+        self.share_limits()
+        for queue in self.state.of(SharedQueue):
+            queue.divide(hosts, rank, are_reached)
 
-    @property
-    def members(self) -> list[int]:
-        return [0]
-
-    def received(self, peer: int, batch: bytes) -> None:
-        try:
-            for kind, body in records(batch):
-                self._take(peer, kind, body)
-        except UNREADABLE as error:
-            self._garbled.add()
-            if self._logs.allows(type(error)):
-                log.error("dropped a message of peer %d (logged once a minute): %s", peer, summary(error))
-
-    def gone(self, peer: int) -> None:
-        """A peer is gone, with all that it had in flight."""
-        self.state.vanished(peer)
-
-    def send_state(self, to: int, memory: float) -> None:
-        """Send what is in flight here, and this part of what is remembered."""
+    def send_state(self, to: bytes | None, memory: float) -> None:
+        """Send what is in flight here, and this part of what is remembered, to an address or to all."""
         if to in self._snapshots:
             self._snapshots[to] = max(memory, self._snapshots[to] or 0.0)
         else:
             self._snapshots[to] = None
             self._tasks.start(self._send_snapshots(to, memory), "snapshot")
 
-    async def _send_snapshots(self, to: int, memory: float | None) -> None:
+    # Called by the transport.
+
+    def received(self, packet: Packet) -> None:
+        try:
+            peer = self.peers.receive(packet)
+            if peer is not None:
+                self._apply(peer, packet)
+        except UNREADABLE as error:
+            self._garbled.add()
+            if self._logs.allows(type(error)):
+                sender = packet.sender.hex()
+                log.error("dropped a message of process %s (logged once a minute): %s", sender, summary(error))
+
+    def _apply(self, peer: Peer, packet: Packet) -> None:
+        if self.peers.should_ask(peer):
+            self.missed()
+            self._send(Say.ASK, messages.question(self._reply_to, 0.0), peer.id)
+        say = packet.say
+        if say is Say.BYE:
+            self.peers.forget(peer)
+        elif say is Say.ASK:
+            to, memory = messages.read_question(packet.body)
+            if not to.startswith(peer.host):
+                raise Garbled("a process asks for another host")
+            self.send_state(to, memory)
+        elif say is Say.BEAT or say is Say.HELLO:
+            if packet.body:
+                peer.name, peer.config = messages.facts(packet.body)
+            if say is Say.HELLO:
+                self._welcome(peer)
+        else:
+            for kind, body in records(packet.body):
+                if peer.is_local or kind in SHARED:
+                    self._receive(peer, kind, body)
+
+    def _welcome(self, peer: Peer) -> None:
+        """The supervisor of this host says HELLO when the store is reached again: then all hosts need what is in flight
+        here. That of another host says it for all of its workers."""
+        if not peer.is_supervisor:
+            self.send_state(peer.id, 0.0)
+        elif peer.is_local:
+            self.send_state(None, MISSED if self.publishes_memory else 0.0)
+        else:
+            self.send_state(member_id(peer.host, ALL_MEMBERS), 0.0)
+
+    def _receive(self, peer: Peer, kind: Kind, body: bytes) -> None:
+        if self.state.receive(peer.number, kind, body):
+            return
+        if kind is Kind.RESET:
+            self.state.reset(peer.number)
+        elif kind is Kind.REMEMBERS:
+            if self._wants_memory:
+                self._wants_memory = False
+                self._send(Say.ASK, messages.question(self._reply_to, ALL), peer.id)
+        elif kind is Kind.HOSTS and peer.is_supervisor:
+            self.divide(*messages.hosts(body))
+        elif kind in Questions.KINDS:
+            self.questions.receive(peer.number, kind, body)
+        else:
+            self._owner_receives(peer.number, kind, body)
+
+    def _gone(self, peer: int) -> None:
+        self.state.vanished(peer)
+        self.questions.forget(peer)
+
+    def _in_flight(self, to: bytes | None) -> Records:
+        yield from self.state.in_flight()
+        if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
+            yield Kind.REMEMBERS, b""
+        if to is not None and to.startswith(self.host):
+            yield from self._snapshot()
+
+    def _moves(self) -> bytes:
+        return b"".join([index.collect_changes() for index in self.state.indexes])
+
+    def _send(self, say: Say, body: bytes, to: bytes | None = None) -> None:
+        if to is None and say is not Say.LOCAL:
+            self._number += 1
+        self._transport.publish(packet(say, self.id, self._number, body, to))
+
+    def _send_direct(self, member: int, message: bytes) -> None:
+        """After what waits for all: a reply must not overtake what it is about."""
+        self._batch.flush()
+        self._send(Say.DIRECT, message, member_id(self.host, member))
+
+    def _send_part(self, batch: list[bytes], to: bytes | None) -> None:
+        self._send(Say.NEWS if to is None else Say.STATE, b"".join(batch), to)
+        batch.clear()
+
+    def _resync(self) -> None:
+        """Some of what this process published was lost on the way to the broker."""
+        self.send_state(None, ALL)
+
+    async def _send_snapshots(self, to: bytes | None, memory: float | None) -> None:
         """However often a receiver asks meanwhile, it is sent one snapshot after this one."""
         try:
             while memory is not None:
-                await self._send_all(to, memory)
+                await self._send_snapshot(to, memory)
                 memory, self._snapshots[to] = self._snapshots[to], None
         finally:
             del self._snapshots[to]
 
-    def _take(self, peer: int, kind: Kind, body: bytes) -> None:
-        if self.state.take(peer, kind, body):
-            return
-        if kind is Kind.RESET:
-            self.state.reset(peer)
-        elif kind is Kind.VANISHED:
-            self.gone(int.from_bytes(body, "little"))
-        elif kind is Kind.SNAPSHOT:
-            self.send_state(*messages.snapshot(body))
-        elif kind is Kind.HOSTS:
-            self._divide(*messages.hosts(body))
-        elif kind in Questions.KINDS:
-            self.questions.take(BROKER, kind, body)
-        else:
-            self._owner_takes(kind, body)
-
-    def _divide(self, hosts: int, rank: int, are_heard: bool) -> None:
-        self.place, self._are_hosts_heard = (hosts, rank), are_heard
-        self.share_limits()
-        for queue in self.state.queues:
-            queue.among(hosts, rank, are_heard)
-
-    def _moves(self) -> bytes:
-        return b"".join([index.take_changes() for index in self.state.indexes])
-
-    def _send(self, address: int, message: bytes) -> None:
-        self._transport.publish(message, address)
-
-    def _resync(self) -> None:
-        """Some of what this process published was lost on the way to all."""
-        self.send_state(EVERYBODY, ALL)
-
-    async def _send_all(self, to: int, memory: float) -> None:
+    async def _send_snapshot(self, to: bytes | None, memory: float) -> None:
         """What is in flight is sent at once, what is remembered in slices. What waits in the batch goes first: the
         announcement of a reservation must not follow the snapshot that has it."""
         self._batch.flush()
         for index in self.state.indexes:
-            index.begin_anew()
-        self._transport.publish(self.in_flight(), to)
+            index.publish_whole_chains()
+        size, batch = 0, [record(Kind.RESET, b"")]
+        for kind, body in self._in_flight(to):
+            batch.append(record(kind, body))
+            size += len(body)
+            if size >= PART:
+                self._send_part(batch, to)
+                size = 0
+        self._send_part(batch, to)
         if not memory:
             return
-        batch: list[bytes] = []
         size = 0
         for kind, body in self.state.memory(memory):
             batch.append(record(kind, body))
             size += len(body)
             if size >= SLICE:
-                self._transport.publish(b"".join(batch), to)
-                batch.clear()
+                self._send_part(batch, to)
                 size = 0
                 await asyncio.sleep(0.001)
         if batch:
-            self._transport.publish(b"".join(batch), to)
+            self._send_part(batch, to)
 
-    def in_flight(self) -> bytes:
-        """Return the records of a snapshot of what is in flight here."""
-        return record(Kind.RESET, b"") + b"".join([record(kind, body) for kind, body in self.state.in_flight()])
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_every)
+            self._send(Say.BEAT, self.facts())
+
+    async def _check_leases(self) -> None:
+        """While this process stood still the others were not silent: what they published has yet to be read."""
+        every, checked_at = self._lease / LOOKS, self._clock.now()
+        while True:
+            now = self._clock.now()
+            late = now - checked_at - every
+            late = late if late > every else 0.0
+            checked_at = now
+            self.peers.excuse(late)
+            self.peers.sweep()
+            self.checked(late)
+            await asyncio.sleep(every)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import inf, isfinite
 from struct import Struct
 from struct import error as StructError
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 from zlib import crc32
 
 import orjson
@@ -37,8 +37,6 @@ from proxy.flowcontrol.capacity import MOST_CAPS, Lent, Siblings
 from proxy.plugins.sessions import SessionTable
 from proxy.reliability.breaker import BreakerPeers, Breakers
 
-T = TypeVar("T")
-
 PER_RECORD = 100
 """Entries of one record, at most."""
 
@@ -53,11 +51,11 @@ Records = Iterable[tuple[Kind, bytes]]
 
 
 class Shared:
-    """A value that processes share. `kinds` are those of its records."""
+    """A value that processes share. `kinds` are the kinds of its records."""
 
     kinds: ClassVar[Sequence[Kind]]
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
         """Apply what a peer published. Raises Garbled, and has applied nothing then."""
         raise NotImplementedError
 
@@ -77,18 +75,18 @@ class Shared:
         return ()
 
 
-class _Entries(Shared, Generic[T]):
-    """A value whose records are JSON lists of entries. `_read(*entry)` returns one, and raises ValueError or TypeError
-    for what is none."""
-
-    def _read(self, *entry: Any) -> T:
-        raise NotImplementedError
-
-    def _entries(self, kind: Kind, body: bytes) -> list[T]:
-        try:
-            return [self._read(*entry) for entry in orjson.loads(body)]
-        except (ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise Garbled(f"unreadable {kind.name}: {error}") from None
+def _entries(kind: Kind, body: bytes, *types: Any) -> list[Any]:
+    """Return the entries of a record, a JSON list of lists with values of these types. Raises Garbled."""
+    try:
+        found = orjson.loads(body)
+    except ValueError as error:
+        raise Garbled(f"unreadable {kind.name}: {error}") from None
+    for entry in found if isinstance(found, list) else (found,):
+        if not isinstance(entry, list) or len(entry) != len(types) or not all(map(isinstance, entry, types)):
+            raise Garbled(f"{kind.name} has an entry of another shape")
+        if not _are_texts(value for value in entry if isinstance(value, str)):
+            raise Garbled(f"{kind.name} has a name that is too long")
+    return found  # type: ignore[no-any-return]
 
 
 def _packed(kind: Kind, entries: Sequence[Any]) -> Records:
@@ -96,105 +94,88 @@ def _packed(kind: Kind, entries: Sequence[Any]) -> Records:
         yield kind, orjson.dumps(entries[start : start + PER_RECORD])
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_NAME:
-        raise TypeError(f"{value!r:.80} is not a text, or too long")
-    return value
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) and len(value) <= LONGEST_NAME for value in values)
 
 
 # Absolute: the last value of each peer.
 
 
-class Ejections(_Entries[tuple[str, list[str]]]):
+@dataclass(eq=False)
+class Ejections(Shared):
     """Why processes of this host do not send requests to pods. Other hosts are not told: what this host cannot reach
-    another one may."""
+    another one may. `own` returns the reasons of this process by pod; `apply(peer, reasons)` is called
+    for the reasons of a peer."""
 
+    own: Callable[[], Mapping[str, Sequence[str]]]
+    apply: Callable[[int, Mapping[str, Sequence[str]]], None]
+    publish: Publish
     kinds = (Kind.EJECTIONS,)
 
-    def __init__(
-        self,
-        own: Callable[[], Mapping[str, Sequence[str]]],
-        apply: Callable[[int, Mapping[str, Sequence[str]]], None],
-        publish: Publish,
-    ) -> None:
-        """`own` returns the reasons of this process by pod; `apply(peer, reasons)` those of a peer."""
-        self._own = own
-        self._apply = apply
-        self._publish = publish
-
     def changed(self) -> None:
-        self._publish(Kind.EJECTIONS, orjson.dumps(list(self._own().items())))
+        self.publish(Kind.EJECTIONS, orjson.dumps(list(self.own().items())))
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        self._apply(peer, dict(self._entries(kind, body)))
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        reasons = dict(_entries(kind, body, str, list))
+        if not all(map(_are_texts, reasons.values())):
+            raise Garbled("a reason is not a text")
+        self.apply(peer, reasons)
 
     def reset(self, peer: int) -> None:
         """All reasons follow in one record."""
 
     def vanished(self, peer: int) -> None:
-        self._apply(peer, {})
+        self.apply(peer, {})
 
     def in_flight(self) -> Records:
-        yield Kind.EJECTIONS, orjson.dumps(list(self._own().items()))
-
-    def _read(self, *entry: Any) -> tuple[str, list[str]]:
-        pod, reasons = entry
-        if not isinstance(reasons, list):
-            raise TypeError("the reasons are not a list")
-        return _text(pod), [_text(reason) for reason in reasons]
+        yield Kind.EJECTIONS, orjson.dumps(list(self.own().items()))
 
 
-Waiting = tuple[str, str, int | None, Lent, list[str]]
-"""Pool, name of the process, the highest priority that waits there, what it lent to whom, and what it needs."""
+@dataclass(eq=False)
+class SharedQueue(Shared):
+    """The highest priority that waits in a pool at each process, and what processes lend each other of the caps."""
 
-
-class SharedQueue(_Entries[Waiting]):
-    """The highest priority that waits in a pool at each process, and what processes lent each other of the caps."""
-
+    pool: str
+    siblings: Siblings
+    changed: Callable[[], None]
     kinds = (Kind.WAITING,)
-
-    def __init__(self, pool: str, siblings: Siblings, changed: Callable[[], None]) -> None:
-        self.pool = pool
-        self._siblings = siblings
-        self._changed = changed
 
     @staticmethod
     def packed(pool: str, name: str, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
         return orjson.dumps([(pool, name, highest, given, wants)])
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        for pool, name, highest, lent, wants in self._entries(kind, body):
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        for pool, name, highest, given, wants in _entries(kind, body, str, str, int | None, dict, list):
             if pool == self.pool:
-                self._siblings.receive(peer, name, highest, lent, wants)
-                self._changed()
+                try:
+                    lent = {
+                        to: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
+                        for to, caps in given.items()
+                    }
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise Garbled(f"unreadable loan: {error}") from None
+                if not _are_texts(wants) or len(wants) > MOST_CAPS:
+                    raise Garbled("too many caps, or one that is not a text")
+                self.siblings.receive(peer, name, highest, lent, wants)
+                self.changed()
 
     def reset(self, peer: int) -> None:
-        self._siblings.reset(peer)
+        self.siblings.reset(peer)
 
     def vanished(self, peer: int) -> None:
-        self._siblings.vanished(peer)
-        self._changed()
+        self.siblings.vanished(peer)
+        self.changed()
 
-    def among(self, hosts: int, rank: int, are_heard: bool) -> None:
-        """Divide the caps among so many hosts. What was lent to and by hosts that are not heard does not count."""
-        self._siblings.set_hosts(hosts, rank)
-        if not are_heard:
-            self._siblings.cut_off(FIRST_NUMBER)
-        self._changed()
+    def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
+        """Divide the caps by hosts. Loans to and from hosts that are not reached do not count."""
+        self.siblings.set_hosts(hosts, rank)
+        if not are_reached:
+            self.siblings.cut_off(FIRST_NUMBER)
+        self.changed()
 
     def in_flight(self) -> Records:
-        own = self._siblings
+        own = self.siblings
         yield Kind.WAITING, self.packed(self.pool, own.name, own.published, own.given, own.wants)
-
-    def _read(self, *entry: Any) -> Waiting:
-        pool, name, highest, given, wants = entry
-        if not isinstance(wants, list) or len(wants) > MOST_CAPS or not isinstance(highest, int | None):
-            raise TypeError("a queue needs a priority and a list")
-        lent = {
-            to: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
-            for to, caps in given.items()
-        }
-        return _text(pool), _text(name), highest, lent, [_text(each) for each in wants]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -259,8 +240,8 @@ class OwnLoads:
         if work >= LONG_PROMPT:
             self._touch_soon()
 
-    def take_changes(self) -> bytes:
-        """Return a record about the pods that changed; empty if there are none."""
+    def collect_changes(self) -> bytes:
+        """Return a record about the pods that changed; empty without changes."""
         changed = self._changed
         if not changed:
             return b""
@@ -318,7 +299,7 @@ class PeerLoads(Shared):
         self._own = own
         self._of: dict[int, _Pod] = {}
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
         pods, numbers, count = _read(body) if body else ([], [], 0)
         columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
@@ -385,85 +366,68 @@ def _packer(count: int) -> Callable[..., bytes]:
 # Last writer: of two entries with one key, the later one.
 
 
-class SharedSessions(_Entries[tuple[int, bytes, float, str]]):
+@dataclass(eq=False)
+class SharedSessions(Shared):
     """Which pod each session of a table is bound to; of two bindings the one used last counts.
 
     Two processes that bind one new session within milliseconds may each apply the other's binding. They agree from the
-    next request on."""
+    next request on. `name` is the same for one table in all processes; `find` returns the pod of a name."""
 
+    table: SessionTable
+    clock: Clock
+    name: str
+    publish: Publish
+    find: Callable[[str], Endpoint | None]
     kinds = (Kind.SESSIONS,)
 
-    def __init__(
-        self,
-        table: SessionTable,
-        clock: Clock,
-        *,
-        name: str,
-        publish: Publish,
-        find: Callable[[str], Endpoint | None],
-    ) -> None:
-        """`name` is the same for one table in all processes; `find` returns the pod of a name."""
-        self._table = table
-        self._clock = clock
-        self._tag = crc32(name.encode())
-        self._publish = publish
-        self._find = find
-        table.on_bind = self._bound
+    def __post_init__(self) -> None:
+        self._tag = crc32(self.name.encode())
+        self.table.on_bind = self._bound
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
         """Entries of other tables are skipped."""
-        now = self._clock.now()
-        for tag, key, age, pod in self._entries(kind, body):
-            if tag == self._tag and (endpoint := self._find(pod)) is not None:
-                self._table.receive(key, endpoint, now - age)
+        now, entries = self.clock.now(), _entries(kind, body, int, str, float | int, str)
+        try:
+            keys = [bytes.fromhex(key) for _, key, _, _ in entries]
+        except ValueError as error:
+            raise Garbled(f"unreadable session: {error}") from None
+        if not all(0.0 <= age < inf for _, _, age, _ in entries):
+            raise Garbled("the age of a session is negative or infinite")
+        for key, (tag, _, age, pod) in zip(keys, entries, strict=True):
+            if tag == self._tag and (endpoint := self.find(pod)) is not None:
+                self.table.receive(key, endpoint, now - age)
 
     def memory(self, share: float) -> Records:
-        now = self._clock.now()
-        recent = self._table.recent(int(share * MOST_SESSIONS))
+        now = self.clock.now()
+        recent = self.table.recent(int(share * MOST_SESSIONS))
         yield from _packed(
             Kind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
         )
 
     def _bound(self, key: bytes, endpoint: Endpoint) -> None:
-        self._publish(Kind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
-
-    def _read(self, *entry: Any) -> tuple[int, bytes, float, str]:
-        tag, key, age, pod = entry
-        if not 0.0 <= age < inf:
-            raise ValueError("the age of a session is negative or infinite")
-        return int(tag), bytes.fromhex(key), age, _text(pod)
+        self.publish(Kind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
 
 
-class PeerBindings(_Entries[tuple[str, str]]):
-    """Which pod stores which response. The entry that arrives last counts."""
+@dataclass(eq=False)
+class PeerBindings(Shared):
+    """Which pod stores which response. The entry that arrives last counts. `apply(response id, pod)` is called for
+    bindings of peers; `recent(most)` returns those known here."""
 
+    apply: Callable[[str, str], None]
+    recent: Callable[[int], Sequence[tuple[str, Endpoint]]]
+    publish: Publish
     kinds = (Kind.BINDINGS,)
 
-    def __init__(
-        self,
-        apply: Callable[[str, str], None],
-        recent: Callable[[int], Sequence[tuple[str, Endpoint]]],
-        publish: Publish,
-    ) -> None:
-        """`apply(response id, pod)` is called for those of peers; `recent(most)` returns those known here."""
-        self._apply = apply
-        self._recent = recent
-        self._publish = publish
-
     def bound(self, response_id: str, endpoint: Endpoint) -> None:
-        self._publish(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
+        self.publish(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        for response_id, pod in self._entries(kind, body):
-            self._apply(response_id, pod)
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        for response_id, pod in _entries(kind, body, str, str):
+            self.apply(response_id, pod)
 
     def memory(self, share: float) -> Records:
-        recent = self._recent(int(share * MOST_BINDINGS))
+        recent = self.recent(int(share * MOST_BINDINGS))
         yield from _packed(Kind.BINDINGS, [(response_id, endpoint.name) for response_id, endpoint in recent])
-
-    def _read(self, *entry: Any) -> tuple[str, str]:
-        response_id, pod = entry
-        return _text(response_id), _text(pod)
 
 
 OPENED, CLOSED, TRIED = "opened", "closed", "tried"
@@ -472,108 +436,93 @@ TURN = 0.2
 """Seconds that each host has to be the one that tests a pod's recovery: ten times as long as news take."""
 
 
-class SharedBreakers(_Entries[tuple[str, str]], BreakerPeers):
-    """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing."""
+@dataclass(eq=False)
+class SharedBreakers(Shared, BreakerPeers):
+    """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing. `place` returns the
+    number of hosts and which of them this one is."""
 
+    breakers: Callable[[], Breakers]
+    find: Callable[[str], Endpoint | None]
+    publish: Publish
+    place: Callable[[], tuple[int, int]] = lambda: (1, 0)
     kinds = (Kind.BREAKER,)
 
-    def __init__(
-        self,
-        breakers: Callable[[], Breakers],
-        find: Callable[[str], Endpoint | None],
-        publish: Publish,
-        place: Callable[[], tuple[int, int]] = lambda: (1, 0),
-    ) -> None:
-        """`place` returns the number of hosts and which of them this one is."""
-        self._breakers = breakers
-        self._find = find
-        self._publish = publish
-        self._place = place
-
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self._publish(Kind.BREAKER, self.packed(endpoint.name, is_open))
+        self.publish(Kind.BREAKER, self.packed(endpoint.name, is_open))
 
     @staticmethod
     def packed(pod: str, is_open: bool) -> bytes:
         return orjson.dumps([(pod, OPENED if is_open else CLOSED)])
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
-        self._publish(Kind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
+        self.publish(Kind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
 
     def pause(self, endpoint: Endpoint) -> float:
         """Each pod has another host that may test its recovery first."""
-        hosts, rank = self._place()
+        hosts, rank = self.place()
         return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        breakers = self._breakers()
-        for name, what in self._entries(kind, body):
-            if (endpoint := self._find(name)) is None:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        entries = _entries(kind, body, str, str)
+        if not all(state in (OPENED, CLOSED, TRIED) for _, state in entries):
+            raise Garbled("not a state of a breaker")
+        for name, state in entries:
+            if (endpoint := self.find(name)) is None:
                 continue
-            if what == TRIED:
-                breakers.hold_off(endpoint)
+            if state == TRIED:
+                self.breakers().hold_off(endpoint)
             else:
-                breakers.hear(endpoint, what == OPENED)
-
-    def _read(self, *entry: Any) -> tuple[str, str]:
-        pod, what = entry
-        if what not in (OPENED, CLOSED, TRIED):
-            raise ValueError(f"{what!r} is not a state of a breaker")
-        return _text(pod), what
+                self.breakers().hear(endpoint, state == OPENED)
 
 
-class SharedDrains(_Entries[tuple[str, int, bool]]):
+@dataclass(eq=False)
+class SharedDrains(Shared):
     """Which pods operators drain, known to all hosts.
 
     Later is the entry that counts more changes of the pod, so no two clocks are compared; of two with as many changes,
-    the one that drains it. `set(pod, drains)` is called for what others did; it raises KeyError for an unknown pod.
+    the one that drains it. `set_drains(pod, drains)` is called for what others did; it raises KeyError for an unknown
+    pod.
     """
 
+    set_drains: Callable[[str, bool], None]
+    publish: Publish
+    known: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """By pod, how many changes there were, and whether the last one drains it."""
     kinds = (Kind.DRAINS,)
-
-    def __init__(self, set_: Callable[[str, bool], None], publish: Publish) -> None:
-        self._set = set_
-        self._publish = publish
-        self._known: dict[str, tuple[int, bool]] = {}
-        """By pod, how many changes there were, and whether the last one drains it."""
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
         """An operator did this here."""
-        changes, known = self._known.get(endpoint.pod_name, (0, False))
+        changes, known = self.known.get(endpoint.pod_name, (0, False))
         if known is not drains:
-            self._known[endpoint.pod_name] = changes + 1, drains
-            self._publish(Kind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
+            self.known[endpoint.pod_name] = changes + 1, drains
+            self.publish(Kind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        for name, changes, drains in self._entries(kind, body):
-            if name not in self._known and len(self._known) >= MOST_UNKNOWN:
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        for name, changes, drains in _entries(kind, body, str, int, bool):
+            if name not in self.known and len(self.known) >= MOST_UNKNOWN:
                 continue
-            if (changes, drains) > self._known.get(name, (0, False)):
-                self._known[name] = changes, drains
+            if (changes, drains) > self.known.get(name, (0, False)):
+                self.known[name] = changes, drains
                 self._apply(name, drains)
 
     def in_flight(self) -> Records:
-        yield Kind.DRAINS, orjson.dumps([(name, *known) for name, known in self._known.items()])
+        yield Kind.DRAINS, orjson.dumps([(name, *known) for name, known in self.known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
-        if self._known.get(endpoint.pod_name, (0, False))[1]:
+        if self.known.get(endpoint.pod_name, (0, False))[1]:
             self._apply(endpoint.pod_name, True)
 
     def removed(self, endpoint: Endpoint) -> None:
         """All hosts see it leave. The next pod of this name is another one."""
-        changes, drains = self._known.get(endpoint.pod_name, (0, False))
+        changes, drains = self.known.get(endpoint.pod_name, (0, False))
         if drains and endpoint is endpoint.lead:
-            self._known[endpoint.pod_name] = changes + 1, False
+            self.known[endpoint.pod_name] = changes + 1, False
 
     def _apply(self, name: str, drains: bool) -> None:
         try:
-            self._set(name, drains)
+            self.set_drains(name, drains)
         except KeyError:
             return  # `added` applies it when the pod comes
-
-    def _read(self, *entry: Any) -> tuple[str, int, bool]:
-        name, changes, drains = entry
-        return _text(name), int(changes), bool(drains)
 
 
 # Additive: the sum of what all peers spend.
@@ -585,44 +534,45 @@ Spent = tuple[Who, int, Sequence[float]]
 """Who, the requests that run at the process, and amounts, limit by limit."""
 
 
-class SharedLimits(_Entries[Spent]):
+@dataclass(eq=False)
+class SharedLimits(Shared):
     """What keys and tenants spent of their limits. Each charge is published when it is made (SPENT) and added; what was
     spent in all (USED) is sent to processes that join, and the larger number counts."""
 
+    gate: RateLimiter
+    publish: Publish
     kinds = (Kind.SPENT, Kind.USED)
 
-    def __init__(self, gate: RateLimiter, publish: Publish) -> None:
-        self._gate = gate
-        self._publish = publish
-        gate.on_spent = self._spent
-        self.set_hosts = gate.set_hosts
+    def __post_init__(self) -> None:
+        self.gate.on_spent = self._spent
+        self.set_hosts = self.gate.set_hosts
 
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        take = self._gate.peer_spent if kind is Kind.SPENT else self._gate.peer_used
-        for who, running, amounts in self._entries(kind, body):
-            take(peer, who, running, amounts)
+    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        apply = self.gate.peer_spent if kind is Kind.SPENT else self.gate.peer_used
+        for who, running, amounts in read_spent(body):
+            apply(peer, who, running, amounts)
 
     def vanished(self, peer: int) -> None:
-        self._gate.vanished(peer)
+        self.gate.vanished(peer)
 
     def in_flight(self) -> Records:
         """Those with requests that run here."""
-        return _packed(Kind.USED, [entry for entry in self._gate.known() if entry[1]])
+        return _packed(Kind.USED, [entry for entry in self.gate.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
         """All: a limit that is forgotten could be spent again."""
-        return _packed(Kind.USED, self._gate.known())
+        return _packed(Kind.USED, self.gate.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
-        self._publish(Kind.SPENT, orjson.dumps([(who, running, spent)]))
-
-    def _read(self, *entry: Any) -> Spent:
-        return read_spent(*entry)
+        self.publish(Kind.SPENT, orjson.dumps([(who, running, spent)]))
 
 
-def read_spent(*entry: Any) -> Spent:
-    (kind, name, of), running, amounts = entry
-    first, second, third, fourth, fifth = map(float, amounts)
-    if not isfinite(first + second + third + fourth + fifth) or running < 0:
-        raise ValueError("amounts are not finite, or fewer than no requests run")
-    return (_text(kind), _text(name), _text(of)), int(running), (first, second, third, fourth, fifth)
+def read_spent(body: bytes) -> list[Spent]:
+    """Raises Garbled."""
+    found: list[Spent] = []
+    for who, running, amounts in _entries(Kind.SPENT, body, list, int, list):
+        numbers = [amount for amount in amounts if isinstance(amount, float | int) and isfinite(amount)]
+        if len(who) != 3 or not _are_texts(who) or running < 0 or len(numbers) != 5 or not isfinite(sum(numbers)):
+            raise Garbled("usage without a name, of infinite amounts, or of fewer than no requests")
+        found.append(((who[0], who[1], who[2]), running, numbers))
+    return found

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from proxy.app import App
-from proxy.cluster.deployment import Deployment, Members
-from proxy.cluster.messages import Kind, record
+from proxy.cluster.deployment import Deployment
+from proxy.cluster.messages import Kind, Packet
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
-from proxy.cluster.replica import Replica
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import (
     Ejections,
@@ -50,6 +50,7 @@ class SharingApp(App):
     _bindings: SharedBindings
     _seat = 0
     """Which of the workers of its host this one is."""
+    _beat_every: float | None = None
 
     @cached_property
     def _name(self) -> str:
@@ -57,16 +58,27 @@ class SharingApp(App):
         return secrets.token_hex(6)
 
     @cached_property
+    def _id(self) -> bytes:
+        return new_id()
+
+    @cached_property
     def _replica(self) -> Replica:
         replica = Replica(
+            self._id,
+            self._clock,
             endpoints=lambda: self.fleet.endpoints,
             apply=self._used_elsewhere,
-            take=self._take,
-            lost=self._lost,
+            receive=self._receive,
             dropped=self._catalogue.bus_dropped.cell(),
             garbled=self._catalogue.bus_garbled.cell(),
+            lost=self._lost,
+            lease=self._settings.replicas.lease,
+            beat_every=self._beat_every,
         )
-        self._ejections = Ejections(lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish)
+        replica.publishes_memory = self._seat == 0
+        self._ejections = Ejections(
+            lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish_local
+        )
         self._peer_bindings = PeerBindings(
             self._bound_elsewhere, lambda most: self._bindings.recent(most), replica.publish
         )
@@ -76,9 +88,8 @@ class SharingApp(App):
         replica.state.put(ejections=[self._ejections], bindings=[self._peer_bindings], breakers=[self._shared_breakers])
         return replica
 
-    def _take(self, kind: Kind, body: bytes) -> None:
-        """Apply what the supervisor, or another host, publishes beside shared state."""
-        raise NotImplementedError
+    def _receive(self, peer: int, kind: Kind, body: bytes) -> None:
+        """Apply what the supervisor publishes beside shared state."""
 
     def _lost(self) -> None:
         """The supervisor is gone."""
@@ -138,7 +149,7 @@ class SharingApp(App):
             for name, plugin in scheduling.instances.items()
             if isinstance(plugin, SessionAffinity)
         ]
-        known = {queue.pool: queue for queue in state.queues}
+        known = {queue.pool: queue for queue in state.of(SharedQueue)}
         queues = [
             known.get(pool) or self._shared_queue(pool, control) for pool, control in self.serving.flow_controls.items()
         ]
@@ -187,29 +198,19 @@ class OtherHosts:
         rng: Random,
         catalogue: Catalogue,
         configurations: Configurations,
-        members: Members,
-        gathers: bool = True,
+        replica: Replica,
+        received: Callable[[Packet], None] | None = None,
     ) -> None:
+        """`received`: see `Deployment`."""
         check(settings)
-        self._fleet = fleet
-        self.drains = SharedDrains(self._drain, lambda kind, body: self.deployment.publish(record(kind, body)))
         self.deployment = Deployment(
-            settings,
-            clock,
-            rng,
-            catalogue,
-            members,
-            config=lambda: configurations.of_deployment,
-            own=self.drains.in_flight,
-            gathers=gathers,
+            settings, clock, rng, catalogue, replica, lambda: configurations.of_deployment, received
         )
+        self.drains = SharedDrains(
+            lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name), replica.publish_to_all
+        )
+        replica.state.put(drains=[self.drains])
         fleet.watch(self.drains.added, self.drains.removed)
-
-    def _drain(self, name: str, drains: bool) -> None:
-        if drains:
-            self._fleet.drain(name)
-        else:
-            self._fleet.undrain(name)
 
 
 class Replicated(SharingApp):
@@ -226,7 +227,6 @@ class Replicated(SharingApp):
             self._catalogue,
             self.configurations,
             self._replica,
-            gathers=False,
         )
         self._replica.join(self._others.deployment, INTERVAL)
 
@@ -236,10 +236,6 @@ class Replicated(SharingApp):
         await stack.enter_async_context(self._others.deployment)
         stack.push_async_callback(self._replica.close)
         return first_contact
-
-    def _take(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.DRAINS:
-            self._others.drains.take(0, kind, body)
 
     def _drained(self, endpoint: Endpoint) -> None:
         self._others.drains.turned(endpoint, self.fleet.drains(endpoint))

@@ -18,10 +18,10 @@ from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
-from proxy.cluster.messages import Kind, records
+from proxy.cluster.messages import BROKER, Kind
 from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkerSignals
-from proxy.cluster.replica import SharedState
-from proxy.cluster.shared import Ejections, PeerLoads, Roster, SharedBreakers
+from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.shared import Ejections, SharedBreakers
 from proxy.cluster.sharing import OtherHosts, shared_ejections
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import Child, Workers, bound
@@ -73,9 +73,8 @@ class Supervisor:
         self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
         self.fleet = self._make_fleet()
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
-        dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
-        self._broker = Broker(self._snapshot, self._take, self._vanished, dropped, garbled, shares=shares)
-        self._shared = self._make_shared_state()
+        self._replica = self._make_replica()
+        self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell(), shares=shares)
         self._series = EndpointSeries(
             self._catalogue,
             self.fleet,
@@ -85,10 +84,10 @@ class Supervisor:
             breaker=self._breakers.state,
         )
         self._levels = LogLevels(
-            lambda: self._settings.telemetry.log_level, lambda levels: self._broker.publish(Kind.LEVELS, levels)
+            lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(Kind.LEVELS, levels)
         )
         readers: list[Callable[[], None]] = []
-        questions = self._broker.questions
+        questions = self._replica.questions
         self._exposition = HostExposition(
             self._catalogue, self._series, questions, self._children, lambda: self.serving, readers
         )
@@ -107,7 +106,8 @@ class Supervisor:
                 self._random,
                 self._catalogue,
                 self.configurations,
-                self._broker,
+                self._replica,
+                self._broker.received,
             )
             self._broker.deployment = self._others.deployment
         self._has_started = self._is_stopping = False
@@ -116,7 +116,7 @@ class Supervisor:
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
-        self._door: Authenticator | None = None
+        self._authenticator: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""
         self._state = State()
         self._stack = AsyncExitStack()
@@ -148,7 +148,7 @@ class Supervisor:
             await self._open_admin(stack)
             for sock in self._sockets:
                 sock.listen(BACKLOG)  # connections wait until the first worker serves
-            stack.push_async_callback(self._broker.close)
+            stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
             await self._workers.start(settings.source, settings.reliability.drain.grace)
             self._has_started = True
@@ -173,9 +173,9 @@ class Supervisor:
         return sockets
 
     async def settle(self) -> None:
-        """Announce that no new requests are wanted, and serve those that still come until balancers have noticed."""
+        """Announce that no new requests are wanted, and serve requests that still come until balancers have noticed."""
         self._is_stopping = True
-        self._broker.publish(Kind.STOPPING, b"")
+        self._replica.publish(Kind.STOPPING, b"")
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
     def kill(self) -> None:
@@ -220,7 +220,7 @@ class Supervisor:
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
         draft.assign(self._trust, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(self._breakers, settings=settings.reliability.breaker)
-        draft.assign(self, _door=build_authenticator(settings.security, self._clock, draft))
+        draft.assign(self, _authenticator=build_authenticator(settings.security, self._clock, draft))
         self._polling.build(settings, draft)
         draft.assign(self._signals, pools=settings.autoscale.pools)
         draft.assign(self.autoscaling, settings=settings.autoscale)
@@ -247,14 +247,14 @@ class Supervisor:
             trust=self._trust,
             stopping=lambda: self._is_stopping or not (self._has_started and self.serving),
             workers=lambda: {"serving": self.serving, "total": self._number_of_workers},
-            keys=lambda: (self._settings.admin.api_key, self._door),
+            keys=lambda: (self._settings.admin.api_key, self._authenticator),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
             dashboard=self._dashboard.routes,
-            explained=WorkersDecisions(self._broker.questions, self._children),
+            explained=WorkersDecisions(self._replica.questions, self._children),
             levels=self._levels,
         )
         self._admin = AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
@@ -264,7 +264,7 @@ class Supervisor:
     def _make_fleet(self) -> Origin:
         return Origin(
             self._clock,
-            lambda news, body: self._broker.publish(_KINDS[news], body),
+            lambda news, body: self._replica.publish(_KINDS[news], body),
             on_missed=lambda endpoint: self._missed(endpoint),
             on_moved=lambda endpoint: self._series.moved(endpoint),
             on_restarted=lambda endpoint: self._breakers.forget(endpoint),
@@ -273,15 +273,26 @@ class Supervisor:
             on_drained=self._drained,
         )
 
-    def _make_shared_state(self) -> SharedState:
+    def _make_replica(self) -> Replica:
         """What the admin port shows of the workers' requests, breakers and ejections."""
-        roster, state, publish = Roster(), SharedState(), self._broker.publish
-        self.fleet.watch(roster.added, roster.removed)
-        self._ejections = Ejections(lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, publish)
-        loads = PeerLoads(roster.get, Ledger(self._clock).elsewhere)
-        breakers = SharedBreakers(lambda: self._breakers, self.fleet.get, publish)
-        state.put(loads=[loads], ejections=[self._ejections], breakers=[breakers])
-        return state
+        replica = Replica(
+            new_id(BROKER),
+            self._clock,
+            endpoints=tuple,
+            apply=Ledger(self._clock).elsewhere,
+            receive=self._receive,
+            dropped=self._catalogue.bus_dropped.cell(),
+            garbled=self._catalogue.bus_garbled.cell(),
+            snapshot=self._snapshot,
+            lease=self._settings.replicas.lease,
+        )
+        self.fleet.watch(replica.added, replica.removed)
+        self._ejections = Ejections(
+            lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, replica.publish_local
+        )
+        breakers = SharedBreakers(lambda: self._breakers, self.fleet.get, replica.publish)
+        replica.state.put(ejections=[self._ejections], breakers=[breakers])
+        return replica
 
     def _make_dashboard(self) -> Dashboard:
         return Dashboard(
@@ -307,7 +318,6 @@ class Supervisor:
         """Yield what a worker must know before it serves."""
         for news, body in self.fleet.messages():
             yield _KINDS[news], body
-        yield from self._ejections.in_flight()
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
                 yield Kind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
@@ -316,21 +326,13 @@ class Supervisor:
         if self._levels.is_changed:
             yield Kind.LEVELS, self._levels.record
         if self._others is not None:
-            yield from records(self._others.deployment.shares.record)
+            yield Kind.HOSTS, orjson.dumps(self._others.deployment.shares.place)
 
-    def _take(self, worker: int, kind: Kind, body: bytes) -> None:
-        if self._shared.take(worker, kind, body):
-            return
+    def _receive(self, worker: int, kind: Kind, body: bytes) -> None:
         child = self._workers.children.get(worker)
-        if kind is Kind.RESET:
-            self._shared.reset(worker)
-        elif kind is Kind.DRAINS and self._others is not None:
-            self._others.drains.take(worker, kind, body)
-        elif child is None:
+        if child is None:
             return
-        elif kind is Kind.ALIVE:
-            child.alive_at = self._clock.now()
-        elif kind is Kind.READY:
+        if kind is Kind.READY:
             child.alive_at = self._clock.now()
             child.ready.set()
         elif kind is Kind.LEAVING:
@@ -339,7 +341,6 @@ class Supervisor:
             child.metrics = orjson.loads(body)
 
     def _vanished(self, worker: int) -> None:
-        self._shared.vanished(worker)
         if child := self._workers.children.get(worker):
             child.leaving.set()
             child.unlinked.set()

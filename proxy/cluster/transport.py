@@ -7,36 +7,21 @@ import logging
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
 
-import orjson
-
-from proxy.cluster.deployment import Deployment
-from proxy.cluster.messages import (
-    BROKER,
-    EVERYBODY,
-    OTHER_HOSTS,
-    UNREADABLE,
-    Frames,
-    Garbled,
-    Kind,
-    frame,
-    record,
-    records,
-    summary,
-)
-from proxy.cluster.questions import Questions
-from proxy.core.log_limit import LogLimit
+from proxy.cluster.membership import member_id, member_of
+from proxy.cluster.messages import ALL_MEMBERS, BROKER, Garbled, Kind, Packet, Packets, Say, packet, record
 from proxy.telemetry.metrics import Counter
+
+if TYPE_CHECKING:
+    from proxy.cluster.deployment import Deployment
+    from proxy.cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 8 * 1024 * 1024
 """Bytes that wait for a slow reader. Beyond them the oldest frames are dropped."""
-
-SNAPSHOT_FRAME = 4 * 1024 * 1024
-"""Bytes after which a snapshot continues in another frame."""
 
 INTERVAL = 0.005
 """Seconds that a batch is gathered within a host."""
@@ -70,29 +55,26 @@ _BUFFER = 256 * 1024
 
 
 class Transport(Protocol):
-    """How a process reaches the others: a `Link` within a host, a `Deployment` between hosts. Both call a function for
-    each message that arrives, which they are given when they are made."""
+    """How a process reaches the others: a `Link` from a worker, the `Broker` from a supervisor, a `Deployment` from the
+    only process of a host."""
 
-    @property
-    def is_connected(self) -> bool: ...
-
-    def publish(self, batch: bytes, to: int = EVERYBODY) -> None:
-        """Send records to one process or to all. Never waits."""
+    def publish(self, packet: Packet) -> None:
+        """Send a packet to its receiver, or to all. Never waits."""
 
     async def end(self) -> None:
         """Send what still waits, and close."""
 
 
 class Link(asyncio.Protocol):
-    """One connection between a worker and the broker: whole frames, and a bound on what waits for a slow reader.
+    """One connection between a worker and the broker: whole packets, and a bound on what waits for a slow reader.
 
-    `received(address, batch)` is called for each frame; `lost()` once, when the other side is gone; `missed()` when the
-    reader has caught up after frames were dropped: only a snapshot helps then.
+    `received(packet)` is called for each packet; `lost()` once, when the other side is gone; `missed()` when the
+    reader has caught up after packets were dropped.
     """
 
     def __init__(
         self,
-        received: Callable[[int, bytes], None],
+        received: Callable[[Packet], None],
         lost: Callable[[], None],
         missed: Callable[[], None],
         dropped: Counter,
@@ -103,7 +85,7 @@ class Link(asyncio.Protocol):
         self._missed = missed
         self._dropped = dropped
         self._backlog = backlog
-        self._frames = Frames()
+        self._packets = Packets()
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_paused = False
@@ -114,17 +96,17 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def over(cls, sock: socket.socket, *arguments: object) -> Link:
-        """Return a link over a connected socket. The arguments are those of the class."""
-        loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: cls(*arguments), sock=sock)  # type: ignore[arg-type]
+        """Return a link over a connected socket. The arguments are passed to the class."""
+        link = cls(*arguments)  # type: ignore[arg-type]
+        await link.open(sock)
         return link
 
-    @property
-    def is_connected(self) -> bool:
-        return not self._has_ended
+    async def open(self, sock: socket.socket) -> None:
+        """Use a connected socket. Packets may be received before this returns."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
-    def publish(self, batch: bytes, to: int = EVERYBODY) -> None:
-        data = frame(to, batch)
+    def publish(self, packet: Packet) -> None:
+        data = packet.packed
         if not self._is_paused:
             self._transport.write(data)
             return
@@ -156,10 +138,10 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for address, batch in self._frames.feed(data):
-                self._received(address, batch)
+            for each in self._packets.feed(data):
+                self._received(each)
         except Garbled as error:
-            log.error("closed the link to a process of this host: unreadable frame: %s", error)
+            log.error("closed the link to a process of this host: unreadable packet: %s", error)
             self.abort()
 
     def pause_writing(self) -> None:
@@ -186,163 +168,89 @@ class Link(asyncio.Protocol):
 
 
 class Broker:
-    """Passes messages between the workers of a host and, if there is a `deployment`, between them and other hosts.
+    """Passes packets between the workers of a host, the supervisor's `replica` and, if there is a `deployment`, other
+    hosts. `lost(worker)` is called when a worker is gone."""
 
-    `snapshot()` returns the records that a new worker needs before it serves; `take(worker, kind, body)` is called for
-    each record that a worker publishes; `vanished(worker)` when a worker is gone.
-    """
-
-    def __init__(
-        self,
-        snapshot: Callable[[], Iterable[tuple[Kind, bytes]]],
-        take: Callable[[int, Kind, bytes], None],
-        vanished: Callable[[int], None],
-        dropped: Counter,
-        garbled: Counter,
-        *,
-        shares: bool = True,
-    ) -> None:
-        """`shares`: whether workers receive each other's messages."""
-        self._snapshot = snapshot
-        self._take = take
-        self._vanished = vanished
+    def __init__(self, replica: Replica, lost: Callable[[int], None], dropped: Counter, *, shares: bool = True) -> None:
+        """`shares`: whether workers receive each other's packets."""
+        self._replica = replica
+        self._on_lost = lost
         self._dropped = dropped
-        self._garbled = garbled
         self._shares = shares
-        self._logs = LogLimit()
         self._links: dict[int, Link] = {}
-        self._batch = Batch(self._to_all)
-        self.publish = self._batch.add
-        """Send a record to all workers, with the next batch."""
+        self.host = replica.host
+        self._all_members = member_id(self.host, ALL_MEMBERS)
         self.deployment: Deployment | None = None
         """The other hosts. Set by the owner where there are any."""
-        self.questions = Questions(self._send_at_once)
+        self.questions, self.received_at = replica.questions, replica.peers.received_at
+        replica.use(self)
 
     async def attach(self, worker: int, sock: socket.socket, first: bytes = b"") -> None:
         """Connect a new worker, and send it `first` before anything else. Numbers of workers are never used again."""
+        id = member_id(self.host, worker)
         link = await Link.over(
             sock,
-            lambda address, batch: self._received(worker, address, batch),
+            lambda packet: self._pass_on(packet, worker),
             lambda: self._lost(worker),
-            lambda: self._catch_up(worker),
+            lambda: self._replica.send_state(id, 0.0),
             self._dropped,
         )
         if link.closed.is_set():
-            self._vanished(worker)
+            self._on_lost(worker)
             return
-        self._links[worker] = link
         if first:
-            link.publish(first, BROKER)
-        self._catch_up(worker)
+            link.publish(packet(Say.DIRECT, self._replica.id, 0, first, id))
+        self._links[worker] = link
 
-    async def close(self) -> None:
-        await self.questions.close()
-        self._batch.close()
+    @property
+    def workers(self) -> list[int]:
+        return list(self._links)
+
+    async def end(self) -> None:
         for link in list(self._links.values()):
             link.abort()
 
-    # Called by the deployment.
+    def publish(self, packet: Packet) -> None:
+        """Send a packet of the supervisor."""
+        self._pass_on(packet, BROKER)
 
-    @property
-    def members(self) -> list[int]:
-        return list(self._links)
+    def received(self, packet: Packet) -> None:
+        """Pass on a packet of another host."""
+        self._pass_on(packet, None)
 
-    def received(self, number: int, batch: bytes) -> None:
-        """Pass on what a member of another host published."""
-        for link in self._links.values():
-            link.publish(batch, number)
-        self._apply(number, batch)
-
-    def gone(self, number: int) -> None:
-        """A member of another host is gone, with all that it had in flight."""
-        self.publish(Kind.VANISHED, number.to_bytes(4, "little"))
-        self._batch.flush()
-        self._vanished(number)
-
-    def send_state(self, to: int, memory: float) -> None:
-        """Have all members send what they have in flight, and one of them this part of what it remembers."""
-        self._request_state(list(self._links.values()), to, memory)
-
-    def _received(self, worker: int, address: int, batch: bytes) -> None:
-        if address == EVERYBODY:
-            if self._shares:
-                for other, link in self._links.items():
-                    if other != worker:
-                        link.publish(batch, worker)
-            if self.deployment is not None:
-                self.deployment.publish(batch, member=worker)
-            self._apply(worker, batch)
-        elif address == BROKER:
-            self._apply(worker, batch)
-        elif (to := self._links.get(address)) is not None and self._shares:
-            to.publish(batch, worker)
-        elif self.deployment is not None:
-            self.deployment.publish(batch, address, worker)
-
-    def _apply(self, worker: int, batch: bytes) -> None:
-        try:
-            for kind, body in records(batch):
-                if kind in Questions.KINDS:
-                    self.questions.take(worker, kind, body)
-                else:
-                    self._take(worker, kind, body)
-        except UNREADABLE as error:
-            self._garbled.add()
-            if self._logs.allows(type(error)):
-                log.error("dropped a message of worker %d (logged once a minute): %s", worker, summary(error))
-
-    def _catch_up(self, worker: int) -> None:
-        """What waits in the batch is older than the snapshot, so it is sent first."""
-        self._batch.flush()
-        self._send_snapshot(self._links[worker])
-        if not self._shares:
-            return
-        self._request_state([link for other, link in self._links.items() if other != worker], worker, 1.0)
-        if self.deployment is not None:
-            self.deployment.joined(is_first=len(self._links) == 1)
-
-    def _send_snapshot(self, link: Link) -> None:
-        batch, size = list[bytes](), 0
-        for kind, body in self._snapshot():
-            batch.append(record(kind, body))
-            size += len(body)
-            if size >= SNAPSHOT_FRAME:
-                link.publish(b"".join(batch), BROKER)
-                batch, size = [], 0
-        link.publish(b"".join(batch), BROKER)
-
-    def _request_state(self, links: Sequence[Link], to: int, memory: float) -> None:
-        for position, link in enumerate(links):
-            wanted = {"to": to, "memory": 0.0 if position else memory}
-            link.publish(record(Kind.SNAPSHOT, orjson.dumps(wanted)), BROKER)
+    def _pass_on(self, packet: Packet, sender: int | None) -> None:
+        """`sender` is the number of a process of this host."""
+        to, shares = packet.to, self._shares or sender == BROKER
+        if to is None or to == self._all_members:
+            if shares:
+                for worker, link in self._links.items():
+                    if worker != sender:
+                        link.publish(packet)
+            is_for_others = to is None and packet.say is not Say.LOCAL
+            if is_for_others and sender is not None and self.deployment is not None:
+                self.deployment.publish(packet)
+            if sender != BROKER:
+                self._replica.received(packet)
+        elif not to.startswith(self.host):
+            if self.deployment is not None and sender is not None:
+                self.deployment.publish(packet)
+        elif (receiver := member_of(to)) == BROKER:
+            self._replica.received(packet)
+        elif shares and (to_link := self._links.get(receiver)) is not None:
+            to_link.publish(packet)
 
     def _lost(self, worker: int) -> None:
         if self._links.pop(worker, None) is None:
             return
-        if self._shares:
-            self.publish(Kind.VANISHED, worker.to_bytes(4, "little"))
-            self._batch.flush()
-        if self.deployment is not None:
-            self.deployment.publish(record(Kind.RESET, b""), OTHER_HOSTS, worker)
-        self.questions.forget(worker)
-        self._vanished(worker)
-
-    def _to_all(self, batch: bytes) -> None:
-        for link in self._links.values():
-            link.publish(batch, BROKER)
-
-    def _send_at_once(self, worker: int, message: bytes) -> None:
-        """After what waits for all workers: a reply must not overtake what it is about."""
-        self._batch.flush()
-        if (link := self._links.get(worker)) is not None:
-            link.publish(message, BROKER)
+        self._pass_on(packet(Say.BYE, member_id(self.host, worker), 0, b""), worker)
+        self._on_lost(worker)
 
 
 def _nothing() -> bytes:
     return b""
 
 
-def _to_nobody(batch: bytes) -> None:
+def _drop(batch: bytes) -> None:
     """There is no transport yet."""
 
 
@@ -354,7 +262,7 @@ class Batch:
     long where that makes it worth its cost. Where so little is sent that no batch would be, it is not gathered at all.
     """
 
-    def __init__(self, send: Callable[[bytes], None] = _to_nobody, rest: Callable[[], bytes] = _nothing) -> None:
+    def __init__(self, send: Callable[[bytes], None] = _drop, rest: Callable[[], bytes] = _nothing) -> None:
         self.send = send
         self.urgent: Callable[[], bytes] = _nothing
         self._rest = rest
@@ -407,7 +315,7 @@ class Batch:
         self._cancel()
         self._send(self.urgent() + self._rest())
         if self._size and self._longest > self._shortest:
-            self._follow(self._size, asyncio.get_running_loop().time())
+            self._adapt(self._size, asyncio.get_running_loop().time())
             self._size = 0
 
     def close(self) -> None:
@@ -430,7 +338,7 @@ class Batch:
             self._size += len(batch)
             self.send(batch)
 
-    def _follow(self, size: int, now: float) -> None:
+    def _adapt(self, size: int, now: float) -> None:
         self._rate += SMOOTH * (size / max(self._shortest, now - self._sent_at) - self._rate)
         self._sent_at = now
         if self._rate * self._shortest < LITTLE:

@@ -19,11 +19,11 @@ import orjson
 import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
+from proxy.cluster.membership import member_id
 from proxy.cluster.messages import Kind
 from proxy.cluster.questions import DECISIONS, METRICS, RELOAD, SIGNALS, WorkerModelReads, decisions
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import LockedWriter, Setup, read_settings
-from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.settings import Trust
 from proxy.polling import Polling
@@ -34,8 +34,8 @@ from proxy.telemetry.observation import Observation
 
 log = logging.getLogger(__name__)
 
-ALIVE_EVERY = 1.0
-"""Seconds between two signs of life."""
+BEAT_EVERY = 1.0
+"""Seconds between two heartbeats, at most: the supervisor replaces a worker without them."""
 
 _NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
 
@@ -49,6 +49,7 @@ class Worker(SharingApp):
         self._setup = setup
         self._bus = bus
         self._workers, self._seat = setup.workers, setup.seat
+        self._id, self._beat_every = member_id(bytes.fromhex(setup.host), setup.number), BEAT_EVERY
         self._decision_prefix = f"w{setup.number}-"
         self._on_lost = lost
         self._knows_the_fleet = asyncio.Event()
@@ -96,14 +97,12 @@ class Worker(SharingApp):
         await super()._listen(stack, self._knows_the_fleet.wait)
 
     async def _join(self, stack: AsyncExitStack) -> None:
-        tasks = await stack.enter_async_context(Tasks())
         await self._replica.connect(self._bus)
         stack.push_async_callback(self._end)
-        tasks.keep(self._show_signs_of_life, "worker-alive")
         await self._knows_the_fleet.wait()
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
-        """The admin port is the supervisor's. A worker answers its questions."""
+        """The admin port is the supervisor's. A worker replies to its questions."""
         self._replica.questions.handlers.update(
             {
                 METRICS: self._metrics,
@@ -125,11 +124,6 @@ class Worker(SharingApp):
     def _log_writer(self) -> Callable[[bytes], int]:
         return LockedWriter(self._setup.log_lock, sys.stdout.fileno())
 
-    async def _show_signs_of_life(self) -> None:
-        while True:
-            self._replica.send_to_supervisor(Kind.ALIVE)
-            await asyncio.sleep(ALIVE_EVERY)
-
     async def _end(self) -> None:
         """Without the last metrics, what was counted since they were asked for would be lost with this process."""
         await self._replica.close([(Kind.FAREWELL, await self._metrics())])
@@ -147,7 +141,7 @@ class Worker(SharingApp):
             await self.reload(await asyncio.to_thread(from_mapping, read_settings(json.loads(packed))))
         return b""
 
-    def _take(self, kind: Kind, body: bytes) -> None:
+    def _receive(self, peer: int, kind: Kind, body: bytes) -> None:
         if kind in _NEWS:
             self.fleet.apply(_NEWS[kind], body)
             if kind is Kind.ROLL:
@@ -180,7 +174,7 @@ async def _serve(settings: Settings, setup: Setup, bus: socket.socket) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     def lost() -> None:
-        """The link ends with every worker. Before it was told to stop, it means that the supervisor is gone."""
+        """The link ends with every worker. Before SIGTERM, it means that the supervisor is gone."""
         nonlocal is_orphaned
         is_orphaned |= not stop.is_set()
         stop.set()

@@ -1,4 +1,4 @@
-"""Worker processes: their sockets, how they start, and how those that die or hang are replaced."""
+"""Worker processes: their sockets, how they start, and the replacement of dead and hanging processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
-from proxy.cluster.messages import receive_frame
+from proxy.cluster.messages import receive_packet
 from proxy.cluster.questions import RELOAD, Unanswered
 from proxy.cluster.transport import Broker
 from proxy.core.params import FromEnvironment
@@ -39,7 +39,7 @@ RELOAD_TIMEOUT = 30.0
 KILL_AFTER = 5.0
 """Seconds that a worker has in addition to the drain's grace."""
 
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 """Seconds between two checks for silent workers."""
 
 SILENT_AFTER = 4.0
@@ -64,6 +64,8 @@ class Setup:
     settings: Mapping[str, Any]
     number: int
     """No two workers ever have the same."""
+    host: str = ""
+    """In hexadecimal digits."""
     seat: int = 0
     """Which of the `workers` this one is. Its successor has the same seat."""
     workers: int = 1
@@ -78,7 +80,7 @@ class Setup:
     @staticmethod
     def receive(sock: socket.socket) -> Setup:
         """Return the first message of the supervisor, without reading further."""
-        given = json.loads(receive_frame(sock))
+        given = json.loads(receive_packet(sock))
         return Setup(**{**given, "settings": read_settings(given["settings"])})
 
 
@@ -118,18 +120,18 @@ class Child:
         self.metrics: Dump = {}
         """Its metrics as they were last."""
         self.alive_at = started
-        """Monotonic seconds of its last sign of life."""
+        """Monotonic seconds of its last packet."""
         self.is_silent = False
         """Whether it serves and has given no sign of life for SILENT_AFTER seconds."""
         self._process = process
-        self._was_told_to_stop = False
+        self._is_stopping = False
 
     @property
     def takes_requests(self) -> bool:
         return self.ready.is_set() and not self.leaving.is_set()
 
     @property
-    def answers(self) -> bool:
+    def replies(self) -> bool:
         return self.ready.is_set() and not self.is_silent and not self.unlinked.is_set()
 
     @property
@@ -144,8 +146,8 @@ class Child:
 
     async def stop(self, grace: float) -> None:
         """Send SIGTERM, and SIGKILL after `grace` seconds."""
-        if not self._was_told_to_stop:
-            self._was_told_to_stop = True
+        if not self._is_stopping:
+            self._is_stopping = True
             self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace):
@@ -164,7 +166,7 @@ class Child:
 
 
 class Workers:
-    """Keeps one worker in every seat: starts them, replaces those that end, and replaces all of them on request."""
+    """Keeps one worker in every seat: starts them, replaces ended ones, and replaces all of them on request."""
 
     def __init__(
         self,
@@ -175,8 +177,8 @@ class Workers:
         restarts: Counter,
         for_gateways: Sequence[Sequence[socket.socket]],
     ) -> None:
-        """`sockets` and `for_gateways` are those of each seat; they stay open here. `left` is called with each worker
-        that has ended."""
+        """`sockets` and `for_gateways` are listening sockets by seat; they stay open here. `left` is called
+        with each worker that has ended."""
         self._sockets = sockets
         self._broker = broker
         self._clock = clock
@@ -191,7 +193,7 @@ class Workers:
         self._is_stopping = False
         self._replacing = asyncio.Lock()
         self.children: dict[int, Child] = {}
-        """All that live, by number; those that drain too."""
+        """All that live, by number; draining ones too."""
 
     @property
     def serving(self) -> int:
@@ -202,7 +204,7 @@ class Workers:
         """Return when a worker serves in every seat. Raises StartFailed."""
         self._settings, self._grace = settings, grace
         self._log_lock = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `stop`
-        self._tasks.keep(self._look_for_silent_workers, "silent-workers")
+        self._tasks.keep(self._check_for_silence, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, settings) for seat in range(len(self._sockets)))):
             self._seat(child)
         for child in list(self._seated.values()):
@@ -254,25 +256,25 @@ class Workers:
         for child in self.children.values():
             child.kill()
 
-    def look(self, late: float = 0.0) -> None:
-        """Note which workers are silent, and kill those that have been silent for too long. During the `late` seconds
+    def check(self, late: float = 0.0) -> None:
+        """Note which workers are silent, and kill workers that have been silent for too long. During the `late` seconds
         the supervisor read no messages: workers are not blamed for these."""
         now = self._clock.now()
         for child in list(self._seated.values()):
-            child.alive_at += late
+            child.alive_at = max(child.alive_at, self._broker.received_at(child.number)) + late
             silent_for = now - child.alive_at
             child.is_silent = child.takes_requests and silent_for >= SILENT_AFTER
             if child.is_silent and silent_for >= KILL_SILENT_AFTER:
-                said = "worker %d (%d): its event loop has been blocked for %.0f s; killing and replacing it"
-                log.error(said, child.seat, child.pid, silent_for)
+                text = "worker %d (%d): its event loop has been blocked for %.0f s; killing and replacing it"
+                log.error(text, child.seat, child.pid, silent_for)
                 child.kill()
 
-    async def _look_for_silent_workers(self) -> None:
+    async def _check_for_silence(self) -> None:
         while True:
-            due = self._clock.now() + LOOK_EVERY
-            await asyncio.sleep(LOOK_EVERY)
+            due = self._clock.now() + CHECK_EVERY
+            await asyncio.sleep(CHECK_EVERY)
             late = self._clock.now() - due
-            self.look(late if late > LOOK_EVERY else 0.0)
+            self.check(late if late > CHECK_EVERY else 0.0)
 
     async def _all_serve_with(self, settings: Mapping[str, Any]) -> bool:
         children = [child for child in self._seated.values() if not child.leaving.is_set()]
@@ -281,10 +283,10 @@ class Workers:
     async def _serves_with(self, child: Child, settings: Mapping[str, Any]) -> bool:
         """The successor of one that leaves meanwhile starts with these settings."""
         async with Tasks() as tasks:
-            asking = tasks.start(self._ask_to_reload(child, settings), f"reload of worker {child.seat}")
+            reload = tasks.start(self._ask_to_reload(child, settings), f"reload of worker {child.seat}")
             leaving = tasks.start(child.leaving.wait(), f"end of worker {child.seat}")
-            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return child.leaving.is_set() or asking.result()
+            await asyncio.wait((reload, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return child.leaving.is_set() or reload.result()
 
     async def _ask_to_reload(self, child: Child, settings: Mapping[str, Any]) -> bool:
         try:
@@ -307,7 +309,14 @@ class Workers:
         ours, theirs = socket.socketpair()
         listeners, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
         setup = Setup(
-            settings, next(self._numbers), seat, len(self._sockets), listeners, for_gateways, self._log_lock.fileno()
+            settings,
+            next(self._numbers),
+            self._broker.host.hex(),
+            seat,
+            len(self._sockets),
+            listeners,
+            for_gateways,
+            self._log_lock.fileno(),
         )
         with theirs:
             process = await asyncio.create_subprocess_exec(

@@ -58,7 +58,7 @@ async def test_one_of_three_leads_another_one_when_it_is_gone_and_none_without_t
 async def test_a_leader_that_crashes_is_replaced_when_its_lease_expires(tmp_path: Path) -> None:
     async with store(tmp_path) as redis, AsyncExitStack() as stack:
         dead = Lease(settings(redis.url), "autoscale", SECONDS)
-        assert await dead.take()
+        assert await dead.acquire()
         await dead.close()
         lead = Lead(SystemClock())
         await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
@@ -69,8 +69,8 @@ async def test_a_leader_that_crashes_is_replaced_when_its_lease_expires(tmp_path
 async def test_another_prefix_has_its_own_lease(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
         one, two = (Lease(settings(redis.url, prefix=prefix), "autoscale", 30.0) for prefix in ("a", "b"))
-        assert await one.take()
-        assert await two.take()
+        assert await one.acquire()
+        assert await two.acquire()
         await one.close()
         await two.close()
 
@@ -93,6 +93,6 @@ class Counting(Lease):
 
     times = 0
 
-    async def take(self) -> bool:
+    async def acquire(self) -> bool:
         self.times += 1
-        return await super().take()
+        return await super().acquire()

@@ -14,8 +14,10 @@ import orjson
 import pytest
 
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.messages import Kind, Packet, Say, frame, packed, record
+from proxy.cluster.membership import member_id
+from proxy.cluster.messages import BROKER, Kind, Say, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import TURN, Who
 from proxy.cluster.transport import Broker
@@ -42,10 +44,10 @@ class Proxy(Member):
     """A host by itself."""
 
     def __init__(self, wanted: ReplicaSettings, config: str = "a") -> None:
-        super().__init__()
+        super().__init__(lease=wanted.lease)
         self.config = config
         self.deployment = Deployment(
-            wanted, SystemClock(), random.Random(1), Catalogue("test"), self.replica, lambda: self.config, gathers=False
+            wanted, SystemClock(), random.Random(1), Catalogue("test"), self.replica, lambda: self.config
         )
         self.series = self.deployment.series
         self.replica.join(self.deployment, INTERVAL)
@@ -95,7 +97,7 @@ async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
 def vanish(proxy: Proxy) -> None:
     """As after kill -9: it says nothing any more, not even that."""
     proxy.deployment._publishes = False
-    for task in list(proxy.deployment._tasks._tasks):
+    for task in [*proxy.deployment._tasks._tasks, *proxy.replica._tasks._tasks]:
         task.cancel()
 
 
@@ -242,7 +244,7 @@ async def test_a_host_that_missed_a_packet_requests_the_state(deployed: Deployed
     one.dispatch(2)
     await until(lambda: two.remote == 2)
     one.pod.charge(5, 0)  # told to nobody
-    one.deployment._number += 1
+    one.replica._number += 1
     one.bindings.bound("later", one.pod)
     await until(lambda: two.remote == 7)
     assert two.series.missed.value == 1
@@ -256,11 +258,11 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     one.pod.charge(4, 0)  # told to nobody
     deployed.redis.stop()
     while one.deployment._direct is not None and not one.deployment._direct.is_slow:
-        one.deployment.publish(record(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]"))
+        one.replica.publish_to_all(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
-    one.deployment.publish(record(Kind.BINDINGS, b"[]"))
+    one.replica.publish_to_all(Kind.BINDINGS, b"[]")
     assert one.deployment._queue
-    one.deployment.publish(record(Kind.BINDINGS, b"[" + b" " * 2000 + b"]"))
+    one.replica.publish_to_all(Kind.BINDINGS, b"[" + b" " * 2000 + b"]")
     assert not one.deployment._queue
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
@@ -271,8 +273,10 @@ async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
     """A store that reads again, before what waited for it has gone out."""
     one, two = await deployed.pair()
     await until(lambda: one.deployment._direct is not None)
-    one.deployment._queue.append((Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b""))))
-    one.deployment.publish(record(Kind.LOAD, b""))
+    direct, one.deployment._direct = one.deployment._direct, None
+    one.replica.publish_to_all(Kind.LOAD, b"")
+    one.deployment._direct = direct
+    one.replica.publish_to_all(Kind.LOAD, b"")
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)
     one.replica.own_loads.dispatched(one.pod, 1)
@@ -289,7 +293,7 @@ async def test_hosts_report_other_hosts_with_another_configuration(deployed: Dep
 
 async def test_a_host_of_unknown_identity_is_not_reported_as_disagreeing(deployed: Deployed) -> None:
     one, _ = await deployed.pair()
-    one.deployment._received(packed(Say.NEWS, b"stranger", 1, b""))
+    one.deployment._received(message(packet(Say.NEWS, b"stranger", 1, b"").packed))
     assert {"name": "", "sameConfig": None} in one.deployment.status()["others"]
     assert one.series.disagreeing.value == 0
 
@@ -310,25 +314,31 @@ async def test_staleness_is_the_delay_of_packets(deployed: Deployed) -> None:
 async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     stranger = b"stranger"
-    settings_of_a_supervisor = frame(0, record(Kind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}"))))
+    settings_of_a_supervisor = record(Kind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}")))
     async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
         for number, (say, body) in enumerate(
             [
                 (Say.NEWS, settings_of_a_supervisor),
-                (Say.NEWS, frame(0, record(Kind.ROLL, b"[]"))),
-                (Say.NEWS, frame(0, b"\x11\xff")),
-                (Say.NEWS, b"\x01\x02"),
+                (Say.LOCAL, settings_of_a_supervisor),
+                (Say.DIRECT, settings_of_a_supervisor),
+                (Say.NEWS, record(Kind.ROLL, b"[]")),
+                (Say.NEWS, record(Kind.HOSTS, b"[9,8,true]")),
+                (Say.NEWS, b"\x11\xff"),
                 (Say.BEAT, b"{]"),
                 (Say.BEAT, b"{}"),
                 (Say.ASK, b""),
             ],
             1,
         ):
-            line.publish("kvlane:all", Packet(say, stranger, number, body).packed())
-        line.publish("kvlane:all", b"\x01")
-        line.publish("kvlane:all", b"\xff" * 40)
-        await until(lambda: two.series.garbled.value == 6)
+            to = two.replica.id if say in (Say.DIRECT, Say.ASK) else None
+            line.publish("kvlane:all", message(packet(say, stranger, number, body, to).packed))
+        as_a_sibling = packet(Say.NEWS, member_id(two.replica.host, 5), 1, record(Kind.ROLL, b"[]"))
+        line.publish("kvlane:all", message(as_a_sibling.packed))
+        line.publish("kvlane:all", message(b"\x01"))
+        line.publish("kvlane:all", message(b"\xff" * 40))
+        await until(lambda: two.series.garbled.value == 2 and two.garbled.value == 4)
     assert not two.told
+    assert two.replica.place[0] <= 3
     one.dispatch(1)
     await until(lambda: two.remote == 1)
 
@@ -339,14 +349,10 @@ async def test_hosts_of_another_version_are_ignored_and_logged_once(
     one, two = await deployed.pair()
     async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
         for number in range(1, 41):
-            other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
-            line.publish("kvlane:all", bytes([1]) + other[1:])
+            line.publish("kvlane:all", bytes([1, number]) + b"of a form that nobody knows")
         await until(lambda: one.series.foreign.value == two.series.foreign.value == 40)
-        later = Packet(Say.BEAT, b"a later.", 1, b"").packed()
-        line.publish("kvlane:all", later[:1] + b"\xee" + later[2:])
-        await until(lambda: two.series.foreign.value == 41)
     assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
-    assert "with version 1 (this one: 3)" in caplog.text
+    assert "with version 1 (this one: 4)" in caplog.text
     assert (one.series.garbled.value, one.knows, two.knows) == (0, 1, 1)
     one.dispatch(1)
     await until(lambda: two.remote == 1)
@@ -373,7 +379,7 @@ async def test_a_turn_of_a_conversation_takes_few_bytes_without_batching() -> No
 
 def _told(proxy: Proxy) -> int:
     proxy.replica._batch.flush()
-    return sum(len(message) for _, message in proxy.deployment._packets())
+    return sum(len(message) for _, message in proxy.deployment._messages())
 
 
 # Limits.
@@ -418,17 +424,36 @@ class HostOfMany:
 
     def __init__(self, wanted: ReplicaSettings) -> None:
         self.members: dict[int, Member] = {}
-        self.heard: list[Kind] = []
         self.vanished: list[int] = []
-        self.hub = Broker(list, lambda _, kind, __: self.heard.append(kind), self.vanished.append, Counter(), Counter())
-        self.deployment = Deployment(wanted, SystemClock(), random.Random(2), Catalogue("test"), self.hub, lambda: "a")
+        self.lease = wanted.lease
+        self.replica = Replica(
+            new_id(BROKER),
+            SystemClock(),
+            endpoints=tuple,
+            apply=lambda *_: None,
+            receive=lambda *_: None,
+            dropped=Counter(),
+            garbled=Counter(),
+            lease=wanted.lease,
+        )
+        self.hub = Broker(self.replica, self.vanished.append, Counter())
+        self.deployment = Deployment(
+            wanted,
+            SystemClock(),
+            random.Random(2),
+            Catalogue("test"),
+            self.replica,
+            lambda: "a",
+            self.hub.received,
+        )
         self.hub.deployment = self.deployment
 
     async def join(self, number: int) -> Member:
-        member = self.members[number] = Member()
+        member = self.members[number] = Member(member_id(self.hub.host, number), lease=self.lease)
+        member.replica.publishes_memory = number == 1
         ours, theirs = socket.socketpair()
-        await member.replica.connect(theirs)
         await self.hub.attach(number, ours)
+        await member.replica.connect(theirs)
         return member
 
     async def leave(self, number: int) -> None:
@@ -442,7 +467,8 @@ async def host_of_many(redis: Store, lease: float = LEASE) -> AsyncIterator[Host
         yield host
     for number in list(host.members):
         await host.leave(number)
-    await host.hub.close()
+    await host.hub.end()
+    await host.replica.close()
 
 
 async def test_workers_of_a_host_and_a_process_of_another_share_state(deployed: Deployed) -> None:
@@ -456,7 +482,7 @@ async def test_workers_of_a_host_and_a_process_of_another_share_state(deployed: 
         a.remember([1, 2, 3])
         await until(lambda: other.remote == 3 and other.depth([1, 2, 3]) == 3)
         await until(lambda: (a.pod.load.requests, b.pod.load.requests) == (7, 7))
-        assert Kind.LOAD in host.heard
+        assert host.replica.peers.hosts.keys() == {other.replica.host}
         await host.leave(1)
         await until(lambda: other.remote == 2 and b.pod.load.requests == 6)
 
@@ -486,7 +512,7 @@ async def test_all_workers_remove_a_stopped_host(deployed: Deployed) -> None:
         await until(lambda: a.pod.load.requests == 4 and a.depth([1, 2]) == 2)
         vanish(other)
         await until(lambda: a.pod.load.requests == 0 and a.depth([1, 2]) == 0)
-        assert host.vanished
+        await until(lambda: not host.replica.peers.hosts)
 
 
 # Leases.
@@ -494,15 +520,15 @@ async def test_all_workers_remove_a_stopped_host(deployed: Deployed) -> None:
 
 async def test_a_lease_has_one_holder_until_it_is_released(deployed: Deployed) -> None:
     one, two = (Lease(settings(deployed.redis.url), "autoscale", 60.0) for _ in range(2))
-    assert await one.take()
-    assert not await two.take()
-    assert await one.take()
+    assert await one.acquire()
+    assert not await two.acquire()
+    assert await one.acquire()
     await two.release()
-    assert not await two.take()
+    assert not await two.acquire()
     await one.release()
-    assert await two.take()
+    assert await two.acquire()
     deployed.redis.kill()
-    assert not await one.take()
+    assert not await one.acquire()
     await one.release()
     await one.close()
     await two.close()
@@ -511,11 +537,11 @@ async def test_a_lease_has_one_holder_until_it_is_released(deployed: Deployed) -
 
 async def test_an_expired_lease_is_free(deployed: Deployed) -> None:
     brief, other = (Lease(settings(deployed.redis.url), "autoscale", seconds) for seconds in (0.3, 60.0))
-    assert await brief.take()
+    assert await brief.acquire()
     async with asyncio.timeout(PATIENCE):
-        while not await other.take():
+        while not await other.acquire():
             await asyncio.sleep(0.05)
-    assert not await brief.take()
+    assert not await brief.acquire()
     await brief.close()
     await other.close()
 
@@ -538,7 +564,7 @@ async def test_a_store_with_an_acl_and_a_cluster_of_one_node(tmp_path: Path) -> 
         one.dispatch(1)
         await until(lambda: two.remote == 1)
         lease = Lease(settings(url, username="kvlane", password="secret"), "x", 1.0)
-        assert await lease.take()
+        assert await lease.acquire()
         await lease.close()
         refused = await deployed.join(url, username="kvlane", password="wrong")
         await until(lambda: "invalid username" in refused.deployment.status().get("why", ""))
@@ -551,9 +577,9 @@ async def test_the_documented_acl_is_sufficient(tmp_path: Path) -> None:
         one.dispatch(1)
         await until(lambda: two.remote == 1)
         lease, other = (Lease(settings(redis.url, username="kvlane", password="secret"), "x", 30.0) for _ in range(2))
-        assert [await lease.take(), await other.take(), await lease.take()] == [True, False, True]
+        assert [await lease.acquire(), await other.acquire(), await lease.acquire()] == [True, False, True]
         await lease.release()
-        assert await other.take()
+        assert await other.acquire()
         await lease.close()
         await other.close()
         elsewhere = await deployed.join(username="kvlane", password="secret", prefix="else")
@@ -613,7 +639,7 @@ async def test_sentinels_with_tls_and_their_own_password(tmp_path: Path) -> None
             await until(lambda: one.knows == two.knows == 1)
             lease = Lease(settings(url, **given), "x", 30.0)
             async with asyncio.timeout(PATIENCE):
-                while not await lease.take():  # a handshake may take longer than it waits
+                while not await lease.acquire():  # a handshake may take longer than it waits
                     pass
             await lease.close()
             refused = await deployed.join(url, password="of-the-store")

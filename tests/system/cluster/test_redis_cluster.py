@@ -102,7 +102,7 @@ async def test_a_host_switches_to_the_next_node(cluster: Cluster) -> None:
         one.dispatch(2)
         await until(lambda: two.remote == 2, LONG)
         lease = Lease(settings(url), "of a node that may be there", 30.0)
-        await lease.take()  # nobody may have its key now; it does not hang, and does not fail
+        await lease.acquire()  # nobody may have its key now; it does not hang, and does not fail
         await lease.close()
         await cluster.nodes[2].start()
 
@@ -111,12 +111,12 @@ async def test_a_lease_is_unique_over_all_nodes(cluster: Cluster) -> None:
     for name in ("autoscale", "a", "b", "c", "d"):
         leases = [Lease(settings(cluster.url(number)), name, 30.0) for number in range(3)]
         try:
-            assert [await lease.take() for lease in leases] == [True, False, False]
-            assert await leases[0].take()
+            assert [await lease.acquire() for lease in leases] == [True, False, False]
+            assert await leases[0].acquire()
             await leases[1].release()
-            assert not await leases[2].take()
+            assert not await leases[2].acquire()
             await leases[0].release()
-            assert await leases[2].take()
+            assert await leases[2].acquire()
         finally:
             for lease in leases:
                 await lease.close()

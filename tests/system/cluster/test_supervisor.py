@@ -14,6 +14,8 @@ import aiohttp
 import pytest
 
 from proxy.cluster import workers
+from proxy.cluster.messages import BROKER
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, StartFailed
@@ -151,20 +153,29 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
     monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
     monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
     clock = ManualClock()
-    hub = Broker(lambda: (), lambda worker, kind, body: None, lambda worker: None, Counter(), Counter())
+    replica = Replica(
+        new_id(BROKER),
+        clock,
+        endpoints=tuple,
+        apply=lambda *_: None,
+        receive=lambda *_: None,
+        dropped=Counter(),
+        garbled=Counter(),
+    )
+    hub = Broker(replica, lambda worker: None, Counter())
     them = workers.Workers([[]], hub, clock, lambda child: None, Counter(), [[]])
     process = await asyncio.create_subprocess_exec("sleep", "600")
     child = Child(1, 0, process, clock.now())
     child.ready.set()
     them._seat(child)
     clock.advance(60.0)
-    them.look(late=59.0)
+    them.check(late=59.0)
     assert them.serving == 1
     clock.advance(SILENT_AFTER)
-    them.look()
+    them.check()
     assert (them.serving, process.returncode) == (0, None)
     clock.advance(KILL_SILENT_AFTER)
-    them.look()
+    them.check()
     assert await process.wait() == -signal.SIGKILL
 
 

@@ -83,7 +83,7 @@ async def test_a_store_that_accepts_and_does_not_respond_is_given_up(tmp_path: P
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with deployed_on(tmp_path) as deployed, server:
         one = await deployed.join(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
-        await goes_on_alone(one, "no answer")
+        await goes_on_alone(one, "no reply")
 
 
 async def test_a_distant_store_works(tmp_path: Path) -> None:
@@ -156,6 +156,6 @@ async def test_a_failure_of_a_message_counts_as_a_lost_connection(tmp_path: Path
 
 async def _gives_no_lease(url: str) -> None:
     lease = Lease(settings(url), "autoscale", 60.0)
-    assert not await lease.take()
+    assert not await lease.acquire()
     await lease.release()
     await lease.close()

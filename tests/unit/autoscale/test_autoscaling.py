@@ -141,7 +141,7 @@ class OneLease(Lease):
     def __init__(self) -> None:
         self.is_free, self.received = True, list[str]()
 
-    async def take(self) -> bool:
+    async def acquire(self) -> bool:
         return self.is_free
 
     async def release(self) -> None:

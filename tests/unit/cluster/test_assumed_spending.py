@@ -20,7 +20,7 @@ class Assumed:
     def __init__(self, others: int) -> None:
         self.heard: list[tuple[list[str], int, list[float]]] = []
         self.absence = AssumedSpending(self._hear)
-        self.absence.begin(others)
+        self.absence.start(others)
 
     def _hear(self, batch: bytes) -> None:
         for kind, body in records(batch):
@@ -29,7 +29,7 @@ class Assumed:
 
     def spend(self, member: int, running: int) -> None:
         other = record(Kind.BINDINGS, b"[]")
-        self.absence.take(member, other + record(Kind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
+        self.absence.add(bytes([member]), other + record(Kind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
 
 
 def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
@@ -61,7 +61,7 @@ class Operated:
     def hear(self, other: Operated) -> None:
         """What the other sends to who joins."""
         for kind, body in other.shared.in_flight():
-            self.shared.take(1, kind, body)
+            self.shared.receive(1, kind, body)
 
     def _set(self, name: str, drains: bool) -> None:
         if not self.has_pod:
@@ -84,7 +84,7 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
         host.operate(drains)
         for other in hosts:
             for body in host.said if reaches and other is not host else ():
-                other.shared.take(1, Kind.DRAINS, body)
+                other.shared.receive(1, Kind.DRAINS, body)
     for host in hosts:
         for other in hosts:
             other.hear(host)
@@ -97,7 +97,7 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
 def test_received_updates_are_not_forwarded() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
-    two.shared.take(1, Kind.DRAINS, one.said[0])
+    two.shared.receive(1, Kind.DRAINS, one.said[0])
     assert two.drains
     assert not two.said
 
@@ -119,4 +119,4 @@ def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_
 @pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
 def test_malformed_drains_are_refused(body: bytes) -> None:
     with pytest.raises(Garbled):
-        Operated().shared.take(1, Kind.DRAINS, body)
+        Operated().shared.receive(1, Kind.DRAINS, body)

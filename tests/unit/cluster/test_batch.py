@@ -123,5 +123,5 @@ def test_within_a_host_everything_is_published_together() -> None:
 def test_at_once_is_never_later_than_the_interval() -> None:
     gathered = Batch(lambda batch: None)
     gathered.pace(0.0005, PATIENCE)
-    gathered._follow(1, 0.0)
+    gathered._adapt(1, 0.0)
     assert gathered._interval == 0.0005

@@ -20,8 +20,8 @@ from proxy.reliability.settings import BreakerSettings
     ("read", "body", "value"),
     [
         (bodies.hosts, b"[2,1,true]", (2, 1, True)),
-        (bodies.snapshot, b'{"to":5,"memory":1.0}', (5, 1.0)),
-        (bodies.facts, b'{"name":"n","config":"c","members":[0,1]}', ("n", "c", [0, 1])),
+        (bodies.read_question, bodies.question(b"receiver", 1.0), (b"receiver", 1.0)),
+        (bodies.facts, b'{"name":"n","config":"c"}', ("n", "c")),
     ],
 )
 def test_a_body_is_parsed_into_typed_values(read: Callable[[bytes], object], body: bytes, value: object) -> None:
@@ -33,10 +33,11 @@ def test_a_body_is_parsed_into_typed_values(read: Callable[[bytes], object], bod
     [
         (bodies.hosts, b"[0,0,true]"),
         (bodies.hosts, b"[2,2,true]"),
-        (bodies.snapshot, b'{"to":4294967296,"memory":1.0}'),
-        (bodies.snapshot, b'{"to":5,"memory":-1}'),
-        (bodies.facts, b'{"name":"n","config":"c","members":[-1]}'),
-        (bodies.facts, b'{"name":"n","config":"c"}'),
+        (bodies.read_question, bodies.question(b"receiver", 1.0)[:-1]),
+        (bodies.read_question, bodies.question(b"receiver", -1.0)),
+        (bodies.read_question, bodies.question(b"receiver", float("nan"))),
+        (bodies.facts, b'{"name":"n"}'),
+        (bodies.facts, b'{"name":"n","config":5}'),
     ],
 )
 def test_a_malformed_body_is_refused(read: Callable[[bytes], object], body: bytes) -> None:
@@ -71,11 +72,11 @@ BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLE
 )
 def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:
     with pytest.raises(Garbled):
-        value.take(1, value.kinds[0], body)
+        value.receive(1, value.kinds[0], body)
 
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
 def test_impossible_charges_are_refused(spent: bytes) -> None:
     gate = RateLimiter({}, {}, ManualClock(), lambda *_: None)
     with pytest.raises(Garbled):
-        SharedLimits(gate, nothing).take(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)
+        SharedLimits(gate, nothing).receive(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)

@@ -14,10 +14,10 @@ from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster import membership, messages, prefixes, shared
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.membership import Peers
-from proxy.cluster.messages import FIRST_NUMBER, Garbled, Kind, Packet, Say, frame, packed, record
+from proxy.cluster.membership import Peers, member_id
+from proxy.cluster.messages import BROKER, FIRST_NUMBER, Garbled, Kind, Packet, Say, message, packet, question, record
 from proxy.cluster.prefixes import Moves, SharedIndex
-from proxy.cluster.replica import Replica
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import PeerLoads, SharedDrains, SharedLimits, SharedQueue, pod_number
 from proxy.cluster.transport import Broker, Transport
@@ -33,41 +33,44 @@ POD = Endpoint("a")
 class Sent(Transport):
     """A transport that keeps what is sent."""
 
-    is_connected = True
-
     def __init__(self) -> None:
-        self.batches: list[bytes] = []
+        self.packets: list[Packet] = []
 
-    def publish(self, batch: bytes, to: int = 0) -> None:
-        self.batches.append(batch)
+    def publish(self, packet: Packet) -> None:
+        self.packets.append(packet)
 
     async def end(self) -> None:
         return
 
 
-def replica() -> Replica:
-    return Replica(
+def replica(number: int = 1) -> Replica:
+    made = Replica(
+        new_id(number),
+        ManualClock(),
         endpoints=lambda: [POD],
         apply=lambda *_: None,
-        take=lambda *_: None,
-        lost=lambda: None,
+        receive=lambda *_: None,
         dropped=Counter(),
         garbled=Counter(),
     )
+    made.use(Sent())
+    return made
+
+
+def news(sender: bytes, number: int, body: bytes) -> Packet:
+    return packet(Say.NEWS, sender, number, body)
 
 
 def _deployment(clock: ManualClock) -> Deployment:
-    members = replica()
-    members._transport = Sent()
-    return Deployment(ReplicaSettings(store="redis://x"), clock, random.Random(1), Catalogue("test"), members, str)
+    return Deployment(ReplicaSettings(store="redis://x"), clock, random.Random(1), Catalogue("test"), replica(), str)
 
 
 def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    it = replica()
-    for _ in range(1000):
-        it.received(5, b"\1")
-        it.received(5, record(Kind.LOAD, b"\1"))
-    assert caplog.text.count("dropped a message of peer 5") == 1
+    it, sender = replica(), member_id(b"other", 5)
+    for number in range(1, 2001, 2):
+        it.received(news(sender, number, b"\1"))
+        it.received(news(sender, number + 1, record(Kind.LOAD, b"\1")))
+    assert caplog.text.count(f"dropped a message of process {sender.hex()}") == 1
     assert isinstance(it._garbled, Counter)
     assert it._garbled.value == 2000
 
@@ -77,12 +80,13 @@ def test_an_error_in_the_log_is_short_whatever_the_message_was() -> None:
 
 
 def test_a_flood_of_garbled_messages_of_a_worker_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    garbled = Counter()
-    broker = Broker(list, lambda *_: None, lambda _: None, Counter(), garbled)
+    supervisor = replica(BROKER)
+    broker = Broker(supervisor, lambda _: None, Counter())
+    worker = member_id(broker.host, 5)
     for _ in range(1000):
-        broker._received(5, messages.BROKER, b"\1")
-    assert caplog.text.count("dropped a message of worker 5") == 1
-    assert garbled.value == 1000
+        broker._pass_on(packet(Say.DIRECT, worker, 0, b"\1", supervisor.id), 5)
+    assert caplog.text.count("dropped a message of process") == 1
+    assert supervisor._garbled.value == 1000
 
 
 def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
@@ -91,53 +95,60 @@ def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
     monkeypatch.setattr(membership, "MOST_HOSTS", 10)
     clock = ManualClock()
     deployment = _deployment(clock)
-    facts = orjson.dumps({"members": [0], "config": "", "name": "x"})
+    facts = orjson.dumps({"config": "", "name": "x"})
     with caplog.at_level(logging.ERROR):
         for number in range(1000):
-            deployment._received(packed(Say.BEAT, number.to_bytes(8, "big"), 1, facts))
-            deployment._received(packed(Say.BEAT, b"x" * 8, number, b"{}"))
-            deployment._received(b"\3")
-    assert len(deployment._peers) == 10
+            sender = number.to_bytes(5, "big") + bytes(3)
+            deployment._received(message(packet(Say.BEAT, sender, 1, facts).packed))
+            deployment._received(message(packet(Say.BEAT, b"x" * 8, number, b"{}").packed))
+            deployment._received(message(b"\3"))
+    assert len(deployment._replica.peers.hosts) <= 10 + 1
     assert caplog.text.count("dropped a packet of another host") == 1
+    assert caplog.text.count("dropped a message of process") == 1
     clock.advance(60.0)
-    deployment._received(b"\3")
+    deployment._received(message(b"\3"))
     assert caplog.text.count("dropped a packet of another host") == 2
 
 
 def test_a_host_has_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
-    peers = Peers(ManualClock(), 5.0, lambda _: None)
-    host = peers.hear(Packet(Say.HELLO, b"x" * 8, 1, b""))
-    assert host is not None
-    for member in range(11):
-        peers.number(host, member)
-    with pytest.raises(Garbled, match="10 members"):
-        peers.number(host, 11)
-    peers.keep(host, [1])
-    peers.number(host, 5000)
+    peers = Peers(b"own-h", ManualClock(), 5.0, lambda _: None)
+    found = [peers.receive(packet(Say.HELLO, member_id(b"other", member), 1, b"")) for member in range(10)]
+    with pytest.raises(Garbled, match="10 processes"):
+        peers.receive(packet(Say.HELLO, member_id(b"other", 11), 1, b""))
+    assert found[3] is not None
+    peers.forget(found[3])
+    assert peers.receive(packet(Say.HELLO, member_id(b"other", 5000), 1, b"")) is not None
 
 
-@pytest.mark.parametrize(
-    "facts", [{"members": list(range(2000))}, {"name": "x" * 2000}, {"config": "x" * 2000}, {"members": [-1]}]
-)
+@pytest.mark.parametrize("facts", [{"name": "x" * 2000}, {"config": "x" * 2000}])
 def test_facts_of_a_host_have_a_bounded_size(facts: dict[str, object]) -> None:
     with pytest.raises(Garbled):
-        messages.facts(orjson.dumps({"members": [0], "config": "", "name": "x", **facts}))
+        messages.facts(orjson.dumps({"config": "", "name": "x", **facts}))
 
 
 async def test_however_often_a_peer_asks_for_a_snapshot_one_task_sends_it() -> None:
     it, sent = replica(), Sent()
-    it._transport = sent
+    it.use(sent)
+    peer = member_id(b"other", 7)
     for _ in range(1000):
-        it._take(7, Kind.SNAPSHOT, orjson.dumps({"to": 7, "memory": 1.0}))
+        it.received(packet(Say.ASK, peer, 0, question(peer, 1.0), it.id))
     assert len(it._tasks._tasks) == 1
     while it._tasks:
         await asyncio.sleep(0)
-    assert len(sent.batches) == 2, "the one that was running, and one for all that asked meanwhile"
-    it.send_state(7, 0.0)
+    assert len(sent.packets) == 2, "the one that was running, and one for all that asked meanwhile"
+    it.send_state(peer, 0.0)
     while it._tasks:
         await asyncio.sleep(0)
-    assert len(sent.batches) == 3
+    assert len(sent.packets) == 3
+
+
+async def test_a_peer_asks_for_its_own_host_only() -> None:
+    it, peer = replica(), member_id(b"other", 7)
+    for to in (member_id(b"third", 7), bytes(8), it.id):
+        it.received(packet(Say.ASK, peer, 0, question(to, 1.0), it.id))
+    assert not it._tasks
+    assert it._garbled.value == 3
 
 
 def test_loads_on_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +157,8 @@ def test_loads_on_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest.
     known = {pod_number("a"): POD}
     loads = PeerLoads(known.get, lambda endpoint, requests, *_: applied.append(requests))
     for number in range(1000):
-        loads.take(5, Kind.LOAD, _load(number))
-    loads.take(5, Kind.LOAD, _load(pod_number("a")))
+        loads.receive(5, Kind.LOAD, _load(number))
+    loads.receive(5, Kind.LOAD, _load(pod_number("a")))
     assert len(loads._of) == 11
     assert applied == [1]
 
@@ -160,10 +171,10 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
     monkeypatch.setattr(shared, "MOST_UNKNOWN", 10)
     drains = SharedDrains(lambda *_: None, lambda *_: None)
     for number in range(1000):
-        drains.take(5, Kind.DRAINS, orjson.dumps([[f"p{number}", 1, True]]))
-    assert len(drains._known) == 10
-    drains.take(5, Kind.DRAINS, orjson.dumps([["p0", 2, False]]))
-    assert drains._known["p0"] == (2, False)
+        drains.receive(5, Kind.DRAINS, orjson.dumps([[f"p{number}", 1, True]]))
+    assert len(drains.known) == 10
+    drains.receive(5, Kind.DRAINS, orjson.dumps([["p0", 2, False]]))
+    assert drains.known["p0"] == (2, False)
 
 
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +182,10 @@ def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch
     gate = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
     it = SharedLimits(gate, lambda *_: None)
     for number in range(1000):
-        it.take(5, Kind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
-        it.take(5, Kind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
+        it.receive(5, Kind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
+        it.receive(5, Kind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
     assert len(gate.known()) == 10
-    it.take(5, Kind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
+    it.receive(5, Kind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
     assert {who[1]: used[4] for who, _, used in gate.known()}["k0"] == 70
 
 
@@ -184,10 +195,12 @@ def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) 
     siblings = Siblings(2, lambda *_: None, name="me")
     queue = SharedQueue("default", siblings, lambda: None)
     for number in range(1000):
-        queue.take(5, Kind.WAITING, SharedQueue.packed("default", "you", None, {"me": {f"cap{number}": 1}}, ()))
+        queue.receive(5, Kind.WAITING, SharedQueue.packed("default", "you", None, {"me": {f"cap{number}": 1}}, ()))
     assert len(siblings._got[5]) == 10
     with pytest.raises(Garbled):
-        queue.take(5, Kind.WAITING, SharedQueue.packed("default", "you", None, {}, [str(each) for each in range(11)]))
+        queue.receive(
+            5, Kind.WAITING, SharedQueue.packed("default", "you", None, {}, [str(each) for each in range(11)])
+        )
 
 
 def test_a_peer_has_a_bounded_number_of_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,24 +211,20 @@ def test_a_peer_has_a_bounded_number_of_reservations(monkeypatch: pytest.MonkeyP
         return Moves([], [2 * number, 0, 1], [messages.longs([number])], [(pod_number("a"), 100)]).packed(1)
 
     for number in range(1, 11):
-        index.take(5, Kind.MOVES, moves(number))
+        index.receive(5, Kind.MOVES, moves(number))
     with pytest.raises(Garbled, match="reservations"):
-        index.take(5, Kind.MOVES, moves(11))
+        index.receive(5, Kind.MOVES, moves(11))
     assert len(index._of_peers[5]) == 10
     index.vanished(5)
-    index.take(5, Kind.MOVES, moves(1))
+    index.receive(5, Kind.MOVES, moves(1))
 
 
 def test_a_member_of_a_forged_packet_is_refused_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
-    it = replica()
-    it._transport = Sent()
-    deployment = Deployment(
-        ReplicaSettings(store="redis://x"), ManualClock(), random.Random(1), Catalogue("test"), it, str
-    )
+    deployment = _deployment(ManualClock())
     load = record(Kind.LOAD, _load(pod_number("a")))
     for member in range(1000):
-        deployment._received(packed(Say.NEWS, b"x" * 8, member + 1, frame(member, load)))
-    (host,) = deployment._peers.hosts
-    assert len(host.numbers) == 11
-    assert all(number >= FIRST_NUMBER for number in host.numbers.values())
+        deployment._received(message(news(member_id(b"other", member), 1, load).packed))
+    peers = deployment._replica.peers._peers.values()
+    assert len(peers) == 10
+    assert all(peer.number >= FIRST_NUMBER for peer in peers)

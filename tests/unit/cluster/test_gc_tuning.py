@@ -72,7 +72,7 @@ async def test_a_full_collection_runs_when_memory_has_grown_and_earlier_when_idl
     async with situation.collector() as collector:
         knot = old_knot()
         situation.memory, situation.idle = memory, idle
-        assert collector.look() is collects
+        assert collector.check() is collects
         assert (knot() is None) is collects
 
 
@@ -80,18 +80,18 @@ async def test_a_small_process_may_grow_by_more_than_half_before_requests_wait()
     situation = Situation(50 * MIB)
     async with situation.collector() as collector:
         situation.memory += LEAST_GROWTH
-        assert not collector.look()
+        assert not collector.check()
         situation.memory += 1
-        assert collector.look()
+        assert collector.check()
 
 
 async def test_memory_in_use_is_not_collected_repeatedly() -> None:
     situation = Situation()
     async with situation.collector() as collector:
         situation.memory, situation.idle = FAR, True
-        assert [collector.look() for _ in range(3)] == [True, False, False]
+        assert [collector.check() for _ in range(3)] == [True, False, False]
         situation.memory += int(FAR * GROWTH / 2) + 1
-        assert collector.look()
+        assert collector.check()
 
 
 @steps_by_itself

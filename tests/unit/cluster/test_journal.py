@@ -45,7 +45,7 @@ def test_known_entries_are_not_published_again() -> None:
     keep(journal, 2, all_know=False)
     assert journal.known == {(A, 1): chain(1)}
     assert journal.get((A, 2)) == chain(2)
-    journal.begin_anew()
+    journal.publish_whole_chains()
     assert journal.known == {}
     assert journal.get((A, 1)) == chain(1)
 

@@ -33,7 +33,7 @@ class Worker:
 
     def told(self, kind: Kind, body: bytes) -> None:
         for peer in self.peers:
-            peer.shared.take(self.number, kind, body)
+            peer.shared.receive(self.number, kind, body)
 
     def request(self) -> InferenceRequest:
         request = InferenceRequest("r", "/", "m", max_tokens=10)
@@ -98,7 +98,7 @@ async def test_a_new_worker_gets_the_state_and_a_repeated_state_changes_nothing(
     async with first.running():
         for _ in range(2):
             for kind, body in [*first.shared.in_flight(), *first.shared.memory(1.0)]:
-                third.shared.take(first.number, kind, body)
+                third.shared.receive(first.number, kind, body)
         async with third.running():
             with pytest.raises(RateLimited, match="at the same time"):
                 await third.ask()
@@ -124,4 +124,4 @@ async def test_limits_unknown_here_are_skipped() -> None:
 def test_malformed_messages_are_refused(body: bytes) -> None:
     first, _ = host()
     with pytest.raises(Garbled):
-        first.shared.take(2, Kind.SPENT, body)
+        first.shared.receive(2, Kind.SPENT, body)

@@ -1,6 +1,8 @@
-"""What hosts say to each other, as bytes."""
+"""What processes say to each other, as bytes."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -8,70 +10,71 @@ from hypothesis import strategies as st
 
 from proxy.cluster.messages import (
     ID_BYTES,
+    LARGEST_PACKET,
     SHARED,
     VERSION,
     Garbled,
     Kind,
     Packet,
+    Packets,
     Say,
-    frame,
-    host_of,
-    members,
+    message,
+    packet,
+    packets,
     record,
     records,
-    shared,
-    version_of,
 )
 
-HOST = b"a host's"
+IDS = st.binary(min_size=ID_BYTES, max_size=ID_BYTES)
+TO_ONE = (Say.ASK, Say.STATE, Say.DIRECT)
 
 
-@given(
-    say=st.sampled_from(Say), host=st.binary(min_size=8, max_size=8), number=st.integers(0, 2**64 - 1), body=st.binary()
-)
-def test_a_packet_round_trips(say: Say, host: bytes, number: int, body: bytes) -> None:
-    packet = Packet(say, host, number, body)
-    assert Packet.read(packet.packed()) == packet
-    assert host_of(packet.packed()) == host
+@st.composite
+def some_packet(draw: st.DrawFn) -> Packet:
+    say = draw(st.sampled_from(Say))
+    to = draw(IDS) if say in TO_ONE else None
+    return packet(say, draw(IDS), draw(st.integers(0, 2**64 - 1)), draw(st.binary(max_size=50)), to)
 
 
-@given(parts=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary())))
-def test_members_round_trip(parts: list[tuple[int, bytes]]) -> None:
-    assert list(members(b"".join(frame(*part) for part in parts))) == parts
+@given(sent=st.lists(some_packet(), max_size=6))
+def test_packets_come_out_of_a_message_as_they_went_in(sent: list[Packet]) -> None:
+    assert list(packets(message(b"".join(each.packed for each in sent)))) == sent
+
+
+@given(sent=st.lists(some_packet(), max_size=6), size=st.integers(1, 30))
+def test_packets_are_found_however_the_stream_is_cut(sent: list[Packet], size: int) -> None:
+    stream, split = b"".join(each.packed for each in sent), Packets()
+    got = [each for at in range(0, len(stream), size) for each in split.feed(stream[at : at + size])]
+    assert got == sent
+    assert not split.is_waiting
 
 
 @given(data=st.binary(max_size=60))
-def test_any_bytes_are_a_packet_or_malformed(data: bytes) -> None:
-    try:
-        packet = Packet.read(data)
-        if packet is not None:
-            list(members(packet.body))
-    except Garbled:
-        pass
+def test_any_bytes_are_packets_or_garbled(data: bytes) -> None:
+    with suppress(Garbled):
+        list(packets(data))
 
 
-def test_a_packet_of_another_version_is_skipped() -> None:
-    packed = Packet(Say.NEWS, HOST, 1, b"").packed()
-    for version in {*range(256)} - {VERSION}:
-        assert Packet.read(bytes([version]) + packed[1:]) is None
-        assert version_of(bytes([version]) + packed[1:]) == version
-    assert Packet.read(packed[:1] + b"\xff" + packed[2:]) is None
+def test_a_message_begins_with_its_version() -> None:
+    assert message(b"") == bytes([VERSION])
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9])
-def test_truncated_members_are_malformed(size: int) -> None:
+@given(sent=some_packet(), data=st.data())
+def test_a_packet_that_is_cut_off_is_garbled(sent: Packet, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(sent.packed) - 1))
     with pytest.raises(Garbled):
-        list(members(frame(1, b"ab")[:size]))
+        list(packets(message(sent.packed[:cut])))
 
 
-@given(kinds=st.lists(st.sampled_from(Kind)))
-def test_only_messages_for_hosts_are_published_to_hosts(kinds: list[Kind]) -> None:
-    batch = b"".join(record(kind, bytes([number % 256])) for number, kind in enumerate(kinds))
-    assert [kind for kind, _ in records(shared(batch))] == [kind for kind in kinds if kind in SHARED]
+def test_a_packet_beyond_all_measure_of_an_unknown_kind_or_without_its_receiver_is_garbled() -> None:
+    good = packet(Say.NEWS, bytes(ID_BYTES), 1, b"").packed
+    large = (LARGEST_PACKET + 1).to_bytes(4, "little") + good[4:]
+    for bad in (large, good[:4] + b"\xee" + good[5:], good[:4] + bytes([Say.ASK]) + good[5:]):
+        with pytest.raises(Garbled):
+            list(Packets().feed(bad))
 
 
 def test_messages_of_a_supervisor_are_not_accepted_from_another_host() -> None:
-    assert shared(record(Kind.QUESTION, b"reload")) == b""
     assert not SHARED & {
         Kind.QUESTION,
         Kind.REPLY,
@@ -79,8 +82,8 @@ def test_messages_of_a_supervisor_are_not_accepted_from_another_host() -> None:
         Kind.POD,
         Kind.METRICS,
         Kind.ROLL,
-        Kind.SNAPSHOT,
-        Kind.VANISHED,
+        Kind.HOSTS,
+        Kind.LEVELS,
         Kind.STOPPING,
     }
-    assert len(HOST) == ID_BYTES
+    assert list(records(record(Kind.QUESTION, b"reload"))) == [(Kind.QUESTION, b"reload")]

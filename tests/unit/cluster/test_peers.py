@@ -1,16 +1,16 @@
-"""Which other hosts there are, and what of them was missed."""
+"""Which other processes there are, and what of them was missed."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.membership import ASK_PAUSE, Host, Peers
-from proxy.cluster.messages import FIRST_NUMBER, Packet, Say
+from proxy.cluster.membership import ASK_PAUSE, Peer, Peers, member_id
+from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, Say, packet
 from proxy.core.ports import ManualClock
 
 LEASE = 5.0
-ONE, TWO = b"host-one", b"host-two"
+OWN, ONE, TWO = b"own-h", b"one-h", b"two-h"
 
 
 class Ear:
@@ -19,51 +19,73 @@ class Ear:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.gone: list[int] = []
-        self.peers = Peers(self.clock, LEASE, self.gone.append)
+        self.changes = 0
+        self.peers = Peers(OWN, self.clock, LEASE, self.gone.append)
+        self.peers.changed = self._changed
 
-    def hear(self, say: Say, number: int, host: bytes = ONE) -> Host | None:
-        return self.peers.hear(Packet(say, host, number, b""))
+    def hear(self, say: Say, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
+        to = member_id(OWN, 1) if say in (Say.ASK, Say.STATE) else None
+        return self.peers.receive(packet(say, member_id(host, member), number, b"", to))
 
-    def known(self, number: int, host: bytes = ONE) -> Host:
-        found = self.hear(Say.HELLO, number, host)
+    def known(self, number: int, host: bytes = ONE, member: int = 1) -> Peer:
+        found = self.hear(Say.HELLO, number, host, member)
         assert found is not None
         return found
 
+    def _changed(self) -> None:
+        self.changes += 1
 
-def test_a_host_silent_for_a_lease_is_removed_with_all_members() -> None:
+
+def test_who_was_not_heard_of_for_a_lease_is_gone() -> None:
     ear = Ear()
-    host = ear.known(1)
-    numbers = [ear.peers.number(host, member) for member in (0, 1, 2)]
+    numbers = [ear.known(1, member=member).number for member in (1, 2)]
     ear.clock.advance(LEASE - 0.1)
     ear.hear(Say.BEAT, 2)
     ear.clock.advance(LEASE - 0.1)
     ear.peers.sweep()
-    assert not ear.gone
+    assert ear.gone == numbers[1:]
     ear.clock.advance(0.2)
     ear.peers.sweep()
-    assert ear.gone == numbers
-    assert not len(ear.peers)
-    assert ear.peers.host_of(numbers[0]) is None
+    assert ear.gone == numbers[::-1]
+    assert not ear.peers.hosts
+    assert ear.changes == 4
 
 
-def test_numbers_of_members_are_never_reused() -> None:
+def test_one_of_this_host_is_not_given_up_for_its_silence_only_for_its_end() -> None:
     ear = Ear()
-    one, two = ear.known(1), ear.known(1, TWO)
-    numbers = {ear.peers.number(one, 0), ear.peers.number(one, 7), ear.peers.number(two, 0)}
+    sibling = ear.known(1, OWN, 7)
+    assert (sibling.number, sibling.is_local) == (7, True)
+    ear.clock.advance(10 * LEASE)
+    ear.peers.sweep()
+    assert not ear.gone
+    assert ear.peers.received_at(7) == 0.0
+    ear.hear(Say.BEAT, 2, OWN, 7)
+    assert ear.peers.received_at(7) == 10 * LEASE
+    ear.peers.forget(sibling)
+    ear.peers.forget(sibling)
+    assert ear.gone == [7]
+
+
+def test_processes_of_other_hosts_have_numbers_that_nobody_else_ever_had() -> None:
+    ear = Ear()
+    one, two, three = ear.known(1), ear.known(1, member=7), ear.known(1, TWO)
+    numbers = {one.number, two.number, three.number}
     assert len(numbers) == 3
     assert min(numbers) >= FIRST_NUMBER
-    assert ear.peers.number(one, 7) in numbers
+    assert ear.known(2).number == one.number
     ear.peers.forget(one)
-    assert ear.peers.number(ear.known(2), 7) not in numbers
+    assert ear.known(3).number not in numbers
 
 
-def test_members_that_a_host_no_longer_lists_are_removed() -> None:
+def test_hosts_are_known_by_what_one_of_their_processes_says() -> None:
     ear = Ear()
-    host = ear.known(1)
-    _, first, second = (ear.peers.number(host, member) for member in (0, 1, 2))
-    ear.peers.keep(host, [2, 3])
-    assert ear.gone == [first]
-    assert ear.peers.host_of(second) is host
+    ear.known(1, member=1)
+    assert ear.peers.hosts == {ONE: ("", "")}
+    ear.known(1, member=0).name = "left"
+    ear.known(1, member=2)
+    ear.known(1, OWN, 3)
+    assert ear.peers.hosts == {ONE: ("left", "")}
+    assert len(ONE) == HOST_BYTES
 
 
 def test_overtaken_packets_are_ignored() -> None:
@@ -71,39 +93,48 @@ def test_overtaken_packets_are_ignored() -> None:
     ear.known(5)
     assert ear.hear(Say.NEWS, 4) is None
     assert ear.hear(Say.NEWS, 5) is None
-    assert ear.hear(Say.ANSWER, 4) is None
-    assert ear.hear(Say.ANSWER, 5) is not None
+    assert ear.hear(Say.STATE, 4) is None
+    assert ear.hear(Say.STATE, 5) is not None
     assert ear.hear(Say.NEWS, 6) is not None
+
+
+def test_what_is_for_one_host_or_process_has_no_number() -> None:
+    ear = Ear()
+    peer = ear.known(5, OWN)
+    for say in (Say.LOCAL, Say.DIRECT, Say.ASK):
+        assert ear.hear(say, 0, OWN) is peer
+    assert peer.last == 5
+    assert not peer.has_gap
 
 
 def test_a_missed_packet_is_requested_periodically_until_a_response() -> None:
     ear = Ear()
-    host = ear.known(1)
+    peer = ear.known(1)
     ear.hear(Say.NEWS, 2)
-    assert not ear.peers.should_ask(host)
+    assert not ear.peers.should_ask(peer)
     ear.hear(Say.NEWS, 4)
-    assert ear.peers.should_ask(host)
-    assert not ear.peers.should_ask(host)
+    assert ear.peers.should_ask(peer)
+    assert not ear.peers.should_ask(peer)
     ear.clock.advance(ASK_PAUSE)
-    assert ear.peers.should_ask(host)
-    ear.hear(Say.ANSWER, 4)
+    assert ear.peers.should_ask(peer)
+    ear.hear(Say.STATE, 4)
     ear.clock.advance(ASK_PAUSE)
-    assert not ear.peers.should_ask(host)
+    assert not ear.peers.should_ask(peer)
 
 
 def test_a_goodbye_of_an_unknown_host_adds_no_member() -> None:
     ear = Ear()
     assert ear.hear(Say.BYE, 1) is None
-    assert not len(ear.peers)
+    assert not ear.peers.hosts
 
 
 @given(numbers=st.lists(st.integers(1, 30), max_size=40))
 def test_no_packet_is_applied_twice_and_no_gap_is_missed(numbers: list[int]) -> None:
     ear = Ear()
-    host = ear.known(1)
+    peer = ear.known(1)
     taken = [1]
     for number in numbers:
         if ear.hear(Say.NEWS, number) is not None:
             taken.append(number)
     assert taken == sorted(set(taken))
-    assert host.has_gap is (taken != list(range(1, len(taken) + 1)))
+    assert peer.has_gap is (taken != list(range(1, len(taken) + 1)))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.cluster.messages import Garbled, Kind, records
-from proxy.cluster.prefixes import ANEW, Moves, SharedIndex, index_tag
+from proxy.cluster.prefixes import WHOLE_CHAINS_EVERY, Moves, SharedIndex, index_tag
 from proxy.cluster.shared import pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def said(self) -> list[tuple[Kind, bytes]]:
-        self._said.extend(records(self.index.take_changes()))
+        self._said.extend(records(self.index.collect_changes()))
         return self._said
 
     def reserve(self, chain: Chain, pod: str = "a") -> Reservation:
@@ -52,7 +52,7 @@ class Peer:
     def hear(self, *others: Peer) -> None:
         for other in others:
             for kind, body in other.said:
-                self.index.take(other.number, kind, body)
+                self.index.receive(other.number, kind, body)
 
 
 def attempt(*peers: Peer) -> None:
@@ -132,9 +132,9 @@ def test_a_new_peer_gets_confirmed_and_reserved_blocks() -> None:
     here.reserve([1, 2, 9])
     here.said.clear()
     for kind, body in here.index.in_flight():
-        joins.index.take(1, kind, body)
+        joins.index.receive(1, kind, body)
     for kind, body in here.index.memory(1.0):
-        joins.index.take(1, kind, body)
+        joins.index.receive(1, kind, body)
     for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
         assert joins.match(chain) == here.match(chain) != {}
     joins.index.vanished(1)
@@ -174,7 +174,7 @@ def test_malformed_messages_are_harmless(garbage: bytes, kind: Kind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
     with suppress(Garbled):
-        here.index.take(9, kind, (1).to_bytes(4, "little") + garbage)
+        here.index.receive(9, kind, (1).to_bytes(4, "little") + garbage)
     assert here.match([1, 2]) == {"a": 2}
 
 
@@ -202,9 +202,9 @@ def test_a_peer_that_joined_in_between_gets_the_whole_prompt() -> None:
     here.reserve([1, 2, 3, 4])
     attempt(here, joins)
     assert joins.match([1, 2, 3, 4]) == {}
-    here.index.begin_anew()
+    here.index.publish_whole_chains()
     for kind, body in here.index.in_flight():
-        joins.index.take(1, kind, body)
+        joins.index.receive(1, kind, body)
     assert joins.match([1, 2, 3, 4]) == {"a": 4}
     here.reserve([1, 2, 3, 5])
     attempt(here, joins)
@@ -219,7 +219,7 @@ def test_a_peer_without_the_prefix_knows_the_prompt_a_minute_later() -> None:
     here.reserve([1, 2, 3, 4])
     attempt(here, forgetful)
     assert forgetful.match([1, 2, 3, 4]) == {}
-    here.clock.advance(ANEW)
+    here.clock.advance(WHOLE_CHAINS_EVERY)
     here.reserve([1, 2, 3, 5])
     attempt(here, forgetful)
     assert forgetful.match([1, 2, 3, 5]) == {"a": 4}
@@ -244,7 +244,7 @@ def test_a_truncated_chain_is_refused(kind: Kind, cut: int) -> None:
     ((_, moves),) = here.said
     body = moves if kind is Kind.MOVES else next(iter(here.index.memory(1.0)))[1]
     with pytest.raises(Garbled):
-        there.index.take(1, kind, body[:-cut])
+        there.index.receive(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
 
 
@@ -252,7 +252,7 @@ def test_a_chain_longer_than_any_prompt_is_refused() -> None:
     there, too_many = Peer(2), len(DEPTHS)
     moves = Moves(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
     with pytest.raises(Garbled):
-        there.index.take(1, Kind.MOVES, moves.packed(1))
+        there.index.receive(1, Kind.MOVES, moves.packed(1))
     assert there.match([0]) == {}
 
 
@@ -260,7 +260,7 @@ def test_a_chain_longer_than_any_prompt_is_refused() -> None:
 def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int]) -> None:
     there = Peer(2)
     with pytest.raises(Garbled):
-        there.index.take(1, Kind.MOVES, Moves([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1))
+        there.index.receive(1, Kind.MOVES, Moves([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1))
     assert there.match([0]) == {}
 
 
@@ -368,7 +368,7 @@ def test_blocks_of_a_removed_pod_do_not_pass_to_its_successor() -> None:
 
 def test_a_reset_of_a_pod_is_published_at_once() -> None:
     here, flushed = Peer(1), list[bytes]()
-    here.index._flush = lambda: flushed.append(here.index.take_changes())
+    here.index._flush = lambda: flushed.append(here.index.collect_changes())
     here.index.confirm(here.reserve([1, 2, 3]))
     assert not flushed
     here.index.lost(here.pods["a"])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.deployment import BEATS, Deployment
+from proxy.cluster.deployment import Deployment
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
+from proxy.cluster.replica import BEATS
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.virtual import VirtualLoop
@@ -70,7 +71,7 @@ class MemoryLine:
     def publish(self, channel: str, message: bytes) -> None:
         asyncio.get_running_loop().call_later(TRIP, self._store.pass_on, channel, message)
 
-    async def has_room(self) -> None: ...
+    async def is_writable(self) -> None: ...
 
     async def lost(self) -> None:
         await self.is_over.wait()
@@ -79,11 +80,11 @@ class MemoryLine:
 
 class Host(Member):
     def __init__(self, number: int, store: MemoryStore, loop: VirtualLoop, lease: float) -> None:
-        super().__init__()
+        super().__init__(clock=loop, lease=lease)
         wanted = ReplicaSettings(store="redis://memory", lease=lease, name=f"host-{number}")  # type: ignore[arg-type]
         rng = random.Random(number)
         self.deployment = Deployment(
-            wanted, loop, rng, Catalogue("test"), self.replica, lambda: "a", connect=store.line, gathers=False
+            wanted, loop, rng, Catalogue("test"), self.replica, lambda: "a", connect=store.line
         )
         self.replica.join(self.deployment, INTERVAL)
 

@@ -30,7 +30,7 @@ class Worker:
     def _tell(self, kind: Kind, body: bytes) -> None:
         assert kind is Kind.SESSIONS
         for worker in self.heard_by:
-            worker.shared.take(1, kind, body)
+            worker.shared.receive(1, kind, body)
 
     def bind(self, session: str, pod: str) -> None:
         self.table.bind(session, self.pods[pod], self.clock.now())
@@ -77,7 +77,7 @@ def test_a_new_worker_gets_sessions_with_their_times() -> None:
     bodies = list(one.shared.memory(1.0))
     assert len(bodies) == 3
     for kind, body in bodies:
-        late.shared.take(1, kind, body)
+        late.shared.receive(1, kind, body)
     assert (late.pod_of("0"), late.pod_of(f"{2 * PER_RECORD}"), len(late.table)) == ("b", "a", 2 * PER_RECORD + 1)
     late.clock.advance(TTL - 60.0)
     assert (late.pod_of("0"), late.pod_of(f"{2 * PER_RECORD}")) == ("b", None)
@@ -89,7 +89,7 @@ def test_older_updates_are_ignored() -> None:
     one.clock.advance(5.0)
     late.bind("s", "b")
     for kind, body in one.shared.memory(1.0):
-        late.shared.take(1, kind, body)
+        late.shared.receive(1, kind, body)
     assert late.pod_of("s") == "b"
 
 
@@ -108,7 +108,7 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
     one.bind("t", "b")
     ((kind, body),) = one.shared.memory(1.0)
     with pytest.raises(Garbled):
-        other.shared.take(1, kind, harm(body))
+        other.shared.receive(1, kind, harm(body))
     assert len(other.table) == 0
 
 
@@ -116,6 +116,6 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
 def test_any_bytes_are_harmless(noise: bytes) -> None:
     worker = Worker()
     try:
-        worker.shared.take(1, Kind.SESSIONS, noise)
+        worker.shared.receive(1, Kind.SESSIONS, noise)
     except Garbled:
         assert len(worker.table) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.messages import Garbled, frame
+from proxy.cluster.messages import Garbled, Say, packet
 from proxy.cluster.workers import Setup, packed_settings, read_settings
 from proxy.core.params import FromEnvironment
 
@@ -22,15 +22,19 @@ def received(data: bytes) -> Setup:
         return Setup.receive(theirs)
 
 
+def direct(body: bytes) -> bytes:
+    return packet(Say.DIRECT, bytes(8), 0, body, bytes(8)).packed
+
+
 def test_a_worker_receives_its_setup() -> None:
-    setup = Setup({"listen": {"port": 0}}, 3, 1, 2, [7, 8], [9], 10)
-    assert received(frame(0, setup.packed()) + frame(0, b"later")) == setup
+    setup = Setup({"listen": {"port": 0}}, 3, "0102030405", 1, 2, [7, 8], [9], 10)
+    assert received(direct(setup.packed()) + direct(b"later")) == setup
 
 
-@pytest.mark.parametrize("size", [0, 5, 20])
+@pytest.mark.parametrize("size", [0, 5, 20, 35])
 def test_a_supervisor_that_ends_during_the_setup_is_an_error(size: int) -> None:
     with pytest.raises(Garbled, match="the connection ended"):
-        received(frame(0, Setup({}, 1).packed())[:size])
+        received(direct(Setup({}, 1).packed())[:size])
 
 
 def test_values_that_json_lacks_survive() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import orjson
-
 from proxy.cluster.membership import Shares
-from proxy.cluster.messages import Kind, records
 from proxy.core.ports import ManualClock
 
 
@@ -15,68 +12,61 @@ class World:
     def __init__(self, policy: Literal["localShare", "open"] = "localShare") -> None:
         self.clock = ManualClock(now=100.0)
         self.said: list[tuple[int, int, bool]] = []
-        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda record: self.said.append(read(record)))
+        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda *place: self.said.append(place))
 
     @property
     def place(self) -> tuple[int, int, bool]:
         """Hosts, which of them this one is, and whether it hears of the others."""
-        return read(self.shares.record)
-
-
-def read(data: bytes) -> tuple[int, int, bool]:
-    ((kind, body),) = records(data)
-    assert kind is Kind.HOSTS
-    hosts, rank, is_heard = orjson.loads(body)
-    return hosts, rank, is_heard
+        return self.shares.place
 
 
 def test_hosts_divide_a_limit_in_the_order_of_their_ids() -> None:
     world = World()
     assert world.place == (1, 0, False)
-    world.shares.look([b"a"])
+    world.shares.divide([b"a"])
     assert world.place == (1, 0, False), "nobody hears of this one yet"
     world.shares.found()
-    world.shares.look([b"z", b"a"])
+    world.shares.divide([b"z", b"a"])
     assert world.place == (3, 1, True)
-    world.shares.look([b"a", b"z"])
+    world.shares.divide([b"a", b"z"])
     assert world.said == [(1, 0, True), (3, 1, True)], "only what is another"
-    world.shares.look([b"z"])
+    world.shares.divide([b"z"])
     assert world.place == (2, 0, True)
 
 
 def test_without_the_store_the_division_stays() -> None:
     world = World()
     world.shares.found()
-    world.shares.look([b"a", b"z"])
+    world.shares.divide([b"a", b"z"])
     world.shares.lost()
-    world.shares.look([])
+    world.shares.divide([])
     assert world.place == (3, 1, False)
 
 
 def test_with_an_open_policy_each_has_the_whole_limit_then() -> None:
     world = World("open")
     world.shares.found()
-    world.shares.look([b"a"])
+    world.shares.divide([b"a"])
     world.shares.lost()
     assert world.place == (1, 0, False)
     world.shares.found()
-    world.shares.look([])
+    world.shares.divide([])
     assert world.place == (2, 1, True), "the other one may be on its way back"
 
 
 def test_earlier_hosts_count_for_a_lease_after_the_store_returns_unless_they_stop() -> None:
     world = World()
     world.shares.found()
-    world.shares.look([b"a", b"z"])
+    world.shares.divide([b"a", b"z"])
     world.shares.lost()
     world.shares.found()
-    world.shares.look([b"a"])
+    world.shares.divide([b"a"])
     assert world.place == (3, 1, True)
     world.shares.left(b"z")
-    world.shares.look([b"a"])
+    world.shares.divide([b"a"])
     assert world.place == (2, 1, True)
-    world.shares.look([])
+    world.shares.divide([])
     assert world.place == (2, 1, True)
     world.clock.advance(5.0)
-    world.shares.look([])
+    world.shares.divide([])
     assert world.place == (1, 0, True)

@@ -10,8 +10,9 @@ import pytest
 
 from proxy.autoscale.signals import Signals
 from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkerSignals
+from proxy.cluster.workers import Child
 from proxy.settings import from_mapping
-from proxy.telemetry.metrics import Catalogue, Dump
+from proxy.telemetry.metrics import Catalogue
 
 ROLE = ("default", "prefill")
 
@@ -37,12 +38,15 @@ class Workers(Questions):
         return self.said[address]
 
 
-class Worker:
-    takes_requests = answers = True
-    metrics: Dump
+class Worker(Child):
+    """One that always replies."""
 
     def __init__(self, number: int) -> None:
         self.number = self.seat = number
+
+    @property
+    def replies(self) -> bool:
+        return True
 
 
 def test_workers_are_added_up_and_what_they_say_survives_its_way() -> None:
@@ -61,26 +65,27 @@ def test_signals_of_another_shape_are_refused(body: bytes) -> None:
 async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
     settings = from_mapping({"autoscale": {"pools": {"default": {"roles": [{"name": "prefill", "min": 1, "max": 1}]}}}})
     workers = Workers({1: signals(100, 0).packed()})
-    source = WorkerSignals(Catalogue("test"), workers, lambda: [Worker(1)])
-    source.pools = settings.autoscale.pools
-    await source.update()
-    assert source.known("default", "prefill", 0.0).ttft is None
+    senses = WorkerSignals(Catalogue("test"), workers, lambda: [Worker(1)])
+    senses.pools = settings.autoscale.pools
+    await senses.update()
+    assert senses.known("default", "prefill", 0.0).ttft is None
     workers.said[1] = signals(100, 10).packed()
-    await source.update()
-    assert source.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
+    await senses.update()
+    assert senses.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
     workers.said[1] = signals(0, 1).packed()
-    await source.update()
-    known = source.known("default", "prefill", 30.0)
+    await senses.update()
+    known = senses.known("default", "prefill", 30.0)
     assert (known.ttft, known.queued, known.backlog) == (None, 3, 0.5)
 
 
 async def test_a_worker_that_does_not_answer_counts_with_its_last_answer_until_it_is_gone() -> None:
-    workers, there = Workers({1: signals(1, 0).packed(), 2: signals(1, 0).packed()}), [Worker(1), Worker(2)]
-    source = WorkerSignals(Catalogue("test"), workers, lambda: there)
-    await source.update()
+    workers = Workers({1: signals(1, 0).packed(), 2: signals(1, 0).packed()})
+    there: list[Child] = [Worker(1), Worker(2)]
+    senses = WorkerSignals(Catalogue("test"), workers, lambda: there)
+    await senses.update()
     del workers.said[2]
-    await source.update()
-    assert source.signals.queued == {"default": 6}
+    await senses.update()
+    assert senses.signals.queued == {"default": 6}
     del there[1]
-    await source.update()
-    assert source.signals.queued == {"default": 3}
+    await senses.update()
+    assert senses.signals.queued == {"default": 3}

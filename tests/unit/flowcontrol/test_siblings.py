@@ -86,10 +86,10 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
         one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
         for _ in range(data.draw(st.integers(0, len(said)))):
             number, to, body = said.pop(0)
-            queues[to].take(number, Kind.WAITING, body)
+            queues[to].receive(number, Kind.WAITING, body)
         assert sum(one.part("x", most) for one in all_of_them) <= most
     for number, to, body in said:
-        queues[to].take(number, Kind.WAITING, body)
+        queues[to].receive(number, Kind.WAITING, body)
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
@@ -108,7 +108,7 @@ def told(number: int, highest: int | None, given: Lent, wants: Sequence[str]) ->
 
 def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
     for kind, body in speaker.in_flight():
-        queue.take(3, kind, body)
+        queue.receive(3, kind, body)
 
 
 def test_published_parts_equal_applied_ones() -> None:
@@ -138,7 +138,7 @@ def test_published_parts_equal_applied_ones() -> None:
     )
     for body in nonsense:
         with pytest.raises(Garbled):
-            queue.take(3, Kind.WAITING, body)
+            queue.receive(3, Kind.WAITING, body)
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
@@ -180,20 +180,20 @@ class Hosts:
         for number, body in self._said:
             for other in to:
                 if other != number:
-                    self._queues[other].take(peer(number), Kind.WAITING, body)
+                    self._queues[other].receive(peer(number), Kind.WAITING, body)
         self._said.clear()
 
     def vanishes_for(self, one: int, other: int) -> None:
         self._queues[other].vanished(peer(one))
 
     def loses_the_store(self, one: int) -> None:
-        self._queues[one].among(len(self.all), one, False)
+        self._queues[one].divide(len(self.all), one, False)
 
     def says_all(self, one: int, to: int) -> None:
         """A snapshot."""
         self._queues[to].reset(peer(one))
         for kind, body in self._queues[one].in_flight():
-            self._queues[to].take(peer(one), kind, body)
+            self._queues[to].receive(peer(one), kind, body)
 
     @property
     def parts(self) -> int:

@@ -5,33 +5,36 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from proxy.cluster.messages import Packet, Say, packet
 from proxy.cluster.transport import Link
 from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import PATIENCE
-
-NOBODY = 0
 
 
 async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> None:
     ours, theirs = socket.socketpair()
     heard: list[bytes] = []
 
-    def answer(_: int, records: bytes) -> None:
-        heard.append(records)
-        hub.publish(b"so did the others", NOBODY)
+    def answer(packet: Packet) -> None:
+        heard.append(packet.body)
+        hub.publish(local(b"so did the others"))
 
     hub = await Link.over(ours, answer, _nothing, _nothing, Counter())
     worker = await Link.over(theirs, lambda *_: None, _nothing, _nothing, Counter())
     said = [bytes([number]) * 50_000 for number in range(20)]
     for records in said:
-        worker.publish(records, NOBODY)
+        worker.publish(local(records))
     ending = asyncio.create_task(worker.end())
     await asyncio.sleep(0)
-    worker.publish(b"too late", NOBODY)
+    worker.publish(local(b"too late"))
     async with asyncio.timeout(PATIENCE):
         await ending
         await hub.closed.wait()
     assert heard == said
+
+
+def local(body: bytes) -> Packet:
+    return packet(Say.LOCAL, bytes(8), 0, body)
 
 
 def _nothing() -> None:

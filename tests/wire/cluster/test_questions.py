@@ -59,7 +59,7 @@ async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog
             for _ in range(100):
                 with pytest.raises(Unanswered):
                     await supervisor.ask(1, "fails")
-    assert caplog.text.count("failed to answer a process of this host") == 1
+    assert caplog.text.count("failed to reply to a process of this host") == 1
 
 
 async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
@@ -88,11 +88,11 @@ async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> No
 async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
     async with asked() as (it, supervisor, worker):
         worker.handlers["echo"] = echo
-        link = it.members[1].replica._transport
+        send = it.members[1].replica._send_direct
         for body in (b"", b"\1\0\0\0{]", b'\1\0\0\0["nobody knows this",1]', b'\1\0\0\0["echo"]'):
-            link.publish(record(Kind.QUESTION, body), BROKER)
+            send(BROKER, record(Kind.QUESTION, body))
         for body in (b"\1", b"\xff\xff\0\0\1late"):
-            link.publish(record(Kind.REPLY, body), BROKER)
+            send(BROKER, record(Kind.REPLY, body))
         await until(lambda: it.garbled.value == 5)
         assert await supervisor.ask(1, "echo", 1) == b"1"
 
@@ -125,7 +125,7 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
 
         async def read(argument: Any) -> bytes:
             seen.append(argument)
-            it.hub.publish(Kind.POD, b"found")
+            it.replica.publish(Kind.POD, b"found")
             return b""
 
         supervisor.handlers.update({"read-models": read, "read-pod": read})
