@@ -13,7 +13,6 @@ from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
     Disconnected,
-    Garbled,
     KvlaneError,
     OutOfFiles,
     RequestError,
@@ -39,8 +38,8 @@ from proxy.http.pipeline import continuation_of
 from proxy.http.rank import body_for, rank_line
 from proxy.http.request import HttpCall, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
-from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.pool import Address, Pod, UpstreamPool
+from proxy.http.upstream.connection import Connection, Meter
+from proxy.http.upstream.pool import Address, Collected, Pod, UpstreamPool
 from proxy.openai.errors import stream_error
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class ClientRelay:
                     raise error
                 raced, used, attempt.ending = error, None, None
         except asyncio.CancelledError:
-            attempt.ending = attempt.ending or Ending.CLIENT_GONE
+            attempt.ending = attempt.ending or self._cancelled()
             raise
         except UpstreamFailed as error:
             attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
@@ -161,21 +160,58 @@ class ClientRelay:
             used, raced = pod.take(), None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
-                answer = Collected(attempt, context, connection)
                 attempt.sent_at = context.clock.now()
-                connection.send(answer, head, body)
+                response = Collected(connection)
+                connection.send(response, head, body)
                 try:
-                    return await answer.body(seconds)
+                    answered, content = await self._whole(response, attempt, seconds)
+                    break
                 except Disconnected as error:
                     if used is None or not self._met_close_race(attempt, error):
                         raise
                     raced, used = error.with_traceback(None), None
+            Meter().finish_at_once(attempt, content)
+            attempt.status = answered.status
+            attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
+            if answered.declines or answered.status == BAD_REQUEST:
+                error = refusal(answered, content, attempt.endpoint.rank)
+                if error is not None:
+                    raise error
+            attempt.ending = Ending.COMPLETE
+            return content
         except asyncio.CancelledError:
-            attempt.ending = attempt.ending or Ending.CLIENT_GONE
+            attempt.ending = attempt.ending or self._cancelled()
             raise
         except UpstreamFailed:
             attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             raise
+
+    async def _whole(self, response: Collected, attempt: Attempt, seconds: float) -> tuple[AnswerHead, bytes]:
+        """Wait for the response, for `seconds` at most and no longer than the request has. Close the connection if the
+        response does not become whole."""
+        context, size = self._context, 0
+        received_at = context.clock.now()
+        seconds = min(seconds, attempt.request.deadline - received_at)
+        try:
+            async with asyncio.timeout(seconds):
+                while not response.whole.done():
+                    await asyncio.wait((response.whole,), timeout=ASK_AFTER)
+                    if response.size != size:
+                        size, received_at = response.size, context.clock.now()
+                    if not response.whole.done() and (why := context.given_up(attempt, received_at)):
+                        raise UpstreamFailed(why)
+                return response.whole.result()
+        except TimeoutError:
+            attempt.ending = Ending.TIMED_OUT
+            raise UpstreamTimedOut(f"not answered within {seconds:g} s") from None
+        finally:
+            if not response.whole.done():
+                attempt.last_byte_at = context.clock.now()
+                response.abandon()
+
+    def _cancelled(self) -> Ending:
+        """Return the ending of an attempt that is cancelled: by its client, or for another request or a stop."""
+        return Ending.CLIENT_GONE if self._call.has_left else Ending.EVICTED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
@@ -365,9 +401,12 @@ class Race:
     # what the server calls
 
     def evict(self) -> None:
-        for sink in self._sinks():
+        sinks = self._sinks()
+        for sink in sinks:
             if isinstance(sink, Response):
                 sink.evict()
+        if not sinks:  # all attempts wait for their connections
+            self.call.connection.evict()
 
     def _sinks(self) -> list[Sink]:
         return [lane.sink for lane in self._lanes if lane.sink is not None]
@@ -404,106 +443,3 @@ class Lane:
         elif self._task is not None:
             self.attempt.ending = Ending.EVICTED
             self._task.cancel()
-
-
-LARGEST = 4 * 1024 * 1024
-"""Bytes of an answer: a token, and where its cache is."""
-
-
-class Collected:
-    """A `Receiver`."""
-
-    reads_head = False
-
-    def __init__(self, attempt: Attempt, context: RelayContext, connection: Connection) -> None:
-        self.head: AnswerHead | None = None
-        self._attempt = attempt
-        self._context = context
-        self._connection = connection
-        self._heard_at = context.clock.now()
-        self._body = b""
-        self._done: asyncio.Future[KvlaneError | None] = context.loop.create_future()
-
-    async def body(self, seconds: float) -> bytes:
-        """Waits for it, but no longer than the request has. Raises what `Relay.collect` raises."""
-        seconds = min(seconds, self._attempt.request.deadline - self._heard_at)
-        try:
-            async with asyncio.timeout(seconds):
-                while not self._done.done():
-                    await asyncio.wait((self._done,), timeout=ASK_AFTER)
-                    self._ask()
-        except TimeoutError:
-            self._stop(Ending.TIMED_OUT)
-            raise UpstreamTimedOut(f"not answered within {seconds:g} s") from None
-        except asyncio.CancelledError:
-            self._stop(Ending.CLIENT_GONE)
-            raise
-        error = self._done.result()
-        if error is not None:
-            raise error
-        return self._body
-
-    # what the pod's connection calls
-
-    def begin(self, head: AnswerHead) -> None:
-        if head.status == 101:
-            raise Garbled("switched protocols unasked")
-        self._connection.until_close = not head.sized and not head.chunked
-
-    def received(self, raw: bytes) -> None:
-        self._heard_at = self._context.clock.now()
-        self._take()
-        if len(self._body) > LARGEST:
-            self._connection.abort()
-            self.failed(Garbled("more than an answer of one token has"))
-
-    def finished(self, raw: bytes, exact: bool) -> None:
-        attempt, head = self._attempt, self.head
-        self._take()
-        self._connection.meter.finish_at_once(attempt, self._body)
-        self._connection.meter.take()
-        attempt.first_byte_at = attempt.last_byte_at = self._context.clock.now()
-        attempt.status = None if head is None else head.status
-        error = None
-        if head is not None and (head.declines or head.status == BAD_REQUEST):
-            error = refusal(head, self._body, attempt.endpoint.rank)
-        if error is None:
-            attempt.ending = Ending.COMPLETE
-        self._settle(error)
-
-    def upgraded(self, rest: bytes) -> None:
-        self.failed(Garbled("switched protocols unasked"))
-
-    def failed(self, error: UpstreamFailed) -> None:
-        self._settle(error)
-
-    def broke(self, error: Exception) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-
-    def pause_writing(self) -> None:
-        pass
-
-    def resume_writing(self) -> None:
-        pass
-
-    def _take(self) -> None:
-        self._body += b"".join(self._connection.meter.pieces)
-        self._connection.meter.pieces.clear()
-
-    def _ask(self) -> None:
-        if not self._done.done() and (why := self._context.given_up(self._attempt, self._heard_at)):
-            self._connection.abort()
-            self.failed(UpstreamFailed(why))
-
-    def _stop(self, ending: Ending) -> None:
-        """Nobody waits for it any more."""
-        if not self._done.done():
-            self._attempt.ending = ending
-            self._attempt.last_byte_at = self._context.clock.now()
-            self._connection.abort()
-            self._done.cancel()
-
-    def _settle(self, error: KvlaneError | None) -> None:
-        if not self._done.done():
-            self._done.set_result(error)

@@ -268,7 +268,7 @@ def not_connected(error: OSError | ValueError, now: float) -> ConnectFailed:
 log = logging.getLogger(__name__)
 
 LONGEST = 4 * 1024 * 1024
-"""Bytes of an answer."""
+"""Bytes of a response that is collected."""
 
 FETCH_IDLE_LIMIT = 60.0
 """Seconds; longer than for requests, because large fleets are asked rarely, and a question may be asked twice."""
@@ -336,16 +336,22 @@ class PooledFetcher:
 
 
 class Collected:
-    """One answer, kept until it is whole."""
+    """A `Receiver` that keeps a response until it is whole."""
 
-    __slots__ = ("_connection", "_size", "head", "reads_head", "whole")
+    __slots__ = ("_connection", "head", "reads_head", "size", "whole")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._size = 0
+        self.size = 0
+        """Bytes of it that have come, framing and all, before the last read."""
         self.head: AnswerHead | None = None
         self.reads_head = False
-        self.whole: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.whole: asyncio.Future[tuple[AnswerHead, bytes]] = asyncio.get_running_loop().create_future()
+
+    def abandon(self) -> None:
+        """Close the connection before the response is whole."""
+        self._connection.abort()
+        self.whole.cancel()
 
     def begin(self, head: AnswerHead) -> None:
         if head.status == 101:
@@ -353,27 +359,25 @@ class Collected:
         self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
 
     def received(self, raw: bytes) -> None:
-        self._size += len(raw)
-        if self._size > LONGEST:
+        self.size += len(raw)
+        if self.size > LONGEST:
             self._connection.abort()
             self.failed(Garbled("the answer is too long"))
 
     def finished(self, raw: bytes, exact: bool) -> None:
         body = self._connection.meter.take()
         if self.head is not None and not self.whole.done():
-            self.whole.set_result((self.head.status, body))
+            self.whole.set_result((self.head, body))
 
     def upgraded(self, rest: bytes) -> None:
-        self._connection.abort()
-        self.failed(Garbled("switched protocols unasked"))
+        """Not called: `begin` refuses such a response."""
 
     def failed(self, error: UpstreamFailed) -> None:
-        if not self.whole.done():
-            self.whole.set_exception(error)
+        self.broke(error)
 
     def broke(self, error: Exception) -> None:
-        log.error("failed to read an answer of a pod", exc_info=error)
-        self.failed(Garbled(f"the answer could not be read: {error!r}"))
+        if not self.whole.done():
+            self.whole.set_exception(error)
 
     def pause_writing(self) -> None: ...
 
@@ -382,13 +386,19 @@ class Collected:
 
 async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int, bytes]:
     """Cancelled, it takes the connection with it."""
-    collected = Collected(connection)
-    connection.send(collected, head, body)
+    response = Collected(connection)
+    connection.send(response, head, body)
     try:
-        return await collected.whole
+        answered, body = await response.whole
     except asyncio.CancelledError:
-        connection.abort()
+        response.abandon()
         raise
+    except UpstreamFailed:
+        raise
+    except Exception as error:
+        log.exception("failed to read a response of a pod")
+        raise Garbled(f"the response could not be read: {error!r}") from error
+    return answered.status, body
 
 
 @lru_cache(maxsize=4096)

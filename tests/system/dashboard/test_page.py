@@ -370,3 +370,63 @@ async def test_axe_finds_no_serious_issue(page: Page, pods: int, scheme: str, wi
         assert await page.violations() == []
         wider = await page.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wider <= 0, "nothing hangs over the edge of the screen"
+
+
+HOSTILE = "<img src=x onerror=window.stolen=1> <script>window.stolen=1</script> <svg onload=window.stolen=1>"
+QUOTED = "\"' onmouseover=window.stolen=1 autofocus onfocus=window.stolen=1 x='"
+
+
+async def assert_nothing_is_markup(page: Page) -> None:
+    """No element was made of the texts, no script ran, and the security policy had none to stop."""
+    made = "document.querySelectorAll('img, svg[onload], [onerror], [onmouseover], [onfocus], body script:not([src])')"
+    assert await page.ask(f"[...{made}].map(one => one.outerHTML)") == []
+    assert await page.ask("window.stolen ?? null") is None
+    assert await page.complaints() == []
+
+
+async def test_markup_in_what_pods_say_is_text(page: Page) -> None:
+    async with scene() as made:
+        for number, text in enumerate((HOSTILE, QUOTED)):
+            settings = PodSettings(f"http://vllm-{number}:8000", text, labels={"zone": text}, models=(text,))
+            pod = made.fleet.add(settings)
+            made.report(pod, running=1, active_models=frozenset((text,)))
+            made.fleet.reached(pod)
+            made.fleet.eject(pod, f"reason {text}")
+            made.breakers[pod] = text
+        await page.open(f"{made.url}/dashboard")
+        await page.until(f"{TILES}.length === 2")
+        for text in (HOSTILE, QUOTED):
+            await page.says("#findings", f"reason {text}")
+            await page.ask(f"[...{TILES}].find(one => one.dataset.key === arguments[0]).click()", f"pod-{text}")
+            await page.says("#dialog-title", text)
+            await assert_nothing_is_markup(page)
+            await page.press(ESCAPE)
+        await page.click("#fleet-list")
+        await page.until("document.querySelectorAll('#pods tbody tr').length === 2")
+        await page.write("#fleet-filter", HOSTILE)
+        await page.until("document.querySelectorAll('#pods tbody tr').length === 1")
+        await assert_nothing_is_markup(page)
+
+
+async def test_markup_in_what_clients_and_operators_send_is_text(page: Page) -> None:
+    async with stack(1, SimConfig(time_scale=20), settings=FULL, each=[{"name": HOSTILE}]) as proxy:
+        for model, status in (("sim", 200), (HOSTILE, 404), (QUOTED, 404)):
+            body = {"model": model, "messages": [{"role": "user", "content": HOSTILE}], "user": HOSTILE}
+            headers = {"x-request-id": f"{QUOTED} {HOSTILE}", "x-llm-d-inference-fairness-id": HOSTILE}
+            async with proxy.http.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers) as response:
+                assert response.status == status
+        await page.open(f"{proxy.admin}/dashboard")
+        await page.until(f"{TILES}.length === 1")
+        await page.ask("document.querySelector('#decisions').scrollIntoView()")
+        await page.until("document.querySelector('#decision-list tbody button')")
+        await page.click("#decision-list tbody button")
+        await page.says("#dialog", HOSTILE)
+        await assert_nothing_is_markup(page)
+        await page.press(ESCAPE)
+        await page.click("#edit summary")
+        await page.until("document.querySelector('#editor').value.includes('weight: 3')")
+        edited = "document.querySelector('#editor')"
+        await page.ask(f"{edited}.value = {edited}.value.replace('weight: 3', 'weight: ' + arguments[0])", HOSTILE)
+        await page.click("#try")
+        await page.says("#configuration-body", "1 fault; nothing has changed.")
+        await assert_nothing_is_markup(page)

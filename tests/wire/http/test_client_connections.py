@@ -275,6 +275,34 @@ async def test_a_too_large_head_is_431_and_not_repeated(request_bytes: bytes) ->
         assert port.hung_up == {HungUp.BAD_REQUEST: 1}
 
 
+@pytest.mark.parametrize("size", [1, 700, 16 * 1024, 60_000])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: a\r\nauthorization: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"".join(b"x%d: yyyy\r\n" % n for n in range(200)) + b"\r\n",
+        b"GET /health HTTP/1.1\r\nhost: a\r\n" + (b"x: " + b"y" * 1000 + b"\r\n") * 100 + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nx: " + b"y" * 70_000,
+    ],
+    ids=["field", "target", "fields", "sum", "endless"],
+)
+async def test_a_head_that_becomes_too_large_piece_by_piece_is_431(head: bytes, size: int) -> None:
+    size = max(size, len(head) // 500)
+    async with rig() as port, port.client() as client:
+        for start in range(0, len(head), size):
+            if client.writer.is_closing() or port.ended:
+                break
+            client.send(head[start : start + size])
+            await asyncio.sleep(0)
+        seen = await client.until_closed()
+        assert (seen.status, seen.json()["error"]["code"]) == (431, "head_too_large")
+        assert b"yyyy" not in seen.raw
+        assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
+        assert port.hung_up == {HungUp.BAD_REQUEST: 1}
+        assert port.server.retained == 0
+
+
 # answers before the request was read
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,14 +19,17 @@ from proxy.core.errors import (
     Declined,
     Disconnected,
     Garbled,
+    Reason,
     UpstreamFailed,
     UpstreamTimedOut,
 )
 from proxy.core.ports import Call, Clock, ManualClock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
-from proxy.http import relay
+from proxy.http.upstream import pool
+from proxy.http.upstream.connection import Meter
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
-from tests.helpers.waiting import PATIENCE
+from tests.helpers.ports import full_address
+from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_failures import breaking_off, nobody, silent
 
 ANSWER = b'{"kv_transfer_params":{"remote_engine_id":"e"},"usage":{"prompt_tokens":9,"completion_tokens":1}}'
@@ -144,14 +148,86 @@ async def test_failures_are_reported_as_for_any_attempt() -> None:
     async with Pod(answering(b"nonsense\r\n\r\n")) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
         assert isinstance(gateway.error, Garbled)
-    switched = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
-    async with Pod(answering(switched)) as pod, collecting(pod) as (port, gateway):
-        await port.ask(post())
-        assert isinstance(gateway.error, Garbled)
+
+
+@pytest.mark.parametrize("fields", [b"connection: upgrade\r\nupgrade: websocket\r\n", b"", b"content-length: 5\r\n"])
+@pytest.mark.parametrize("behind", [b"", b"bytes of another protocol"])
+async def test_a_pod_that_switches_protocols_unasked_is_closed_and_the_request_goes_on(
+    fields: bytes, behind: bytes
+) -> None:
+    async def switching(request: Received) -> None:
+        await request.body()
+        await request.send(b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n%b" % (fields, behind))
+        await asyncio.wait_for(request.gone(), PATIENCE)
+        request.break_off()
+
+    async with Pod(switching) as pod, collecting(pod) as (port, gateway):
+        for number in (1, 2):
+            assert (await port.ask(post())).json() == {"second": 1}
+            assert isinstance(gateway.error, Garbled)
+            assert gateway.attempt is not None
+            assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
+            assert pod.connections == number
+
+
+async def test_a_response_without_a_body_or_a_length_is_whole_at_its_head() -> None:
+    async with Pod(answering(b"HTTP/1.1 204 No Content\r\n\r\n")) as pod, collecting(pod) as (port, gateway):
+        assert (await port.ask(post())).json() == {"second": 1}
+        assert (gateway.body, gateway.error) == (b"", None)
+
+
+@pytest.mark.parametrize("owner", [pool.Collected, Meter])
+async def test_an_error_while_a_response_is_handled_ends_the_request(
+    owner: type, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(owner, "finished" if owner is pool.Collected else "finish_at_once", breaks)
+    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod) as (port, gateway):
+        seen = await port.ask(post())
+        assert (seen.status, seen.json()["error"]["type"]) == (500, "internal_server_error")
+        assert isinstance(gateway.error, ZeroDivisionError)
+        assert [ended.outcome for ended in port.ended] == [Reason.INTERNAL]
+        (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert record.exc_info is not None
+        monkeypatch.undo()
+        assert (await port.ask(post())).json() == {"second": 1}
+
+
+async def test_an_error_while_a_response_is_awaited_ends_the_request_and_the_pod_sees_it_leave(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left = asyncio.Event()
+
+    async def slow(request: Received) -> None:
+        await silent(request)
+        left.set()
+
+    def breaks(attempt: Attempt, received_at: float) -> str:
+        raise ZeroDivisionError
+
+    async with Pod(slow) as pod, collecting(pod) as (port, _):
+        port.server.served = replace(port.server.served, given_up=breaks)
+        assert (await port.ask(post())).status == 500
+        await asyncio.wait_for(left.wait(), PATIENCE)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_a_request_that_is_cancelled_by_the_proxy_before_it_is_connected_is_evicted() -> None:
+    with full_address() as (host, number):
+        async with collecting(Endpoint("full", f"http://{host}:{number}")) as (port, gateway), port.client() as client:
+            client.send(post())
+            await until(lambda: gateway.attempt is not None)
+            await port.server.stop(grace=0.05)
+            seen = await client.until_closed()
+            assert (seen.status, seen.all("x-kvlane-reason")) == (503, ["rejected-shutting-down"])
+            assert gateway.attempt is not None
+            assert gateway.attempt.ending is Ending.EVICTED
 
 
 async def test_an_overlong_response_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "LARGEST", 1000)
+    monkeypatch.setattr(pool, "LONGEST", 1000)
 
     async def endless(request: Received) -> None:
         await request.body()
