@@ -31,7 +31,7 @@ from proxy.fleet.store import Fleet
 from proxy.models import resolver as models
 from proxy.models.resolver import with_fresh_state
 from proxy.openai.bodies import SMALL
-from proxy.openai.events import asking
+from proxy.openai.events import with_usage
 from proxy.openai.parse import Parsed, response_id
 from proxy.parsing import (
     BodyParser,
@@ -101,7 +101,7 @@ class Gateway:
             if call.identity is not None and call.identity.models is not None:
                 self._check_models(call, call.identity.models, parsed, request)
         if self.ask_for_usage:
-            request = asking(request)
+            request = with_usage(request)
         if self.failover.poison.suspects:
             self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
         try:
@@ -218,7 +218,7 @@ class Gateway:
             return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()
         if not candidates:
-            raise self._nobody_serves(request.model)
+            raise self._no_pod_serves(request.model)
         for gate in pool.gates:
             candidates = gate.narrow(request, candidates)
         try:
@@ -227,7 +227,7 @@ class Gateway:
             for refused in pool.listeners.refused:
                 try:
                     refused(request, candidates, error, record)
-                except Exception:  # noqa: BLE001  # the client is told why
+                except Exception:  # noqa: BLE001  # the client gets the error below
                     pool.listeners.failed(refused, request.id)
             raise
         if self.fleet.draining:
@@ -239,7 +239,7 @@ class Gateway:
                 pool.listeners.failed(listener, request.id)
         return decision
 
-    def _nobody_serves(self, model: str) -> RequestError:
+    def _no_pod_serves(self, model: str) -> RequestError:
         if self.fleet.ready and not self.fleet.knows(model):
             return UnknownModel(model)
         return NoEndpoints(f"No pod that serves the model `{model}` is ready; try again shortly." if model else NO_POD)
@@ -270,10 +270,10 @@ def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
         if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
             attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
     attempt.listeners = listeners = pool.listeners
-    told = listeners.attempt_started
+    called = listeners.attempt_started
     if endpoint.is_watched:
-        told += listeners.probe_started
-    for listener in told:
+        called += listeners.probe_started
+    for listener in called:
         try:
             listener(attempt)
         except Exception:  # noqa: BLE001  # the request goes on
@@ -292,14 +292,14 @@ def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
 def ended(attempt: Attempt, error: BaseException | None) -> None:
     """Call the listeners of an attempt that has ended with this error, if any."""
     listeners, endpoint = attempt.listeners, attempt.endpoint
-    told = listeners.attempt_ended
+    called = listeners.attempt_ended
     if attempt.ending is None:
         attempt.ending = Ending.CLIENT_GONE if isinstance(error, asyncio.CancelledError) else Ending.UPSTREAM_FAILED
     if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
-        told = listeners.attempt_failed + told
+        called = listeners.attempt_failed + called
     if attempt.response_id:
-        told = listeners.response_stored + told
-    for listener in told:
+        called = listeners.response_stored + called
+    for listener in called:
         try:
             listener(attempt, error)
         except Exception:  # noqa: BLE001  # the other listeners are still called

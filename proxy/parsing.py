@@ -87,7 +87,7 @@ def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> Infere
 class BodyParser:
     """`async with BodyParser()`: processes that parse bodies.
 
-    One process takes any body, the other one those of up to QUICK bytes, so these do not wait for larger ones. Memory
+    One process takes any body, the other one bodies of up to QUICK bytes, so these do not wait for larger ones. Memory
     beyond the budget is bounded: QUICK bytes for each process here, and in the process what the values of one body
     take."""
 
@@ -106,9 +106,9 @@ class BodyParser:
         """Do the same as `openai.parse`. Raise what that raises, and BodyTooLarge for a body under which processes
         die."""
         for _ in range(_TRIES):
-            answered = await self.pool.ask((path, content_type), body)
-            if answered is not None:
-                return _assembled(*answered, body)
+            reply = await self.pool.ask((path, content_type), body)
+            if reply is not None:
+                return _assembled(*reply, body)
         raise BodyTooLarge("The request body takes too much memory to read.")
 
 
@@ -132,10 +132,10 @@ def _assembled(reply: _Reply, pieces: Sequence[bytes], body: bytes) -> Parsed:
 def main() -> None:
     guard_standard_error()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    serve(lambda _: _answer)
+    serve(lambda _: _reply)
 
 
-def _answer(question: tuple[str, str], body: bytes) -> tuple[_Reply, Sequence[bytes]]:
+def _reply(question: tuple[str, str], body: bytes) -> tuple[_Reply, Sequence[bytes]]:
     path, content_type = question
     try:
         parsed = parse(path, body, content_type)

@@ -27,7 +27,7 @@ from proxy.scheduling.build import Scheduling
 log = logging.getLogger(__name__)
 
 PRODUCE_DEADLINE = 0.4
-"""Seconds that all data producers of a request have together, beside those that one means to take."""
+"""Seconds for all data producers of a request together; what a producer declares in `takes` is added."""
 
 Raised = Callable[[DataProducer, str, Exception], None]
 """Called with a producer that raised, what failed, and the error."""
@@ -129,7 +129,7 @@ class Pool:
     name: str = DEFAULT_POOL
     split_requests: SplitRequests | None = None
     common: Listeners = NO_LISTENERS
-    """Those of all pools."""
+    """The listeners of all pools."""
     listeners: Listeners = field(init=False)
     """The common ones, then the gates of the pool and the hooks of its plugins."""
     production: Production = field(init=False)
@@ -177,7 +177,7 @@ class Pools:
         return self._pools[0] if holder is None else self.having(holder)
 
     async def _to_one(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
-        """Of those that could have it; to the next one, if no pod of the first is ready any more, or none answers."""
+        """Send to the first pool that may have it, and to the next one if no pod of the first is ready or responds."""
         pool: Pool | None = self._holding(parsed) or self._next(request, ()) or self._pools[0]
         tried: list[Pool] = []
         while pool is not None:

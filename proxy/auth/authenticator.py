@@ -20,7 +20,7 @@ from proxy.core.ports import IDENTITY, Clock, Identity, Resolver, allows
 from proxy.core.request import InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
-from proxy.openai.events import asking
+from proxy.openai.events import with_usage
 
 if TYPE_CHECKING:
     from proxy.auth.jwt_tokens import JwtVerifier  # needs an extra, so it is imported late
@@ -267,4 +267,4 @@ class Admission:
         request.state.write(IDENTITY, identity)
         if request.tenant != identity.tenant:
             request = changed(request, tenant=identity.tenant)
-        return asking(request) if self._counts_tokens is not None and self._counts_tokens(identity) else request
+        return with_usage(request) if self._counts_tokens is not None and self._counts_tokens(identity) else request

@@ -34,7 +34,7 @@ ERROR = b'data: {"error"'
 class Stage(Protocol):
     """One change to a stream of events."""
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         """Return the events to pass on. `ends`: no more events follow, so none may be held back. An event of which the
         end has not come, and will not or is too far away, has no blank line at its end."""
 
@@ -42,13 +42,13 @@ class Stage(Protocol):
 class Pipeline:
     """The framing of a stream whose events go through stages: each event in its own chunk, as engines send them."""
 
-    __slots__ = ("_begun", "_chunked", "_is_open", "_takes")
+    __slots__ = ("_begun", "_chunked", "_is_open", "_stages")
     in_step = True
     is_staged = True
 
     def __init__(self, stages: Sequence[Stage], chunked: bool) -> None:
         """`chunked`: the client gets chunks, else the bare body."""
-        self._takes = tuple(stage.take for stage in stages)
+        self._stages = tuple(stage.process for stage in stages)
         self._chunked = chunked
         self._begun = bytearray()
         """An event that is not whole."""
@@ -56,13 +56,13 @@ class Pipeline:
         """Whether a part of such an event went out."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
-        return self.take(b"".join(bodies))
+        return self.process(b"".join(bodies))
 
-    def take(self, body: bytes) -> bytes:
+    def process(self, body: bytes) -> bytes:
         """Return what goes to the client of the next bytes of the body."""
         events = self._events(body)
-        for take in self._takes:
-            events = take(events, False)
+        for process in self._stages:
+            events = process(events, False)
         return self._framed(events)
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
@@ -70,12 +70,12 @@ class Pipeline:
         if self._begun:
             events.append(bytes(self._begun))
             self._begun.clear()
-        return self._framed(_at_end(self._takes, events)) + (LAST_CHUNK if self._chunked else b"")
+        return self._framed(_at_end(self._stages, events)) + (LAST_CHUNK if self._chunked else b"")
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
         """An event that is not whole is dropped; whole events that a stage holds go out before `event`."""
         separator = [b"\n\n"] if self._is_open else []
-        events = [*separator, *_at_end(self._takes, []), event]
+        events = [*separator, *_at_end(self._stages, []), event]
         return self._framed(events) + (LAST_CHUNK if self._chunked else b"")
 
     def resume(self) -> None:
@@ -112,12 +112,12 @@ class Pipeline:
 class WholeBody:
     """The framing of a JSON text of known length, which goes through the stages at its end, as its length changes."""
 
-    __slots__ = ("_pieces", "_size", "_takes")
+    __slots__ = ("_pieces", "_size", "_stages")
     in_step = False
     is_staged = False
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        self._takes = tuple(stage.take for stage in stages)
+        self._stages = tuple(stage.process for stage in stages)
         self._pieces: list[bytes] | None = []
         """None once the body has become too large to wait for its end."""
         self._size = 0
@@ -136,7 +136,7 @@ class WholeBody:
         if self._pieces is None:
             return b"".join(bodies)
         body = b"".join((*self._pieces, *bodies))
-        return b"".join(_at_end(self._takes, [body])) if body else b""
+        return b"".join(_at_end(self._stages, [body])) if body else b""
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
         return None
@@ -151,7 +151,7 @@ class RenameModel:
         names = (attempt.endpoint.models or frozenset()) | {attempt.request.model}
         self._rename = partial(_renamed, asked) if whole else renaming(names, asked)
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         return list(map(self._rename, events))
 
 
@@ -163,7 +163,7 @@ class PatchCachedTokens:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         """The number may become known while the response is sent; usage comes last."""
         cached = self._attempt.told_cached
         return events if cached is None or cached == NOT_YET else list(map(telling(cached), events))
@@ -213,7 +213,7 @@ class Record:
         self._rest = Rest(self._partial)
         self.failure = None
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         if events and not events[-1].endswith(EVENT_ENDS):
             if ends:
                 events = events[:-1]  # clients drop an event without end
@@ -312,9 +312,9 @@ def continuation_of(before: Continuation | None, attempt: Attempt, models: Seque
     return continuation
 
 
-def _at_end(takes: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
-    for take in takes:
-        events = take(events, True)
+def _at_end(stages: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
+    for process in stages:
+        events = process(events, True)
     return events
 
 

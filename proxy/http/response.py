@@ -357,7 +357,7 @@ class Response:
         self._passed += len(raw)
         framing = self._framing
         assert isinstance(framing, Pipeline)
-        out = framing.take(body)
+        out = framing.process(body)
         if out:
             self._call.transport.write(out)
         if self._passed >= self._settle_at:

@@ -1,5 +1,4 @@
-"""How an answer that was cut goes on elsewhere: what came of it, the request for the rest, and that rest as if nothing
-had happened."""
+"""Continue a response that was cut on another pod: the part that came, the request for the rest, and its events."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ READ_AT = 64 * 1024
 """Bytes of events that are kept before they are read: 250 of them, in 1.5 ms."""
 
 LONGEST = 1024 * 1024
-"""Characters. An answer that is longer does not go on."""
+"""Characters. A longer response is not continued."""
 
 LONGEST_STOP = 1
 """Characters. To find a longer one, engines hold text back, so that what was sent ends within a token."""
@@ -65,8 +64,8 @@ Fields = dict[str, Any]
 
 
 class Counted(NamedTuple):
-    """A request whose answer may go on, as pods are asked. `takes_counts`: its client did not ask for usage in every
-    event, `asks_usage`: nor for any."""
+    """A request whose response may be continued, as pods get it. `takes_counts`: its client did not ask for usage in
+    every event, `asks_usage`: nor for any."""
 
     body: bytes
     takes_counts: bool = False
@@ -74,8 +73,8 @@ class Counted(NamedTuple):
 
 
 def counted(path: str, body: bytes) -> Counted | None:
-    """None for a request whose answer cannot go on, whatever will come of it. What is too long to be read twice is not
-    asked."""
+    """Return None for a request whose response can never be continued. A request that is too long to be
+    read twice stays as it is."""
     if not is_light(body):
         return Counted(body)
     fields = _fields(body)
@@ -89,15 +88,15 @@ def counted(path: str, body: bytes) -> Counted | None:
     if not asks_usage and options.get("continuous_usage_stats") is True:
         return Counted(body)
     if "stream_options" not in fields:
-        asked = at_the_end(body, COUNTING)
+        changed = at_the_end(body, COUNTING)
     else:
         fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
-        asked = orjson.dumps(fields)
-    return Counted(body) if asked is None else Counted(asked, True, asks_usage)
+        changed = orjson.dumps(fields)
+    return Counted(body) if changed is None else Counted(changed, True, asks_usage)
 
 
 def without_counts(event: bytes) -> bytes:
-    """An event as it would be had nobody asked for usage in each. Text of the model has no such thing in it: its quotes
+    """Return an event as it would be without usage in each. Text of the model has no such thing in it: its quotes
     are escaped."""
     return event if _NO_CHOICES(event) else _USAGE(event)
 
@@ -107,20 +106,20 @@ _USAGE = bound(re.compile(rb',\s*"usage"\s*:\s*' + FLAT_OBJECT).sub, b"", count=
 
 
 class Partial:
-    """What a client has got of a streamed answer. Its events are kept as they came, and read when there are many, or
-    when somebody wants to know."""
+    """The part of a streamed response that a client has. Its events are kept as they came, and read when there are many
+    or when a value is needed."""
 
     def __init__(self) -> None:
         self.shown = 0
         """Tokens up to the end of the text: as many as the engine says, or else one for each event."""
         self.produced = 0
-        """The same, with those that were not shown when the answer ended."""
+        """The same, with tokens that were not shown when the response ended."""
         self.prompt: int | None = None
         """Tokens of it, where the engine has said so."""
         self.stamp: Fields = {}
-        """What all events of the answer have in common."""
+        """What all events of the response have in common."""
         self.is_plain = True
-        """Whether there is nothing in it but the text of one choice."""
+        """Whether it has the text of one choice alone."""
         self.has_role = self.is_finished = self.has_usage = self.is_done = False
         self._text: list[str] = []
         self._length = 0
@@ -176,8 +175,8 @@ class Partial:
         """The tokens that are produced with an event that has this usage."""
         if isinstance(prompt := usage.get("prompt_tokens"), int):
             self.prompt = prompt
-        said = usage.get("completion_tokens")
-        return said if isinstance(said, int) else self.produced + 1
+        given = usage.get("completion_tokens")
+        return given if isinstance(given, int) else self.produced + 1
 
     def _see_choice(self, choice: Fields, produced: int) -> None:
         text, is_plain = _text_of(choice)
@@ -197,8 +196,8 @@ class Partial:
 
 
 def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
-    """The request for what is missing, of the one whose answer came so far; None if the two together would not be the
-    same answer. A finished one lacks its usage, or its end: one token is asked for, and not shown."""
+    """Return the request for the rest of a response; None if the two parts together would not be the same response. A
+    finished one lacks its usage, or its end: one token is asked for, and not shown."""
     text = partial.settled()
     fields = _fields(body)
     if not partial.is_plain or fields is None or not _can_go_on(path, fields):
@@ -206,8 +205,7 @@ def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
     fields.pop("kv_transfer_params", None)  # what they name is gone by now
     if partial.shown:
         if path == CHAT:
-            said = {"role": "assistant", "content": text}
-            fields["messages"] = [*fields["messages"], said]
+            fields["messages"] = [*fields["messages"], {"role": "assistant", "content": text}]
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
             fields["prompt"] += text
@@ -220,10 +218,10 @@ def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
 
 
 class Rest:
-    """Makes events of the rest into those of the answer that was cut."""
+    """Turns events of the rest into events of the response that was cut."""
 
     def __init__(self, partial: Partial) -> None:
-        """Of an answer that is settled."""
+        """`partial` is settled."""
         self._stamp = partial.stamp
         self._prompt = partial.prompt
         self._shown, self._produced = partial.shown, partial.produced
@@ -335,7 +333,7 @@ def _count(fields: Fields, name: str) -> int:
 
 
 def _text_of(choice: Fields) -> tuple[str, bool]:
-    """And whether there is nothing else in it."""
+    """Return the text, and whether the choice has text alone."""
     delta = choice.get("delta")
     if delta is None:
         text, others = choice.get("text"), False

@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
 
 
 def render(error: RequestError, path: str, request_id: str) -> Rendered:
-    """The answer to a refused request."""
+    """Return the response to a refused request."""
     headers = [
         ("content-type", "application/json"),
         ("x-request-id", request_id),
@@ -88,10 +88,10 @@ TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
 
 ENDING = 2 * 1024
-"""Bytes of an answer in which its last choice says why it has ended, and its usage stands."""
+"""Bytes at the end of a response that have the finish reason of its last choice, and its usage."""
 
 ABORTED = b'"finish_reason":"abort"'
-"""Of an answer that vLLM does not finish, as it is told to stop. A model can write neither: its quotes are escaped."""
+"""In a response that vLLM does not finish because it stops. Text of the model has no unescaped quotes."""
 
 _NAMED_ERROR = re.compile(rb"event:[ \t]*error[ \t]*[\r\n]").match
 
@@ -120,7 +120,7 @@ def declined(beginning: bytes) -> Declined | None:
     # A stream that comes whole may have 17 KB in 64 events: to look for a word in all of it takes 24,000 instructions.
     end_at = beginning.find(b"\n\n", 0, LONGEST)
     if beginning.find(b"error", 0, LONGEST if end_at < 0 else end_at) < 0:
-        ending = 0 if beginning.startswith(b"{") else -ENDING  # a whole answer may have its tokens behind
+        ending = 0 if beginning.startswith(b"{") else -ENDING  # a whole response may have its tokens behind
         return aborted() if beginning.find(ABORTED, ending) >= 0 else None  # `in` raises an error first: 2,500
     end = EVENT_END.search(beginning)
     fields = fields_of(beginning if end is None else beginning[: end.start()])
@@ -157,7 +157,7 @@ def names_rank_out_of_range(body: bytes) -> RankOutOfRange | None:
 
 def aborted() -> Declined:
     """What it amounts to that the pod has broken off, under a head that says 200."""
-    return Declined(UNAVAILABLE, text="it aborted the answer")
+    return Declined(UNAVAILABLE, text="it aborted the response")
 
 
 def _status(error: dict[str, Any]) -> int:
@@ -197,7 +197,7 @@ def _says_so(text: str) -> bool:
 
 
 def _error_of(body: bytes) -> dict[str, Any] | None:
-    """Return the fields of the error that is all of a body; empty if there is none. None for a body that is too long,
+    """Return the fields of the error that is all of a body; empty without an error. None for a body that is too long,
     or no JSON."""
     if len(body) > LONGEST:
         return None

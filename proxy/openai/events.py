@@ -24,7 +24,7 @@ FLAT_OBJECT = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
 
 
 def fields_of(event: bytes) -> dict[str, Any]:
-    """The object that is an event's data; empty if it is none."""
+    """Return the data of an event; empty if the data is not an object."""
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     try:
         fields = orjson.loads(b"\n".join(lines))
@@ -53,7 +53,7 @@ client has asked for it, it is not looked for further up, for 15,000 instruction
 DONE = b"[DONE]"
 
 _TERMINAL = rb"message_stop|response\.(?:completed|incomplete|failed|cancelled)"
-"""Events after which an answer has no more, of /v1/messages and /v1/responses."""
+"""The last events of /v1/messages and /v1/responses."""
 
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _ENDS_WHOLE = re.compile(
@@ -93,14 +93,14 @@ _UNFINISHED = {
     "/v1/messages": (_marks(b"message_start|content_block_delta"), _marks(b"message_stop|error")),
     "/v1/responses": (_marks(rb"response\.(?:created|[a-z_]+\.delta)"), _marks(_TERMINAL + b"|error")),
 }
-"""Events that have others behind them, and those that are the last, by path."""
+"""Events that others follow, and last events, by path."""
 
 _COUNTS = (
     *("prompt_tokens", "completion_tokens"),
     *("prompt_tokens_details", "input_tokens_details", "cached_tokens", "cache_read_input_tokens"),
 )
-_NOT_SAID = [None] * 4
-"""What engines give for the last four, unless they are told to count hits."""
+_NOT_GIVEN = [None] * 4
+"""What engines give for the last four, unless they count hits."""
 
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[!#-\[\]-~]{1,256})"')
 """Printable ASCII. Any other id is not remembered."""
@@ -111,7 +111,7 @@ def usage_from(tail: bytes, path: str = "") -> Usage | None:
     a JSON string its quotes are escaped."""
     if path == GENERATE:
         return _last(tail, tail.rfind(b'"meta_info"'), b'"meta_info"', _META_INFO)
-    at = tail.rfind(b'"usage"')  # in 8 KB where there is none 19,000 instructions: it is looked for once
+    at = tail.rfind(b'"usage"')  # in 8 KB without usage 19,000 instructions: it is looked for once
     if at < 0:
         return None
     usual = _USUAL(tail, at)
@@ -131,14 +131,14 @@ def ends_whole(tail: bytes) -> bool:
 
 
 def is_cut(path: str, tail: bytes) -> bool:
-    """Whether an event stream that ended in good order says that its answer had not: a proxy before the engine may take
-    what broke off for the end."""
+    """Return whether an event stream ended in good order before its response did: a proxy in front of the engine may
+    take a lost connection for the end."""
     more, end = _UNFINISHED.get(path, (None, None))
     return more is not None and end is not None and more.are_in(tail) and not end.are_in(tail)
 
 
 def response_id_from(head: bytes) -> str | None:
-    """The id of a `/v1/responses` answer, in the beginning of its body."""
+    """Return the id of a `/v1/responses` response, from the beginning of its body."""
     found = _RESPONSE_ID.search(head)
     return found[1].decode() if found else None
 
@@ -164,7 +164,7 @@ def _usage(text: bytes) -> Usage | None:
         completion = _count(fields, "completion_tokens", "output_tokens")
         if prompt is None and completion is None:
             return None
-    return _used((prompt or 0, completion or 0, None if cached == _NOT_SAID else _cached(fields)))
+    return _used((prompt or 0, completion or 0, None if cached == _NOT_GIVEN else _cached(fields)))
 
 
 _used = partial(tuple.__new__, Usage)
@@ -184,7 +184,7 @@ def _count(fields: dict[str, Any], name: str, other: str) -> int | None:
 
 
 OPTIONS = b'"stream_options":{"include_usage":true}'
-ASKED_HERE = ("/v1/chat/completions", "/v1/completions")
+WITH_USAGE_OPTION = ("/v1/chat/completions", "/v1/completions")
 
 _TEXT_PROMPT = re.compile(rb'"prompt"\s*:\s*"')
 _PLACES = (
@@ -198,11 +198,12 @@ _PLACES = (
 _TRIES = 2
 
 
-def asking(request: InferenceRequest) -> InferenceRequest:
-    """With the question in its body, all other bytes of which stay, and `asks_usage`. As it is, if its answer is no
-    stream or tells its usage anyway; if the client has asked itself; or if it has several choices, for their last
-    chunks, of which one may come long before the others, are not as they would be without the question."""
-    if not request.stream or request.path not in ASKED_HERE:
+def with_usage(request: InferenceRequest) -> InferenceRequest:
+    """Return the request with the question for usage in its body, and `asks_usage`; all other bytes stay.
+
+    Unchanged are a request for no stream, or for one that has usage anyway; one whose client asks itself; and one for
+    several choices, whose last chunks would differ: one of them may come long before the others."""
+    if not request.stream or request.path not in WITH_USAGE_OPTION:
         return request
     body = with_question(request.body, request.path)
     return request if body is None else changed(request, body=body, asks_usage=True)
@@ -230,7 +231,7 @@ def with_question(body: bytes, path: str) -> bytes | None:
 
 
 def at_the_end(body: bytes, field: bytes) -> bytes | None:
-    """An object that is not empty, with one field more, all other bytes of which stay; None for what is no object."""
+    """Return an object that is not empty with one more field, and all other bytes as they are; None for no object."""
     text = body.rstrip(b" \t\r\n")
     if not text.endswith(b"}"):
         return None
@@ -256,7 +257,7 @@ class DropUsage:
         self._last = b""
         """An event that gives a reason to finish."""
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         if self._passes_all or (len(events) == 1 and not self._last and not IN_QUESTION(events[0])):
             return events
         passed = [shown for event in events for shown in self._shown(event)]
@@ -300,14 +301,14 @@ def _has_one_choice(fields: dict[str, Any]) -> bool:
 
 
 def _within(body: bytes, wanted: dict[str, Any]) -> bytes | None:
-    """What an occurrence of a name is can be told from what it makes of the object. Of equal keys the last counts."""
+    """Change an occurrence of a name, and check what that makes of the object. Of equal keys the last counts."""
     for before, replaced, by in _PLACES:
         for found in islice(reversed(list(before.finditer(body))), _TRIES):
             there = replaced.match(body, found.end())
             end = found.end() if there is None else there.end()
-            asked = body[: found.end()] + by + body[end:]
-            if _read(asked) == wanted:
-                return asked
+            changed_body = body[: found.end()] + by + body[end:]
+            if _read(changed_body) == wanted:
+                return changed_body
     return None
 
 
@@ -335,11 +336,11 @@ _USAGE_VALUE = re.compile(rb'("usage"\s*:\s*)(' + FLAT_OBJECT + rb")")
 
 
 def telling(cached: int) -> Callable[[bytes], bytes]:
-    """Says so wherever usage with prompt tokens is given, be it in events or in a whole answer."""
-    return partial(_USAGE_VALUE.sub, partial(_told, cached))
+    """Return a function that sets the cached tokens in usage, in events or in a whole response."""
+    return partial(_USAGE_VALUE.sub, partial(_patched, cached))
 
 
-def _told(cached: int, found: re.Match[bytes]) -> bytes:
+def _patched(cached: int, found: re.Match[bytes]) -> bytes:
     try:
         usage: dict[str, Any] = orjson.loads(found[2])
     except orjson.JSONDecodeError:

@@ -38,7 +38,7 @@ _CHARSET = re.compile(rb'(?i)[^;]*;[ \t]*charset="?(?:(utf-8)|us-ascii|iso-8859-
 
 
 class Form:
-    """Reads a form piece by piece. `model` is the value of the field, None if there is none or an empty one; `place` is
+    """Reads a form piece by piece. `model` is the value of the field, None if it is missing or empty; `place` is
     where the value begins and ends, counted from the start of the form."""
 
     def __init__(self, content_type: str) -> None:
@@ -165,8 +165,8 @@ def with_model(start: bytes, content_type: str, model: str) -> bytes | None:
             break
     if reader.place is None or "\r" in model or "\n" in model:
         return None
-    begin, end = reader.place
-    return b"".join((start[:begin], model.encode("utf-8", "surrogateescape"), start[end:]))
+    first, end = reader.place
+    return b"".join((start[:first], model.encode("utf-8", "surrogateescape"), start[end:]))
 
 
 def _boundary(content_type: str) -> bytes:
@@ -185,7 +185,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _encoding_of_model(head: bytes) -> str:
-    """Return how the value is encoded of which this is the header; empty if it is not the model field."""
+    """Return the encoding of the part with this header; empty if it is not the model field."""
     disposition: bytes | None = None
     encoding = "UTF-8"
     lines = head.split(b"\r\n")

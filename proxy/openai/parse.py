@@ -57,7 +57,7 @@ ENGINE_INTERNALS = frozenset(
 """Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
 
 _CARRIERS = frozenset(("vllm_xargs", "extra_args", "sampling_params"))
-"""Objects of a body whose fields engines merge with those: as good as the body itself to whoever wants to steer."""
+"""Objects of a body whose fields engines merge with those: as good as the body itself for steering an engine."""
 
 _ADAPTERS = ("lora_path", "lora_request")
 """Fields by which SGLang and TensorRT-LLM take an adapter beside the model."""
@@ -75,8 +75,8 @@ TOO_DEEP = "The request body is nested too deeply."
 _DIGITS = re.compile(r"\s*\+?\d{1,15}(?:\.0*)?\s*", re.ASCII)
 MOST_TOKENS = 1e15
 
-ASKED = 3
-"""Messages at least of a conversation that goes on: a question, its answer, and the next question."""
+CONVERSATION = 3
+"""Messages at least of a conversation that goes on: a question, its response, and the next question."""
 
 GENERATE = "/generate"
 """SGLang's own: it has other names for what others ask for too."""
@@ -125,7 +125,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
                 read(fields),
                 salt if isinstance(salt, str) else "",
                 0,
-                read is _chat and len(fields["messages"]) < ASKED,
+                read is _chat and len(fields["messages"]) < CONVERSATION,
             ),
             stream if type(stream) is bool else stream is not None and _flag(stream),
             0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
@@ -268,7 +268,7 @@ def _sglang(fields: Body) -> tuple[bytes, ...]:
 
 
 def _most_new_tokens(fields: Body) -> Any:
-    """Of a batch those of the first."""
+    """Return the limit; of a batch the limit of the first."""
     sampling = fields.get("sampling_params")
     first = sampling[0] if isinstance(sampling, list) and sampling else sampling
     return first.get("max_new_tokens") if isinstance(first, dict) else None

@@ -20,7 +20,7 @@ from proxy.core.request import BYTES_PER_TOKEN
 from proxy.openai.bodies import has_many_values
 
 MEDIA_TOKENS = {"image": 225, "audio": 225, "video": 4500}
-"""What a medium counts where nobody has looked at it: 640x360 pixels at 1024 a token, and 20 such frames."""
+"""Tokens of a medium that is not decoded: 640x360 pixels at 1024 a token, and 20 such frames."""
 
 MEDIA_KINDS = {
     "image_url": "image",
@@ -64,7 +64,7 @@ def has_media(body: bytes) -> bool:
 
 
 def media_digest(part: Mapping[str, Any]) -> str:
-    """Of the medium itself, whatever is said beside it."""
+    """Return the digest of the medium itself, without its other fields."""
     source = {name: value for name, value in part.items() if name not in ("type", "cache_control", "uuid", "detail")}
     return xxhash.xxh3_128_hexdigest(_encode(_json(source)))
 
@@ -206,8 +206,8 @@ _CONVERSATIONS = ("messages", "input")
 
 
 def media_in(body: bytes) -> frozenset[str]:
-    """A digest of each, the same for the same medium; bodies without any are not parsed, nor are those of very many
-    values."""
+    """A digest of each, the same for the same medium; bodies without media are not parsed, nor are bodies of very
+    many values."""
     if not has_media(body) or has_many_values(body):
         return NONE
     try:
@@ -237,7 +237,7 @@ def _media(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
 SHORTEST = 256
 """Bytes of a head: below it there are a few blocks at most to be cached."""
 
-NOTHING_SAID = "."
+EMPTY_CONTENT = "."
 
 _SYSTEM = frozenset(("system", "developer"))
 _TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effort")
@@ -273,16 +273,16 @@ def head(path: str, model: str, body: bytes) -> Head | None:
 
 def _chat_head(fields: Fields) -> Fields | None:
     system = list(takewhile(lambda message: message.get("role") in _SYSTEM, fields["messages"]))
-    return _asked(fields, _TEMPLATE, system) if system or fields.get("tools") else None
+    return _head_of(fields, _TEMPLATE, system) if system or fields.get("tools") else None
 
 
 def _anthropic_head(fields: Fields) -> Fields | None:
-    return _asked(fields, ("system", "tools"), []) if fields.get("system") or fields.get("tools") else None
+    return _head_of(fields, ("system", "tools"), []) if fields.get("system") or fields.get("tools") else None
 
 
-def _asked(fields: Fields, names: tuple[str, ...], system: list[Any]) -> Fields:
+def _head_of(fields: Fields, names: tuple[str, ...], system: list[Any]) -> Fields:
     kept = {name: fields[name] for name in names if fields.get(name) is not None}
-    return {**kept, "messages": [*system, {"role": "user", "content": NOTHING_SAID}]}
+    return {**kept, "messages": [*system, {"role": "user", "content": EMPTY_CONTENT}]}
 
 
 _HEADS: dict[str, Callable[[Fields], Fields | None]] = {

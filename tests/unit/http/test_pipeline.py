@@ -30,7 +30,7 @@ def test_stages_see_whole_events_with_any_reads(events: list[bytes], data: st.Da
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=6)))
     seen = Seen()
     line = Pipeline([seen], chunked=False)
-    out = b"".join(line.take(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
+    out = b"".join(line.process(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
     assert out + line.finish(b"", [], True) == body
     assert seen.events == events
 
@@ -38,7 +38,7 @@ def test_stages_see_whole_events_with_any_reads(events: list[bytes], data: st.Da
 def test_an_unfinished_event_passes_the_stages_at_the_end_of_the_stream() -> None:
     seen = Seen()
     line = Pipeline([seen], chunked=False)
-    assert line.take(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
+    assert line.process(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
     assert line.finish(b"", [b"3"], True) == b"data: 23"
     assert seen.events == [b"data: 1\n\n", b"data: 23"]
 
@@ -51,7 +51,7 @@ def test_an_event_beyond_the_limit_is_passed_in_parts_and_closed_before_an_error
     piece, sent = b"data: " + b"x" * 100, b""
     while len(sent) <= 1000:
         sent += piece
-        assert line.take(piece) in (b"", sent)
+        assert line.process(piece) in (b"", sent)
     assert line.cut(b"data: error\n\n", b"") == b"\n\ndata: error\n\n"
-    assert line.take(b"more\n\n") == b"more\n\n"
+    assert line.process(b"more\n\n") == b"more\n\n"
     assert line.cut(b"data: error\n\n", b"") == b"data: error\n\n"

@@ -187,7 +187,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def taken(*events: bytes) -> bytes:
-    return b"".join(DropUsage().take(list(events), True))
+    return b"".join(DropUsage().process(list(events), True))
 
 
 def test_usage_is_removed_and_the_fingerprint_moves_back() -> None:
@@ -204,20 +204,20 @@ def test_text_that_resembles_usage_stays() -> None:
     noise = b'data: {"usage":{ not JSON\n\n'
     for odd in (said, none, noise, b": keep-alive\n\n", b"\n\n", b'data: ["usage",{}]\n\n'):
         stage = DropUsage()
-        assert stage.take([odd], False) == [odd]
-        assert stage.take([], True) == []
+        assert stage.process([odd], False) == [odd]
+        assert stage.process([], True) == []
 
 
 def test_only_a_last_chunk_waits_for_the_next() -> None:
     stage = DropUsage()
-    assert stage.take([event()], False) == [event()]
-    assert stage.take([event(finish="stop")], False) == []
-    assert stage.take([DONE], False) == [event(finish="stop"), DONE]
+    assert stage.process([event()], False) == [event()]
+    assert stage.process([event(finish="stop")], False) == []
+    assert stage.process([DONE], False) == [event(finish="stop"), DONE]
 
 
 def test_usage_that_an_engine_always_sends_stays() -> None:
     tells = b'data: {"choices":[{"finish_reason":null}],"usage":{"prompt_tokens":4}}\n\n'
     stage = DropUsage()
     stream = [event(), tells, event(finish="stop"), usage(), DONE]
-    assert [stage.take([each], False) for each in stream] == [[each] for each in stream]
+    assert [stage.process([each], False) for each in stream] == [[each] for each in stream]
     assert taken(*stream) == b"".join(stream)
