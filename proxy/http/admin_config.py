@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +13,7 @@ from proxy.core.errors import BadRequest, ConfigError, Forbidden, NotFound
 from proxy.core.params import parse_duration, suggestion
 from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import UNKNOWN, WHO, Keys, audit, json_answer, json_body
-from proxy.http.admin_pods import LOOK_INTERVAL, describe, named, seconds_of
+from proxy.http.admin_pods import describe, drained, named, seconds_of
 from proxy.telemetry.logs import LogLevels
 from proxy.yaml_source import WITHHELD
 
@@ -250,13 +249,9 @@ class AutoscaleRoutes:
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Forbidden("A page of another site may not drain pods.")
         endpoint, seconds = named(self._fleet, request.match_info["pod"]), seconds_of(request.query.get("wait", "0s"))
-        self._fleet.drain(endpoint.name)
         audit.info("drain of pod %s by %r from %s", endpoint.name, request.get(WHO, UNKNOWN), request.remote)
-        for _ in range(round(seconds / LOOK_INTERVAL)):
-            if endpoint.load.requests <= 0:
-                break
-            await asyncio.sleep(LOOK_INTERVAL)
-        return _uncached(json_answer(describe(endpoint), 202 if endpoint.load.requests > 0 else 200))
+        is_idle = await drained(self._fleet, endpoint, seconds)
+        return _uncached(json_answer(describe(endpoint), 200 if is_idle else 202))
 
     def _named(self, request: web.Request) -> ScaledPool:
         """Raises NotFound."""

@@ -79,13 +79,8 @@ class PodRoutes:
     async def drain(self, request: web.Request) -> web.Response:
         """With `?wait=30s`: answered when its last request has ended, or 202 after that time."""
         endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
-        self._fleet.drain(endpoint.name)
-        for _ in range(round(seconds / LOOK_INTERVAL)):
-            if _in_flight(endpoint) <= 0 or endpoint.state is not EndpointState.DRAINING:
-                break
-            await asyncio.sleep(LOOK_INTERVAL)
-        waited_in_vain = bool(seconds) and _in_flight(endpoint) > 0
-        return json_answer(self._describe(endpoint), 202 if waited_in_vain else 200)
+        is_idle = await drained(self._fleet, endpoint, seconds)
+        return json_answer(self._describe(endpoint), 200 if is_idle or not seconds else 202)
 
     async def undrain(self, request: web.Request) -> web.Response:
         endpoint = self._named(request)
@@ -112,6 +107,16 @@ class PodRoutes:
 
     def _named(self, request: web.Request) -> Endpoint:
         return named(self._fleet, request.match_info["name"])
+
+
+async def drained(fleet: Fleet, endpoint: Endpoint, seconds: float) -> bool:
+    """Drain a pod. Return whether its last request has ended within `seconds`, on any of its ranks."""
+    fleet.drain(endpoint.name)
+    for _ in range(round(seconds / LOOK_INTERVAL)):
+        if _in_flight(endpoint) <= 0 or endpoint.state is not EndpointState.DRAINING:
+            break
+        await asyncio.sleep(LOOK_INTERVAL)
+    return _in_flight(endpoint) <= 0
 
 
 def named(fleet: Fleet, name: str) -> Endpoint:

@@ -13,7 +13,7 @@ from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
 from proxy.http.guards import HungUp, Lingering, SendProgress, guarded, reset
-from proxy.http.reader import CountedReader, NoReader, Reader, WholeReader
+from proxy.http.reader import CountedReader, Reader, WholeReader
 from proxy.http.request import HttpCall
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """No request follows, nor more of the one that is served."""
-        self._reader = NoReader()
+        self._reader = Reader()
         self.take = self._reader.feed
         self._tail = b""
         self._deferred = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from proxy.core.errors import HeadTimeout, HeadTooLarge, NoHttp, RequestError
 from proxy.http.body import JOINED, UNCOUNTED, body_timed_out, is_too_slow, no_memory
@@ -35,40 +35,28 @@ USUAL_HEAD = 2 * 1024
 """Bytes of a read in which the end of a head is looked for at first."""
 
 
-class Reader(Protocol):
-    """Calls `begin` of its connection for each request, and `refuse` for what is none."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it may have what came behind a request, and gives it on when it is fed again."""
-
-    def feed(self, data: memoryview) -> None:
-        """Takes bytes between requests, the first of the next one among them."""
-
-    def leftover(self) -> bytes:
-        """What it has kept from behind a request to upgrade."""
-
-    def check(self, now: float) -> bool:
-        """Asked by the sweep between requests: whether one has begun to come. Refuses it if it has stalled."""
-
-
-class NoReader:
-    """Where no request follows."""
+class Reader:
+    """Reads no requests. Others call `begin` of their connection for each request, and `refuse` for anything else."""
 
     __slots__ = ()
+
     keeps = False
+    """Whether it may have bytes behind a request, which it reads when it is fed again."""
 
     def feed(self, data: memoryview) -> None:
-        pass
+        """Take bytes between requests, the first bytes of the next one among them."""
 
     def leftover(self) -> bytes:
+        """Return the bytes that it has kept from behind a request to upgrade."""
         return b""
 
     def check(self, now: float) -> bool:
+        """Return whether a request has begun to come. Refuse it if it has stalled. Called by the sweep between
+        requests."""
         return False
 
 
-class CountedReader:
+class CountedReader(Reader):
     """Reads for one connection, until a request comes that is not as above.
 
     A body that comes in several reads is collected before its request is served, if it has its place in the budget at
@@ -77,8 +65,6 @@ class CountedReader:
     """
 
     __slots__ = ("_clients", "_connection", "_left", "_loop", "_pieces", "_quiet_since")
-
-    keeps = False
 
     def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
@@ -114,9 +100,6 @@ class CountedReader:
             connection.begin(call)
         else:
             self._begin_in_part(call, rest, size)
-
-    def leftover(self) -> bytes:
-        return b""
 
     def check(self, now: float) -> bool:
         """A body that is collected has so much time between two pieces."""
@@ -196,7 +179,7 @@ UNREADABLE = "The request could not be read: "
 SPACED = "between method, target and version is one space each"
 
 
-class WholeReader:
+class WholeReader(Reader):
     """Reads for one connection from the first such request on. Has all bytes but those that come between the end of a
     body and its answer."""
 

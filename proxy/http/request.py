@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import StreamReader
 from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11, RawRequestMessage
@@ -64,16 +64,6 @@ class BodyBroke(Exception):
     """What reading a body raises where its framing is broken."""
 
 
-class Reader(Protocol):
-    """What parser and stream ask of a connection."""
-
-    connected: bool
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self, resume_parser: bool = True) -> None: ...
-
-
 def is_spaced(head: bytes) -> bool:
     """Whether the request line has two spaces in a row: to the parser that is one. An empty line may precede it."""
     return head.find(b"  ", 0, head.find(b"\r\n", 2)) >= 0
@@ -96,19 +86,19 @@ def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
     return _parser(None, loop, response_with_body=False)
 
 
-def whole_parser(reader: Reader, loop: asyncio.AbstractEventLoop) -> Parser:
+def whole_parser(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Parser:
     """For requests in any framing and any pieces. It stops behind each one and keeps what follows until it is fed
     again: a read full of small requests would be as many objects at once."""
     return _parser(reader, loop, max_msg_queue_size=1)
 
 
-def body_stream(reader: Reader, loop: asyncio.AbstractEventLoop) -> Body:
+def body_stream(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Body:
     """For a body of declared length, whose end is found by counting."""
-    protocol: Any = reader  # declared as a class of aiohttp's, of which it calls what `Reader` has
+    protocol: Any = reader  # aiohttp uses `connected`, `pause_reading` and `resume_reading`
     return StreamReader(protocol, STREAM_LIMIT, loop=loop)
 
 
-def _parser(reader: Reader | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
+def _parser(reader: ClientConnection | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
     protocol: Any = reader
     return HttpRequestParser(
         protocol,

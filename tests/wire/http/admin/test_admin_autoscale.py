@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from proxy.core.endpoint import EndpointState
+from proxy.fleet.settings import DataParallelSettings, PodSettings
 from tests.helpers.autoscale.scaled import Rig
 from tests.helpers.http.admin.fakes import admin_port
 
@@ -113,6 +114,18 @@ async def test_a_stopping_pod_waits_for_its_last_request(caplog: pytest.LogCaptu
         pod.charge(-1, 0)
         assert (await waiting)["load"]["requests"] == 0
         assert "drain of pod a by 'anybody'" in caplog.text
+
+
+async def test_a_pod_with_ranks_waits_for_the_last_request_on_any_of_them() -> None:
+    async with admin_port() as port:
+        pod = port.fleet.add(PodSettings("http://moe:8000", "moe", data_parallel=DataParallelSettings(2)))
+        pod.ranks[1].charge(1, 0)
+        assert (await port.json("GET", "/autoscale/drain/moe", 202))["load"]["requests"] == 1
+        waiting = asyncio.ensure_future(port.json("GET", "/autoscale/drain/moe?wait=30s"))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        pod.ranks[1].charge(-1, 0)
+        assert (await waiting)["load"]["requests"] == 0
 
 
 async def test_a_page_of_another_site_cannot_drain() -> None:
