@@ -174,9 +174,9 @@ class ClientRelay:
             attempt.status = answered.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
             if answered.declines or answered.status == BAD_REQUEST:
-                error = refusal(answered, content, attempt.endpoint.rank)
-                if error is not None:
-                    raise error
+                refused = refusal(answered, content, attempt.endpoint.rank)
+                if refused is not None:
+                    raise refused
             attempt.ending = Ending.COMPLETE
             return content
         except asyncio.CancelledError:

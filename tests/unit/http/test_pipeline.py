@@ -19,7 +19,7 @@ class Seen:
     def __init__(self) -> None:
         self.events: list[bytes] = []
 
-    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         self.events += events
         return events
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest
 from proxy.openai.bodies import LARGE
-from proxy.openai.events import OPTIONS, DropUsage, asking, with_question
+from proxy.openai.events import OPTIONS, DropUsage, with_question, with_usage
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -155,17 +155,17 @@ def request(path: str = CHAT, stream: bool = True, body: bytes = b'{"stream":tru
 
 
 def test_only_streams_of_apis_with_usage_on_request_are_changed() -> None:
-    assert asking(request()).asks_usage
-    assert asking(request(TEXT, body=b'{"prompt":"a","stream":true}')).asks_usage
+    assert with_usage(request()).asks_usage
+    assert with_usage(request(TEXT, body=b'{"prompt":"a","stream":true}')).asks_usage
     for other in (request(stream=False), request("/v1/messages"), request("/v1/responses"), request("/v1/embeddings")):
-        assert asking(other) is other
+        assert with_usage(other) is other
     own = request(body=b'{"stream":true,"stream_options":{"include_usage":true}}')
-    assert asking(own) is own
+    assert with_usage(own) is own
 
 
 def test_inserting_twice_inserts_once() -> None:
-    once = asking(request())
-    assert asking(once) is once
+    once = with_usage(request())
+    assert with_usage(once) is once
 
 
 def event(*, finish: str | None = None, fingerprint: str | None = None, text: str = "x") -> bytes:
