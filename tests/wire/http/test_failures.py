@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from proxy.core.attempt import Ending
+from proxy.core.attempt import Attempt, Ending
+from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
+from proxy.core.ports import Call, Relay, SystemClock
+from proxy.core.request import InferenceRequest
 from tests.helpers.http.support import (
     CHAT,
     SSE_HEAD,
@@ -25,6 +28,7 @@ from tests.helpers.http.support import (
     timeouts,
 )
 from tests.helpers.ports import free_port, full_address
+from tests.helpers.waiting import until
 
 
 def breaking_off(*pieces: bytes) -> Script:
@@ -65,6 +69,34 @@ async def test_a_connection_that_takes_too_long_is_given_up() -> None:
             seen = await port.ask(post())
             assert seen.status == 502
             assert port.attempt.ending is Ending.UPSTREAM_FAILED
+
+
+@pytest.mark.parametrize("hedged", [False, True])
+async def test_a_request_whose_attempt_waits_for_its_connection_is_refused_when_the_proxy_stops(hedged: bool) -> None:
+    with full_address() as (host, number):
+        full = Endpoint("full", f"http://{host}:{number}")
+        async with rig(full) as port, port.client() as client:
+
+            async def serve(call: Call, relay: Relay) -> None:
+                request = InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers)
+                attempt = Attempt(request, Decision(full), full, 0, SystemClock().now())
+                port.gateway.attempts.append(attempt)
+                race = relay.race(lambda attempt: None)
+                if hedged:
+                    assert race is not None
+                    with race:
+                        await race.relay(attempt)
+                else:
+                    await relay.relay(attempt)
+
+            port.gateway.serve = serve  # type: ignore[method-assign]
+            client.send(post())
+            await until(lambda: port.gateway.attempts)
+            await port.server.stop(grace=0.05)
+            seen = await client.until_closed()
+            assert (seen.status, seen.all("x-kvlane-reason")) == (503, ["rejected-shutting-down"])
+            assert [attempt.ending for attempt in port.gateway.attempts] == [Ending.EVICTED]
+            assert [ended.outcome for ended in port.ended] == [Reason.SHUTTING_DOWN]
 
 
 @pytest.mark.parametrize(
