@@ -42,7 +42,7 @@ MISSING = b'{"error":{"message":"The model `m` does not exist. There are: secret
     ("body", "is_about_a_model"),
     [
         (MISSING, True),
-        (gzip.compress(MISSING), True),
+        (gzip.compress(MISSING, mtime=0), True),
         (zlib.compress(MISSING), True),
         (b"\x28\xb5\x2f\xfd" + MISSING, True),
         (MISSING[:-3] + b", secret" * 5000 + b'"}}', True),
@@ -51,7 +51,7 @@ MISSING = b'{"error":{"message":"The model `m` does not exist. There are: secret
         (b'{"error":"model m not found"}', True),
         (b'{"error":{"code":"model_not_found"}}', True),
         (b'{"detail":"Not Found"}', False),
-        (gzip.compress(b'{"detail":"Not Found"}'), False),
+        (gzip.compress(b'{"detail":"Not Found"}', mtime=0), False),
         (b"<html>404 Not Found</html>", False),
         (b"", False),
         (b"[]", False),
