@@ -42,8 +42,8 @@ def test_retry_after_is_read_in_both_forms(lines: list[str], seconds: float | No
         (b'{"error":{"message":7}}', False),
         (b'{"error":[]}', False),
         (b"[]", False),
-        (b"not JSON: the model does not exist", False),
-        (b'{"error":{"message":"The model does not exist."}}' + b" " * 9000, False),
+        (b"not JSON: the model does not exist", True),
+        (b'{"error":{"message":"The model does not exist."}}' + b" " * 9000, True),
         (b"", False),
     ],
 )
