@@ -391,12 +391,13 @@ async def test_markup_in_what_pods_say_is_text(page: Page) -> None:
             pod = made.fleet.add(settings)
             made.report(pod, running=1, active_models=frozenset((text,)))
             made.fleet.reached(pod)
-            made.fleet.eject(pod, f"reason {text}")
-            made.breakers[pod] = text
+        ejected = made.fleet.get(HOSTILE)
+        assert ejected is not None
+        made.fleet.eject(ejected, f"reason {HOSTILE} {QUOTED}")
         await page.open(f"{made.url}/dashboard")
         await page.until(f"{TILES}.length === 2")
+        await page.says("#findings", f"reason {HOSTILE} {QUOTED}")
         for text in (HOSTILE, QUOTED):
-            await page.says("#findings", f"reason {text}")
             await page.ask(f"[...{TILES}].find(one => one.dataset.key === arguments[0]).click()", f"pod-{text}")
             await page.says("#dialog-title", text)
             await assert_nothing_is_markup(page)
