@@ -31,7 +31,6 @@ import itertools
 import json
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, free_ports, say, tables
+from rig import PATH, Outcome, free_ports, say, tables
 
 from proxy.cli import demo
 from proxy.cluster.redis_transport import RedisConnection
@@ -114,27 +113,6 @@ def _options() -> argparse.Namespace:
 
 
 # The load.
-
-
-@dataclass
-class Outcome:
-    """Seconds to first token and tokens, over all rounds of a variant."""
-
-    ttft: list[float] = field(default_factory=list)
-    prompt: int = 0
-    cached: int = 0
-    failed: int = 0
-    cut: int = 0
-    """Ended with their proxy."""
-
-    def row(self) -> dict[str, float]:
-        return {
-            "requests": len(self.ttft),
-            "failed": self.failed,
-            "hit rate": round(self.cached / max(1, self.prompt), 3),
-            "ttft mean": round(statistics.mean(self.ttft), 4),
-            "ttft p90": round(statistics.quantiles(self.ttft, n=10)[8], 4),
-        }
 
 
 @dataclass
@@ -231,9 +209,7 @@ async def _ask(session: aiohttp.ClientSession, proxy: Served, request_body: byte
     finally:
         if proxy.process is process:
             proxy.open -= 1
-    outcome.ttft.append(first)
-    outcome.prompt += usage["prompt_tokens"]
-    outcome.cached += usage["prompt_tokens_details"]["cached_tokens"]
+    outcome.add(first, usage)
 
 
 # What stands before and behind it.

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,34 @@ class Site:
         path = self.folder / name
         path.write_text(text)
         return str(path)
+
+
+@dataclass
+class Outcome:
+    """Seconds to first token and tokens, over all rounds of a variant."""
+
+    ttft: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+    failed: int = 0
+    cut: int = 0
+    """Requests that ended with their proxy."""
+
+    def add(self, ttft: float, usage: Mapping[str, Any]) -> None:
+        self.ttft.append(ttft)
+        self.prompt += usage["prompt_tokens"]
+        self.cached += usage["prompt_tokens_details"]["cached_tokens"]
+
+    def row(self) -> dict[str, float]:
+        deciles = statistics.quantiles(self.ttft, n=10)
+        return {
+            "requests": len(self.ttft),
+            "failed": self.failed,
+            "hit rate": round(self.cached / max(1, self.prompt), 3),
+            "ttft mean": round(statistics.mean(self.ttft), 4),
+            "ttft p50": round(deciles[4], 4),
+            "ttft p90": round(deciles[8], 4),
+        }
 
 
 @dataclass(frozen=True)

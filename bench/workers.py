@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, Engines, Program, Rig, Running, Site, chat, post_script, prose, say, tables
+from rig import PATH, Engines, Outcome, Program, Rig, Running, Site, chat, post_script, prose, say, tables
 
 from proxy.cli import demo
 from proxy.cluster.supervisor import Supervisor
@@ -68,27 +67,6 @@ def _options() -> argparse.Namespace:
 
 
 # Placement.
-
-
-@dataclass
-class Outcome:
-    """Seconds to first token and tokens, over all rounds of a variant."""
-
-    ttft: list[float] = field(default_factory=list)
-    prompt: int = 0
-    cached: int = 0
-    failed: int = 0
-
-    def row(self) -> dict[str, float]:
-        deciles = statistics.quantiles(self.ttft, n=10)
-        return {
-            "requests": len(self.ttft),
-            "failed": self.failed,
-            "hit rate": round(self.cached / max(1, self.prompt), 3),
-            "ttft mean": round(statistics.mean(self.ttft), 4),
-            "ttft p50": round(deciles[4], 4),
-            "ttft p90": round(deciles[8], 4),
-        }
 
 
 def placement(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -169,9 +147,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
     except aiohttp.ClientError:
         outcome.failed += 1
         return
-    outcome.ttft.append(first)
-    outcome.prompt += usage["prompt_tokens"]
-    outcome.cached += usage["prompt_tokens_details"]["cached_tokens"]
+    outcome.add(first, usage)
 
 
 # Cost.
