@@ -91,7 +91,7 @@ def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
 
 
 def _situations(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Experiment, float]]]:
-    """What is asked of which fleet, and the load."""
+    """Fleet and load of one measurement."""
 
     def traffic(slow_pod: float = 1.0, kv_tokens: int = 0, **source: Any) -> Experiment:
         fleet = Scenario(engine=options.engine, slow_pod=slow_pod, kv_tokens=kv_tokens)

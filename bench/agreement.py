@@ -1,4 +1,4 @@
-"""Whether the emulated `cache-aware` does what the program does: each of its decisions beside those of sglang-router.
+"""Agreement of the emulated `cache-aware` with sglang-router: each decision is compared.
 
     python bench/agreement.py [--venv DIR] [--requests 400] [--generator conversations,shared-prompt,documents,burst]
 

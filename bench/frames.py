@@ -93,7 +93,7 @@ async def main(options: argparse.Namespace) -> None:
         say(json.dumps(found))
         return
     rows = [["", "frames", "files"]]
-    rows.append(["a chat request of 1 KB, answered whole", str(whole.frames), str(whole.files)])
+    rows.append(["a chat request of 1 KB, complete response", str(whole.frames), str(whole.files)])
     rows.append([f"the same, streamed in {FEW_EVENTS} events", str(few.frames), str(few.files)])
     rows.append(["one more event", f"{per_event:.2f}", ""])
     say(table(rows))

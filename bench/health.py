@@ -147,7 +147,7 @@ PERCENTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
 async def serve(config: Path, control: int, collector: str) -> None:
-    """A proxy that can be told what to do: a word and its arguments in JSON on each line, an answer on each line."""
+    """A proxy that obeys commands: a word and its arguments in JSON per line, a result per line."""
     app = App(load(config, os.environ))
     tuned = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
     ticker = Ticker()

@@ -158,7 +158,7 @@ class Sharing(Kvlane):
 
 
 class Proxies(Policy):
-    """What one says is heard before anything else happens once its time has come; the rest waits so many seconds, where
+    """Messages of a proxy arrive at their time before any other event; the rest waits so many seconds, where
     these are more than what is spent gathering."""
 
     def __init__(

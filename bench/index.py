@@ -175,7 +175,7 @@ def best(step: Callable[[], object], rounds: int) -> float:
 
 
 def best_of_fresh(index: PrefixIndex, endpoint: Endpoint, hashes: int, rounds: int) -> float:
-    """Every call gets a chain that nobody has seen."""
+    """Every call returns a new chain."""
     number = 100
     lap = iter(count(1_000_000))
 

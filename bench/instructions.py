@@ -116,7 +116,7 @@ def _request(body: bytes) -> bytes:
 
 
 def _load(clients: list[socket.socket], request: bytes, number: int) -> None:
-    """So many requests, the next one of each client when it has its answer."""
+    """So many requests; each client sends its next one after its response."""
     left = number
     answers: dict[socket.socket, bytes] = {}
     with selectors.DefaultSelector() as waiting:

@@ -23,7 +23,7 @@ from rig import Engines, Load, Rig, Running, ask, post_script, say, table
 
 PERCENTILES = ("p50", "p90", "p99", "p99.9")
 CONNECTIONS = 64
-"""So many that hardly ever all of them wait for an answer: then requests no longer come by chance."""
+"""So many that rarely all of them wait for a response: then requests no longer arrive at random."""
 
 PAUSES = """
 math.randomseed(SEED)
@@ -60,7 +60,7 @@ def main() -> None:
     else:
         print(_as_text(results))
     if any(one.failed for one in rounds):
-        sys.exit("some answers were no good")
+        sys.exit("some responses were invalid")
 
 
 def _options() -> argparse.Namespace:

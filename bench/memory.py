@@ -188,7 +188,7 @@ def _conversations(count: int) -> list[list[int]]:
 
 
 async def _send(proxy: Running, prompts: list[list[int]]) -> int:
-    """How many of the prompts were answered with 200."""
+    """The number of prompts with status 200."""
     left = iter(prompts)
     return sum(await asyncio.gather(*(_client(proxy.site.port, left) for _ in range(CLIENTS))))
 

@@ -219,7 +219,7 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
 
 def _kept_legs(parts: Parts) -> Step:
-    """Of one leg; without those of plugins."""
+    """Observers of one attempt, without plugins."""
     scheduling, attempt, call = parts.scheduling(), parts.attempt, Call()
     explained, record = parts.keeping(scheduling), DecisionRecord(is_wanted=True)
     decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, 0, record)

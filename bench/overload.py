@@ -3,7 +3,7 @@
     python bench/overload.py [--seconds 60] [--workers 1] [--json]
 
 Simulated pods in a process of their own have as many slots as `flowControl.maxConcurrentPerPod` lets requests in, so
-that nobody waits behind the proxy. First as many clients as there are slots ask one request after the other: the
+that no pod queues behind the proxy. First as many clients as there are slots send one request after the other: the
 capacity. Then requests come at random moments, three times as many, from `chat` (of priority 10, streamed, a fifth of
 the capacity), from the tenants `a`, `b` and `gold` (whose share is two), and from `batch`, which may be dropped. What
 ends in the first ten seconds, while the queue fills, is not counted.
@@ -65,7 +65,7 @@ telemetry: {{accessLog: false, logLevel: error}}
 
 @dataclass(frozen=True)
 class Ended:
-    """Seconds; `first` to the first byte of the answer."""
+    """Seconds; `first` to the first byte of the response."""
 
     who: str
     status: int
@@ -218,7 +218,7 @@ def _stack(folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[b
 
 
 def _first_of(count: int) -> int:
-    """The first of so many free ports in a row, below those that connections are given."""
+    """The first of so many consecutive free ports, below the ephemeral ports."""
     while True:
         first = random.randrange(15_000, 30_000)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:

@@ -44,7 +44,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A table, by its first line, and those of its columns that are drawn."""
+    """A table, by its first line, and its columns to draw."""
 
     table: str
     columns: Sequence[str]

@@ -32,7 +32,7 @@ whenever it has nobody waiting. No pod idles then, and prefixes are found as cha
 them may carry more.
 
 Every seed spreads the arrivals of the trace anew (or makes up another workload), and draws the routers' dice and the
-noise anew. With --requests, every seed takes another part of the trace, with a load 1 of its own if it is 2000 or more.
+noise again. With --requests, every seed uses another part of the trace, with its own load 1 if it is 2000 or more.
 ± is half of the 95 % interval over the seeds.
 """
 
@@ -267,7 +267,7 @@ def _options() -> argparse.Namespace:
     fleet.add_argument(
         "--restart-at", type=float, default=0.0, metavar="SECONDS", help="pod 0 dies, and comes back empty"
     )
-    fleet.add_argument("--restart-seconds", type=float, default=5.0, help="how long it is away")
+    fleet.add_argument("--restart-seconds", type=float, default=5.0, help="how long it is unreachable")
     options = parser.parse_args()
     options.load = options.load or (SWEEP if options.sweep else LOADS)
     return options

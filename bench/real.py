@@ -3,7 +3,7 @@
     python bench/real.py                     # starts two vLLMs on the CPU: .venv-vllm, see `make test-vllm`
     python bench/real.py --seeds 5 --users 8 --think 8
 
-Users hold chats that go on from the engines' own answers, each at their own pace. kvlane without a configuration and
+Users have chats that continue the engines' own responses, each at their own pace. kvlane without a configuration and
 kvlane with nothing but a `round-robin-picker` take turns, each run a process without a past, each with words that no
 engine has seen. Hits are what the engines report as `cached_tokens`.
 
@@ -57,7 +57,7 @@ POLICIES = {"default": "", ROUND_ROBIN: "scheduling: {plugins: [{type: round-rob
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer. Seconds and tokens."""
+    """One response. Seconds and tokens."""
 
     first_token: float
     prompt_tokens: int
@@ -171,7 +171,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, messages: Sequence[dict
                 event = json.loads(line[6:])
                 said += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
                 usage = event.get("usage") or usage
-    assert usage is not None, f"no usage in the answer of {response.headers['x-kvlane-endpoint']}"
+    assert usage is not None, f"no usage in the response of {response.headers['x-kvlane-endpoint']}"
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Turn(first, usage["prompt_tokens"], cached, response.headers["x-kvlane-endpoint"]), said
 

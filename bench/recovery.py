@@ -3,7 +3,7 @@
     python bench/recovery.py --trace conversation.jsonl.gz [--requests 1000] [--seeds 2] [--load 0.2,0.6]
 
 On the virtual clock of bench/quality.py. Half of the time pod 0 is unlike the others, then like them: three or twenty
-times slower; not there, so that nobody knows anything of it then; or it is new and twenty times slower for 20 seconds
+times slower; unreachable, so that nothing is known of it then; or it is new and twenty times slower for 20 seconds
 more, as one that compiles. Contrasts: it is slow to the end, where trying costs most; nothing befalls it; and a fleet
 of two kinds of GPU. `untried` is the default as it would be if nothing that a pod has shown were forgotten.
 

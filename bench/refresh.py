@@ -61,7 +61,7 @@ def exposition() -> bytes:
 
 
 class _Pod(asyncio.Protocol):
-    """Answers every request by its path; knows nothing else of HTTP."""
+    """Respond to every request by its path, with minimal HTTP."""
 
     def __init__(self, answers: dict[bytes, bytes]) -> None:
         self._answers = answers

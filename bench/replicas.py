@@ -433,7 +433,7 @@ async def cost() -> dict[str, dict[str, Any]]:
 
 
 async def _cost_of(url: str, rate: int, turns: int, work: int = 101) -> dict[str, Any]:
-    """`work`: uncached tokens of a prompt. Those of long ones are published within 2 ms."""
+    """`work`: uncached tokens of a prompt. Long ones are published within 2 ms."""
     alone, costs, sent = [], [], 0
     async with RedisConnection(settings(url), ("unheard",)) as line:
         for _ in range(ROUNDS):
@@ -586,7 +586,7 @@ def _batches(rate: int, turns: int, tick: float = TICK) -> Iterator[list[list[in
 
 
 class Load:
-    """What requests do to the loads and the index, each in three parts, for one request that comes; nobody is told of
+    """What requests do to the loads and the index, each in three parts, for one request; no peer receives any of
     the loads unless there are any for others."""
 
     def __init__(self, index: PrefixIndex, pod: Endpoint, loads: OwnLoads | None, work: int = 101) -> None:

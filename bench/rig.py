@@ -189,7 +189,7 @@ class Rig:
         return Engines(tuple(int(port) for port in running.process.stdout.readline().split()))
 
     def start(self, program: Program, engines: Engines) -> Running:
-        """Returns when it answers a request."""
+        """Return when it responds to a request."""
         folder = self.folder / program.name
         folder.mkdir()
         port, spare = free_ports(2)
@@ -270,7 +270,7 @@ def post_script(body: bytes) -> str:
 
 
 def ask(port: int, body: bytes) -> bytes:
-    """The answer's body; exits if the answer is not a good one, or a stream that does not end as it should."""
+    """The body of the response; exit if the response is invalid, or a stream does not end as it should."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     with contextlib.closing(connection):
         connection.request("POST", PATH, body, {"Content-Type": "application/json"})

@@ -235,7 +235,7 @@ class Host:
         self._meter(self.deployment, "_received", "apply")
 
     def add(self, part: str, work: Callable[[], Any]) -> Any:
-        """Without what the index of a proxy that tells nobody would take, and nothing twice."""
+        """Subtract the cost of the index of a proxy without peers, and count nothing twice."""
         if self._is_metered:
             return work()
         self._is_metered = True

@@ -1,4 +1,4 @@
-"""Whether requests are placed as well as they shall be: each target, what was found, met or missed.
+"""Targets of placement: target, result, met or missed.
 
     python bench/targets.py --trace conversation.jsonl.gz [--policy default] [--requests 3000] [--seeds 3]
 
@@ -62,7 +62,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Bench:
-    """What the groups measure with. `rivals` are those that the policy is compared with."""
+    """What the groups measure with. `rivals` are the policies to compare with."""
 
     policy: str
     rivals: Sequence[str]
@@ -109,7 +109,7 @@ def conversation(bench: Bench) -> Iterator[Verdict]:
 
 
 def slow_pod(bench: Bench) -> Iterator[Verdict]:
-    """the same, with one pod three times slower, which nobody says"""
+    """the same, with one undeclared pod three times slower"""
     scenario = replace(bench.trace.scenario, slow_pod=3.0)
     for load in (0.6, 0.8):
         yield _to_oracle(
@@ -177,7 +177,7 @@ def _bursts(experiment: Experiment, policy: str) -> list[list[list[Outcome]]]:
 
 
 def _cold(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Those that share the first chunk of their prompts with 63 others."""
+    """Requests that share the first chunk of their prompts with 63 others."""
     by: dict[int, list[Outcome]] = {}
     for one in outcomes:
         by.setdefault(one.job.nodes[0], []).append(one)

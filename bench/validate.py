@@ -1,11 +1,11 @@
 """How far the simulated engine is from a real one that is asked the same.
 
     python bench/validate.py                          # starts vLLM on the CPU: .venv-vllm, see `make test-vllm`
-    python bench/validate.py --url http://host:8000   # an engine that runs, asked for MODEL, with nobody else on it
+    python bench/validate.py --url http://host:8000   # a running idle engine that serves MODEL
 
 The constants of the simulated engine's steps are measured by probes, before each run: prompts of several lengths alone,
 and batches that decode together. Both get the same script (`bench/validation/script.py`): conversations under shared
-system prompts that go on from their own engine's answers, several at once, and documents that push them out of the
+system prompts that continue their own engine's responses, several at once, and documents that push them out of the
 cache. Compared are the time to first token, the time per token, and `cached_tokens`, request by request. The real
 engine gets the script several times, with other words: what else happens on the machine is in the times of some run
 only. `chrt -r 10 python bench/validate.py` keeps it away, as root and at the cost of whatever it is.

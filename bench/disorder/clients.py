@@ -21,18 +21,18 @@ LONG = (64 * 1024, 160 * 1024)
 
 class Saw(Enum):
     WHOLE = "whole"
-    """200 and all of the answer, as far as its form can tell: a stream with its terminal event, or a body of its
+    """200 and the complete response, as far as its form shows: a stream with its terminal event, or a body of its
     length."""
     REFUSED = "refused"
-    """A status of 400 or more, or a stream that begins with an error, and all that was said of it."""
+    """A status of 400 or more, or a stream that begins with an error, and its text."""
     ERROR_EVENT = "error event"
     """A stream that says that it is incomplete, and has no terminal event."""
     BROKEN = "broken"
-    """The connection was lost in the middle of an answer."""
+    """The connection was lost during a response."""
     UNFINISHED = "unfinished"
     """A stream that ended in good order without a terminal event and without an error."""
     NOTHING = "nothing"
-    """The connection was lost before an answer."""
+    """The connection was lost before a response."""
     LEFT = "left"
     """It went away by itself."""
 
@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Seen:
-    """What became of one request. Times are those of the event loop."""
+    """The result of one request. Times are in seconds of the event loop."""
 
     ask: Ask
     began: float
@@ -62,7 +62,7 @@ class Seen:
     reason: str = ""
     """Of a refusal, from its header."""
     body: bytes = b""
-    """The answer's end, or all of what is no stream."""
+    """The end of a stream, or the whole of another response."""
     events: int = 0
     error: str = ""
 
@@ -97,7 +97,7 @@ def _ask(name: str, random: Random, leavers: float) -> Ask:
 
 
 class Clients:
-    """`at_once` of them, each with its next request as soon as it has its answer."""
+    """Run `at_once` clients; each sends its next request after its response."""
 
     def __init__(self, url: str, at_once: int) -> None:
         self._url = url
@@ -110,7 +110,7 @@ class Clients:
         async with aiohttp.ClientSession(self._url, connector=connector, timeout=timeout) as session:
 
             async def one_after_the_other() -> None:
-                for ask in planned:  # each takes the next one that nobody has
+                for ask in planned:  # each client takes the next one that is left
                     seen.append(await look(session, ask))  # noqa: PERF401
 
             async with asyncio.TaskGroup() as group:
@@ -158,7 +158,7 @@ def _verdict(ask: Ask, response: aiohttp.ClientResponse, raw: bytearray) -> Saw:
 
 
 def is_all_there(seen: Seen) -> bool:
-    """Whether an answer that looks whole has as many tokens as were asked for."""
+    """Whether a response that looks complete has the requested number of tokens."""
     try:
         if seen.ask.stream:
             last = seen.body.rpartition(b"data: {")[2].partition(b"\n\n")[0]

@@ -56,7 +56,7 @@ class Finding:
 @dataclass(frozen=True)
 class Evidence:
     """All that was seen. `unwell` says which pod was in trouble, or away, from when to when, `doubts` which one the
-    proxy took for that; times of clients and pods are those of one clock. `replaced` says that processes of the proxy
+    proxy assumed; clients and pods have one clock. `replaced` says that processes of the proxy
     were, and took their counts along."""
 
     seen: Sequence[Seen]
@@ -103,12 +103,12 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 
 def unserved(evidence: Evidence) -> Counter[str]:
-    """Requests that were answered with an error, by why they were not served elsewhere."""
+    """Requests that got an error, by the reason why no other pod served them."""
     return Counter(why for seen in evidence.seen if (why := why_unserved(evidence, seen)))
 
 
 def accounts(evidence: Evidence, limit: int) -> list[str]:
-    """Of the first requests that nobody served: what they met where, and which pods were passed over."""
+    """For the first lost requests: their faults by pod, and the pods that were skipped."""
     told = []
     for seen in evidence.seen:
         if why := why_unserved(evidence, seen):
@@ -130,7 +130,7 @@ def cancel_seconds(evidence: Evidence) -> list[float]:
 
 
 def why_unserved(evidence: Evidence, seen: Seen) -> str:
-    """Empty for what was answered, or begun; "lost" where a pod that was well had not been asked, and no limit that is
+    """Empty for requests with a response; "lost" if a healthy pod was not tried, and no limit that is
     configured forbids it."""
     if seen.saw is Saw.NOTHING:
         return "lost: no answer"
@@ -291,7 +291,7 @@ def _arrived(evidence: Evidence, pod: int, record: RequestRecord) -> bool:
 
 
 def _may_be_whole(evidence: Evidence, pod: int, record: RequestRecord) -> bool:
-    """A drip goes on though its pod was killed: it has all of the answer already."""
+    """A drip continues although its pod was killed: it has the complete response already."""
     may_be = record.fault == Kind.DRIP.value or _at_a_reset(evidence, pod, record)
     return _is_whole(record) or (record.status == 200 and may_be)
 
@@ -302,5 +302,5 @@ def _at_a_reset(evidence: Evidence, pod: int, record: RequestRecord) -> bool:
 
 
 def _is_whole(record: RequestRecord) -> bool:
-    """A good answer in full, by the pod's own word."""
+    """A complete valid response, by the pod's log."""
     return record.status == 200 and record.ended is not None and not record.aborted and not record.cut

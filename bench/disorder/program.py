@@ -99,7 +99,7 @@ class Program:
 
 @contextmanager
 def running(folder: Path, urls: Sequence[str], ports: tuple[int, int], workers: int) -> Iterator[Program]:
-    """It is told to stop at the end, and ended if it does not."""
+    """Stop it at the end; kill it if it does not stop."""
     path = folder / "chaos.yaml"
     path.write_text(yaml.safe_dump(_settings(urls, ports)))
     command = [sys.executable, "-m", "proxy", "serve", "-c", str(path), "--workers", str(workers)]

@@ -17,7 +17,7 @@ LOOK_EVERY = 0.1
 
 
 class Churn:
-    """One pod at a time is away. `away` says which, from and to, in seconds of the event loop."""
+    """One pod at a time is unreachable. `away` has the pod, start and end, in seconds of the event loop."""
 
     def __init__(self, program: Program, urls: Sequence[str], random: Random) -> None:
         self._program = program

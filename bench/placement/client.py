@@ -1,4 +1,4 @@
-"""Asks a streamed question over a connection of its own, and notes when the answer comes."""
+"""Send a streamed request over its own connection, and note the times of the response."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 TAIL = 4096
-"""Bytes that are kept of an answer's end: the usage is in them."""
+"""Bytes that are kept of a response's end: the usage is in them."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _POD = re.compile(rb"\r\nx-kvlane-endpoint: *([^\r]+)", re.IGNORECASE)
@@ -17,7 +17,7 @@ _CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
 
 @dataclass(slots=True)
 class Answer:
-    """Times are those of the event loop, None for what never came; `pod` is what the router says."""
+    """Times are in seconds of the event loop, None for missing events; `pod` is what the router reports."""
 
     sent: float = 0.0
     status: int = 0
@@ -37,7 +37,7 @@ class Answer:
 
 
 async def ask(port: int, path: str, body: bytes, session: str = "") -> Answer:
-    """Never raises for what the other side does: an answer that is not whole tells how far it came. `session` is what
+    """Never raise for faults of the other side: an incomplete response shows how far it came. `session` is what
     the client calls its conversation."""
     loop = asyncio.get_running_loop()
     asking = _Asking(loop, _request(path, body, session))
@@ -58,7 +58,7 @@ def _request(path: str, body: bytes, session: str) -> bytes:
 
 
 class _Asking(asyncio.Protocol):
-    """No bytes of the answer are looked at twice; the first event of the stream is the first token."""
+    """Bytes of the response are read once; the first event of the stream is the first token."""
 
     transport: asyncio.Transport
 

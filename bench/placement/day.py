@@ -29,7 +29,7 @@ TOOL_SECONDS = 2.0
 
 
 class Context:
-    """What was said so far, which only grows."""
+    """The conversation so far, which only grows."""
 
     def __init__(self, chunks: Callable[[int], Chunks], ids: Chunks = (), tokens: int = 0) -> None:
         self._chunks = chunks
@@ -44,7 +44,7 @@ class Context:
         self.ids += self._chunks(self.tokens - len(self.ids) * CHUNK)
 
     def answer(self, at: float, tokens: int, session: str) -> Job:
-        """Asked for now; it is part of what was said."""
+        """Request now, and add it to the conversation."""
         ids, prompt = self.ids, self.tokens
         self.add(tokens)
         return Job(at, prompt, tokens, ids, continued=self.ids, session=session)
@@ -72,7 +72,7 @@ def day(requests: int, rate: float, rng: Random, chunks: Callable[[int], Chunks]
 
 
 def _crew(now: float, tools: Context, rng: Random) -> list[Job]:
-    """A lead thinks, sends agents out who share what it said, waits for all of them, and reads what they found."""
+    """A lead thinks, starts agents that share its conversation, waits for all of them, and reads their results."""
     lead, name = tools.branch(), f"crew at {now}"
     lead.add(rng.randint(200, 2_000))
     jobs = []

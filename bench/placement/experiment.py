@@ -31,7 +31,7 @@ ENOUGH = 2_000
 @dataclass(frozen=True)
 class Experiment:
     """`trace` or `generator` is the traffic; `requests` 0 takes all of it. Each seed spreads the arrivals of a trace
-    anew, takes another part of it if not all is asked for, or makes up another workload."""
+    again, uses another part of it if not all is requested, or generates another workload."""
 
     scenario: Scenario = field(default_factory=Scenario)
     trace: Path | None = None
@@ -70,7 +70,7 @@ class Experiment:
         return [capacity(self._part(whole, seed).jobs, fleet()) for seed in range(self.seeds)]
 
     def virtual(self, policy: str, load: float, seed: int, draw: int = 0) -> Figures:
-        """`draw` throws the router's dice anew."""
+        """`draw` selects another random state of the router."""
         outcomes, simulation = self.simulated(policy, self.workload(seed, load), seed, draw)
         return self._figures(outcomes, simulation.gauges, simulation.now)
 

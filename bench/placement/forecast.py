@@ -28,7 +28,7 @@ class Forecast:
         self._resident: dict[int, int] = {}
         """Blocks of a chunk that are cached at this moment of the forecast, where the pool says something else."""
         self._held: dict[int, int] = {}
-        """Those that were taken into use since."""
+        """Blocks taken into use since."""
         self._holders: dict[int, int] = {}
         """How many more hold a chunk than at the beginning of the forecast, or less."""
         self._pieces: Iterator[list[int]] = engine.pool.pieces()
@@ -159,7 +159,7 @@ class Forecast:
             self._give_back(sequence, computed)
 
     def _give_back(self, sequence: Counted, computed: int) -> None:
-        """Of the blocks it held, what nobody else holds is idle from here on."""
+        """Blocks that only this sequence held become idle."""
         whole = computed // self._size
         parts = first(sequence.parts, sequence.named) if sequence.decoding else sequence.parts
         if sequence.grown:
@@ -193,7 +193,7 @@ class Forecast:
         return self._engine.pool.resident(name) if known is None else known
 
     def _match(self, sequence: Counted) -> tuple[int, int]:
-        """(blocks it would find, those of them that nobody holds)."""
+        """(cached blocks it would find, idle ones of them)."""
         pool, most = self._engine.pool, (sequence.tokens - 1) // self._size
         matched = idle = 0
         for name, blocks in sequence.parts:
@@ -205,7 +205,7 @@ class Forecast:
         return matched, idle
 
     def _open(self, blocks: int) -> None:
-        """Evicts what was used longest ago, as far as nobody has taken it into use meanwhile."""
+        """Evict the least recently used blocks that are not in use."""
         self._used += blocks
         excess = self._used + self._idle - self._engine.pool.capacity
         while excess > 0:

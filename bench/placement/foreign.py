@@ -8,10 +8,10 @@ There are no steps and no batches. A request that runs is computed in a time tha
 
 with a normal deviation, kept within 70 % of the mean; then it says a token every `between_tokens * load` seconds.
 Requests beyond `most` wait in line. The KV cache holds whole blocks of prompts, found by others from the moment the
-request starts, and forgets those that were used longest ago.
+request starts, and evicts the least recently used ones.
 
 Two things differ from the original: a request that finds too few free blocks waits, where that one answers with an
-error; and the time between tokens does not deviate, which over a whole answer comes to nothing.
+error; and the time between tokens does not deviate, which cancels out over a complete response.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Workloads made up to show one thing each, at any rate. Lengths are tokens; a prompt is the beginning of a stream of
-chunks, so that a conversation that goes on shares all that was said."""
+chunks, so that a continued conversation shares all of its earlier text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Jobs = list[Job]
 Chunks = tuple[int, ...]
 
 SECONDS_PER_TOKEN = 0.02
-"""What the answers of a session are taken to need."""
+"""Assumed seconds for the responses of a session."""
 
 BEFORE = 300.0
 """Seconds before the first request in which sessions begin too, so that some are under way from the start on."""
@@ -25,13 +25,13 @@ BEFORE = 300.0
 
 def generate(name: str, requests: int, rate: float, rng: Random) -> Workload:
     """Requests per second; within a conversation people and tools take their time, whatever the rate. A name like
-    8000+100 has prompts and answers of about so many tokens."""
+    8000+100 has prompts and responses of about so many tokens."""
     make = GENERATORS[name] if name in GENERATORS else _lengths(*map(int, name.split("+")))
     return Workload(name, named(make(requests, rate, rng))[:requests])
 
 
 class _Text:
-    """Hands out chunks that nobody else has."""
+    """Return new chunks."""
 
     def __init__(self) -> None:
         self._next = count()
@@ -86,7 +86,7 @@ def documents(requests: int, rate: float, rng: Random) -> Jobs:
 def tenants(requests: int, rate: float, rng: Random) -> Jobs:
     """Batches of five questions by 80 tenants, popular ones more often, each under 8,192 tokens of its own: 655,360 in
     all. Eight pods of 100,000 tokens (`--kv-tokens 100000`) have room for all of them once and not twice, so that
-    whoever sends a tenant to another pod because that is idle takes the room of somebody else's prefix."""
+    a router that sends a tenant to an idle pod evicts the prefix of another tenant."""
     text = _Text()
     prefixes = [text.chunks(8_192) for _ in range(80)]
     weights = [rank**-0.5 for rank in range(1, len(prefixes) + 1)]
@@ -103,7 +103,7 @@ def tenants(requests: int, rate: float, rng: Random) -> Jobs:
 
 
 def burst(requests: int, rate: float, rng: Random) -> Jobs:
-    """After every 500 requests of other business, 64 within a tenth of a second about 8,192 tokens nobody has seen."""
+    """After every 500 other requests, 64 within a tenth of a second about 8,192 new tokens."""
     text = _Text()
     jobs: Jobs = []
     now = 0.0
@@ -120,7 +120,7 @@ def burst(requests: int, rate: float, rng: Random) -> Jobs:
 
 
 def bimodal(requests: int, rate: float, rng: Random) -> Jobs:
-    """Four of five are short, the fifth is as long as a book's chapter; nobody shares anything."""
+    """Four of five are short, the fifth is as long as a book's chapter; nothing is shared."""
     text = _Text()
     jobs, now = [], 0.0
     for _ in range(requests):
@@ -138,7 +138,7 @@ def mixed_day(requests: int, rate: float, rng: Random) -> Jobs:
 
 
 def _lengths(prompt: int, answer: int) -> Callable[[int, float, Random], Jobs]:
-    """By half more or less, and nobody shares anything."""
+    """Lengths vary by half; nothing is shared."""
 
     def make(requests: int, rate: float, rng: Random) -> Jobs:
         text = _Text()
@@ -168,8 +168,8 @@ GENERATORS: Mapping[str, Callable[[int, float, Random], Jobs]] = MappingProxyTyp
 
 @dataclass(frozen=True, slots=True)
 class _Sessions:
-    """System prompts, the tokens of each; of a session the turns, of a turn the tokens that are added and those of the
-    answer, all from-to; the mean pause between an answer and the next turn, in seconds."""
+    """System prompts, the tokens of each; of a session the turns, of a turn the added tokens and the tokens of the
+    response, all from-to; the mean pause between a response and the next turn, in seconds."""
 
     systems: int
     system_tokens: int
@@ -195,7 +195,7 @@ class _Sessions:
 
 
 def _sessions(kind: _Sessions, requests: int, rate: float, rng: Random) -> Jobs:
-    """Those that come between the first second and the time in which `requests` come."""
+    """Requests between the first second and the time in which `requests` arrive."""
     text = _Text()
     systems = [text.chunks(kind.system_tokens) for _ in range(kind.systems)]
     began = rate / (sum(kind.turns) / 2)

@@ -46,7 +46,7 @@ def html(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
 
 
 def charts(about: Mapping[str, Any], results: Sequence[Measured]) -> list[Chart]:
-    """Those of which there are figures."""
+    """Keys that have figures."""
     found = []
     for name, title, unit, factor, logarithmic, objective in CHARTS:
         series = {

@@ -18,7 +18,7 @@ PATIENCE = 30.0
 
 
 class PodServer:
-    """The other process as it is seen from here. `ports` are those of the pods, in order."""
+    """The other process as seen from here. `ports` are the pods' ports, in order."""
 
     def __init__(self, ports: Sequence[int], pipe: Connection) -> None:
         self.ports = tuple(ports)
@@ -29,7 +29,7 @@ class PodServer:
         return [f"http://127.0.0.1:{port}" for port in self.ports]
 
     def kill(self, pod: int) -> None:
-        """Resets its connections; nobody listens there until it is started."""
+        """Reset its connections; its port refuses until it is started."""
         self._pipe.send(("kill", pod))
 
     def start(self, pod: int) -> None:

@@ -1,4 +1,4 @@
-"""The answers of simulated pods to prompts that later prompts continue."""
+"""Responses of simulated pods to prompts that later prompts continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.lab.workload import Job, prompt_text
 
 
 def answers(jobs: Iterable[Job]) -> dict[int, bytes]:
-    """Return what pods must answer, by the hash of the prompt, so that later prompts continue these answers."""
+    """Return the required responses by the hash of the prompt, so that later prompts continue them."""
     return {text_hash(prompt_text(job)): _answer(job) for job in jobs if job.continued}
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 READY_SECONDS = 60.0
 
 SETTLE_SECONDS = 1.0
-"""Between the first good answer and the first request: a router may know some pods before the others."""
+"""Between the first successful response and the first request: a router may know some pods earlier than others."""
 
 PROGRAMS = {
     "round-robin": "nginx-round-robin",
@@ -75,7 +75,7 @@ def program(policy: str, slower: float, venv: Path) -> Program:
 
 @contextmanager
 def started(program: Program | Given, pods: Sequence[int], folder: Path) -> Iterator[Router]:
-    """Serves before it is handed over; exits with the end of its log if it does not."""
+    """Serves when it is returned; exits with the end of its log if it does not start."""
     if isinstance(program, Given):
         yield Router(program.name, "decided on the virtual clock", 0, given=program.pods)
         return

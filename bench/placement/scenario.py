@@ -49,7 +49,7 @@ class Scenario:
 
     @property
     def context_length(self) -> int:
-        """The most tokens of prompt and answer that every pod takes."""
+        """The most tokens of prompt and response that every pod accepts."""
         return min(config.context_length for config in self.configs())
 
     def _config(self, hardware: Hardware) -> SimConfig:

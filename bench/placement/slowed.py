@@ -48,7 +48,7 @@ def slowed(settings: Settings, factor: float) -> Settings:
 
 
 async def _serve(settings: Settings) -> None:
-    """Until it is told to stop; nobody is waiting then."""
+    """Run until it is stopped, when no request waits."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -37,7 +37,7 @@ HEAD_START = 1.0
 """Real seconds between everything being ready and the first arrival."""
 
 PATIENCE = 600.0
-"""Seconds of the fleet after the last arrival; who has not been answered then counts as failed."""
+"""Seconds of the fleet after the last arrival; requests without a response then count as failed."""
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_USAGE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
@@ -178,7 +178,7 @@ class _Run:
         return (seen.get(PREDICTED, 0.0) - before.get(PREDICTED, 0.0)) / of_prompt if of_prompt else None
 
     async def _samples(self, url: str) -> dict[str, float]:
-        """The series of an exposition, added up by name; none of who does not answer."""
+        """The series of an exposition, summed by name; empty without a response."""
         if not url:
             return {}
         try:

@@ -158,7 +158,7 @@ class TickingEngine(CachingEngine):
 
     @property
     def _tokens(self) -> float:
-        """Of an answer, in a tick."""
+        """Tokens of a response in a tick."""
         return min(1.0, self.timing.batch / len(self._decoding)) if self._decoding else 0.0
 
     def _pass(self, ticks: float) -> list[Counted]:

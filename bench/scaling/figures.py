@@ -16,7 +16,7 @@ OBJECTIVES = Objectives(first_token=2.0, per_token=0.04)
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """`moments` are those of the load, `moves` the replicas that were added or taken away."""
+    """`moments` are times of the load, `moves` the replicas that were added or removed."""
 
     outcomes: Sequence[Outcome]
     moments: Sequence[Moment]
@@ -24,7 +24,7 @@ class Played:
 
 
 def figures(played: Played, objectives: Objectives = OBJECTIVES) -> Figures:
-    """Of all requests. GPU hours are those of pods that start, serve or drain, while the load lasts. A turn is a role
+    """Over all requests. GPU hours count pods that start, serve or drain while the load lasts. A turn is a role
     that grows after it shrank, or the reverse."""
     attained = sum(_is_good(one, objectives) for one in played.outcomes) / len(played.outcomes)
     hours = LOOK * sum(moment.gpus for moment in played.moments) / 3600

@@ -53,8 +53,8 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Replica:
-    """`pod` is where the simulation has it, once it serves; `busy` are legs on it, one of prefill until its prompt was
-    fetched; `tokens` what they are made of: of prefill those that are not computed."""
+    """`pod` is its place in the simulation, once it serves; `busy` are attempts on it, a prefill until its prompt was
+    transferred; `tokens` are their tokens, of a prefill the uncached ones."""
 
     role: str
     state: State
@@ -66,7 +66,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Fleet:
-    """All replicas that there ever were. `pods` are those that served, in the order of the simulation."""
+    """All replicas that ever existed. `pods` are the ones that served, in the order of the simulation."""
 
     shape: Shape
     replicas: list[Replica] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Fleet:
         return [one for one in self.replicas if one.role == role and one.state in states]
 
     def pass_time(self, now: float) -> None:
-        """What drains and is empty goes; what waits for GPUs starts on those that are free, first come, first."""
+        """Drained replicas end; replicas that wait for GPUs start on free ones in their order."""
         for one in self.replicas:
             if one.state is State.DRAINING and not one.busy:
                 one.state = State.GONE

@@ -16,19 +16,19 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Mean tokens of prompt and answer; each request has up to half more or less."""
+    """Mean tokens of prompt and response; each request varies by up to half."""
 
     prompt: int
     answer: int
 
     def job(self, arrival: float, number: int, rng: Random) -> Job:
-        """Nobody shares a prompt: the one piece of it is the request's own."""
+        """No prompt is shared: its one piece is the request's own."""
         prompt, answer = _about(self.prompt, rng), _about(self.answer, rng)
         return Job(arrival, prompt, answer, (number,), ends=(prompt,))
 
 
 READ, WRITE = Kind(8_000, 100), Kind(500, 2_000)
-"""Long prompts for short answers, which is work for prefill pods; and the reverse, which is work for decode pods."""
+"""Long prompts with short responses, which is work for prefill pods; and the reverse, for decode pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Load:
     rates: Callable[[Random], Callable[[float], tuple[float, float]]]
 
     def jobs(self, seed: int) -> tuple[Job, ...]:
-        """By chance, as often as the rates say: those of the highest rate, thinned."""
+        """Random arrivals at the given rates: arrivals of the highest rate, thinned."""
         rng = Random(seed)
         rates = self.rates(rng)
         found: list[Job] = []
@@ -71,7 +71,7 @@ def burst(rng: Random) -> Callable[[float], tuple[float, float]]:
 
 
 def shift(rng: Random) -> Callable[[float], tuple[float, float]]:
-    """From long prompts to long answers and back within ten and five minutes, twice; in sum it is about as much."""
+    """From long prompts to long responses and back within ten and five minutes, twice; the sum is about constant."""
     return lambda now: _between((8.0, 0.8), (1.0, 5.8), _trapezoid(now / (30 * MINUTE)))
 
 

@@ -1,4 +1,4 @@
-"""The router before the fleet, the same for all who scale it: each leg to the replica of its role with least to do."""
+"""The router before the fleet, the same for all scalers: each attempt to the least busy replica of its role."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Route:
 
 
 class LeastWork(Policy):
-    """Tokens that wait to be computed count on prefill pods, tokens of prompt and answer on decode pods."""
+    """Waiting prompt tokens count on prefill pods, tokens of prompt and response on decode pods."""
 
     scrapes = 0.0
 
@@ -64,7 +64,7 @@ class LeastWork(Policy):
             route.decode.busy -= 1
 
     def since(self, begin: float) -> list[float]:
-        """Seconds from arrival to the end of prefill, of those that ended after this moment."""
+        """Seconds from arrival to the end of prefill, for prefills that ended after this moment."""
         while self._prefills and self._prefills[0][0] < begin:
             self._prefills.popleft()
         return [seconds for _, seconds in self._prefills]

@@ -1,4 +1,4 @@
-"""A load, a fleet that changes and whoever changes it, on the virtual clock of the replay."""
+"""A load, a fleet and its scaler, on the virtual clock of the replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRIC_WINDOW, SIGNAL_WINDOW = 15.0, 30.0
 """Seconds that metrics and signals are the mean of; of times to the first token the p90."""
 
 CLEARED = 60.0
-"""Seconds in which prompts that wait are to be computed, beside those that come."""
+"""Seconds in which waiting prompts are to be computed, in addition to new ones."""
 
 
 @dataclass(slots=True)

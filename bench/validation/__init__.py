@@ -1,1 +1,1 @@
-"""The simulated engine beside a real one: the same requests for both, and how far apart their answers come."""
+"""The simulated engine compared with a real one: the same requests for both, and the difference of their responses."""

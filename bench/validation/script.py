@@ -1,4 +1,4 @@
-"""What both engines are asked: conversations that go on from their own answers, and documents that push them out."""
+"""Requests for both engines: conversations that continue their own responses, and documents that push them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST_ID, LAST_ID = 10, 3_999
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`pause` seconds after the answer before it (or the beginning of the session) `added` is said."""
+    """`pause` seconds after the previous response (or the start of the session) `added` is sent."""
 
     pause: float
     added: tuple[int, ...]
@@ -37,14 +37,14 @@ class Answer:
 
 
 def ids(rng: Random, tokens: int) -> tuple[int, ...]:
-    """Text that nobody has seen."""
+    """New text."""
     return tuple(rng.randint(FIRST_ID, LAST_ID) for _ in range(tokens))
 
 
 def script(seed: int, words: int, requests: int, rate: float) -> list[Session]:
     """Chats of two to five turns under one of two system prompts, and one long document for every three of them;
     about `requests` in all, sessions that begin at random, `rate` requests per second together. The same `seed` with
-    other `words` is the same but for the text, which nobody has seen then."""
+    other `words` changes only the text, which is new then."""
     rng, text = Random(seed), Random(words)
     systems = [ids(text, 480) for _ in range(2)]
     sessions, planned, now = [], 0, 0.0

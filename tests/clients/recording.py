@@ -1,6 +1,6 @@
 """Requests of real clients, to the byte: written down before kvlane, kept in `sent/`, and sent again by tests.
 
-`make test-clients KVLANE_RECORD=1` writes them anew. Of requests that differ in values only, the first one is kept.
+`make test-clients KVLANE_RECORD=1` writes them again. Of requests that differ in values only, the first one is kept.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class FakeCall:
 
 @dataclass
 class ScriptedRelay:
-    """Does with each leg what its script says; the last one does for all that follow."""
+    """Does with each attempt what its script says; the last one applies to all later ones."""
 
     scripts: Sequence[Script]
     legs: list[Attempt] = field(default_factory=list)
@@ -77,7 +77,7 @@ class ScriptedRelay:
         await script(attempt)
 
     def race(self, begins: Callable[[Attempt], None]) -> None:
-        """One leg at a time."""
+        """One attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         await self.relay(attempt)
@@ -216,7 +216,7 @@ class World:
         return relay.legs
 
     async def removed_meanwhile(self, attempt: Attempt) -> None:
-        """A script: a stored response, of a pod that goes while it answers."""
+        """A script: a stored response, of a pod that is removed while it responds."""
         self.fleet.remove(attempt.endpoint.name)
         attempt.response_id = "resp_1"
         await good(attempt)
@@ -233,7 +233,7 @@ class World:
         return sum(one.index.pairs for one in indexes)
 
     def remembering(self) -> Iterator[Endpoint]:
-        """The endpoints of which a plugin knows something."""
+        """The endpoints known to a plugin."""
         for one in self.scheduling.instances.values():
             if isinstance(one, ApproxPrefixCacheProducer):
                 yield from (memory.endpoint for memory in one.index.memories)

@@ -33,7 +33,7 @@ class Answer:
 
 
 class Pending:
-    """A request that was sent and whose answer has not been read."""
+    """A request that was sent and whose response has not been read."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self._connection = connection
@@ -41,7 +41,7 @@ class Pending:
 
     @property
     def pod(self) -> str:
-        """The pod that the proxy chose; waits for the head of the answer."""
+        """The pod that the proxy chose; waits for the head of the response."""
         return str(self._begun().getheader("x-kvlane-endpoint"))
 
     def read(self, size: int) -> bytes:

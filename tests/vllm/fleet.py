@@ -55,7 +55,7 @@ class Engine:
     program: Program
     events: int
     replay: int
-    """Ports: of its KV events, and where it is asked for those that were missed."""
+    """Ports: of its KV events, and of their replay."""
 
     @property
     def url(self) -> str:

@@ -79,7 +79,7 @@ class Program:
         return self.ended()
 
     def ended(self) -> int:
-        """The exit status of what was told to stop."""
+        """The exit status of a stopped program."""
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

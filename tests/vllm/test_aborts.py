@@ -16,7 +16,7 @@ from tests.vllm.fleet import MODEL, Fleet, wait_until
 pytestmark = pytest.mark.vllm
 
 LONGEST = 1.0
-"""Seconds that an engine may go on with an answer that nobody reads; undisturbed, these take many times that."""
+"""Seconds that an engine may continue an unread response; undisturbed, these take many times that."""
 
 ENDLESS = {"model": MODEL, "prompt": "Tell me", "max_tokens": 8000, "ignore_eos": True}
 

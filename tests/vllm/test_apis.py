@@ -1,4 +1,4 @@
-"""Every API of the engine answers through the proxy."""
+"""Every API of the engine works through the proxy."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_requests_for_a_lora_adapter_go_to_pods_that_loaded_it(fleet: Fleet, rec
     pods = [fleet.http.post("/v1/completions", asked(model=ADAPTER, prompt=f"{n}")).pod for n in range(6)]
     assert pods == [fleet.adapted.name] * 6
     record_property("requests", len(pods))
-    record_property("pods that answered", len(set(pods)))
+    record_property("pods that responded", len(set(pods)))
 
 
 def test_a_stored_response_is_found_and_continued_on_its_pod(fresh: Fleet, record_property: Any) -> None:
-    """Six chains, so that they are on both pods: any other pod answers 404."""
+    """Six chains, so that they are on both pods: any other pod responds 404."""
     used = set()
     for number in range(6):
         first = respond(fresh, f"Chain {number}")

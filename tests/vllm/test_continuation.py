@@ -1,7 +1,7 @@
 """A stream whose connection breaks goes on with the other engine.
 
 The model is random, and what it writes may be cut into other tokens when it is read again; and an engine under pressure
-puts several tokens into one event. So how many answers and usages are the same are figures.
+puts several tokens into one event. So the number of equal responses and usages is a figure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BODIES = {
 
 
 class Scissors(Tap):
-    """Breaks off what answers the first POST, after so many events."""
+    """Breaks off the response to the first POST, after so many events."""
 
     def __init__(self, target: str, events: int) -> None:
         super().__init__(target)

@@ -46,7 +46,7 @@ def test_an_unknown_field_is_left_to_the_engine(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_parameters_of_a_kv_transfer_do_not_reach_an_engine(fleet: Fleet, path: str) -> None:
-    """The engine refuses this one; so an answer shows that it was taken out."""
+    """The engine refuses this one; so a response shows that it was removed."""
     body = {"model": MODEL, "messages": HELLO, "prompt": "a", "max_tokens": 1, "kv_transfer_params": "none at all"}
     assert fleet.engines[0].http.post(path, body).status == 400
     assert fleet.http.post(path, body).status == 200

@@ -153,7 +153,7 @@ def test_adapters_are_matched_exactly(exact: Fleet, record_property: Any) -> Non
 
 
 def test_a_salt_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
-    """Nobody profits from what somebody with another salt has cached."""
+    """A salt does not profit from what was cached with another salt."""
     predictions = Predictions(exact)
     for _ in range(3):
         document = text(200)
@@ -165,7 +165,7 @@ def test_a_salt_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
 
 
 def test_a_completion_is_matched_exactly(exact: Fleet, record_property: Any) -> None:
-    """The same text again and again, longer each time; blocks that end with the prompt are computed anew."""
+    """The same text again and again, longer each time; blocks that end with the prompt are computed again."""
     predictions = Predictions(exact)
     document = "\n".join(text(12) for _ in range(120))
     for end in (1000, 3000, 3000, 6000, len(document), len(document)):

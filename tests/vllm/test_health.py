@@ -35,7 +35,7 @@ def test_a_frozen_engine_is_ejected_and_returns(fleet: Fleet, tmp_path: Path, re
             with ThreadPoolExecutor(12) as clients:
                 answers = list(clients.map(lambda n: serving.http.post("/v1/completions", asked(n)), range(12)))
             assert [(answer.status, answer.pod) for answer in answers] == [(200, other.name)] * 12
-            record_property("answered by the other after", f"{time.monotonic() - began:.1f} s; stall {STALL:g} s")
+            record_property("served by the other after", f"{time.monotonic() - began:.1f} s; stall {STALL:g} s")
             assert frozen.http.get("/health").status == 200
             shown = serving.pods()[frozen.name]
             assert shown["state"] == "ejected"

@@ -41,7 +41,7 @@ def test_a_second_request_with_the_same_prefix_goes_to_the_same_pod(fresh: Fleet
 
 
 def test_a_conversation_stays_on_its_pod(fresh: Fleet, record_property: Any) -> None:
-    """Four conversations, a turn each in turn: all that was said before is found in the cache."""
+    """Four conversations, one turn each in rotation: all earlier text is found in the cache."""
     talks = [[{"role": "system", "content": text(150)}] for _ in range(4)]
     homes: list[str | None] = [None] * len(talks)
     known = [0] * len(talks)
@@ -117,7 +117,7 @@ def test_tokens_are_counted_as_the_engines_report_them(fleet: Fleet, record_prop
     counted = [int(b - a) for a, b in zip(before, after, strict=True)]
     assert counted == [prompt_tokens(answer), 5, cached(answer)]
     assert cached(answer) > 0
-    record_property("prompt, answered and cached tokens", ", ".join(map(str, counted)))
+    record_property("prompt, response and cached tokens", ", ".join(map(str, counted)))
 
 
 def question(document: str, about_it: str) -> list[dict[str, str]]:

@@ -78,7 +78,7 @@ def test_a_stream_arrives_while_it_is_generated(fleet: Fleet, record_property: A
     with fleet.http.pending("/v1/completions", body) as stream:
         assert stream.read(6) == b"data: "
         wait_until(lambda: fleet.busy() == 1)
-    record_property("tokens of the answer", 400)
+    record_property("tokens of the response", 400)
 
 
 def said(answer: Answer) -> str:

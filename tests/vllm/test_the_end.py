@@ -1,4 +1,4 @@
-"""How it ends: of the proxy when it is told to stop, and of an engine that is killed.
+"""The end of the proxy when it is stopped, and of an engine that is killed.
 
 These tests run last: one engine does not survive them.
 """

@@ -1,7 +1,7 @@
-"""What engines do when they are full, freeze or go down costs no request that another one can answer.
+"""Engines that are full, freeze or stop lose no request that another one can serve.
 
 One engine stays; beside it stands one after the other that does not. Half of the requests are on each when it happens:
-streams that have begun, and answers in one piece. A stream that breaks off ends with an error event.
+streams that have begun, and complete responses. A stream that breaks off ends with an error event.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.vllm
 
 COMPLETIONS = "/v1/completions"
 DRAIN = 8
-"""Seconds in which an engine finishes what it has when it is told to stop."""
+"""Seconds in which a stopping engine finishes its requests."""
 
 BOUNDED = ("--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--shutdown-timeout", str(DRAIN))
 STREAMED, WHOLE = 6000, 1000
-"""Tokens: of streams, which last until it happens, and of answers in one piece."""
+"""Tokens: of streams, which last until it happens, and of complete responses."""
 
 STREAMS, WHOLES = 2, 1
 """On each engine. More than four would wait for one another."""
@@ -91,7 +91,7 @@ def bounded(start: Callable[..., Engine], survivor: Engine) -> Engine:
 
 @pytest.fixture
 def usual(start: Callable[..., Engine], survivor: Engine) -> Iterator[Engine]:
-    """As vLLM is by default: when it is told to stop it stops at once."""
+    """As vLLM is by default: it stops at once."""
     engine = start(1)
     yield engine
     engine.program.stop()
@@ -115,7 +115,7 @@ def test_a_full_queue_costs_no_request(survivor: Engine, bounded: Engine, tmp_pa
 def test_streams_of_a_freezing_engine_end_with_an_error(
     survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
 ) -> None:
-    """Those that had begun; the others wait no longer than until it is known that the engine stands still."""
+    """The streams that had begun; the others wait no longer than until the stall is detected."""
     times = {"timeouts": {"idle": "4s"}, "health": {"stall": "3s", "interval": "1s"}, "breaker": {"slowStart": 0}}
     with before(survivor, bounded, tmp_path, times) as pair, under_way(pair) as (streams, wholes):
         try:
@@ -145,7 +145,7 @@ def test_an_engine_that_finishes_before_it_stops_gets_no_new_requests(
 def test_an_engine_that_stops_at_once_leaves_no_client_waiting(
     survivor: Engine, usual: Engine, tmp_path: Path, record_property: Any
 ) -> None:
-    """Its server takes no connections then, and sends nothing on those that it has, nor closes them."""
+    """Its server accepts no connections then, and sends nothing on open ones, nor closes them."""
     with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
         usual.program.terminate()
         wait_until(lambda: pair.says_of_victim()[0] != "ready")
@@ -189,7 +189,7 @@ def before(survivor: Engine, victim: Engine, folder: Path, reliability: Any = No
 
 @contextmanager
 def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]]:
-    """Streams that have begun and other requests that wait for their answers, as many of each on either engine."""
+    """Streams that have begun and other requests that wait for their responses, as many of each on either engine."""
     streams: list[Pending] = []
     wholes: list[Future[Answer]] = []
     with ExitStack() as stack:
@@ -210,7 +210,7 @@ def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]
 
 
 def check(pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[Answer]], record_property: Any) -> None:
-    """All answers in one piece come, and every stream of the victim is whole or ends with an error."""
+    """All complete responses arrive, and every stream of the victim is complete or ends with an error."""
     since = time.monotonic()
     ends = {"whole": 0, "cut, with an error": 0}
     for stream in streams:

@@ -1,4 +1,4 @@
-"""Two engines answer as one: the first computes the prompt, and the second answers with the first one's KV cache.
+"""Two engines respond as one: the first computes the prompt, and the second decodes with the first one's KV cache.
 
 With vLLM's NixlConnector the second engine pulls the blocks from the first, with its ExampleConnector it finds them in
 a common directory. `transferred` are the prompt tokens that the second engine reports as got from elsewhere.
@@ -57,7 +57,7 @@ scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A proxy before an engine for prompts and one for answers."""
+    """A proxy before a prefill engine and a decode engine."""
 
     connector: str
     prefill: Engine
@@ -65,7 +65,7 @@ class Split:
     proxy: Proxy
 
     def ask(self, path: str, body: Any) -> tuple[Answer, int]:
-        """The answer, and the tokens that were transferred for it."""
+        """The response, and the number of its transferred tokens."""
         before = self.decode.sum("vllm:external_prefix_cache_hits_total")
         answer = self.proxy.http.post(path, body)
         return answer, int(self.decode.sum("vllm:external_prefix_cache_hits_total") - before)
@@ -122,7 +122,7 @@ def test_a_response_equals_that_of_one_engine(split: Split, path: str, stream: b
 
 
 def test_a_prompt_is_computed_on_one_engine_and_decoded_on_the_other(split: Split, record_property: Any) -> None:
-    """Of its 4,000 tokens the second engine computes those that are behind the last whole block, if any."""
+    """Of its 4,000 tokens the second engine computes the ones after the last whole block, if any."""
     local = "vllm:prompt_tokens_by_source_total"
     ids = [300 + number % 3_700 for number in range(4_000)]
     before = by_source(split.decode)
@@ -151,7 +151,7 @@ def test_the_time_to_the_first_token_is_the_sum_of_its_parts(split: Split, recor
 
 
 def test_usage_reports_cached_and_not_transferred_tokens(split: Split, record_property: Any) -> None:
-    """A prompt that nobody has seen was not cached, wherever it was computed; the same once more was."""
+    """A new prompt was not cached, wherever it was computed; the same once more was."""
     body = asked(CHAT)
     cached = [split.ask(CHAT, body)[0].json["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
     assert cached[0] == 0
@@ -181,7 +181,7 @@ def test_a_prompt_is_computed_by_the_other_engine_when_the_first_is_gone(split: 
 
 
 def parts_of(split: Split, body: Any) -> dict[str, float]:
-    """Seconds to the first token of one answer, and of which parts they are, the waiting for blocks within the decode
+    """Seconds to the first token of one response, and their parts, the waiting for blocks within the decode
     engine's."""
     counted: dict[str, tuple[Engine | Proxy, str]] = {
         "prefill leg": (split.proxy, "kvlane_disagg_stage_duration_seconds_sum"),

@@ -2,7 +2,7 @@
 
 usage: tiny_model.py MODEL_FOLDER ADAPTER_FOLDER
 
-The engine fills in seeded random weights (`--load-format dummy`), so all engines answer alike. The words come from the
+The engine fills in seeded random weights (`--load-format dummy`), so all engines respond alike. The words come from the
 texts of the Python that runs this. The LoRA adapter is random too, of rank 8.
 """
 

@@ -28,7 +28,7 @@ class _Ring:
 
 class SessionHash(SimplePolicy):
     """vllm-router's `consistent_hash`, 160 points to the pod; production-stack's `session` is alike. Without a session
-    the body is hashed. If the pod is away, the first one that is not."""
+    the body is hashed. If the pod is unreachable, the next one."""
 
     def __init__(self, pods: Sequence[VirtualPod], rng: Random) -> None:
         super().__init__(pods, rng)

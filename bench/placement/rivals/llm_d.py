@@ -69,7 +69,7 @@ class EndpointPicker(SimplePolicy):
 
 
 class Baseline(EndpointPicker):
-    """Its `optimized-baseline`: the same and `no-hit-lru-scorer` 2, which sends a prompt that nobody knows to the pod
+    """Its `optimized-baseline`: the same and `no-hit-lru-scorer` 2, which sends a new prompt to the pod
     that has longest not been sent such a one."""
 
     NO_HIT = 2.0

@@ -156,6 +156,6 @@ def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:
 
 
 def _continued(job: Job, rng: Random) -> Job:
-    """Others may go on from its answer, once it is there."""
+    """Other requests may continue its response, once it is there."""
     missing = -(-(job.prompt_tokens + job.output_tokens) // CHUNK) - len(job.ids)
     return replace(job, continued=(*job.ids, *(rng.randint(1 << 20, 1 << 30) for _ in range(missing))))

@@ -27,7 +27,7 @@ UNHURRIED: Mapping[str, Any] = {
     "health": {"timeout": "30s"},
     "drain": {"grace": "60s"},
 }
-"""Nobody is given up because a machine that has much to do is late."""
+"""No peer is given up because a busy machine is late."""
 
 
 def configured(sim: SimFleet, **sections: Mapping[str, Any]) -> Settings:
@@ -72,7 +72,7 @@ class Host:
         return f"http://127.0.0.1:{self.supervisor.port}"
 
     async def chat(self, text: str, tokens: int = 4) -> str:
-        """Over a connection of its own, so that any worker may get it; the name of the pod that answered."""
+        """Over a new connection, so that any worker may get it; the name of the pod that responded."""
         async with (
             aiohttp.ClientSession() as session,
             session.post(self.url + CHAT, json=question(text, tokens)) as response,
@@ -95,7 +95,7 @@ class Host:
         return {name: float(value) for name, _, value in found}
 
     def in_flight(self) -> int:
-        """As the supervisor has heard."""
+        """As the supervisor has received it."""
         return sum(endpoint.load.requests for endpoint in self.supervisor.fleet.endpoints)
 
 

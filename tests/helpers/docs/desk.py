@@ -1,4 +1,4 @@
-"""The folder of somebody who follows the pages: every file that a command there names."""
+"""The folder of a reader who follows the pages: every file that a command there names."""
 
 from __future__ import annotations
 

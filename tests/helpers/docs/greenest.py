@@ -40,7 +40,7 @@ def installed(site: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Forecast:
-    """Answers with `shares` while it has some; without, it hangs until the other side gives up."""
+    """Responds with `shares` if there are any; otherwise hangs until the other side gives up."""
 
     shares: Mapping[str, float] | None
     port: int = 0

@@ -24,7 +24,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 def binary() -> str:
-    """Skips the test where there is none."""
+    """Skip the test without Envoy."""
     try:
         module = importlib.import_module("envoy")
     except ImportError:

@@ -1,4 +1,4 @@
-"""A pod that behaves as it is told, on a real socket."""
+"""A pod with a given behaviour, on a real socket."""
 
 from __future__ import annotations
 

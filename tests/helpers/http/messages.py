@@ -1,4 +1,4 @@
-"""Answers of pods, valid and spoilt, and how they are cut into reads; for Hypothesis."""
+"""Responses of pods, valid and malformed, and how they are cut into reads; for Hypothesis."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ class Client:
         return understand(b"".join(pieces), reset, method)
 
     async def answer(self) -> bytes:
-        """One answer with a Content-Length, whole."""
+        """One complete response with a Content-Length."""
         async with asyncio.timeout(PATIENCE):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = next(

@@ -1,4 +1,4 @@
-"""A pod's connection and the answer that it pushes to a client, in memory: what each writes is kept."""
+"""A pod's connection and the response that it pushes to a client, in memory: what each writes is kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Wire:
 
 
 class Caller:
-    """As much of a call as an answer needs."""
+    """As much of a client request as a response needs."""
 
     def __init__(self, wire: Wire, speaks_11: bool) -> None:
         self.transport = wire
@@ -73,7 +73,7 @@ class Caller:
 
 
 class Leg:
-    """One answer under way. Made within a running loop."""
+    """One response in progress. Made within a running loop."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Leg:
         self.attempt.listeners = NO_LISTENERS.at_first_byte(lambda _: self._first_byte())
         pool = UpstreamPool(1.0, clock)
         self.given_up = ""
-        """Why the answer is not waited for."""
+        """Why the response is not waited for."""
         self.asked: list[float] = []
         """Since when nothing had come, whenever that was asked."""
         self.context = RelayContext(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)

@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
 class FakeApiServer:
     """`async with`. Objects stand under `where`, the path below the host. Each change gets the next version, and is
-    remembered until `forget`. `statuses` are answers in place of real ones, by the last part of the path; those of
+    remembered until `forget`. `statuses` replace real responses, by the last part of the path; those of
     `watch:PART` are of watches alone."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -40,7 +40,7 @@ class FakeApiServer:
         self.chunk = 0
         """Bytes that are written at once; 0: all."""
         self.mute = False
-        """Watches are answered, but say nothing, and do not end."""
+        """Watches are accepted, but silent, and do not end."""
         self.silenced = 0
         """Events that were not said."""
         self.no_end = False
@@ -73,7 +73,7 @@ class FakeApiServer:
         self._listens = True
 
     async def stop_listening(self) -> None:
-        """Nobody is answered any more: not on connections that stand, and not on those that were just taken."""
+        """No client gets a response any more: not on open connections, and not on newly accepted ones."""
         self._listens = False
         await self._site.stop()
         self.sever()
@@ -131,7 +131,7 @@ class FakeApiServer:
             _cut(request)
         self.open.clear()
 
-    # How it answers.
+    # How it responds.
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         where, watches = request.match_info["where"], request.query.get("watch") == "true"
@@ -276,7 +276,7 @@ def endpoint(name: str, address: str, **conditions: bool) -> Object:
 
 
 def _event(change: Change, query: Mapping[str, str]) -> Object | None:
-    """What leaves the selection is deleted for those who watch it, what enters it is new."""
+    """An object that leaves the selection is deleted for its watchers, one that enters it is new."""
     before = change.before is not None and _is_selected(change.before, query)
     after = change.after is not None and _is_selected(change.after, query)
     if after:

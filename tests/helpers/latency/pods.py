@@ -1,4 +1,4 @@
-"""A pod that answers prompts in turn, at a speed that the tests choose, and the proxy's model of it."""
+"""A pod that serves prompts in turn, at a speed that the tests choose, and the proxy's model of it."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from proxy.latency.rates import FleetModel
 
 
 class Pod:
-    """Prompts are computed one after the other, `fixed` + `per_token` each, times chance; answers have one token."""
+    """Prompts are computed one after the other, `fixed` + `per_token` each, with noise; responses have one token."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Pod:
         return abs(self.ttft(tokens, self.now) - takes) / takes
 
     def ttft(self, tokens: float, now: float) -> float:
-        """What is predicted for a prompt of which nothing is cached."""
+        """The prediction for an uncached prompt."""
         self.model.catch_up(now)
         return seconds(self.model, tokens, tokens, now)
 

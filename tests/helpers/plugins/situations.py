@@ -1,4 +1,4 @@
-"""Pods, requests and plugins for the tests of this room."""
+"""Pods, requests and plugins for the tests of this package."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def make(
 
 
 def fault(type_name: str, **parameters: Any) -> str:
-    """What is said about parameters that make no sense."""
+    """The message for invalid parameters."""
     try:
         make(type_name, **parameters)
     except Invalid as invalid:

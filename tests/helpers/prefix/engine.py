@@ -34,7 +34,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 class Engine:
     """Counts its messages from 0 on. `clock` is its wall clock, a second later at each message. `buffer` holds the last
-    `keeps` batches for those who ask, in answers of `frames` frames."""
+    `keeps` batches for replay, in responses of `frames` frames."""
 
     def __init__(self, context: Any, keeps: int = 100, frames: int = 4, start: float = 1000.0) -> None:
         self._publisher = context.socket(zmq.XPUB)  # as PUB, but it can be asked who listens
@@ -50,7 +50,7 @@ class Engine:
         return _bind(self._publisher, port), _bind(self._router, replay)
 
     async def has_a_listener(self) -> None:
-        """What is published before a subscription has come reaches nobody."""
+        """Events published before a subscription are lost."""
         async with asyncio.timeout(PATIENCE):
             await self._publisher.recv()
 
@@ -86,7 +86,7 @@ class Engine:
 
 
 ENGINES: dict[int, Engine] = {}
-"""Those that run, by the port on which they publish."""
+"""The running publishers, by port."""
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def engine(
 
 
 class Ear:
-    """A listener that keeps what it was told."""
+    """A listener that keeps what it received."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int, KvEvent]] = []
@@ -139,7 +139,7 @@ class Ear:
 
 
 class Pods:
-    """A fleet that does no more than tell who comes and goes."""
+    """A fleet that only reports added and removed pods."""
 
     def __init__(self, *endpoints: Endpoint) -> None:
         self.endpoints = list(endpoints)

@@ -18,7 +18,7 @@ class Block:
     answer: int = 0
     """Blocks of what the pod said to the prompt that ends here."""
     said: object = None
-    """Another for every answer, but for one that takes the place of another."""
+    """A new one for every response, except one that replaces another."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Claim:
     pod: Pod
     spans: list[Prefix]
     behind: tuple[Prefix, object] | None = None
-    """The prompt before the answer behind which this one goes on, and that answer."""
+    """The prompt before the response that this one continues, and that response."""
 
 
 class NaiveIndex:
@@ -81,7 +81,7 @@ class NaiveIndex:
         return block.used_at is not None or block.pins < self.max_siblings
 
     def match_turn(self, before: Prefix, chain: Prefix, name: str, end: int) -> int:
-        """Of a conversation that goes on behind the answer to `before`, which ends at `end` blocks."""
+        """Of a conversation that continues the response to `before`, which ends at `end` blocks."""
         depth, pod = self.match(chain, name), self.pods.get(name)
         block = pod.blocks.get(before) if pod else None
         said = block is not None and block.answer and self.answerers.get(before) is block

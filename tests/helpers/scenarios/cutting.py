@@ -1,4 +1,4 @@
-"""A way to a pod on which answers to requests end after so many bytes: anywhere, also where no pod would end them."""
+"""A path to a pod on which responses end after so many bytes: anywhere, even where no pod would end them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 HEAD_END = b"\r\n\r\n"
 NOTHING = 0
-"""The pod is asked, and nothing of its answer comes."""
+"""The pod gets the request, and no byte of its response arrives."""
 INSIDE_THE_HEAD = 20
 
 
@@ -26,13 +26,13 @@ class End(Enum):
 @dataclass(slots=True)
 class Cut:
     """What comes of an answer: so many bytes, or so many of its body, and then this. Only POSTs meet it, so the pod
-    looks well to whoever asks how it is."""
+    looks healthy to checks."""
 
     end: End
     head: int = NOTHING
     body: int | None = None
     told: asyncio.Event | None = None
-    """The pod hears that nobody wants its answer when this is set; None: at once."""
+    """The pod notices that its response is unwanted when this is set; None: at once."""
     met: int = 0
 
 
@@ -97,7 +97,7 @@ class Way:
         raise ConnectionResetError
 
     async def _forward(self, reader: asyncio.StreamReader, pod: asyncio.StreamWriter, asked: asyncio.Event) -> None:
-        """Until the client leaves; the pod is told so."""
+        """Until the client leaves, which the pod notices."""
         while data := await reader.read(65536):
             if data.startswith(b"POST /v1"):
                 asked.set()

@@ -1,4 +1,4 @@
-"""The whole proxy before simulated prefill and decode pods: pod-0 and pod-1 compute prompts, pod-2 and pod-3 answer."""
+"""The whole proxy with simulated pods: pod-0 and pod-1 prefill, pod-2 and pod-3 decode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEDULING: Mapping[str, Any] = {
     ],
 }
 SIM = SimConfig(time_scale=20, transfer=TransferTiming(failure=1.0, expiry=30.0))
-"""A pull that fails takes 50 ms, what nobody fetches is kept for 1.5 s."""
+"""A failing pull takes 50 ms, unpulled blocks are kept for 1.5 s."""
 
 TOKENS = 12
 PROMPT = "What is the sea? " * 40
@@ -117,7 +117,7 @@ def _whole(response: aiohttp.ClientResponse, raw: str) -> Heard:
 
 
 async def whole_text(**fields: Any) -> str:
-    """What one pod answers that does all by itself."""
+    """The response of one pod that does all by itself."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, **fields}
     async with SimPod(SIM) as pod, aiohttp.ClientSession() as http, http.post(pod.url + CHAT, json=body) as response:
         answer = await response.json()

@@ -41,7 +41,7 @@ class Call:
 
 @dataclass
 class World:
-    """`pods` are all that the pool has; those that are asked about may be fewer."""
+    """`pods` are all pods of the pool; candidates may be fewer."""
 
     pods: Sequence[Endpoint]
     settings: DecisionSettings = field(default_factory=DecisionSettings)
@@ -82,7 +82,7 @@ class World:
         ending: Ending = Ending.COMPLETE,
         number: int = 0,
     ) -> Attempt:
-        """A leg to the pod that was chosen."""
+        """An attempt on the chosen pod."""
         attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
         self.explained.attempt_started(attempt)
         self.clock.advance(after)

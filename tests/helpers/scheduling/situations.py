@@ -1,4 +1,4 @@
-"""Pods, requests and plugins for the tests of this room."""
+"""Pods, requests and plugins for the tests of this package."""
 
 from __future__ import annotations
 

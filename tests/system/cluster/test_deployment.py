@@ -243,7 +243,7 @@ async def test_a_host_that_missed_a_packet_requests_the_state(deployed: Deployed
     one, two = await deployed.pair()
     one.dispatch(2)
     await until(lambda: two.remote == 2)
-    one.pod.charge(5, 0)  # told to nobody
+    one.pod.charge(5, 0)  # not published
     one.replica._number += 1
     one.bindings.bound("later", one.pod)
     await until(lambda: two.remote == 7)
@@ -255,7 +255,7 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
 ) -> None:
     monkeypatch.setattr("proxy.cluster.deployment.MOST_WAITING", 2000)
     one, two = await deployed.pair()
-    one.pod.charge(4, 0)  # told to nobody
+    one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
     while one.deployment._direct is not None and not one.deployment._direct.is_slow:
         one.replica.publish_to_all(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]")

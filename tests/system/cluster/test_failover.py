@@ -28,7 +28,7 @@ sentinel failover-timeout chat 5000
 
 
 async def ask(port: int, *words: str) -> list[str]:
-    """The lines of a Redis's answer; none if it does not answer."""
+    """The lines of a Redis's response; none without a response."""
     with suppress(OSError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(" ".join(words).encode() + b"\r\n")
@@ -81,7 +81,7 @@ class Sentinels:
 
 
 def _after(field: str, lines: list[str]) -> list[str]:
-    """The value of a field, in an answer that has names and values by turns, each behind its length."""
+    """The value of a field, in a response that alternates names and values, each after its length."""
     return lines[lines.index(field) + 2 :][:1] if field in lines else []
 
 

@@ -104,7 +104,7 @@ def in_flight(proxy: Replicated | Supervisor) -> int:
 
 
 async def all_known(proxy: Replicated, prompts: int) -> None:
-    """It remembers so many, and its scrapes of the pods are younger than their answers."""
+    """It remembers so many, and its scrapes of the pods are younger than their responses."""
     indexes = proxy._replica.state.indexes
     await until(lambda: sum(1 for index in indexes for _ in index._journal) == prompts)
     known_at = proxy._clock.now()
@@ -170,7 +170,7 @@ KEYS = {
 
 
 def counts(proxy: Replicated, requests: float) -> bool:
-    """It has heard of more than so many of the key."""
+    """It has received more than so many of the key."""
     assert proxy.serving.limits is not None
     return sum(used[0] for _, _, used in proxy.serving.limits.known()) > requests
 
@@ -384,6 +384,6 @@ async def test_one_busy_proxy_gets_the_whole_cap_which_is_divided_again_without_
         assert parts(two, "requests ", 4) == 0
         site.redis.kill()
         await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)
-    status, _ = await site.chat(two, "nobody gives it room, and the store is gone")
+    status, _ = await site.chat(two, "no peer lends capacity, and the store is gone")
     assert status == 200
     assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 6

@@ -40,7 +40,7 @@ SLOW = SimConfig(timing=StepTiming(base=0.05))
 
 
 async def stream(session: aiohttp.ClientSession, host_: Host, tokens: int) -> int:
-    """The events of a whole answer."""
+    """The events of a complete response."""
     async with session.post(host_.url + CHAT, json=question("slow", tokens, stream=True)) as response:
         response.raise_for_status()
         return (await response.read()).count(b"data: ")
@@ -188,7 +188,7 @@ async def test_a_killed_worker_resets_no_client_in_its_accept_queue_and_is_repla
         waiting = [asyncio.create_task(it.chat(f"Waits {number}")) for number in range(40)]
         await until(lambda: sum(task.done() for task in waiting) >= 5)
         await asyncio.sleep(0.5)
-        assert sum(not task.done() for task in waiting) >= 5, "nobody was in the queue of the worker that stood still"
+        assert sum(not task.done() for task in waiting) >= 5, "no request was in the queue of the suspended worker"
         os.kill(victim, signal.SIGKILL)
         await until(lambda: victim not in it.supervisor.pids and it.supervisor.serving == 2)
         assert len(await asyncio.gather(*waiting)) == 40
@@ -306,7 +306,7 @@ async def test_a_reload_that_one_worker_refuses_is_rolled_back_by_all(tmp_path: 
         with pytest.raises(ConfigError, match="a worker cannot serve with it"):
             await reload
         for _ in range(10):
-            await it.chat("Nobody asks for a key")
+            await it.chat("No key is needed")
         assert set(it.supervisor.pids) == pids
 
 

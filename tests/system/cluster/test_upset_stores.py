@@ -1,4 +1,4 @@
-"""Stores that are there and do not do what is wanted: nobody waits for them, and `/readyz` says what they have."""
+"""Stores that do not work as wanted: no request waits for them, and `/readyz` shows their error."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_repeatedly_cut_connections_leak_no_sockets(tmp_path: Path) -> Non
 
 async def test_a_failure_of_a_message_counts_as_a_lost_connection(tmp_path: Path) -> None:
     def fails(message: bytes) -> None:
-        raise ArithmeticError("of nobody's making")
+        raise ArithmeticError("an unexpected error")
 
     async with (
         deployed_on(tmp_path) as deployed,

@@ -19,7 +19,7 @@ from tests.helpers.waiting import until
 
 
 class Engine:
-    """Answers, or fails, or holds its answers back."""
+    """Responds, or fails, or holds its responses back."""
 
     def __init__(self) -> None:
         self.is_ill = False
@@ -53,7 +53,7 @@ class World:
         await self.supervisor.reload(from_mapping(given))
 
     async def ask(self) -> str:
-        """Over a connection of its own, so that any worker may get it; the name of the pod that answered."""
+        """Over a new connection, so that any worker may get it; the name of the pod that responded."""
         url = f"http://127.0.0.1:{self.supervisor.port}{CHAT}"
         body = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}]}
         async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
@@ -61,7 +61,7 @@ class World:
             return response.headers.get("x-kvlane-endpoint", "")
 
     async def ask_all(self, number: int = 30) -> set[str]:
-        """One after the other, so that workers have heard of each other in between."""
+        """One after the other, so that workers exchange updates in between."""
         return {await self.ask() for _ in range(number)}
 
     def breaker(self) -> str:
@@ -110,7 +110,7 @@ async def test_one_trial_request_at_a_time_over_all_workers() -> None:
         await until_workers_show(w.supervisor, lambda lines: breaker("closed") not in lines)
         ill.is_ill = False
         ill.go_on.clear()
-        await w.reload(breaker={"failures": 3, "open": "1h", "slowStart": 0})  # for those who hold off
+        await w.reload(breaker={"failures": 3, "open": "1h", "slowStart": 0})  # for workers that wait for a trial
         await until_workers_show(w.supervisor, lambda lines: breaker("half-open") in lines)
         asked = ill.asked
         trial = [asyncio.ensure_future(_later(w, number * 0.03)) for number in range(40)]

@@ -17,7 +17,7 @@ MODELS = {"aliases": {"gpt-4o": "sim"}, "wake": {"enabled": True}}
 
 
 async def ask(it: Host) -> tuple[str, str]:
-    """Over a connection of its own: the pod that answered, and the name that it said."""
+    """Over a new connection: the pod that responded, and the name that it gave."""
     body = {**question("Hello!", 1), "model": "gpt-4o"}
     async with aiohttp.ClientSession() as http, http.post(it.url + CHAT, json=body) as response:
         assert response.status == 200

@@ -21,7 +21,7 @@ BY_ID = {
 
 
 async def ask(it: Host, session: str) -> str:
-    """Over a connection of its own; the name of the pod that answered."""
+    """Over a new connection; the name of the pod that responded."""
     headers = {"x-session-id": session}
     async with (
         aiohttp.ClientSession() as http,
@@ -40,7 +40,7 @@ async def test_two_workers_choose_the_same_pod_for_a_session() -> None:
 
 
 async def _agree(it: Host, session: str) -> None:
-    """Until all have heard where it is. Who has not may send it elsewhere, and then it is there."""
+    """Until all workers know where it is. A worker that does not may send it elsewhere, and then it is there."""
     async with asyncio.timeout(PATIENCE):
         while len({await ask(it, session) for _ in range(12)}) > 1:
             await asyncio.sleep(0.05)

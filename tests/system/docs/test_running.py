@@ -24,7 +24,7 @@ from tests.helpers.docs.pages import PAGES, ROOT, Block, blocks
 from tests.helpers.scenarios.stack import Stack, stack
 
 LANGUAGES = {"diff", "json", "promql", "python", "sh", "text", "toml", "yaml"}
-"""Those of which some test looks at every block. `promql` and `text` are read for series and sessions."""
+"""Languages whose every block is tested. `promql` and `text` are read for series and sessions."""
 
 LINES = [
     line.split("  #")[0].strip().replace("/var/log/kvlane/", "")
@@ -41,7 +41,7 @@ OPERATES = {"explain", "doctor", "drain", "undrain"}
 
 LONG = {"tune": ["--trials", "1"]}
 MAY_BE_1 = {"doctor", "import", "tune"}
-"""An answer of these, as docs/commands.md has it."""
+"""A response of these, as docs/commands.md has it."""
 
 
 def named(subcommands: set[str]) -> list[list[str]]:

@@ -58,7 +58,7 @@ def buffered(config: dict[str, Any]) -> None:
 
 
 def blind(config: dict[str, Any]) -> None:
-    """Shows no bodies of answers."""
+    """Shows no bodies of responses."""
     ext_proc(config)["processing_mode"] |= {"response_body_mode": "NONE", "response_trailer_mode": "SKIP"}
 
 
@@ -79,7 +79,7 @@ async def events(s: Stack, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse
 
 
 async def over(s: Stack) -> None:
-    """Until all that was asked has been counted: the client may have its answer before the gateway has said so."""
+    """Until all requests have been counted: the client may have its response before the gateway has reported it."""
     await s.idle()
     await until(lambda: not s.app._picker.busy)  # type: ignore[union-attr]
     s.app.observer.flush()
@@ -303,7 +303,7 @@ async def test_a_stream_broken_by_its_pod_never_looks_complete(tmp_path: Path) -
 
 
 def with_another_kvlane_that_is_gone(config: dict[str, Any]) -> None:
-    """Of which Envoy does not know yet."""
+    """Envoy does not know of it yet."""
     kvlane = config["static_resources"]["clusters"][1]
     del kvlane["health_checks"]
     gone = copy.deepcopy(kvlane["load_assignment"]["endpoints"][0]["lb_endpoints"][0])

@@ -1,4 +1,4 @@
-"""A plugin package of somebody else: built, installed, discovered, and made to decide."""
+"""A third-party plugin package: built, installed, discovered, and deciding."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def blocks(text: str, first: int) -> tuple[list[int], list[int]]:
 
 
 async def asked(app: App, http: aiohttp.ClientSession, text: str) -> str:
-    """The pod that answered."""
+    """The pod that responded."""
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
     async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=body) as response:
         assert response.status == 200, await response.text()

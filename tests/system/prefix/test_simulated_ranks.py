@@ -23,7 +23,7 @@ RANKS = 4
 
 
 async def subscribed(index: ExactIndex, client: aiohttp.ClientSession, pod: str, rank: int) -> None:
-    """Wait for an event of the rank; those that were published before the subscription arrived are lost."""
+    """Wait for an event of the rank; earlier events are lost."""
     known = index.pairs
     for number in itertools.count():
         body = {"prompt": f"{rank} {number} " + "words" * 40, "max_tokens": 1}

@@ -1,4 +1,4 @@
-"""From a body to token ids, here: exactly those of the whole text, without holding up the loop."""
+"""From a body to token ids: exactly the tokens of the whole text, without blocking the event loop."""
 
 from __future__ import annotations
 

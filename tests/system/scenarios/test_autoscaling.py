@@ -157,7 +157,7 @@ async def test_pods_are_added_under_load_and_removed_after_it_without_losing_a_r
         assert len(it.answers) >= 4
         bad = [one for one in it.answers if one["status"] != 200 or not one["done"] or one["got"] < one["wanted"]]
         assert bad == []
-        assert drained, "one was told to drain while it had requests"
+        assert drained, "a pod was drained while it had requests"
         assert [line.split()[0] for line in it.log] == ["start"] * 3 + ["stop"] * 2
         latest = await it.autoscale()
         assert (latest["valid"], latest["roles"]["both"]["desired"]) == (True, 1)

@@ -34,7 +34,7 @@ class Stack:
     """Services as processes; every port of a container is a free port of this machine."""
 
     def __init__(self, environ: Mapping[str, str], stand_ins: Mapping[str, str]) -> None:
-        """`stand_ins` are services that answer in place of others."""
+        """`stand_ins` are services in place of others."""
         self._environ = environ
         self._stand_ins = stand_ins
         self._ports: dict[tuple[str, int], int] = {}

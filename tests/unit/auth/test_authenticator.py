@@ -27,7 +27,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def nowhere(url: str) -> tuple[int, bytes]:
-    raise AssertionError("nobody has to be asked")
+    raise AssertionError("no authentication is needed")
 
 
 def door(environ: dict[str, str] | None = None, **access: Any) -> Authenticator:

@@ -21,7 +21,7 @@ POD = Endpoint("a")
 
 
 class World:
-    """Keys `a` and `b` of the tenant `acme`, each with the limits that are given; `tenant` are those of acme."""
+    """Keys `a` and `b` of the tenant `acme`, each with the given limits; `tenant` are the limits of acme."""
 
     def __init__(self, tenant: Limits | None = None, **limits: Any) -> None:
         self.clock = ManualClock(now=10.0)

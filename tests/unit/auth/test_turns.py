@@ -45,7 +45,7 @@ def test_a_process_that_used_its_part_waits_for_updates_of_the_others() -> None:
     assert turns.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
     assert turns.pause(("key", "b", "requests"), 2, now, now) == 0.0
     listening = 101.5 * NEWS
-    assert turns.pause(LIMIT, 2, listening, now) == 0.0, "nothing was let in for a while: there is nothing to hear"
+    assert turns.pause(LIMIT, 2, listening, now) == 0.0, "nothing was granted for a while: no update is due"
     assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
 
 
@@ -63,7 +63,7 @@ async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_i
     waits = len(slept)
     with pytest.raises(RateLimited, match="4 requests per minute"):
         await world.ask()
-    assert len(slept) == waits, "where nothing is left nobody waits"
+    assert len(slept) == waits, "without anything left no request waits"
 
 
 async def test_what_others_used_meanwhile_is_not_granted() -> None:
@@ -83,7 +83,7 @@ NEWS_OF_HOSTS = 0.1
 
 
 def let_in_by(parts: HostShares, left: int, now: float) -> int:
-    """How many of a burst that nobody hears of."""
+    """The number granted of a burst unknown to others."""
     found = 0
     while left > found and parts.pause(LIMIT, left - found, now, LONG_AGO) == 0.0:
         found += 1

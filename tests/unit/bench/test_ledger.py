@@ -41,7 +41,7 @@ def counted(outcome: str, status: str, retries: float = 0) -> dict[tuple[str, fr
 
 
 def served(**details: Any) -> Evidence:
-    """One request, answered by the first of two pods."""
+    """One request, served by the first of two pods."""
     whole = Evidence(
         seen=[seen()],
         lines={"r": [line()]},
@@ -96,16 +96,16 @@ CASES: dict[str, tuple[Callable[[], Evidence], set[str]]] = {
         lambda: served(seen=[seen(Saw.ERROR_EVENT, body=ERROR_EVENT)]),
         {LOG},
     ),
-    "an answer that no pod gave": (lambda: served(records=[[record(cut=True)], []]), {PODS, DECEPTIVE}),
-    "an answer of another pod": (lambda: served(records=[[], [record()]]), {PODS}),
-    "an answer that two pods gave": (lambda: served(records=[[record()], [record()]]), {PODS}),
+    "a response that no pod gave": (lambda: served(records=[[record(cut=True)], []]), {PODS, DECEPTIVE}),
+    "a response of another pod": (lambda: served(records=[[], [record()]]), {PODS}),
+    "a response that two pods gave": (lambda: served(records=[[record()], [record()]]), {PODS}),
     "a call that the proxy does not know": (
         lambda: served(lines={}, samples={}),
         {PODS, "every request has one ending"},
     ),
     "a request that was not counted": (lambda: served(samples={}), {"the metrics count what the access log lists"}),
     "an error beside a pod that was not asked": (lambda: refused(503), {LOST}),
-    "no answer at all": (
+    "no response at all": (
         lambda: served(seen=[seen(Saw.NOTHING, None)]),
         {LOST, LOG},
     ),

@@ -21,7 +21,7 @@ TABLE = Drawn("| router | 0.6 | 0.8 | 0.95 |", ("0.95", "0.6"), "Times <of> ours
 def test_the_pictures_agree_with_the_tables() -> None:
     drawn = pictures(PAGE.read_text())
     assert {name: (FOLDER / name).read_text() == text for name, text in drawn.items()} == dict.fromkeys(DRAWN, True), (
-        "python bench/pictures.py draws them anew"
+        "python bench/pictures.py draws them again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sessions stay with their pods, and nobody's sessions overload one."""
+"""Sessions stay with their pods, and no session overloads one."""
 
 from __future__ import annotations
 

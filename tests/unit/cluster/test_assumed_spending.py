@@ -1,4 +1,4 @@
-"""What others are taken to spend while nobody hears of them, and whom operators drain."""
+"""Assumed spending of unreachable hosts, and drains by operators."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_other_hosts_nothing_is_assumed() -> None:
 
 
 class Operated:
-    """A host with one pod, and what it says."""
+    """A host with one pod, and its published messages."""
 
     def __init__(self, has_pod: bool = True) -> None:
         self.pod = Endpoint("a")

@@ -56,7 +56,7 @@ class Peer:
 
 
 def attempt(*peers: Peer) -> None:
-    """Everything that was said reaches everybody."""
+    """All published messages reach all peers."""
     for peer in peers:
         peer.hear(*(other for other in peers if other is not peer))
     for peer in peers:
@@ -376,7 +376,7 @@ def test_a_reset_of_a_pod_is_published_at_once() -> None:
 
 
 def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -> None:
-    """Of a prompt that left what was told before, where one of its last segments ends."""
+    """Of a prompt that differs from a published one, where one of its last segments ends."""
     here, there = Peer(1), Peer(2)
     told = list(range(1, 41))
     here.index.confirm(here.reserve(told))

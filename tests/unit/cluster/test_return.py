@@ -21,7 +21,7 @@ TRIP = 0.001
 """Seconds, through the store."""
 
 MOMENT = 0.1
-"""Seconds, in which all is said that there is to say."""
+"""Seconds in which all state is published."""
 
 
 class MemoryStore:
@@ -61,7 +61,7 @@ class MemoryLine:
         if self._store.mute:
             await asyncio.sleep(OPEN_TIMEOUT)
         if self._store.gone or self._store.mute:
-            raise StoreLost("it is away")
+            raise StoreLost("it is unreachable")
         self._store.lines.add(self)
         return self
 
@@ -143,7 +143,7 @@ def test_after_a_restarted_store_state_is_correct_within_a_beat(lease: float) ->
 
 @pytest.mark.parametrize("lease", [5.0, 60.0])
 def test_after_a_hanging_store_recovery_takes_one_more_attempt(lease: float) -> None:
-    """Those who had not given it up yet notice what they missed with the next beat."""
+    """Peers that had not given it up notice what they missed with the next beat."""
     bound = min(2.0, lease / BEATS) + OPEN_TIMEOUT + MOMENT
     found = [seconds_until_right(seed, lease, walled) for seed in range(30)]
     assert max(found) <= max(bound, lease / BEATS + MOMENT)

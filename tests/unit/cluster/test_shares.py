@@ -24,7 +24,7 @@ def test_hosts_divide_a_limit_in_the_order_of_their_ids() -> None:
     world = World()
     assert world.place == (1, 0, False)
     world.shares.divide([b"a"])
-    assert world.place == (1, 0, False), "nobody hears of this one yet"
+    assert world.place == (1, 0, False), "no peer knows this one yet"
     world.shares.found()
     world.shares.divide([b"z", b"a"])
     assert world.place == (3, 1, True)

@@ -1,4 +1,4 @@
-"""Listeners of one attempt beside those of all."""
+"""Listeners of one attempt in addition to listeners of all."""
 
 from __future__ import annotations
 

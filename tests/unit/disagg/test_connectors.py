@@ -40,13 +40,13 @@ def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, lim
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_the_prefill_pods_token_does_not_end_the_response(path: str) -> None:
-    """Engines hand over what an answer of full length has left; of one that ends by itself some keep nothing."""
+    """Engines transfer what a response of full length has left; of one that ends by itself some keep nothing."""
     assert orjson.loads(for_prefill(path, {"stop": ["x"]}, {}))["min_tokens"] == 1
     assert b"stop" not in for_prefill(path, {"stop": ["x"]}, {})
 
 
 def test_the_prefill_pod_gets_everything_that_is_in_the_prompt() -> None:
-    """Kimi's and Cohere's templates write down what an answer has to look like."""
+    """Kimi's and Cohere's templates write down the required form of a response."""
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     asked = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
     assert asked.items() <= orjson.loads(for_prefill(CHAT, asked, {})).items()
@@ -175,7 +175,7 @@ def test_engines_find_their_addresses_with_any_client_id(client_s: str) -> None:
 
 @pytest.mark.parametrize("name", ["mooncake", "sglang", "p2p-nccl"])
 def test_transfer_ids_are_unique(name: str) -> None:
-    """Those of nixl are named by the engine, those of shared storage by their content."""
+    """Transfers of nixl are named by the engine, transfers of shared storage by their content."""
     draw = random.Random(1)
     splits = [CONNECTORS[name]().split("r", PREFILL, DECODE, draw) for _ in range(20)]
     assert len({(repr(split.prefill), split.request_id) for split in splits}) == 20
@@ -189,7 +189,7 @@ def test_a_thinking_budget_is_removed_for_one_token() -> None:
 
 
 def test_the_decode_pod_gets_the_prefill_rank() -> None:
-    """By a field; older SGLang takes the remainder of the room's number."""
+    """By a field; older SGLang uses the remainder of the bootstrap id."""
     ranks = [Endpoint(f"p/{rank}", PREFILL.url, rank=rank, labels=PREFILL.labels) for rank in range(4)]
     join_ranks(ranks)
     for seed in range(20):

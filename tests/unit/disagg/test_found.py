@@ -1,4 +1,4 @@
-"""Connectors exist by their files, and those of other packages by entry points."""
+"""Connectors are registered by their files, connectors of other packages by entry points."""
 
 from __future__ import annotations
 

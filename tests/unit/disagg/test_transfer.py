@@ -1,4 +1,4 @@
-"""Prompts that one pod computes and another answers, between a client and pods that follow a script."""
+"""Prompts that one pod computes and another decodes, between a client and pods that follow a script."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def declines(attempt: Attempt) -> Any:
 
 
 async def hangs(attempt: Attempt) -> Any:
-    """Has the request, and does not answer."""
+    """Has the request, and does not respond."""
     attempt.sent_at = 3.0
     try:
         await asyncio.Event().wait()
@@ -172,7 +172,7 @@ class World:
         await self.scripts[attempt.endpoint.name](attempt)
 
     def race(self, begins: Callable[[Attempt], None]) -> None:
-        """One leg at a time."""
+        """One attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         self._note(attempt)
@@ -393,7 +393,7 @@ async def test_a_request_nested_too_deeply_is_refused() -> None:
 async def test_a_prefill_pod_without_a_transfer_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As one that was started without its connector: every prompt would be computed twice, and nobody know."""
+    """Like a pod that was started without its connector: every prompt would silently be computed twice."""
     world = World()
     world.scripts["p0"] = keeps_nothing
     await world.serve()
@@ -636,7 +636,7 @@ async def test_pods_that_connect_to_each_other_get_their_requests_at_once(connec
 
 
 async def evicted_while_it_waits(attempt: Attempt) -> None:
-    """What the relay does to a leg that is cancelled while its client stays."""
+    """What the relay does to a cancelled attempt while its client stays."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""What `kvlane check` warns of where prompts are handed over."""
+"""Warnings of `kvlane check` about prefill and decode."""
 
 from __future__ import annotations
 

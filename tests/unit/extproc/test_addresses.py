@@ -15,7 +15,7 @@ from proxy.extproc.request import KEPT, Addresses
 
 
 class Names:
-    """Answers with the next of some addresses, each time it is asked."""
+    """Responds with the next of some addresses to each query."""
 
     def __init__(self, *found: str) -> None:
         self.found = list(found)

@@ -19,7 +19,7 @@ def line(value: float, pod: str = "", gpu: int = 0) -> str:
 
 
 class Exporter:
-    """Answers as it is told; None: nobody listens."""
+    """Responds with the given text; None: the port is closed."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text

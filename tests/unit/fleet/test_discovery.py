@@ -183,7 +183,7 @@ async def test_a_missing_file_keeps_the_pods_and_may_come_later(
 
 
 class Names:
-    """A name server whose answer can be changed."""
+    """A name server with changeable responses."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: Sequence[str] = addresses

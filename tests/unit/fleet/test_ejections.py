@@ -1,4 +1,4 @@
-"""Ejection of pods that answer."""
+"""Ejection of pods that respond."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_added_and_removed_pods_change_the_panic_threshold() -> None:
     calls.fleet.eject(a, "ill")
     assert names(calls) == "b"
     calls.fleet.refused(b)
-    assert names(calls) == "a", "the only one that answers"
+    assert names(calls) == "a", "the only one that responds"
     calls.fleet.reached(b)
     assert names(calls) == "b"
     calls.fleet.drain("b")

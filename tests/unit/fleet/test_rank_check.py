@@ -1,4 +1,4 @@
-"""Pods that answer on other data-parallel ranks than requests name."""
+"""Pods that respond on other data-parallel ranks than requests name."""
 
 from __future__ import annotations
 

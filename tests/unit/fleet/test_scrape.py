@@ -1,4 +1,4 @@
-"""What pods answer, as values."""
+"""Responses of pods as values."""
 
 import asyncio
 import contextlib

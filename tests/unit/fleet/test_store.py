@@ -25,7 +25,7 @@ def state(endpoint: Endpoint) -> EndpointState:
 
 
 class Calls:
-    """A fleet, and what it said to its hooks."""
+    """A fleet, and its calls to hooks."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -152,7 +152,7 @@ def test_a_model_with_several_names_counts_once_under_its_first() -> None:
     calls.fleet.listed(b, cards("m", root="/models/m"))
     assert calls.fleet.only_model() == "m"
     calls.fleet.listed(b, cards("other", root="/models/m"))
-    assert calls.fleet.only_model() == "", "nobody is ready, so nothing can be named"
+    assert calls.fleet.only_model() == "", "no pod is ready, so no model is the only one"
 
 
 def test_model_cards_are_merged_in_the_order_of_pod_names_with_all_their_fields() -> None:

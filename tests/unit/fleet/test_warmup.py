@@ -21,7 +21,7 @@ from tests.unit.fleet.test_warmup_prompts import see
 
 
 class Pod:
-    """Answers what it is sent, with `status`, or not at all; those named in `has` it has already."""
+    """Responds with `status`, or not at all; prompts in `has` are cached already."""
 
     def __init__(self, status: int = 200, has: int = 0, error: bool = False) -> None:
         self.status = status

@@ -48,7 +48,7 @@ class World:
         self.usage: Usage | None = None
         self.order: list[str] = []
         self.asked = 0
-        """How often somebody looked for pods."""
+        """Number of searches for pods."""
         self.refused: dict[str, QueueFull] = {}
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -406,7 +406,7 @@ async def test_sheddable_requests_are_evicted_newest_first_and_one_at_a_time() -
         assert list(it.refused) == ["t", "s"]
         assert it.names == "stnop"
         await it.come("u", priority=-1)
-        assert it.control.queue.waiting == 2, "nobody is ended for one that is sheddable too"
+        assert it.control.queue.waiting == 2, "no request is evicted for a sheddable one"
 
 
 async def test_no_request_is_evicted_unless_configured() -> None:
@@ -606,7 +606,7 @@ async def test_requests_behind_a_large_one_proceed_when_its_client_leaves() -> N
         await it.come("first", tokens=60)
         await it.come("large", tokens=90)
         await it.come("small", "tiny", tokens=10)
-        assert it.order == ["first"], "nobody overtakes a prompt that waits for room in all pods"
+        assert it.order == ["first"], "no request overtakes a prompt that waits for capacity on all pods"
         await it.cancel("large")
         assert it.order == ["first", "small", "tiny"]
 

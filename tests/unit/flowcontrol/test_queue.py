@@ -18,7 +18,7 @@ from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastS
 
 
 class Line:
-    """A queue and whoever came to it."""
+    """A queue and the requests in it."""
 
     def __init__(self, **settings: Any) -> None:
         self.queue = Queue(FlowControlSettings(**settings))
@@ -157,7 +157,7 @@ def test_eviction_takes_the_last_of_the_lowest_band_and_of_its_largest_tenant() 
     again = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
     assert line.queue.gives_way(again) is None
     below = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(-1), 99.0, lambda refusal: None)
-    assert line.queue.gives_way(below) is None, "nobody leaves for who is less urgent"
+    assert line.queue.gives_way(below) is None, "no request leaves for a less urgent one"
 
 
 def test_the_position_counts_turns() -> None:
@@ -232,7 +232,7 @@ def test_shares_scale_service() -> None:
 
 
 def _steps(line: Line) -> int:
-    """Function calls that one more arrival, a turn and a departure from the middle take, those of C included."""
+    """Function calls of one more arrival, a turn and a departure from the middle, including calls of C."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

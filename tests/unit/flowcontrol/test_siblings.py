@@ -21,12 +21,12 @@ NOTHING: Lent = {}
 
 
 def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-    """Nobody is there to hear it."""
+    """There is no peer."""
 
 
 def test_a_worker_above_its_part_lets_others_go_first() -> None:
     siblings = Siblings(2, heard)
-    assert not siblings.go_first(0, 8, 8), "nobody else waits"
+    assert not siblings.go_first(0, 8, 8), "no other process waits"
     siblings.receive(1, "1", 0, NOTHING, ["m"])
     assert siblings.go_first(0, 5, 8)
     assert not siblings.go_first(0, 4, 8)

@@ -19,7 +19,7 @@ END = b"0\r\n\r\n"
 
 
 def passes_chunks(leg: Leg) -> bool:
-    """Whether whole chunks go out without the answer."""
+    """Whether whole chunks pass without the response object."""
     return leg.connection.receive is None
 
 

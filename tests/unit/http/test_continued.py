@@ -1,4 +1,4 @@
-"""Streams of which it has to be known what their clients have, whatever the reads of the pod's connection are."""
+"""Streams whose sent output must be known with any reads of the pod's connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ERROR = b'data: {"error":{}}\n\n'
 
 
 class Continued(Leg):
-    """The same with an answer that may go on."""
+    """The same with a response that may be continued."""
 
     def __init__(self, speaks_11: bool, asks_usage: bool = False, asked: str = "m", body: bytes = BODY) -> None:
         super().__init__(speaks_11, asks_usage=asks_usage, asked=asked)
@@ -161,7 +161,7 @@ def test_a_pod_after_a_failed_one_gets_the_same_request() -> None:
 
 
 def test_an_endless_event_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes out in parts then, and the answer cannot go on."""
+    """It is sent in parts then, and the response cannot be continued."""
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)
     leg = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
     assert leg.error is None

@@ -1,4 +1,4 @@
-"""What is remembered of an answer, however long it is."""
+"""The bounded part of a response that is remembered."""
 
 from __future__ import annotations
 

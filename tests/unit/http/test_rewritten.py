@@ -1,4 +1,4 @@
-"""Answers in which the model is called what the client called it."""
+"""Responses in which the model has the client's name."""
 
 from __future__ import annotations
 

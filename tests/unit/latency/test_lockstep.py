@@ -1,4 +1,4 @@
-"""Data-parallel ranks that step together, and those that do not."""
+"""Data-parallel ranks that step together, and ranks that do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS, INTERVAL = 25.0, 0.25
 
 
 class Ranks:
-    """Four ranks, each of which now and then computes a prompt and steps more slowly."""
+    """Four ranks; each sometimes computes a prompt and steps more slowly."""
 
     def __init__(self, *, together: bool, noise: float = 0.05) -> None:
         self.together = together

@@ -16,7 +16,7 @@ TURN = 200.0
 
 
 class Divided(Pod):
-    """Prompts take turns for a few tokens each, `per_token` seconds a token; answers end with their first token."""
+    """Prompts alternate for a few tokens each, `per_token` seconds a token; responses end with their first token."""
 
     def play(self, requests: int, rate: float, most: int = 8000) -> None:
         line: list[tuple[Attempt, Work, float]] = []
@@ -59,7 +59,7 @@ def test_a_pod_that_shares_itself_between_prompts_is_detected() -> None:
     pod = divided()
     assert pod.fleet.in_turn == 0.0
     alone = 4000 * pod.per_token
-    assert 0.9 * alone < pod.ttft(4000, pod.now) < alone / (1.0 - RATE * 4000 * pod.per_token)  # with those who come
+    assert 0.9 * alone < pod.ttft(4000, pod.now) < alone / (1.0 - RATE * 4000 * pod.per_token)  # with later arrivals
 
 
 def test_a_short_prompt_waits_for_its_own_length_of_a_long_one() -> None:

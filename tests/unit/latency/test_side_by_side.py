@@ -13,14 +13,14 @@ from tests.helpers.latency.pods import Pod, answer
 
 
 class SideBySide(Pod):
-    """Who runs is computed in `fixed` + `per_token` each times `load`, whoever runs beside him; of `places`, if there
-    are any, one must be free. `in_turn` of its seconds are computed one after the other all the same."""
+    """A request takes `fixed` + `per_token` each times `load`, whatever else runs; of `places`, if there
+    are any, one must be free. `in_turn` of its seconds are still computed one after the other."""
 
     places = 1_000
     in_turn = 0.0
 
     def play(self, requests: int, rate: float, most: int = 8000) -> None:
-        """At random times; answers end with their first token."""
+        """At random times; responses end with their first token."""
         ends: list[tuple[float, int, Attempt, Work]] = []
         free = self.now
         for at in range(requests):

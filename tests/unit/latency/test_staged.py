@@ -1,4 +1,4 @@
-"""Where one pod computes a prompt and another answers, each shows what it does, and nothing else."""
+"""If one pod computes a prompt and another decodes, each shows its own stage and nothing else."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.helpers.latency.pods import Pod, answer
 
 
 def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
-    """A leg that was sent now; of a prefill nothing streams."""
+    """An attempt that was sent now; a prefill does not stream."""
     attempt = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
     attempt.stage, attempt.answers = stage, stage is not Stage.PREFILL
     uncached = 0 if stage is Stage.DECODE else tokens
@@ -25,7 +25,7 @@ def finish(pod: Pod, begun: tuple[Attempt, Work]) -> None:
 
 
 def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
-    """Answered when the prompt is computed, and `held` seconds longer on the pod."""
+    """It responds when the prompt is computed, and `held` seconds later."""
     begun = begin(pod, Stage.PREFILL, tokens)
     pod.now += pod.takes(tokens)
     answer(begun[0], pod.now)
@@ -36,7 +36,7 @@ def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
 
 
 def decode(pod: Pod, tokens: int, per_token: float, wait: float = 3.0, stream: bool = True) -> None:
-    """An answer that begins when the prompt has been computed elsewhere, for which it waits."""
+    """A response that begins when the prompt has been computed elsewhere."""
     begun = begin(pod, Stage.DECODE, 4000, stream)
     pod.now += wait
     first = pod.now
@@ -147,7 +147,7 @@ def test_requests_that_wait_for_a_transfer_are_not_other_clients() -> None:
 
 
 class TestDelay:
-    """Seconds by which a prompt delays the answers that run, all together."""
+    """Total seconds by which a prompt delays running responses."""
 
     def pod(self, running: int = 0) -> Pod:
         pod = Pod(endpoint=Endpoint("pod"))

@@ -1,4 +1,4 @@
-"""Names and fallbacks on the data path: every leg that began ends, whichever model it was for."""
+"""Names and fallbacks on the data path: every attempt that began ends, whichever model it was for."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_aliases_are_listed_while_their_model_is() -> None:
 
 
 class Pods:
-    """Sends: the models in `failing` fail so, all others answer."""
+    """Send: the models in `failing` fail, all others respond."""
 
     def __init__(self, **failing: RequestError) -> None:
         self.failing = failing
@@ -245,7 +245,7 @@ def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
         ShuttingDown(),
         BadGateway("lost"),
         BadRequest("bad"),
-        QueueFull("its client may have a part of the answer", reason=Reason.EVICTED),
+        QueueFull("its client may have a part of the response", reason=Reason.EVICTED),
     ],
 )
 async def test_fallbacks_end_if_another_model_cannot_help_or_the_body_is_gone(error: RequestError) -> None:

@@ -24,7 +24,7 @@ from tests.unit.models.test_resolver import Counts
 
 
 class Bedroom:
-    """Pods `a` and `b` of the model `m` and `c` of `other`, which can be told to wake up."""
+    """Pods `a` and `b` of the model `m` and `c` of `other`, which can be woken up."""
 
     def __init__(self, tasks: Tasks, names: str = "abc") -> None:
         self.clock = ManualClock(now=100.0)

@@ -1,4 +1,4 @@
-"""Usage that is asked for in the client's place: into the body of the request, out of the stream of the answer."""
+"""Usage that kvlane requests for a client: inserted into the request, removed from the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of another pod when an answer was cut, and what becomes of its answer."""
+"""Requests for the rest of a broken stream, and the use of their responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a large fleet some pods are scored: those that hold most of the prompt, and a sample of the others."""
+"""In a large fleet some pods are scored: the pods with most of the prompt, and a sample of the others."""
 
 from __future__ import annotations
 

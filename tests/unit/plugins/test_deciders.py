@@ -1,4 +1,4 @@
-"""Whether a prompt is computed by another pod than the one that answers."""
+"""Whether a prompt is computed by another pod than the decode pod."""
 
 import json
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ class TestPredictedLatency:
         assert "prefix-based-pd-decider" in found
 
     def test_a_faster_decode_pod_is_worth_a_transfer(self) -> None:
-        """100 tokens at 10 ms are a second, of which half counts; the transfer of 1,000 takes 30 ms."""
+        """100 tokens at 10 ms are a second, half of it counts; the transfer of 1,000 takes 30 ms."""
         for pace, preferred in ((0.0, True), (9.3e-3, True), (9.5e-3, False)):
             decider, asked = make("predicted-latency-pd-decider"), asking(1000)
             paces = {"decode": 10e-3, "other": pace}
@@ -151,7 +151,7 @@ class TestPredictedLatency:
         decider.decode_cost(forecast, asked, OTHER)
         decider.clock.advance(1_000.0)
         sent = attempt(asked, OTHER, profile="decode")
-        sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s, all of which was seen
+        sent.charge = (5_000, 0)  # 5 s of work, in a window of 10 s, all of it observed
         decider.pre_request(sent, OTHER)
         idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
         assert (idle, busy) == (pytest.approx(0.5), pytest.approx(1.0))
@@ -178,7 +178,7 @@ class TestPredictedLatency:
 
 class TestWhatTransfersTake:
     def split(self, decider: Any, tokens: int, seconds: float, **changes: Any) -> None:
-        """A request of which the prompt is ready after 1 s, and the answer begins `seconds` later."""
+        """A request whose prompt is ready after 1 s, and whose response begins `seconds` later."""
         asked = replace(asking(tokens), stream=changes.get("stream", True))
         answering = attempt(asked, DECODE, profile="decode")
         computing = Attempt(replace(asked, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)

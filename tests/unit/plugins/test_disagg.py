@@ -47,7 +47,7 @@ PRICED: DataKey[Stage] = DataKey("Priced")
 
 @dataclass(frozen=True)
 class Compares(Says, PairDecider):
-    """Prefers `decode` to any other pod that answers."""
+    """Prefers `decode` to any other decode pod."""
 
     best: str = "b"
 

@@ -51,7 +51,7 @@ class Fleet:
         self._live.append((self._free[target], leg))
 
     def advance(self, seconds: float) -> None:
-        """Answers end with their first token."""
+        """Responses end with their first token."""
         until = self.clock.now() + seconds
         self._live.sort(key=lambda one: one[0])
         while self._live and self._live[0][0] <= until:
@@ -306,7 +306,7 @@ def test_the_scorer_can_be_bound_to_a_producer() -> None:
 
 
 class Costs:
-    """A forecast that says what it is told."""
+    """A prediction with given values."""
 
     output = 1.0
 

@@ -1,4 +1,4 @@
-"""Who is first, and who comes after."""
+"""The order of the picked endpoints."""
 
 import random
 from collections import Counter

@@ -76,12 +76,12 @@ class TestToken:
 
 
 class TestStages:
-    """One pod computes the prompt, another answers."""
+    """One pod computes the prompt, another decodes."""
 
     def split(
         self, plugin: Any, asked: InferenceRequest, decode: Endpoint, *prefill: Endpoint
     ) -> list[tuple[str, str]]:
-        """What the client is told."""
+        """Headers for the client."""
         answering = Attempt(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
         answering.stage = Stage.DECODE
         plugin.pre_request(answering, decode)

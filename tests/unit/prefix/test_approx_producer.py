@@ -317,7 +317,7 @@ async def test_a_refusal_does_not_confirm_the_prompt(producer: ApproxPrefixCache
 async def counted(
     producer: ApproxPrefixCacheProducer, pod: Endpoint, hits: float, queries: float = 640 * 8, ending: bool = True
 ) -> None:
-    """Eight requests of ten known blocks, of none of which the pod says what it had cached; then a scrape."""
+    """Eight requests of ten known blocks without reports of cached tokens; then a scrape."""
     clock = producer.clock
     assert isinstance(clock, ManualClock)
     scraped = pod.metrics
@@ -437,7 +437,7 @@ def test_it_declares_its_extension_points() -> None:
 
 
 class TestStages:
-    """One pod computes the prompt, another answers: their legs have one request."""
+    """One pod computes the prompt, another decodes: their attempts have one request."""
 
     def leg(
         self, producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint, stage: Stage

@@ -63,7 +63,7 @@ class Fleet:
         self.index.told(endpoint, rank, events)
 
     def cached(self, ids: Sequence[int], *endpoints: Endpoint, model: str = "m", salt: str = "") -> list[int]:
-        """Tokens that the endpoints are said to have cached of a prompt."""
+        """Tokens of a prompt that the endpoints are matched for."""
         match = ExactMatch(self.index, prompt(ids, salt), model, endpoints)
         return [blocks * match.block_size for blocks in match.matched(endpoints)]
 

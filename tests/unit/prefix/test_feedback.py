@@ -24,7 +24,7 @@ def index(clock: ManualClock) -> PrefixIndex:
 
 
 def serve(index: PrefixIndex, clock: ManualClock, chain: Chain, cached_blocks: float | None = None) -> bool:
-    """A request of a second, of which the engine may report how many blocks it had cached."""
+    """A request of a second; the engine may report its cached blocks."""
     reservation = index.reserve((chain,), A, ROOM)
     clock.advance(1)
     kept = cached_blocks is None or index.observe(reservation, 100 * len(chain), round(100 * cached_blocks))
@@ -44,7 +44,7 @@ def fill(index: PrefixIndex, clock: ManualClock, *starts: int) -> None:
 def test_blocks_older_than_two_losses_are_dropped_and_newer_ones_stay(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300, 400, 500)
     serve(index, clock, blocks(300, 10), cached_blocks=0)
-    assert held(index, 100, 200, 300, 400, 500) == [10] * 5, "the word of one answer is not taken"
+    assert held(index, 100, 200, 300, 400, 500) == [10] * 5, "one response is not enough"
     serve(index, clock, blocks(400, 10), cached_blocks=0)
     fill(index, clock, 600)
     assert held(index, 100, 200, 300, 400, 500) == [0, 0, 10, 10, 10]
@@ -148,7 +148,7 @@ def test_responses_reduce_the_capacity_for_prefixes(clock: ManualClock) -> None:
     assert index.blocks(pod) == 20
 
 
-# Answers.
+# Responses.
 
 PROMPT = blocks(100, 10)
 NEXT = PROMPT + blocks(200, 6)

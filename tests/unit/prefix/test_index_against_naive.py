@@ -22,7 +22,7 @@ TTL = 30.0
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever happens, in whatever order, the index answers like its naive model, however much a hash stands for."""
+    """With any events in any order, the index matches like its naive model, whatever a hash covers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(before=CONTENTS, further=CONTENTS, names=st.tuples(NAMES, NAMES), capacity=CAPACITIES)
     def converse(self, before: Prefix, further: Prefix, names: tuple[str, str], capacity: int) -> None:
-        """A prompt, its answer, and the next turn, which is in flight from here on."""
+        """A prompt, its response, and the next turn, which is in flight from here on."""
         self.reserve([before], names[0], capacity)
         self.answer(len(self.in_flight) - 1, 2)
         self.settle(len(self.in_flight) - 1, True)

@@ -1,4 +1,4 @@
-"""Every form in which engines publish KV events is read, and what is none does no harm."""
+"""Every form in which engines publish KV events is parsed, and malformed ones are harmless."""
 
 from __future__ import annotations
 

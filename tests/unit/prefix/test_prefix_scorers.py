@@ -24,7 +24,7 @@ PODS = [Endpoint(f"pod-{number}") for number in range(4)]
 
 @dataclass(frozen=True)
 class Held(PrefixMatch):
-    """A match that somebody has already made."""
+    """An existing match."""
 
     blocks: dict[Endpoint, int]
     total: int

@@ -1,4 +1,4 @@
-"""Circuit breakers: when a pod is doubted, how it is tried, and what says nothing about it."""
+"""Circuit breakers: when a pod is ejected, how it is tried, and what does not count."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_client_errors_do_not_count(status: int) -> None:
     assert world.state == "closed"
 
 
-@pytest.mark.parametrize("error", [UpstreamTimedOut("not answered within 0.1 s"), None], ids=["unanswered", "cut"])
+@pytest.mark.parametrize("error", [UpstreamTimedOut("no response within 0.1 s"), None], ids=["silent", "cut"])
 @pytest.mark.parametrize(
     ("limit", "state"), [({TIME_LIMIT: "100"}, "closed"), ({}, "open")], ids=["client", "operator"]
 )

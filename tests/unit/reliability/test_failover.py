@@ -1,4 +1,4 @@
-"""Who is asked after a pod has failed, when, and when nobody is."""
+"""Which pod is tried after a failure, when, and when none is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BROKE_OFF = BrokeOff("closed")
 
 
 class World:
-    """Pods `a`, `b`, … in rank order. `dead` are those that take no connection."""
+    """Pods `a`, `b`, … in rank order. `dead` ones accept no connection."""
 
     def __init__(self, names: str = "abc", percent: float = 20.0, **retries: Any) -> None:
         self.clock = ManualClock(now=1000.0)
@@ -332,7 +332,7 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
 
 
 async def test_a_started_response_without_continuation_cannot_be_retried() -> None:
-    """Whoever has an answer for `AllFailed` has none for a client that has half of one."""
+    """A fallback for `AllFailed` cannot serve a client that has half of a response."""
     world = World("a")
     first = world.first()
     update(world.pods[0], state=EndpointState.EJECTED)

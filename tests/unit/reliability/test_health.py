@@ -1,4 +1,4 @@
-"""Active checks, with a pod that answers them as the test says."""
+"""Active checks, with a pod that responds to them as the test says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAST = Duration(0.001)
 
 
 class World:
-    """One pod; `says` is the status it answers, or what is raised instead."""
+    """One pod; `says` is the status of its response, or what is raised instead."""
 
     def __init__(self) -> None:
         self.pod = Endpoint("a", "http://a", state=EndpointState.READY, models=frozenset({"m", "lora"}))

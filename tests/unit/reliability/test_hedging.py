@@ -1,4 +1,4 @@
-"""Hedged attempts: which requests get a second pod, which pod answers, and what the failure of one or both means."""
+"""Hedged attempts: which requests get a second pod, which pod responds, and what the failure of one or both means."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GARBLED = UpstreamFailed("nonsense")
 
 
 class Race:
-    """Attempts of one request. Each waits for the answer of its pod: BEGINS, or the error that it fails with."""
+    """Attempts of one request. Each waits for the response of its pod: BEGINS, or the error that it fails with."""
 
     def __init__(self, begins: Callable[[Attempt], None], answers: dict[str, asyncio.Future[Any]]) -> None:
         self.winner: Attempt | None = None
@@ -59,7 +59,7 @@ class Race:
 
 
 class Full(Gate):
-    """Has no room for a second attempt, and notes the attempts that it is told of."""
+    """Has no capacity for a second attempt, and notes the attempts that it gets."""
 
     def __init__(self, spares: bool) -> None:
         self._spares = spares
@@ -82,7 +82,7 @@ class Counted(metrics.Counter):
 
 
 class World:
-    """Pods a and b, of which a is the first choice. The relay answers when the test says so."""
+    """Pods a and b; a is the first choice. The relay responds when the test says so."""
 
     def __init__(self, after: Duration | None = AT_ONCE, pods: str = "ab", spares: bool = True, percent: float = 100.0):
         self.clock = ManualClock(now=1000.0)
@@ -140,7 +140,7 @@ class World:
 
 
 async def sent(world: World, **answers: object) -> Attempt:
-    """Send a request. When both pods have it, they answer in this order."""
+    """Send a request. When both pods have it, they respond in this order."""
 
     async def answer() -> None:
         while world.events.count("+b") + world.counts.total() < 1:
@@ -162,7 +162,7 @@ async def test_the_second_pod_responds_if_it_starts_first_and_each_attempt_ends(
     assert world.events[:2] == ["+a", "+b"]
     assert sorted(world.events[2:]) == ["-a", "-b"]
     assert first.ending is Ending.EVICTED
-    assert world.gate.started == ["b"]  # the gate counts the attempt that answers
+    assert world.gate.started == ["b"]  # the gate counts the attempt that responds
 
 
 async def test_the_first_pod_may_still_respond() -> None:

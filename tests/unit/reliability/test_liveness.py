@@ -1,4 +1,4 @@
-"""Which silent answers are still waited for."""
+"""Which silent responses are still waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STALL = 30.0
 
 
 class World:
-    """A pod that is scraped every second, and an answer of it that the sweep looks at as often."""
+    """A pod that is scraped every second, and a response of it that the sweep checks as often."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(now=1000.0)

@@ -159,7 +159,7 @@ class TestReload:
 
 class TestExplanation:
     async def explained(self, given: Any, *roles: str, tokens: int = 1600, running: int = 0) -> dict[str, Any]:
-        """Answers run on the pods that decode."""
+        """Responses run on the decode pods."""
         pods: list[dict[str, Any]] = [
             {
                 "name": one.name,

@@ -1,4 +1,4 @@
-"""What is asked about a request that nobody sent."""
+"""Explanations of requests that were not sent."""
 
 from __future__ import annotations
 

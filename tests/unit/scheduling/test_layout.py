@@ -1,4 +1,4 @@
-"""What is declared and not referred to is said."""
+"""Declared plugins without a reference are reported."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Silent(ProfileHandler):
         return self.only
 
     def plan(self, request: InferenceRequest) -> Talk:
-        raise AssertionError("there is nothing to discuss")
+        raise AssertionError("it must not be called")
 
 
 def test_the_decision_is_the_target_with_the_other_survivors_as_fallbacks() -> None:

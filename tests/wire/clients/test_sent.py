@@ -18,7 +18,7 @@ OF_THE_CONNECTION = {"host", "connection", "content-length"}
 """Each side of the proxy has its own."""
 
 OWN = {"/metrics": 404, "/v1/models": 200}
-"""What load generators ask beside their requests, and kvlane answers itself. Metrics are on the admin port."""
+"""Requests of load generators that kvlane serves itself. Metrics are on the admin port."""
 
 SENT = [(sent, f"{name}-{at}") for name in clients() for at, sent in enumerate(sent_by(name))]
 RELAYED = [pytest.param(sent, id=id) for sent, id in SENT if sent.path not in OWN]

@@ -1,4 +1,4 @@
-"""What a side says before it goes is heard."""
+"""Messages of a side before its end are received."""
 
 from __future__ import annotations
 

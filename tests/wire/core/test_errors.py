@@ -1,4 +1,4 @@
-"""What went wrong is said in few words."""
+"""Errors are shown in few words."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_control_paths_are_not_relayed_as_documented(path: str) -> None:
 
 
 async def curl(s: Stack, words: list[str], written: dict[str, str]) -> int:
-    """What `curl` would be told, for the few options the pages use; `written` are the files that lines lead to."""
+    """The request of a `curl` line, for the few options the pages use; `written` are the files of the lines."""
     method, body, url, headers = "GET", None, "", {}
     rest = iter(until_shell(words)[1:])
     for word in rest:

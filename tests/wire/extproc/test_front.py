@@ -139,7 +139,7 @@ async def test_a_gateway_that_does_not_read_pauses_the_inner_server(tmp_path: Pa
 
 
 class Late:
-    """Between a gateway and kvlane: what kvlane says arrives when it may."""
+    """Between a gateway and kvlane: insertions of kvlane arrive at frame boundaries."""
 
     def __init__(self) -> None:
         self.may = asyncio.Event()

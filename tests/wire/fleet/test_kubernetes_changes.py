@@ -98,7 +98,7 @@ async def test_an_endpoint_without_an_address_is_skipped() -> None:
     ],
 )
 async def test_changed_conditions_of_an_endpoint_apply(conditions: dict[str, bool], is_wanted: bool) -> None:
-    """With publishNotReadyAddresses one that ends is said to be ready."""
+    """With publishNotReadyAddresses a terminating one is reported ready."""
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
         first = endpoint("a", "10.0.0.1", ready=not is_wanted)
         server.put(slices_in(), endpoint_slice("one", first, endpoint("b", "10.0.0.2")))

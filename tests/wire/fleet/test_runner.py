@@ -133,7 +133,7 @@ async def test_configured_attributes_are_scraped() -> None:
 
 
 class Late(Source):
-    """A source that finds nobody when it is asked first."""
+    """A source that finds no pod at its first query."""
 
     name = "late"
     interval = 3600.0

@@ -1,4 +1,4 @@
-"""Answers in any reads: in memory for every corner, over sockets against a plain relay."""
+"""Responses in any reads: in memory for every corner, over sockets against a plain relay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOME = settings(
 
 
 def is_whole(outcome: Outcome) -> bool:
-    """Whether the client could take what it has for a whole answer."""
+    """Whether the client could take what it has for a complete response."""
     if outcome.aborted or not outcome.raw:
         return False
     return outcome.seen().ending == "complete"
@@ -55,7 +55,7 @@ def test_a_truncated_response_never_looks_complete(data: st.DataObject, message:
     ending = data.draw(st.sampled_from(("closed", "reset")))
     outcome = play(data.draw(reads(message.raw[:kept])), ending)
     if message.closes and kept >= message.head and ending == "closed":
-        return  # nobody can tell
+        return  # ambiguous
     assert outcome.attempt.ending is Ending.UPSTREAM_FAILED
     assert not outcome.open
     if not outcome.raw:
@@ -81,7 +81,7 @@ def check_error_event(outcome: Outcome, body: bytes) -> None:
 @MANY
 @given(st.data(), garbage(), st.one_of(st.just(None), messages()))
 def test_malformed_responses_never_end_cleanly(data: st.DataObject, noise: bytes, before: Message | None) -> None:
-    """Alone, or in the middle of a chunked answer."""
+    """Alone, or in the middle of a chunked response."""
     raw = noise if before is None else before.raw[: data.draw(st.integers(0, len(before.raw) - 1))] + noise
     outcome = play(data.draw(reads(raw)), "reset")
     assert not outcome.open

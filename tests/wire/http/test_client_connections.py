@@ -31,7 +31,7 @@ def chunked(body: bytes) -> bytes:
 
 
 async def repeating(request: Received) -> None:
-    """A pod that answers with the body it was sent."""
+    """A pod that responds with the body it was sent."""
     await request.send(plain(await request.body()))
 
 
@@ -159,7 +159,7 @@ async def test_a_chunked_body_gets_100_continue() -> None:
 
 @pytest.mark.parametrize("close", [True, False])
 async def test_an_unwanted_body_for_health_is_harmless(close: bool) -> None:
-    """`close`: the answer comes before the body has."""
+    """`close`: the response comes before the body has."""
     request = HEALTH.replace(b"\r\n\r\n", b"\r\ncontent-length: 4\r\n\r\n")
     async with rig() as port, port.client() as client:
         if close:
@@ -303,7 +303,7 @@ async def test_a_head_that_becomes_too_large_piece_by_piece_is_431(head: bytes, 
         assert port.server.retained == 0
 
 
-# answers before the request was read
+# responds before the request was read
 
 
 async def test_an_early_refusal_reaches_a_client_that_sends_all_of_its_body_first() -> None:

@@ -31,7 +31,7 @@ from tests.helpers.ports import full_address
 from tests.helpers.waiting import PATIENCE, until
 
 CANCEL_WITHIN = 10.0
-"""Generous: the point is that nobody waits for the pod's next byte."""
+"""Generous: the point is that no client waits for the pod's next byte."""
 
 
 async def test_a_connection_serves_one_request_after_another() -> None:
@@ -137,7 +137,7 @@ async def test_after_a_client_left_the_pod_serves_others() -> None:
 
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
 async def test_a_client_that_does_not_read_pauses_the_pod(framing: str) -> None:
-    """What is in flight stays within the sockets' buffers and a few reads, whatever the size of the answer."""
+    """What is in flight stays within the sockets' buffers and a few reads, whatever the size of the response."""
     total, piece = 64 * 2**20, b"x" * 2**16
     sent = 0
 

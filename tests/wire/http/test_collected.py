@@ -1,4 +1,4 @@
-"""Answers of pods that are for the next stage: gathered, with the client's headers and nothing for the client."""
+"""Responses of pods for the next stage: collected, with the client's headers and nothing for the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of other sites: what browsers are told that they may."""
+"""Pages of other sites: CORS headers for browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes in at the data port: decided on the head, before anything of the body is read."""
+"""Authentication at the data port: by the head, before the body is read."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ async def test_a_head_may_have_64_kib_in_all_its_fields(pieces: int) -> None:
 
 @pytest.mark.parametrize("framing", ["counted", "chunked"])
 async def test_pipelined_requests_do_not_accumulate(framing: str) -> None:
-    """Each answer lets the client send more."""
+    """Each response lets the client send more."""
     chunked = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode()
     request = chunked if framing == "chunked" else post(body=b"{}", close=False)
     count = 20_000

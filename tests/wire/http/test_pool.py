@@ -20,7 +20,7 @@ from tests.helpers.waiting import until
 
 
 async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
-    """Idle connections, as if answers had ended on them."""
+    """Idle connections, as if responses had ended on them."""
     connections = [await pool.connect(pool.pods[pod.endpoint.url]) for _ in range(count)]
     for connection in connections:
         connection._release(connection)
@@ -169,7 +169,7 @@ async def test_a_connection_closed_while_idle_is_noticed() -> None:
 
 
 class FullClient:
-    """Takes an answer, and its buffer is full when the last of it comes."""
+    """Accepts a response, and its buffer is full when the last of it comes."""
 
     reads_head = False
 
@@ -180,7 +180,7 @@ class FullClient:
     def begin(self, head: AnswerHead) -> None: ...
 
     def received(self, raw: bytes) -> None:
-        raise AssertionError("the answer comes in one read")
+        raise AssertionError("the response comes in one read")
 
     def finished(self, raw: bytes, exact: bool) -> None:
         self._connection.pause_reading()

@@ -189,7 +189,7 @@ async def test_responses_without_a_body_end_with_their_head() -> None:
 
 
 async def test_a_response_without_a_body_passes_no_length() -> None:
-    """A client that believes the length takes the next answer for the body."""
+    """A client that believes the length reads the next response as the body."""
     answer = b"HTTP/1.1 204 X\r\ncontent-length: 38\r\netag: 1\r\n\r\n"
     for body in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
         async with Pod(answering(answer + body)) as pod, rig(pod) as port:

@@ -145,7 +145,7 @@ async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
 
 
 async def unsent(port: Rig, client: Client) -> ClientConnection:
-    """Return the connection of the client, of which the kernel takes next to nothing: the client does not read."""
+    """Return the connection of the client; the kernel buffers almost nothing, and the client does not read."""
     stop_reading(client)
     await until(lambda: bool(port.server._clients.connections))
     (connection,) = port.server._clients.connections

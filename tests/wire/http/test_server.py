@@ -1,4 +1,4 @@
-"""What the data port answers itself, what it refuses, and how it stops."""
+"""Local responses of the data port, its refusals, and how it stops."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None =
         seen = await port.ask(post())
         try:
             scraped, _ = await fetcher.get(pod.endpoint.url + "/metrics", None)
-        except Exception:  # noqa: BLE001  # whatever it is: no answer
+        except Exception:  # noqa: BLE001  # any error: no response
             scraped = 502
     assert scraped == seen.status
     return seen.status

@@ -1,4 +1,4 @@
-"""Streams that a pod, or a proxy before it, ends in good order before the answer has."""
+"""Streams that a pod, or a proxy before it, ends in good order before the response has."""
 
 from __future__ import annotations
 

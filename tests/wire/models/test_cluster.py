@@ -1,4 +1,4 @@
-"""Objectives and rewrites that stand in a cluster, beside those of the file."""
+"""Objectives and rewrites of a cluster, in addition to the file's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over real sockets: what was missed is asked for, and what nobody can tell any more is not believed."""
+"""Over real sockets: missed events are requested, and unavailable ones clear the pod."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_an_engine_with_an_incomplete_buffer_is_unknown_until_it_clears_it
 
 @pytest.mark.parametrize("frames", [3, 4])
 async def test_missed_events_are_requested(frames: int) -> None:
-    """Older engines answer in three frames."""
+    """Older engines respond in three frames."""
     async with engine(frames=frames) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.publish(block(0))
@@ -306,7 +306,7 @@ async def until_heard(it: Engine, ear: Ear, rank: int) -> None:
 
 
 async def it_was_busy(it: Engine) -> None:
-    """While nobody listened."""
+    """While no subscriber listened."""
     it.number = 1
     import msgpack
 

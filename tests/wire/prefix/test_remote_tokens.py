@@ -1,4 +1,4 @@
-"""Whoever has the tokenizer is asked; a server that fails costs the exactness of one prompt, and no more."""
+"""A server with the tokenizer is queried; a failing server costs the exactness of one prompt, and no more."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_a_shadow_limit_refuses_nothing() -> None:
 
 
 async def test_tokens_of_a_stream_are_counted_invisibly() -> None:
-    """The first two requests take 150 tokens that nobody reserved."""
+    """The first two requests take 150 tokens that were not reserved."""
     async with guarded(limits={"t": {"tokensPerDay": 150}}, tenants={"acme": {"limits": "t"}}) as s:
         long: dict[str, Any] = {"max_tokens": 80, "ignore_eos": True}
         assert await stream(s, s.url, **long) == await stream(s, s.pods[0].url, **long)

@@ -14,7 +14,7 @@ from tests.helpers.scenarios.stack import BLIND, Stack, stack
 from tests.helpers.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.05, per_prefill_token=0.0))
-"""A burst has arrived long before the first answer."""
+"""A burst has arrived long before the first response."""
 
 LONG_PREFILLS = SimConfig(timing=StepTiming(per_prefill_token=0.0002))
 """What chance there is in the times of a busy machine is little of what a prompt takes, so that pods are alike."""

@@ -1,4 +1,4 @@
-"""Requests leave no cycles behind, and where somebody makes them, memory stays bounded."""
+"""Requests leave no cycles behind, and if a plugin makes them, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Engine(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """Sends one request after the other, and ends when all are answered."""
+    """Send one request after the other, and end when all have responses."""
 
     def __init__(self, request: bytes, times: int) -> None:
         self._request, self._left = request, times
@@ -178,7 +178,7 @@ class Knot:
 @plugin("knotty")
 @dataclass
 class Knotty(PreRequest):
-    """Leaves a cycle per request, each of which grows old before it dies."""
+    """Leaves a cycle per request; each grows old before it dies."""
 
     alive: WeakSet[Knot] = field(default_factory=WeakSet, init=False)
     young: Knot | None = field(default=None, init=False)

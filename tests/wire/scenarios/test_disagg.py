@@ -1,4 +1,4 @@
-"""Prompts that one pod computes and another answers, as clients and pods see it when all is well."""
+"""Prompts that one pod computes and another decodes, as clients and pods see it when all is well."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_the_usage_of_other_apis_has_them_too(api: str) -> None:
 @pytest.mark.parametrize("params", [{"do_remote_prefill": True}, {"do_remote_decode": True}])
 @pytest.mark.parametrize("case", ["split", "whole"])
 async def test_transfer_fields_of_clients_reach_no_pod(case: str, params: dict[str, Any], stream: bool) -> None:
-    """It could end an engine, or have blocks kept for nobody."""
+    """It could crash an engine, or keep blocks for no request."""
     async with disaggregated() as proxy:
         choices = 2 if case == "whole" else 1
         heard = await ask(proxy, stream=stream, kv_transfer_params=params, n=choices)

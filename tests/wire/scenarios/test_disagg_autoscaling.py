@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[3] / "config"
 
 
 def sections() -> dict[str, Any]:
-    """Those of the examples."""
+    """The policies of the examples."""
     example = yaml.safe_load((EXAMPLES / "disaggregated.yaml").read_text())
     policy = yaml.safe_load((EXAMPLES / "autoscale" / "prefill-decode.yaml").read_text())["autoscale"]
     handler = {"type": "always-disagg-pd-decider"}
@@ -50,14 +50,14 @@ async def test_each_role_is_sized_by_its_work() -> None:
         await asyncio.sleep(0.2)
         idle = await seen(running)
         assert (idle["prefill"]["current"], idle["decode"]["current"]) == (2, 2)
-        assert "ttft" in idle["prefill"]["missing"], "without traffic nobody knows it"
+        assert "ttft" in idle["prefill"]["missing"], "without traffic it is unknown"
         assert idle["prefill"]["metrics"]["prefill_backlog_seconds"] is None, "nothing was learnt yet"
         for number in range(24):
             response, _ = await running.chat(f"{number} {PROMPT}", max_tokens=2)
             assert response.status == 200
         busy = await seen(running)
         assert busy["prefill"]["signals"]["ttft"] > 0
-        assert "ttft" not in busy["decode"]["signals"], "that of the decode leg has the prefill in it"
+        assert "ttft" not in busy["decode"]["signals"], "the decode attempt's includes the prefill"
         assert busy["prefill"]["metrics"]["prefill_backlog_seconds"] >= 0
         assert len(busy["decode"]["metrics"]["kv_cache_utilization_sum"]) == 2
         backlog = 'kvlane_autoscale_prefill_backlog_seconds{pool="default",role="prefill"}'

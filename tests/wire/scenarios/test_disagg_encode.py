@@ -1,4 +1,4 @@
-"""Images that one pod encodes, in prompts that a second one computes and a third one answers."""
+"""Images that one pod encodes, in prompts that a second one computes and a third one decodes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ BRIEFLY_KEPT = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=10.0))
 """For half a second."""
 
 WITHOUT_A_BOUND = (Kind.HANG, Kind.FROZEN, Kind.KILLED, Kind.MISFRAME)
-"""An answer in one piece that does not begin is bounded by the request's time only."""
+"""A complete response that does not begin is bounded by the request's time only."""
 
 MEETS_WHOLE: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "mooncake")
 """Connectors under which every pod can do all of a request."""

@@ -28,7 +28,7 @@ from tests.helpers.waiting import until
 
 SLOW_PREFILL = replace(SIM, max_num_batched_tokens=1, transfer=TransferTiming(failure=1.0, expiry=200.0))
 SLOW_TRANSFER = replace(SIM, transfer=TransferTiming(base=4.0, failure=1.0, expiry=200.0))
-"""Of 200 ms; what nobody fetches is kept for 10 s, which is longer than `settled` waits."""
+"""Of 200 ms; unpulled blocks are kept for 10 s, which is longer than `settled` waits."""
 
 KEEPING = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=200.0))
 
@@ -92,7 +92,7 @@ def is_between_the_legs(proxy: Stack) -> bool:
 
 @pytest.mark.parametrize("turns", range(0, 45, 3))
 async def test_a_client_that_leaves_after_the_prefill_strands_no_blocks(turns: int) -> None:
-    """Whenever it does: so many turns of the loop after it, of which the first ones are between the legs."""
+    """At any time: after so many turns of the loop; the first ones are between the attempts."""
     async with disaggregated(sim=KEEPING) as proxy:
         asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=2000))
         while not is_between_the_legs(proxy):
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_during_a_repeated_prefill_ends_it() -> None:
 
 
 async def test_many_clients_that_leave_at_any_time_strand_no_blocks() -> None:
-    """But for those that leave while the answer of the prefill pod is on its way: what it keeps expires."""
+    """Except clients that leave while the response of the prefill pod is on its way: what it keeps expires."""
     async with disaggregated() as proxy:
 
         async def comes_and_goes(number: int) -> None:

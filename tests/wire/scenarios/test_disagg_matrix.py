@@ -1,5 +1,5 @@
-"""Two prefill and two decode pods, one of which never gives a whole answer: whichever it is, however it ends, wherever
-in the answer, no client sees it."""
+"""Two prefill and two decode pods; one never gives a complete response: whichever it is, however it ends, wherever
+in the response, no client sees it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.scenarios.stack import Stack, running
 from tests.helpers.waiting import until
 
 KEPT_FOR_A_MOMENT = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=10.0))
-"""Half a second: what a prefill pod that was cut off keeps nobody fetches."""
+"""Half a second: blocks of a disconnected prefill pod are never pulled."""
 
 SLOW_TRANSFER = replace(SIM, time_scale=5.0, transfer=TransferTiming(base=2.0, failure=1.0, expiry=60.0))
 """Of 0.4 s. 400 tokens take longer than it does to begin the next one."""
@@ -32,7 +32,7 @@ POINTS = {
     "after the head": Cut(End.FIN, body=0),
     "in the body": Cut(End.FIN, body=60),
 }
-"""Before anything of the answer has reached the client."""
+"""Before any byte of the response has reached the client."""
 
 ROLE = {0: "a prefill pod", 1: "the other prefill pod", 2: "a decode pod", 3: "the other decode pod"}
 PATIENCE = "1s"
@@ -47,7 +47,7 @@ async def fleet(
     async with SimFleet(len(ROLES), configs) as sim, way_to(sim.urls[failing], cut) as way:
         urls = [way.url if number == failing else url for number, url in enumerate(sim.urls)]
         given = sections(connector, PATIENCE if cut.end is End.HANG else "20s", continued=["*"])
-        if cut.end is End.HANG:  # what ends an answer in one piece, of which no byte need come before the last one
+        if cut.end is End.HANG:  # what ends a complete response, whose first byte may come with the last
             given["reliability"]["health"] = {"stall": PATIENCE}
         each = [{"role": role} for role in ROLES]
         async with running(urls, given, each) as app, aiohttp.ClientSession() as http:
@@ -59,7 +59,7 @@ CASES = [
     for role, point, stream in product(ROLE, POINTS, ["stream", "one piece"])
     if stream == "stream" or role < 2 or POINTS[point].body is None
 ]
-"""The client of an answer in one piece has its head when the body begins."""
+"""The client of a complete response has its head when the body begins."""
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.value)
@@ -101,7 +101,7 @@ async def test_a_late_cancellation_takes_nothing_from_the_next_decode_pod(
     async with fleet(2, cut, connector, SLOW_TRANSFER) as (proxy, _), asyncio.TaskGroup() as group:
         group.create_task(_tell(proxy, cut))
         for number in itertools.count():
-            messages = [{"role": "user", "content": f"{number}: {PROMPT}"}]  # of which no pod has anything yet
+            messages = [{"role": "user", "content": f"{number}: {PROMPT}"}]  # unknown to every pod
             heard = await ask(proxy, stream=True, max_tokens=400, messages=messages)
             assert (heard.status, heard.is_whole, heard.error) == (200, True, "")
             if cut.met:
@@ -111,7 +111,7 @@ async def test_a_late_cancellation_takes_nothing_from_the_next_decode_pod(
 
 
 async def _tell(proxy: Stack, cut: Cut) -> None:
-    """The pod that was cut off, while it answers still, and the next one fetches."""
+    """The disconnected pod, while it still responds, and the next one pulls."""
     next_one = proxy.pods[3]
     fetched = 0
     while not cut.met:

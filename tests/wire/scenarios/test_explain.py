@@ -47,7 +47,7 @@ BODY = {"model": "sim", "messages": [{"role": "user", "content": "The sea, the s
 
 
 async def ask(s: Stack, name: str, body: Any = BODY, **headers: str) -> Mapping[str, str]:
-    """The headers of the answer."""
+    """The headers of the response."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     response, _ = await s.post(CHAT, body, {"x-request-id": name, **named})
     return response.headers

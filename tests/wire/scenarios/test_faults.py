@@ -1,4 +1,4 @@
-"""What clients see of pods that fail: the whole of an answer, or that it is not whole."""
+"""What clients see of failing pods: a complete response, or a visible failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def meet(proxy: Stack, fault: Fault, *, stream: bool = True) -> Seen:
                 seen = await look(session, ask)
                 if any(record.id == ask.id and record.fault for record in pod.requests):
                     return seen
-    raise AssertionError("nobody met it")
+    raise AssertionError("no request met it")
 
 
 BEFORE = [
@@ -73,7 +73,7 @@ async def test_a_stream_that_does_not_start_is_started_elsewhere(proxy: Stack, k
 
 @pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
 async def test_a_broken_stream_ends_with_an_error(kind: Kind) -> None:
-    """What the pod breaks off before the proxy has read anything is no answer: so these events come slowly."""
+    """A failure before the proxy has read anything is no response: so these events come slowly."""
     async with stack(3, SimConfig(timing=StepTiming(base=0.05)), SETTINGS) as slow:
         seen = await meet(slow, Fault(kind, events=2))
     assert (seen.status, seen.saw) == (200, Saw.ERROR_EVENT)
@@ -86,7 +86,7 @@ async def test_a_broken_stream_ends_with_an_error(kind: Kind) -> None:
 async def test_a_truncated_response_is_truncated_or_complete_from_another_pod(
     proxy: Stack, kind: Kind, stream: bool, cut: Saw
 ) -> None:
-    """A reset takes back what nobody has read, and what makes no sense may come with the head."""
+    """A reset may discard unread bytes, and malformed bytes may come with the head."""
     seen = await meet(proxy, Fault(kind, events=1), stream=stream)
     assert seen.saw in (cut, Saw.WHOLE)
     assert is_all_there(seen) is (seen.saw is Saw.WHOLE)
@@ -106,7 +106,7 @@ async def test_malformed_content_in_valid_http_is_passed_on(proxy: Stack) -> Non
 
 
 async def test_the_request_after_a_broken_stream_is_served_on_its_connection(proxy: Stack) -> None:
-    """Clients use a connection again as soon as an answer has ended in order."""
+    """Clients reuse a connection as soon as a response has ended in order."""
     for pod in proxy.pods:
         pod.faults.set([Fault(Kind.HANG, events=2)])
     connector = aiohttp.TCPConnector(limit=1)

@@ -163,7 +163,7 @@ async def test_a_crashed_pod_returns_with_an_empty_cache_and_is_used_again() -> 
         await pod.kill()
         await until(lambda: endpoint.state is EndpointState.EJECTED)
         assert await s.sample(f'kvlane_endpoint_state{{endpoint="{name}",state="ejected"}}') == 1
-        assert (await s.chat("while it is away"))[0].headers["x-kvlane-endpoint"] != name
+        assert (await s.chat("while it is unreachable"))[0].headers["x-kvlane-endpoint"] != name
 
         all_blocks = await s.sample("kvlane_prefix_index_blocks")
         assert all_blocks

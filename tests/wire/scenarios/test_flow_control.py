@@ -125,7 +125,7 @@ async def test_prefilled_tokens_free_capacity() -> None:
         second = asyncio.ensure_future(s.post("/v1/completions", {"model": "sim", "prompt": "Hi", "max_tokens": 1}))
         await until(lambda: waiting(s) == 1)
         assert (await second)[0].status == 200
-        assert at_once(s) == 1, "the first one is still answered"
+        assert at_once(s) == 1, "the first one still runs"
         (await first).close()
 
 

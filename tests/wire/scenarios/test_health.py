@@ -29,7 +29,7 @@ FAST: Mapping[str, Any] = {
 
 
 class Engine:
-    """A scripted server: an API that always answers, and an engine behind it that may not."""
+    """A scripted server: an API that always responds, and an engine behind it that may not."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -160,7 +160,7 @@ async def test_a_stream_on_a_frozen_engine_ends_with_an_error_event(impatient: N
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_silent_responses_of_a_refusing_pod_do_not_hang(impatient: None, stream: bool) -> None:
-    """A killed vLLM closes its port at once, and leaves its answers open for as long as their clients wait."""
+    """A killed vLLM closes its port at once, and leaves its responses open for as long as their clients wait."""
     patient = {"pods": FAST["pods"]}
     async with world(patient) as w:
         for engine in w.engines[: 2 if stream else 1]:

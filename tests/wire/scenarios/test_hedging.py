@@ -1,4 +1,4 @@
-"""Requests whose pod is late, and that a second one answers, over real sockets."""
+"""Requests whose pod is late, and that a second one serves, over real sockets."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_learnt_first_byte_times_define_lateness() -> None:
         before, questions = await counted(s, WON), itertools.count(60)
         late(s, 0)
         async with asyncio.timeout(PATIENCE):
-            while await counted(s, WON) == before:  # a second leg may be the one that comes there, and lose
+            while await counted(s, WON) == before:  # a second attempt may be the one that comes there, and lose
                 await s.chat(f"Question {next(questions)}", max_tokens=1)
 
 
@@ -212,7 +212,7 @@ FULL = b"HTTP/1.1 503 Full\r\ncontent-type: application/json\r\ncontent-length: 
 async def between(
     first: Script, second: Script, settings: Mapping[str, Any], *later: Script
 ) -> tuple[int, bytes, list[str]]:
-    """Status and body that a client gets, and how the legs ended, where these play the pods in their order."""
+    """Status and body that a client gets, and how the attempts ended, where these play the pods in their order."""
     turns = iter((first, second, *later))
 
     async def script(request: Received) -> None:

@@ -21,7 +21,7 @@ SERVED_BY = "x-kvlane-endpoint"
 
 
 class Cluster:
-    """Its API server, pods that listen on 127.0.0.x, and a proxy that was told where the server is."""
+    """Its API server, pods that listen on 127.0.0.x, and a proxy with the server's address."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -46,7 +46,7 @@ class Cluster:
         self.app = await self._stack.enter_async_context(proxy)
 
     async def ask(self, text: str = "Hello!", **fields: Any) -> tuple[int, str]:
-        """Status, and who has answered."""
+        """Status, and the pod that responded."""
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
         async with self.http.post(f"http://127.0.0.1:{self.app.port}{CHAT}", json=body) as answer:
             await answer.read()

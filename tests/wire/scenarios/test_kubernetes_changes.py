@@ -20,7 +20,7 @@ LATER = "2026-02-01T00:00:00Z"
 
 @asynccontextmanager
 async def asking(c: Cluster, **fields: Any) -> AsyncIterator[set[tuple[int, str]]]:
-    """Four clients that ask all the time; (status, who answered), all of which were 200 in the end."""
+    """Four clients that send constantly; (status, pod), all with 200 at the end."""
     answers: set[tuple[int, str]] = set()
     over = asyncio.Event()
 

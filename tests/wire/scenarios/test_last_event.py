@@ -1,4 +1,4 @@
-"""Clients that close their connection at the last event have got all of the answer."""
+"""Clients that close their connection at the last event have got the whole response."""
 
 from __future__ import annotations
 

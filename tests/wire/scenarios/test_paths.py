@@ -1,4 +1,4 @@
-"""Every inference path besides chat: the pod's own answer through the proxy, and the proxy's errors in its shape."""
+"""Every inference path besides chat: the pod's own response through the proxy, and the proxy's errors in its shape."""
 
 from __future__ import annotations
 

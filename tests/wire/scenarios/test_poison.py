@@ -29,7 +29,7 @@ WARM = 4
 
 
 class Mortal(Pod):
-    """An engine that crashes of a prompt with `poison` in it, so many seconds after it got it; it answers `slow`
+    """An engine that crashes of a prompt with `poison` in it, so many seconds after it got it; it serves `slow`
     prompts when `released` is set."""
 
     def __init__(self, seconds: float = 0.0) -> None:

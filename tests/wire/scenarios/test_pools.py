@@ -75,7 +75,7 @@ class Pooled(Stack):
         return await self.chat(text, model=model, max_tokens=tokens, ignore_eos=True)
 
     async def asked(self, model: str, times: int = 8) -> set[str]:
-        """The pods that have answered."""
+        """The pods that have responded."""
         answers = await asyncio.gather(*(self.ask(model, f"question {number}") for number in range(times)))
         assert [body for response, body in answers if response.status != 200] == []
         return {response.headers[NAMED] for response, _ in answers}

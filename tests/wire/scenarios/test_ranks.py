@@ -33,7 +33,7 @@ class Ranks:
         self.http = http
 
     async def ask(self, text: str, headers: Mapping[str, str] | None = None, **fields: Any) -> tuple[str, int]:
-        """Return the endpoint that answered, and the tokens that it had cached."""
+        """Return the endpoint that responded, and the tokens that it had cached."""
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
         url = f"http://127.0.0.1:{self.app.port}/v1/chat/completions"
         async with self.http.post(url, json=body, headers=headers) as response:

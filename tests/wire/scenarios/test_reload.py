@@ -1,4 +1,4 @@
-"""Another configuration while the proxy serves: all of it or nothing, and nobody notices but those it is for."""
+"""A reload while the proxy serves: completely or not at all, without effect on other requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def weighted(queue: float, **producer: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def loaded(s: Stack, clients: int = 6) -> AsyncIterator[list[str]]:
-    """Streams and answers in one piece, as fast as they come, while the body runs; what went wrong with them."""
+    """Streams and complete responses, as fast as they come, while the body runs; what went wrong with them."""
     failures: list[str] = []
     stop = asyncio.Event()
 
@@ -108,7 +108,7 @@ async def test_no_request_or_stream_is_lost_while_everything_changes() -> None:
             await s.app.reload(other(s, **change))
             await asyncio.sleep(0.03)
         assert failures == []
-        assert s.app.ledger.entered > 50, "nobody asked for anything"
+        assert s.app.ledger.entered > 50, "no client sent anything"
 
 
 async def test_running_streams_end_unchanged_and_are_counted_once() -> None:

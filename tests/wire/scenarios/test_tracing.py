@@ -29,7 +29,7 @@ ERROR = 2
 
 THEIRS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOT_DRAWN = THEIRS[:-1] + "0"
-SECRET = "a prompt that is nobody's business"
+SECRET = "a confidential prompt"
 
 
 def tracing(collector: Collector, **more: Any) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ def engine(*pieces: bytes, bodies: list[bytes] | None = None) -> Pod:
 async def asked(
     pod: Pod, *, path: str = CHAT, body: bytes = BODY, headers: Sequence[tuple[str, str]] = (), **settings: object
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes, Received]]:
-    """One request through the proxy: the answer, its body as it came, and what the pod got."""
+    """One request through the proxy: the response, its body as it came, and what the pod got."""
     session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
     async with pod, running([pod.endpoint.url], settings) as app, session:
         url = f"http://127.0.0.1:{app.port}{path}"

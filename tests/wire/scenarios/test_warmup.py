@@ -18,7 +18,7 @@ ENOUGH = SHARED_BY * SAMPLE
 
 
 async def ask(s: Stack, question: str, path: str = CHAT) -> tuple[str, int]:
-    """The pod that answered, and the prompt tokens that it had cached."""
+    """The pod that responded, and the prompt tokens that it had cached."""
     body: dict[str, Any] = {
         "model": "sim",
         "messages": [SYSTEM, {"role": "user", "content": question}],

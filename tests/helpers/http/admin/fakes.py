@@ -57,7 +57,7 @@ class Port:
 
 
 class Fixed:
-    """A configuration that nobody changes."""
+    """A configuration that never changes."""
 
     def described(self) -> dict[str, Any]:
         return {"number": 1}
@@ -103,7 +103,7 @@ async def admin_port(
 
 @asynccontextmanager
 async def engine(answer: Answer) -> AsyncIterator[str]:
-    """The URL of a server that answers everything the same way."""
+    """The URL of a server that responds to everything in the same way."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(app) as server:

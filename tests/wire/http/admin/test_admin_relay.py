@@ -114,7 +114,7 @@ async def test_a_broken_response_does_not_seem_complete(caplog: pytest.LogCaptur
 
 
 async def test_a_page_of_a_pod_cannot_act_as_the_admin_port() -> None:
-    """Its script could change everything here; and its headers could let pages of other sites read what is said."""
+    """Its script could change everything here; and its headers could let pages of other sites read the responses."""
 
     async def page(request: web.Request) -> web.Response:
         headers = {
