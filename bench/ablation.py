@@ -136,7 +136,7 @@ def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]
 
 def _unreserved(model: PodModel, *leg: Any) -> Work:
     """What was sent is known when something else befalls the pod."""
-    before = {name: getattr(model, name) for name in ("rest", "due", "patience", "look_at", "head")}
+    before = {name: getattr(model, name) for name in ("rest", "due", "patience", "valid_until", "head")}
     sent = _dispatch(model, *leg)
     for name, value in before.items():
         setattr(model, name, value)

@@ -468,7 +468,7 @@ class App:
 
     def _warm(self, endpoint: Endpoint) -> None:
         if (warmup := self.serving.warmups.get(endpoint.pool)) is not None:
-            warmup.begin(endpoint)
+            warmup.start(endpoint)
 
     def _capacity_freed(self, endpoint: Endpoint) -> None:
         """Let queued requests go on: the pod may have capacity again."""

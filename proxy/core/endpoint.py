@@ -100,6 +100,11 @@ class Metrics:
         object.__setattr__(self, "attributes", MappingProxyType(self.attributes))
 
     @property
+    def cached_tokens(self) -> float:
+        """Tokens in the KV cache."""
+        return self.kv_usage * self.blocks * self.block_size
+
+    @property
     def progress(self) -> float:
         """Tokens of prompts and responses together, which grow while the engine works; -1 if unknown."""
         if self.prompt_tokens < 0 and self.generation_tokens < 0:

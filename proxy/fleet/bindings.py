@@ -1,4 +1,4 @@
-"""Which pod keeps which response: `/v1/responses` is stateful, so what follows must reach the pod that answered."""
+"""Which pod keeps which response: `/v1/responses` is stateful, so what follows must reach the pod that has it."""
 
 from __future__ import annotations
 

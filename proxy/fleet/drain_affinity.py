@@ -22,8 +22,8 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
 
     A request whose prefix a draining pod has, and the chosen one has not, goes to the candidate that has most of it, or
     is just computing it, unless that one is behind by more than what it has is worth. That the request itself is spared
-    is in the decision; this is for those that follow it, and would find the prefix on two pods half as often.
-    """
+    is in the decision; this is for the requests that come after it, and would find the prefix on two pods half as
+    often."""
     match = request.state.read(PREFIX_MATCH)
     if match is None or not match.total:
         return decision

@@ -56,7 +56,7 @@ class Ledger(Listener):
         self._remember(endpoint, prefill + 1)
 
     def first_byte(self, attempt: Attempt) -> None:
-        """The prompt is in the KV cache; what the answer is expected to take stays."""
+        """The prompt is in the KV cache; the tokens of the expected response stay."""
         if charge := attempt.charge:
             prefill, output = charge
             attempt.charge = (0, output)
@@ -69,7 +69,7 @@ class Ledger(Listener):
             self._left += 1
             attempt.endpoint.charge(-1, -prefill - output)
             if attempt.endpoint.rank is not None and self.rank_check is not None:
-                self.rank_check.answered(attempt, error)
+                self.rank_check.attempt_ended(attempt, error)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would

@@ -115,16 +115,16 @@ class Mirror(Fleet):
     def apply(self, news: News, message: bytes) -> None:
         values = orjson.loads(message)
         if news is News.POD:
-            self._take_pod(values)
+            self._apply_pod(values)
         elif news is News.METRICS:
-            self._take_metrics(values)
+            self._apply_metrics(values)
         else:
-            self._take_roll(values)
+            self._apply_roll(values)
 
     def _announce(self, record: PodRecord, was: EndpointState, state: EndpointState) -> None:
         """The origin has logged it."""
 
-    def _take_pod(self, values: dict[str, Any]) -> None:
+    def _apply_pod(self, values: dict[str, Any]) -> None:
         pod, ranks = _pod_settings(values["pod"]), int(values["ranks"])
         contact, restarts = EndpointState(values["contact"]), int(values["restarts"])
         record = self._records.get(pod.name)
@@ -145,9 +145,9 @@ class Mirror(Fleet):
             self.restarted(record.endpoint)
         if contact is EndpointState.READY and before is not contact:
             for endpoint in record.endpoints:
-                self._call(self._on_ready, endpoint)
+                self._call(self.on_ready, endpoint)
 
-    def _take_metrics(self, values: dict[str, Any]) -> None:
+    def _apply_metrics(self, values: dict[str, Any]) -> None:
         endpoint = self.get(values.pop("name"))
         age, in_flight = values.pop("age"), int(values.pop("in_flight"))
         for key in ("active_models", "waiting_models"):
@@ -162,7 +162,7 @@ class Mirror(Fleet):
             endpoint.publish(metrics, in_flight)
             self.refreshed(endpoint)
 
-    def _take_roll(self, names: list[str]) -> None:
+    def _apply_roll(self, names: list[str]) -> None:
         there = set(names)
         for record in [record for name, record in self._records.items() if name not in there]:
             self._gone(record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt
@@ -15,19 +15,22 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.records import PodRecord
 
 MOST_KNOWN = 20_000
-"""Models that pods have named and name no more, to tell a model that is away from one that never was."""
+"""Models that pods have named and name no more, to tell a model that is unreachable from one that never existed."""
 
 
 class NamedModels:
-    """Of `records`, who may change."""
+    """The models that the pods of a fleet list, or have listed."""
 
-    def __init__(self, records: Mapping[str, PodRecord]) -> None:
-        self._records = records
+    wakes = False
+    """Whether pods that sleep are woken when they are needed."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, PodRecord] = {}
         self._known: dict[str, None] = {}
-        """Those that were ever named, the one named last at the end; the oldest are forgotten."""
+        """All models that were ever listed, the latest at the end; the oldest are forgotten."""
 
-    def learn(self, record: PodRecord) -> bool:
-        """From its settings and its cards; whether it serves others than before."""
+    def _learn_models(self, record: PodRecord) -> bool:
+        """Read the models of a pod from its settings and its cards. Return whether they have changed."""
         models = frozenset(record.pod.models or [card["id"] for card in record.cards]) or None
         adapters = frozenset(card["id"] for card in record.cards if card.get("parent"))
         for endpoint in record.endpoints:
@@ -53,23 +56,23 @@ class NamedModels:
         """Return whether a pod in any state lists the model."""
         return any(model in (record.endpoint.models or ()) for record in self._records.values())
 
-    def only(self, wakes: bool) -> str:
+    def only_model(self) -> str:
         """What a request gets that names no model: the one there is, LoRA adapters and further names of it aside; empty
         if pods name none. Raises BadRequest if there are several."""
         adapters = {card["id"] for record in self._records.values() for card in record.cards if card.get("parent")}
         models = {model for record in self._records.values() for model in record.first_names} - adapters
-        if len(models) > 1 and (cards := self.cards(wakes)):
+        if len(models) > 1 and (cards := self.models()):
             names = ", ".join(card["id"] for card in cards)
             raise BadRequest(f"'model' is missing, and there are several: {names}.", param="model")
         return models.pop() if len(models) == 1 else ""
 
-    def cards(self, wakes: bool) -> list[dict[str, Any]]:
-        """Of the models that pods serve, or would if they were woken, where somebody wakes them; as the first pod by
-        name gives them."""
+    def models(self) -> list[dict[str, Any]]:
+        """Return the cards of the models that pods serve, or would serve once woken; of several pods the first one's
+        card by name."""
         merged: dict[str, dict[str, Any]] = {}
         records = sorted(self._records.values(), key=lambda record: record.name)
         for record in records:
-            if record.endpoint.state is EndpointState.READY or (wakes and record.can_be_woken):
+            if record.endpoint.state is EndpointState.READY or (self.wakes and record.can_be_woken):
                 for card in record.shown_cards:
                     merged.setdefault(card["id"], dict(card))
         return list(merged.values())

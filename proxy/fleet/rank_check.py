@@ -1,7 +1,7 @@
-"""Whether a pod answers on the data-parallel ranks that requests name.
+"""Whether a pod computes requests on the data-parallel ranks that they name.
 
 An engine that does not know the header places requests by itself. Then its counters of prompt tokens grow on other
-ranks than those that were sent the prompts.
+ranks than the ranks that got the prompts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Window:
 
     def __init__(self, pod: Endpoint) -> None:
         self.strikes = 0
-        self.begin(pod)
+        self.restart(pod)
 
-    def begin(self, pod: Endpoint) -> None:
+    def restart(self, pod: Endpoint) -> None:
         self.ranks = pod.ranks
         self.began = pod.metrics.scraped_at
         self.counted = _counted(pod)
@@ -56,7 +56,7 @@ class RankCheck:
         self._refused = refused
         self._windows: dict[Endpoint, _Window] = {}
 
-    def answered(self, attempt: Attempt, error: BaseException | None = None) -> None:
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
         """An attempt on a rank has ended."""
         if isinstance(error, RankOutOfRange):
             self._refused(attempt.endpoint, error.size)
@@ -93,11 +93,11 @@ class RankCheck:
             del self._windows[pod]
             self._ignored(pod)
         else:
-            window.begin(pod)
+            window.restart(pod)
 
 
 def _misplaced(sent: Sequence[float], grown: Sequence[float]) -> float:
-    """Return the tokens that other ranks have, less those that no rank has counted."""
+    """Return the tokens that other ranks have, less the tokens that no rank has counted."""
     missing = sum(max(0.0, mine - its) for mine, its in zip(sent, grown, strict=True))
     return missing - max(0.0, sum(sent) - sum(grown))
 

@@ -36,7 +36,7 @@ class PodRecord:
     leave_by: float | None = None
     cards: Sequence[Card] = ()
     ejection_reasons: dict[str, set[int]] = field(default_factory=dict)
-    """Why a pod that answers gets no requests, and the processes that say so."""
+    """Why a pod that responds gets no requests, and the processes that say so."""
     scrape_failure: str | None = None
     """Why the last scrape came to nothing, if it did."""
     refused_at: float | None = None
@@ -58,7 +58,7 @@ class PodRecord:
 
     @property
     def obeys_ranks(self) -> bool:
-        """False once a process saw the pod answer on other ranks than requests name."""
+        """False once a process saw the pod compute requests on other ranks than they name."""
         return RANKS_IGNORED not in self.ejection_reasons
 
     @property
@@ -76,7 +76,7 @@ class PodRecord:
         return declared or 1
 
     @property
-    def answers(self) -> bool:
+    def can_serve(self) -> bool:
         """Whether it could have requests."""
         return self._is_wanted and not self.asleep and self.contact is EndpointState.READY
 
@@ -87,7 +87,7 @@ class PodRecord:
 
     @property
     def takes_any(self) -> bool:
-        """Whether it has answered and lists no models."""
+        """Whether it has responded and lists no models."""
         return not self.endpoint.models and self.contact is not EndpointState.STARTING
 
     @property
@@ -132,13 +132,13 @@ class PodRecord:
 
 
 OWN = -1
-"""This process, among those that eject a pod; peers have numbers."""
+"""This process, among the processes that eject a pod; peers have numbers."""
 
 
 class Ejections:
-    """Ejection of pods that answer. `settle` is called for each of `records` whose state may have changed.
+    """Ejection of pods that respond. `settle` is called for each of `records` whose state may have changed.
 
-    In a pool in which more than `panic_percent` of the pods that answer are ejected, ejections are ignored (Envoy's
+    In a pool in which more than `panic_percent` of the pods that respond are ejected, ejections are ignored (Envoy's
     panic threshold): so many failures have another cause than the pods.
     """
 
@@ -179,14 +179,14 @@ class Ejections:
                 self.add(record, why, peer)
 
     def reconsider(self) -> None:
-        """Apply the panic threshold again: the number of pods that answer has changed."""
+        """Apply the panic threshold again: the number of pods that respond has changed."""
         if any(record.ejection_reasons for record in self._records.values()):
             self._review()
 
     def _review(self) -> None:
         answering: dict[str, list[PodRecord]] = {}
         for record in self._records.values():
-            if record.answers:
+            if record.can_serve:
                 answering.setdefault(record.endpoint.pool, []).append(record)
         for pool, records in answering.items():
             self._review_pool(pool, records)
@@ -222,7 +222,7 @@ class Successors:
         """And until when."""
 
     def replace(self, unwanted: Collection[PodRecord], records: Iterable[PodRecord], until: float) -> None:
-        """Let the unwanted pods go, except those whose place only pods take that have not answered yet."""
+        """Let the unwanted pods go, except those whose place only pods take that have not responded yet."""
         kept = [record for record in records if record.leave_by is None and record not in unwanted]
         serving = {_place(record.endpoint) for record in kept if record.endpoint.state is EndpointState.READY}
         coming = {_place(record.endpoint) for record in kept if record.contact is EndpointState.STARTING} - serving
@@ -265,26 +265,16 @@ class SlowStart:
     the requests that have no other candidate."""
 
     def __init__(self, seconds: float, clock: Clock, rng: Random) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._clock = clock
         self._rng = rng
         self._since: dict[Endpoint, float] = {}
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds
-
-    @seconds.setter
-    def seconds(self, seconds: float) -> None:
-        self._seconds = seconds
-        if seconds <= 0:
-            self._since.clear()
 
     def __bool__(self) -> bool:
         return bool(self._since)
 
     def began(self, endpoint: Endpoint) -> None:
-        if self._seconds > 0:
+        if self.seconds > 0:
             self._since[endpoint] = self._clock.now()
 
     def ended(self, endpoint: Endpoint) -> None:
@@ -308,8 +298,7 @@ class SlowStart:
         since = self._since.get(endpoint)
         if since is None:
             return True
-        share = (now - since) / self._seconds
-        if share >= 1:
+        if now - since >= self.seconds:
             del self._since[endpoint]
             return True
-        return self._rng.random() < max(LEAST, share)
+        return self._rng.random() < max(LEAST, (now - since) / self.seconds)

@@ -31,19 +31,19 @@ _MODELS_ROUNDS = 4
 
 _JITTER = 0.1
 _RESTART_SLACK = 1.0
-"""Seconds by which the start time of one and the same process may differ: some engines compute it anew."""
+"""Seconds by which the start time of one and the same process may differ: some engines compute it again."""
 
 
 class _Refused(Exception):
-    """Nobody listens there."""
+    """The pod refuses connections."""
 
 
 class _Silent(Exception):
-    """No answer, or none in time."""
+    """No response, or none in time."""
 
 
 class Refresher:
-    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it answers."""
+    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it responds."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Refresher:
         return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
 
     async def _rest(self, seconds: float) -> None:
-        """Sleep until the next round: less if somebody wants to know the pod's models."""
+        """Sleep until the next round: less if the pod's models are wanted."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -127,7 +127,7 @@ class Refresher:
         except TimeoutError:
             pass
 
-    def _begin_wanted_read(self) -> asyncio.Future[None] | None:
+    def _start_wanted_read(self) -> asyncio.Future[None] | None:
         """Return what is to be done after this round, if the models are to be read in it."""
         now, wanted = self._clock.now(), self._models_wanted
         if wanted is None or now < self._may_read_from:
@@ -137,28 +137,23 @@ class Refresher:
         return wanted
 
     async def _round(self) -> None:
-        wanted = self._begin_wanted_read()
+        wanted = self._start_wanted_read()
         try:
-            await self._ask(wanted is not None)
+            responds = await self._scrape()
+            is_due = (responds or not self._reached) and self._clock.now() >= self._models_due
+            if is_due or wanted is not None:
+                responds = await self._list_models() or responds
+            if responds or (not self._reached and await self._is_healthy()):
+                self._on_response()
+            if responds and self.settings.dcgm is not None:
+                await self._gpus.ask(self.settings.dcgm)
+        except _Refused:
+            self._on_refusal()
         finally:
             _finish(wanted)
 
-    async def _ask(self, wants_models: bool) -> None:
-        try:
-            answered = await self._scrape()
-            is_due = (answered or not self._reached) and self._clock.now() >= self._models_due
-            if is_due or wants_models:
-                answered = await self._list_models() or answered
-            if answered or (not self._reached and await self._is_healthy()):
-                self._on_answer()
-        except _Refused:
-            self._on_refusal()
-            return
-        if answered and self.settings.dcgm is not None:
-            await self._gpus.ask(self.settings.dcgm)
-
     async def _scrape(self) -> bool:
-        """True if the pod answered 200, even if it made no sense."""
+        """Return whether the status is 200, even if the body makes no sense."""
         endpoint, sent_at = self._endpoint, self._clock.now()
         in_flight = [each.load.requests for each in endpoint.ranks]
         try:
@@ -192,7 +187,10 @@ class Refresher:
         except _Silent:
             return False
         except ScrapeError as error:
-            self._on_bad_models(str(error))
+            why = str(error)
+            if why != self._bad_models:  # logged once: the pod keeps the models that it listed before
+                self._bad_models = why
+                log.warning("pod %s: ignored its response to /v1/models: %s", self._pod, why)
             return False
         self._bad_models = ""
         self._models_due = self._clock.now() + max(MODELS_INTERVAL, _MODELS_ROUNDS * self._budget.interval)
@@ -206,19 +204,13 @@ class Refresher:
         return status == 200
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """The pod's URL is read anew every time, so that a changed one takes effect. Raises _Refused and _Silent."""
+        """The pod's URL is read again every time, so that a changed one takes effect. Raises _Refused and _Silent."""
         try:
             return await self._fetcher.get(url, self._endpoint.api_key)
         except ConnectRefused:
             raise _Refused from None
         except UpstreamFailed as failed:
-            raise _Silent(str(failed) or "no answer") from None
-
-    def _on_bad_models(self, why: str) -> None:
-        """Log it once: the pod keeps the models that it listed before."""
-        if why != self._bad_models:
-            self._bad_models = why
-            log.warning("pod %s: ignored its response to /v1/models: %s", self._pod, why)
+            raise _Silent(str(failed) or "no response") from None
 
     def _on_metrics(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
         """`in_flight` are the requests on each rank when the scrape was sent; unknown for a new rank."""
@@ -244,7 +236,7 @@ class Refresher:
                 endpoint.publish(stale, endpoint.load.requests)
                 self._sink.refreshed(endpoint)
 
-    def _on_answer(self) -> None:
+    def _on_response(self) -> None:
         if self._reached:
             return
         self._reached = True
@@ -268,7 +260,7 @@ def _finish(future: asyncio.Future[None] | None) -> None:
 
 
 def _is_younger(metrics: Metrics, last: Metrics) -> bool:
-    """Another process answers: it says so, or its counters have begun anew."""
+    """Return whether another process responds: it says so, or its counters have started again."""
     both_say = metrics.process_started and last.process_started
     if both_say and abs(metrics.process_started - last.process_started) > _RESTART_SLACK:
         return True
@@ -373,20 +365,20 @@ GPU_UTILIZATION = "GPUUtilization"
 SERIES = "DCGM_FI_DEV_GPU_UTIL"
 
 RETRY = 5.0
-"""Seconds after which an exporter is asked again that gave no answer: the pod itself must not wait for it often."""
+"""Seconds after which an exporter is asked again that gave no response: the pod itself must not wait for it often."""
 
 _READER = SampleReader((SERIES,), limit=MOST_SAMPLES)
 
 
 class Gpus:
-    """Of one pod. `attributes` are what is known, nothing after an answer that was none."""
+    """Of one pod. `attributes` are what is known, nothing after a failure."""
 
     def __init__(self, endpoint: Endpoint, fetcher: Fetcher, clock: Clock) -> None:
         self._endpoint = endpoint
         self._fetcher = fetcher
         self._clock = clock
         self._due = clock.now()
-        self._was_told = False
+        self._has_warned = False
         self.attributes: Mapping[str, float] = {}
 
     async def ask(self, settings: DcgmSettings) -> None:
@@ -399,21 +391,18 @@ class Gpus:
             if status != 200:
                 raise ScrapeError(f"status {status}")
             self.attributes = {GPU_UTILIZATION: await utilization(body, self._endpoint.name)}
-            self._due, self._was_told = self._clock.now() + (settings.interval or 0.0), False
+            self._due, self._has_warned = self._clock.now() + (settings.interval or 0.0), False
         except (UpstreamFailed, ScrapeError) as error:
             self.attributes = {}
             self._due = self._clock.now() + max(RETRY, settings.interval or 0.0)
-            self._warn(url, error)
-
-    def _warn(self, url: str, error: Exception) -> None:
-        """Once, until it answers."""
-        if not self._was_told:
-            self._was_told = True
-            log.warning("pod %s: nothing is known of its GPUs: %s: %s", self._endpoint.name, url, error)
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("pod %s: nothing is known of its GPUs: %s: %s", self._endpoint.name, url, error)
 
 
 async def utilization(text: bytes, pod: str) -> float:
-    """From 0 to 1. An exporter that says which pod has which GPU is asked for those of this one. Raises ScrapeError."""
+    """From 0 to 1. An exporter that says which pod has which GPU is asked for the GPUs of this one. Raises
+    ScrapeError."""
     samples = (await _READER.read_in_steps(text)).get(SERIES, ())
     values = [sample.value for sample in samples if _is_of(sample.labels.get("pod", ""), pod)]
     if not values:

@@ -23,7 +23,7 @@ from proxy.fleet.store import Fleet, PoolPods
 SWEEP_INTERVAL = 0.1
 
 FIRST_POD_INTERVAL = 0.5
-"""Seconds between two looks for pods while there are none: every request is refused until one is found."""
+"""Seconds between two looks for pods while the fleet has none: every request is refused until one is found."""
 
 FIRST_GAP = 0.0005
 """Seconds between the first requests to pods that join together: at once, 500 of them hold up the loop for 0.1 s."""
@@ -82,7 +82,7 @@ class FleetRunner:
 
     @property
     def settings(self) -> tuple[PodSources, Engines]:
-        """Where they change, pods that both have stay as they are; those of a source that is gone leave."""
+        """Where they change, pods that both have stay as they are; pods of a source that is gone leave."""
         return self._settings, self._dialects
 
     @settings.setter

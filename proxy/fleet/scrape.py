@@ -1,4 +1,4 @@
-"""What a pod answers, as values: a metrics exposition as Metrics, a model list as its cards. No I/O."""
+"""What a pod responds, as values: a metrics exposition as Metrics, a model list as its cards. No I/O."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Fetcher(Protocol):
     """How a loop asks."""
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if nobody listens there,
-        another UpstreamFailed if no whole answer came, or none in time."""
+        """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if the pod refuses
+        connections, another UpstreamFailed if no whole response came, or none in time."""
 
 
 def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
@@ -58,7 +58,7 @@ def parse_ranks(text: bytes, dialect: Dialect) -> Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A scrape of a pod: the metrics of the whole pod, and those of its data-parallel ranks, where it has several."""
+    """A scrape of a pod: the metrics of the whole pod, and of its data-parallel ranks, where it has several."""
 
     total: Metrics
     ranks: Sequence[Metrics] = ()
@@ -100,7 +100,7 @@ def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
 
 
 def _by_rank(samples: Samples, label: str, ranks: Sequence[str]) -> Sequence[Samples]:
-    """Return the samples of each rank, and with each of them those that name no rank."""
+    """Return the samples of each rank, and with each of them the samples that name no rank."""
     found: dict[str, dict[str, list[Sample]]] = {rank: {} for rank in ranks}
     for name, family in samples.items():
         of_family: dict[str, list[Sample]] = {}
@@ -171,9 +171,9 @@ def parse_models(body: bytes) -> tuple[Card, ...]:
         cards = orjson.loads(body)["data"]
         ids = [card["id"] for card in cards]
     except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
-        raise ScrapeError("the answer is not a list of models") from None
+        raise ScrapeError("the response is not a list of models") from None
     if not all(isinstance(model, str) for model in ids):
-        raise ScrapeError("the answer lists a model whose id is not text")
+        raise ScrapeError("the response lists a model whose id is not text")
     if _is_deeper(cards, MODELS_DEPTH):
         raise ScrapeError(f"the list of models is nested more than {MODELS_DEPTH} deep")
     return tuple(cards)

@@ -94,7 +94,7 @@ class PodSettings:
         )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a URL or a range of ports that is none."""
+        """Raises ValueError for a malformed URL or range of ports."""
         host, port = _check_url(self.url)
         if self.ports and urlsplit(self.url).port is not None:
             raise ValueError(f"url: {self.url!r} has a port beside ports; leave it out")
@@ -207,7 +207,7 @@ class PodSources:
 
     @property
     def has_source(self) -> bool:
-        """Whether any pod can come of it."""
+        """Whether it names or finds any pods."""
         return bool(self.static or self.finds)
 
     @property
@@ -221,7 +221,7 @@ class PodSources:
         return 0 if self.finds else len(self.static)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for pods that cannot be told apart."""
+        """Raises ValueError for pods that have the same name."""
         object.__setattr__(self, "static", tuple(chain.from_iterable(pod.expanded() for pod in self.static)))
         if problems := duplicates(self.static, "static"):
             raise ValueError("; ".join(map(str, problems)))
@@ -253,7 +253,7 @@ def _ports(text: str) -> list[int]:
     for part in text.split(",") if text else ():
         first, _, last = (side.strip() for side in part.partition("-"))
         if not first.isdecimal() or not (last or first).isdecimal():
-            raise ValueError(f"ports: {text!r} are none; write 8000-8007 or 8000,8002")
+            raise ValueError(f"ports: {text!r} is not a list of ports; write 8000-8007 or 8000,8002")
         low, high = int(first), int(last or first)
         if not 0 < low <= high < 65536 or high - low >= MOST_RANKS:
             raise ValueError(f"ports: {part.strip()!r} is no range of ports; write 8000-8007")
@@ -322,6 +322,6 @@ class KubernetesSettings(ApiServer):
         if self.inference_pool and (self.selector or self.service):
             raise ValueError("an inferencePool has a selector of its own; take selector and service out")
         if self.selector and not _SELECTOR.fullmatch(self.selector):
-            raise ValueError(f"selector: {self.selector!r} is none; write app=vllm, tier in (a, b), !canary")
+            raise ValueError(f"selector: {self.selector!r} is not a selector; write app=vllm, tier in (a, b), !canary")
         if any(not 0 < port < 65536 for port in self.ports) or len(set(self.ports)) < len(self.ports):
             raise ValueError("ports: must be different ones from 1 to 65535")

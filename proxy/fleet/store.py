@@ -6,8 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, join_ranks, update
 from proxy.core.ports import Clock
@@ -42,12 +41,13 @@ class FleetSettings:
     wakes: bool = False
 
 
-class Fleet:
+@dataclass(eq=False)
+class Fleet(NamedModels):
     """The pods and their endpoints, by name.
 
     Hooks are called in the tick of the change. A hook that fails is logged; the change stands.
 
-    on_ready      the pod answered, for the first time or again after it refused connections
+    on_ready      the pod responded, for the first time or again after it refused connections
     on_restarted  the pod lost its memory: forget what was known of its caches
     on_removed    the pod is gone for good: forget it
     on_missed     a scrape of the pod failed
@@ -58,52 +58,37 @@ class Fleet:
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
 
-    A pod that answers is ejected while there is a reason, unless more than `panic_percent` of the pods that answer
+    A pod that responds is ejected while there is a reason, unless more than `panic_percent` of the pods that respond
     would be: then requests go to all of them. A pod that sleeps gets none in any case.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        on_ready: Hook = _nothing,
-        on_restarted: Hook = _nothing,
-        on_removed: Hook = _nothing,
-        on_missed: Hook = _nothing,
-        on_moved: Hook = _nothing,
-        on_ejection_change: Hook = _nothing,
-        on_drained: Hook = _nothing,
-        on_changed: Hook = _nothing,
-        slow_start: SlowStart | None = None,
-        grace: float = 120.0,
-        panic_percent: float = 50.0,
-    ) -> None:
+    _clock: Clock
+    _: KW_ONLY
+    on_ready: Hook = _nothing
+    on_restarted: Hook = _nothing
+    on_removed: Hook = _nothing
+    on_missed: Hook = _nothing
+    on_moved: Hook = _nothing
+    on_ejection_change: Hook = _nothing
+    on_drained: Hook = _nothing
+    on_changed: Hook = _nothing
+    slow_start: SlowStart | None = None
+    grace: float = 120.0
+    panic_percent: InitVar[float] = 50.0
+    pools: Sequence[str] = (DEFAULT_POOL,)
+    """All pools; see `form`."""
+    draining: Sequence[Endpoint] = ()
+
+    def __post_init__(self, panic_percent: float) -> None:
+        super().__init__()
         self._settings = FleetSettings(panic_percent=panic_percent)
-        self._clock = clock
-        self._on_ready = on_ready
-        self._on_restarted = on_restarted
-        self._on_removed = on_removed
-        self._on_missed = on_missed
-        self._on_moved = on_moved
-        self._on_ejection_change = on_ejection_change
-        self._on_drained = on_drained
-        self._on_changed = on_changed
-        self._slow_start = slow_start
-        self._grace = grace
-        self._records: dict[str, PodRecord] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._record_by: dict[Endpoint, PodRecord] = {}
-        self._models = NamedModels(self._records)
         self._ejections = Ejections(self._records, self._settle, panic_percent)
         self._successors = Successors(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
         self._models_changed: asyncio.Future[None] | None = None
-        self.wakes = False
-        """Whether pods that sleep are woken when they are needed."""
-        self.draining: Sequence[Endpoint] = ()
-        self.pools: Sequence[str] = (DEFAULT_POOL,)
-        """All pools; see `form`."""
 
     @property
     def settings(self) -> FleetSettings:
@@ -117,8 +102,8 @@ class Fleet:
         for (source, pool), names in settings.static.items():
             known = [one for one in self._records.values() if (one.source, one.endpoint.pool) == (source, pool)]
             self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
-        if self._slow_start is not None:
-            self._slow_start.seconds = settings.slow_start
+        if self.slow_start is not None:
+            self.slow_start.seconds = settings.slow_start
             self._serving = None
         self._ejections.panic_percent = settings.panic_percent
         self._ejections.reconsider()
@@ -160,24 +145,11 @@ class Fleet:
             return record.endpoint
         return endpoint
 
-    def knows(self, model: str) -> bool:
-        """See NamedModels, as for the methods below."""
-        return self._models.knows(model)
-
-    def is_listed(self, model: str) -> bool:
-        return self._models.is_listed(model)
-
     def models_change(self) -> asyncio.Future[None]:
         """Return a future that is done when a pod lists other models than before."""
         if self._models_changed is None:
             self._models_changed = asyncio.get_running_loop().create_future()
         return self._models_changed
-
-    def only_model(self) -> str:
-        return self._models.only(self.wakes)
-
-    def models(self) -> list[dict[str, Any]]:
-        return self._models.cards(self.wakes)
 
     def is_leaving(self, endpoint: Endpoint) -> bool:
         """Return whether the endpoint is removed and only waits for its last request."""
@@ -233,7 +205,7 @@ class Fleet:
                 log.warning("pod %s of %s ignored: %s has a pod of this name", pod.name, source, other.source)
             else:
                 self.add(pod, source, pool)
-        self._successors.replace(unwanted, self._records.values(), self._clock.now() + self._grace)
+        self._successors.replace(unwanted, self._records.values(), self._clock.now() + self.grace)
         self.sweep()
 
     def form(self, pools: Sequence[str]) -> None:
@@ -252,8 +224,8 @@ class Fleet:
                 self._drop(record)
 
     def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
-        """Call `added` for every endpoint, now and later, and `removed` for those that go, until the function that is
-        returned is called."""
+        """Call `added` for every endpoint, now and later, and `removed` for endpoints that leave, until the function
+        that is returned is called."""
         watcher = (added, removed)
         self._watchers.append(watcher)
         for endpoint in self.endpoints:
@@ -267,13 +239,13 @@ class Fleet:
         record = self._record_of(endpoint)
         if record and OWN not in record.ejection_reasons.get(why, ()):
             self._ejections.add(record, why, OWN)
-            self._call(self._on_ejection_change, endpoint)
+            self._call(self.on_ejection_change, endpoint)
 
     def uneject(self, endpoint: Endpoint, why: str) -> None:
         record = self._record_of(endpoint)
         if record and OWN in record.ejection_reasons.get(why, ()):
             self._ejections.remove(record, why, OWN)
-            self._call(self._on_ejection_change, endpoint)
+            self._call(self.on_ejection_change, endpoint)
 
     @property
     def panics(self) -> bool:
@@ -317,16 +289,16 @@ class Fleet:
         """A scrape failed."""
         if record := self._record_of(endpoint):
             record.scrape_failure = why
-            self._call(self._on_missed, endpoint)
+            self._call(self.on_missed, endpoint)
 
     def reached(self, endpoint: Endpoint) -> None:
-        """The pod answers: starting or ejected -> ready."""
+        """The pod responds: starting or ejected -> ready."""
         if record := self._record_of(endpoint):
             record.contact = EndpointState.READY
             self._settle(record)
             self._ejections.reconsider()
             for each in record.endpoints:
-                self._call(self._on_ready, each)
+                self._call(self.on_ready, each)
             self._successors.came(record)
 
     def refused(self, endpoint: Endpoint) -> None:
@@ -342,16 +314,16 @@ class Fleet:
             record.restarted_at = self._clock.now()
             self.uneject(endpoint, RANKS_IGNORED)
             for each in record.endpoints:
-                self._call(self._on_restarted, each)
+                self._call(self.on_restarted, each)
 
     def refreshed(self, endpoint: Endpoint) -> None:
-        """The endpoint has new metrics. Those of a pod's ranks are published together, then reported for each."""
+        """The endpoint has new metrics. The metrics of a pod's ranks are published together, then reported for each."""
         record = self._record_of(endpoint)
         if record is not None and endpoint.metrics.freshness is Freshness.FRESH:
             record.scrape_failure = None
         if record is not None and record.asleep is not any(each.metrics.sleep_level for each in record.endpoints):
             self._turn_over(record)
-        self._call(self._on_changed, endpoint)
+        self._call(self.on_changed, endpoint)
 
     def ranks_seen(self, endpoint: Endpoint, number: int) -> Sequence[Endpoint]:
         """The pod's metrics are of so many data-parallel ranks. Return its endpoints, which may be other ones now."""
@@ -363,7 +335,7 @@ class Fleet:
         return record.endpoints
 
     def ranks_ignored(self, endpoint: Endpoint) -> None:
-        """The pod answers on other ranks than requests name: until it restarts it is one endpoint."""
+        """The pod computes requests on other ranks than they name: until it restarts it is one endpoint."""
         log.warning(
             "pod %s ignores the data-parallel rank that requests name: it is one endpoint now; update the engine, or "
             "write dataParallel: {size: 1}",
@@ -445,11 +417,11 @@ class Fleet:
         for endpoint in new:
             self._announce_added(endpoint)
             if endpoint.state is EndpointState.READY:
-                self._call(self._on_ready, endpoint)
-                self._call(self._on_changed, endpoint)
+                self._call(self.on_ready, endpoint)
+                self._call(self.on_changed, endpoint)
 
     def _name_models(self, record: PodRecord) -> None:
-        if self._models.learn(record):
+        if self._learn_models(record):
             self._serving = None
             if self._models_changed is not None:
                 self._models_changed.set_result(None)
@@ -459,12 +431,12 @@ class Fleet:
         record.draining = draining
         self._settle(record)
         self._ejections.reconsider()
-        self._call(self._on_drained, record.endpoint)
+        self._call(self.on_drained, record.endpoint)
 
     def _leave(self, record: PodRecord) -> None:
         self._successors.forget(record)
         if record.leave_by is None:
-            record.leave_by = self._clock.now() + self._grace
+            record.leave_by = self._clock.now() + self.grace
             self._settle(record)
             self._ejections.reconsider()
 
@@ -476,9 +448,9 @@ class Fleet:
             self._part_with(endpoint)
 
     def _part_with(self, endpoint: Endpoint) -> None:
-        if self._slow_start is not None:
-            self._slow_start.ended(endpoint)
-        for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
+        if self.slow_start is not None:
+            self.slow_start.ended(endpoint)
+        for hook in (self.on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
         update(endpoint, state=EndpointState.GONE)  # after the hooks, which read whether it was draining
 
@@ -494,7 +466,7 @@ class Fleet:
         self._settle(record)
         self._ejections.reconsider()
         for endpoint in record.endpoints if not record.asleep else ():
-            self._call(self._on_restarted, endpoint)
+            self._call(self.on_restarted, endpoint)
 
     def _settle(self, record: PodRecord) -> None:
         if len(record.endpoints) > 1 and not record.obeys_ranks:
@@ -520,17 +492,17 @@ class Fleet:
             if EndpointState.DRAINING in (was, state):
                 self._list_draining()
             for endpoint in record.endpoints:
-                self._call(self._on_moved, endpoint)
-                self._call(self._on_changed, endpoint)
+                self._call(self.on_moved, endpoint)
+                self._call(self.on_changed, endpoint)
 
     def _start_slowly(self, endpoint: Endpoint, was: EndpointState) -> None:
         """A pod that only the panic threshold makes ready has not come back."""
-        if self._slow_start is None:
+        if self.slow_start is None:
             return
         if endpoint.state is not EndpointState.READY:
-            self._slow_start.ended(endpoint)
+            self.slow_start.ended(endpoint)
         elif was is EndpointState.EJECTED and endpoint.pool not in self._ejections.panics:
-            self._slow_start.began(endpoint)
+            self.slow_start.began(endpoint)
 
     def _list_draining(self) -> None:
         self.draining = tuple(pod for pod in self.endpoints if pod.state is EndpointState.DRAINING)
@@ -548,8 +520,8 @@ class Fleet:
         return mine
 
     def _thinned(self, serving: Serving) -> Serving:
-        if self._slow_start:
-            serving.of = self._slow_start.thinned(serving.of, self._forget_serving)
+        if self.slow_start:
+            serving.of = self.slow_start.thinned(serving.of, self._forget_serving)
         return serving
 
     def _forget_serving(self) -> None:
@@ -570,7 +542,7 @@ class Fleet:
 
 
 def _made(name: str, pool: str, size: int, before: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Return the endpoints of a pod with so many ranks; those of `before` where they are the same."""
+    """Return the endpoints of a pod with so many ranks; endpoints of `before` where they stay."""
     if size == 1:
         return (before[0] if len(before) == 1 and before[0].rank is None else Endpoint(name, pool=pool),)
     kept = [endpoint for endpoint in before if endpoint.rank is not None][:size]
@@ -581,7 +553,7 @@ def _made(name: str, pool: str, size: int, before: Sequence[Endpoint]) -> tuple[
 
 class Serving:
     """The ready endpoints at one moment, by model. The fleet makes a new one after every change, so results are cached;
-    only those for models that exist, so that invented names take no memory."""
+    only results for models that exist, so that invented names take no memory."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)

@@ -37,7 +37,7 @@ class Sender(Protocol):
     """How one prompt reaches a pod and the books."""
 
     async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
-        """The status of the answer; None if the pod is known to have the prompt. Raises UpstreamFailed."""
+        """The status of the response; None if the pod is known to have the prompt. Raises UpstreamFailed."""
 
 
 class Warmup:
@@ -62,7 +62,7 @@ class Warmup:
     ) -> None:
         await self._tasks.stop()
 
-    def begin(self, endpoint: Endpoint) -> None:
+    def start(self, endpoint: Endpoint) -> None:
         """The pod has nothing cached. It is warmed up once at a time."""
         if endpoint not in self._warming and self._prompts.bytes:
             self._warming.add(endpoint)
@@ -92,7 +92,7 @@ class Warmup:
                 log.warning("pod %s: the warm-up ends: %s", endpoint.name, error)
             else:
                 if status is not None and status >= 300:
-                    log.warning("pod %s: the warm-up ends: it answered %d", endpoint.name, status)
+                    log.warning("pod %s: the warm-up ends: status %d", endpoint.name, status)
             if status is not None and not 200 <= status < 300:
                 left.clear()
             elif status is not None:
@@ -110,7 +110,7 @@ SHARED_BY = 8
 """Different requests that must have begun with a system prompt before it is kept."""
 
 SAMPLE = 8
-"""One answered request in so many is read."""
+"""One request in so many with a good response is read."""
 
 MOST_BYTES = 4 << 20
 """Bytes of the prompts that are kept; beyond them the least used ones are dropped."""
@@ -155,7 +155,7 @@ class SharedPrompts:
         """Of the texts that are kept."""
 
     def see(self, request: InferenceRequest) -> None:
-        """A request that was answered well; one in `sample` is read."""
+        """A request with a good response; one in `sample` is read."""
         self._unseen += 1
         if self._unseen < self._sample or not 0 < len(request.body) <= LARGEST_BODY:
             return
@@ -168,7 +168,7 @@ class SharedPrompts:
         """Of every model that is served (None: any), the most used ones, the most used one first."""
         now, number = self._now(), dict[str, int]()
         chosen = []
-        for counted in sorted(self._kept(), key=lambda counted: _heat(counted, now), reverse=True):
+        for counted in sorted(self._heads.values(), key=lambda counted: _heat(counted, now), reverse=True):
             prompt = counted.head
             if prompt is None or (models is not None and prompt.model not in models):
                 continue
@@ -191,13 +191,8 @@ class SharedPrompts:
         while len(self._heads) > MOST_COUNTED:
             self._drop(next(iter(self._heads)))
         while self.bytes > self._most_bytes:
-            self._drop(min((key for key, one in self._heads.items() if one.head), key=lambda key: self._heat(key, now)))
-
-    def _kept(self) -> list[_Counted]:
-        return [counted for counted in self._heads.values() if counted.head is not None]
-
-    def _heat(self, key: bytes, now: float) -> float:
-        return _heat(self._heads[key], now)
+            kept = ((_heat(one, now), key) for key, one in self._heads.items() if one.head)
+            self._drop(min(kept)[1])
 
     def _drop(self, key: bytes) -> None:
         dropped = self._heads.pop(key)
@@ -206,5 +201,5 @@ class SharedPrompts:
 
 
 def _heat(counted: _Counted, now: float) -> float:
-    """Requests, those of late for more."""
+    """Requests; recent ones count for more."""
     return counted.heat * exp((counted.at - now) / MEMORY)

@@ -1,4 +1,7 @@
-"""Whether the data-parallel ranks of a pod step together.
+"""What the models of a pod's data-parallel ranks share: their speeds, and whether the ranks step together.
+
+The ranks run on equal GPUs, so one rank's speed holds for all, and a rank that has shown nothing is not cold. Where
+ranks step together, the time of a step says nothing of the rank that it was observed on.
 
 The ranks of a mixture-of-experts model exchange data in every layer, so an engine step takes as long as that of the
 slowest rank: a prompt on one rank delays the responses on all of them. The ranks of a dense model are independent. Two
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.latency.rates import FleetModel, Rates
 
 if TYPE_CHECKING:
     from proxy.latency.pod import PodModel
@@ -27,18 +31,23 @@ PACE_MEMORY = 0.9
 LEAST_RUNNING = 2
 """Running requests from which on the tokens of a rank show its pace."""
 
+LEAST_SHARE = 0.3
+"""A smaller share counts as 0: chance makes independent ranks look a little as if they stepped together."""
 
-LEAST_SHARE = 0.05
+WORK_SECONDS = 10.0
+"""Time constant with which the work of a rank on prompts is forgotten."""
+
+WORK_PRICE = 2.0
+"""Cost in seconds of each second by which the recent work of a rank on prompts exceeds the mean of the pod's ranks."""
 
 
 class Lockstep:
-    """What the models of a pod's ranks have in common. `share` is 0 for independent ranks, 1 for those that step
+    """The shared part of the models of one pod's ranks. `share` is 0 for independent ranks, 1 for ranks that step
     together; `busy` is the share of the time in which some rank computes a prompt."""
 
-    __slots__ = ("_apart", "_lessons", "_paces", "_read_at", "_scrapes", "_together", "busy", "models", "share")
-
-    def __init__(self) -> None:
+    def __init__(self, fleet: FleetModel) -> None:
         self.models: list[PodModel] = []
+        self.rates = Rates(fleet)
         self.share = 0.0
         self.busy = 0.0
         self._read_at = 0.0
@@ -46,11 +55,6 @@ class Lockstep:
         self._paces: dict[Endpoint, float] = {}
         self._lessons = 0.0
         self._together = self._apart = 0.0
-
-    @property
-    def matters(self) -> bool:
-        """Whether the ranks step together so often that they are charged for each other's responses."""
-        return self.share >= LEAST_SHARE
 
     @property
     def running(self) -> int:
@@ -70,6 +74,7 @@ class Lockstep:
         self._read_at = scrape.scraped_at
         self.busy += (1.0 - PACE_MEMORY) * (any(model.queue for model in self.models) - self.busy)
         scrapes = {model.endpoint: model.endpoint.metrics for model in self.models}
+        self.rates.set_cached(sum(each.cached_tokens for each in scrapes.values()) / len(scrapes))
         paces = []
         for endpoint, after in scrapes.items():
             before = self._scrapes.get(endpoint)
@@ -94,7 +99,8 @@ class Lockstep:
         self._apart = MEMORY * self._apart + apart
         self._together = MEMORY * self._together + max(0.0, (mean - 1.0) ** 2 - apart / len(paces))
         common = self._together / (self._together + self._apart) if self._together else 0.0
-        self.share = common * self._lessons / (self._lessons + CAUTION)
+        share = common * self._lessons / (self._lessons + CAUTION)
+        self.share = share if share >= LEAST_SHARE else 0.0
 
 
 def _pace(before: Metrics, after: Metrics) -> float | None:

@@ -1,6 +1,6 @@
 """The model of one pod: a queue of prompts that are computed in turn, and responses that run side by side.
 
-The time between two first tokens, or from a request to an idle pod to its first token, is what the prompts answered
+The time between two first tokens, or from a request to an idle pod to its first token, is what the prompts computed
 then have taken: engine steps, and what `Rates` makes of uncached tokens and pairs of tokens. The time between the
 tokens of a response, less what prompts took of it, depends on how many run. Both are learnt. Where an engine does not
 compute prompts in turn, `Sharing` predicts beside it, and the fleet knows how much of the truth is which.
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
-from proxy.latency.lockstep import Lockstep
+from proxy.latency.lockstep import WORK_PRICE, WORK_SECONDS, Lockstep
 from proxy.latency.rates import TURN_SECONDS, FleetModel, Rates
 from proxy.latency.sharing import Forms, Sharing
 
@@ -42,7 +42,7 @@ RESIDUE = 0.5
 """Share that is left of the step under way when a request comes."""
 
 LEAST_OBSERVED = 8
-"""Prompts a pod must have answered before its predictions are compared with observations."""
+"""Prompts that a pod must have computed before its predictions are compared with observations."""
 
 LESSON_SECONDS, FIRST_LESSONS = 0.33, 16
 """After the first lessons a pod is learnt from at this interval: more lessons say little that is new, and a lesson
@@ -83,7 +83,7 @@ class Work:
     forms: Forms | None = None
     is_guess: bool = False
     """Too little was known for the prediction to be compared with the observation."""
-    answered_at: float | None = None
+    first_token_at: float | None = None
     """When the first token came; None where that was not observed."""
     running: float = 0.0
     prefilled: float = 0.0
@@ -106,7 +106,7 @@ class PodModel:
 
     endpoint: Endpoint
     _fleet: FleetModel
-    _prices: Prices
+    prices: Prices
     _since: float
     """When the pod began with the first in the queue; at first the time of construction."""
     lockstep: Lockstep | None = None
@@ -121,11 +121,11 @@ class PodModel:
     head: Attempt | None = None
     """The first in the queue."""
     due: float = 0.0
-    """When it should be answered."""
+    """When its first token is expected."""
     patience: float = 0.0
     """Seconds of further wait for each second that it is overdue, negative."""
-    look_at: float = 0.0
-    """When to catch up even if nothing is heard of the pod."""
+    valid_until: float = 0.0
+    """When to catch up even if nothing has come from the pod."""
     rest: float = 0.0
     """Seconds of work behind the first in the queue."""
     own: Terms = NO_TERMS
@@ -152,14 +152,14 @@ class PodModel:
     _strange_tokens: float = 0.0
     """Prompt tokens of other clients in the pod's queue."""
     _others: float = 0.0
-    """The same with those of sibling proxies, as published."""
+    """The same with the tokens of sibling proxies, as published."""
     _due: float = 0.0
-    """When the first in the queue should be answered, if prompts are computed in turn."""
+    """When the first token of the first in the queue is expected, if prompts are computed in turn."""
     _is_exact: bool = True
     """`_since` was observed, not predicted."""
     _is_paced: bool = False
     """What depends on the running requests is published."""
-    _running: int = 0
+    running: int = 0
     _running_at: float = field(init=False)
     _running_sum: float = 0.0
     """Integral of the running requests over time."""
@@ -174,35 +174,33 @@ class PodModel:
     _lessons: int = 0
     _next_group: float = field(init=False)
     _next_work: float = field(init=False)
+    _worked: float = 0.0
+    _worked_at: float = 0.0
+    """The work on prompts as of then, see `worked`; for ranks only."""
 
     def __post_init__(self) -> None:
-        self.rates = Rates(self._fleet)
+        self.rates = Rates(self._fleet) if self.lockstep is None else self.lockstep.rates
         self.sharing = Sharing(self._fleet, self.rates)
         self._running_at = self._next_group = self._next_work = self._since
         if self.lockstep is not None:
             self.lockstep.models.append(self)
         self.catch_up(self._since)
 
-    @property
-    def running(self) -> int:
-        """Running requests, as published."""
-        return self._running
-
     def leave(self) -> None:
         """The endpoint is gone."""
         if self.lockstep is not None:
             self.lockstep.leave(self)
 
-    @property
-    def decode_price(self) -> float:
-        return self._prices.decode
-
     def wait(self, now: float) -> float:
         """Return the seconds of prefill that a prompt waits for, as published."""
         return self.rest + max(0.0, self.due - now) if self.due else self.rest
 
+    def worked(self, now: float) -> float:
+        """Return the recent seconds of work on prompts of a rank: older work counts for less, see `WORK_SECONDS`."""
+        return self._worked * exp((self._worked_at - now) / WORK_SECONDS)
+
     def set_prices(self, prices: Prices) -> None:
-        self._prices = prices
+        self.prices = prices
         self._invalidate()
 
     def refresh(self) -> None:
@@ -220,7 +218,9 @@ class PodModel:
         queue.append(work)
         self._tokens += uncached
         self._pairs += pairs
-        self.rest += uncached * per_token + pairs * per_pair
+        self.rest += (prefill := uncached * per_token + pairs * per_pair)
+        if self.lockstep is not None:
+            self._worked, self._worked_at = self.worked(now) + prefill, now
         if len(queue) == 1:
             self._since, self._is_exact = now, True
             self._publish_first(work)
@@ -242,7 +242,7 @@ class PodModel:
             work = self.dispatch(attempt, uncached, prompt, now)
             work.shows = True
             if self.queue[0] is work:
-                self.look_at, self.patience = inf, -PATIENCE
+                self.valid_until, self.patience = inf, -PATIENCE
         work.stage = attempt.stage
         self._staged = [*self._open_stages(), work]
         return work
@@ -251,7 +251,7 @@ class PodModel:
         """End an attempt, however it ended. The next `catch_up` publishes what follows."""
         if work.is_queued:
             if work.shows:
-                self._take_answers(now)
+                self._dequeue(now)
                 if work.is_queued:
                     self._drop(work, now)
             else:
@@ -288,11 +288,11 @@ class PodModel:
         if self._scrape is not endpoint.metrics:
             self._read_scrape(endpoint.metrics)
         if queue:
-            self._take_answers(now)
+            self._dequeue(now)
         self.view = view = endpoint.view
         queued, running, _ = view
         running += queued - len(queue)
-        if not -COARSE < running - self._running < COARSE or not self._is_paced:
+        if not -COARSE < running - self.running < COARSE or not self._is_paced:
             self._publish_pace(max(0, running), now)
         _, per_token, per_pair = self._terms
         self._others = ahead = self._strange_tokens + endpoint.load.remote_tokens
@@ -302,7 +302,7 @@ class PodModel:
         else:
             self.rest = ahead * per_token + (RESIDUE * self.step if running > 0 else 0.0)
             self.head, self.patience, self.due = None, 0.0, 0.0
-            self.look_at = now + TURN_SECONDS  # a pod that is not used changes by fading, which its view does not show
+            self.valid_until = now + TURN_SECONDS  # an unused pod changes by fading, which its view does not show
         if self._in_turn < 1.0:
             self._publish_mixed(now)
 
@@ -312,7 +312,7 @@ class PodModel:
     def _publish_pace(self, running: int, now: float) -> None:
         """Publish what depends on the running requests and on the coefficients."""
         self._count_running(now)
-        self._running, self._is_paced = running, True
+        self.running, self._is_paced = running, True
         rates = self.rates
         self.step = step = rates.step + rates.per_running * running
         self.tpot = step + rates.per_running
@@ -325,7 +325,7 @@ class PodModel:
     def _publish_cost(self, in_turn: float) -> None:
         """Where prompts are computed in turn, responses stand still meanwhile. What ranks that step together cost each
         other is for `charge_lockstep`."""
-        (work, decode), (fixed, per_token, per_pair), running = self._prices, self.own, self._running
+        (work, decode), (fixed, per_token, per_pair), running = self.prices, self.own, self.running
         standing = running if self.lockstep is None else running * (1.0 - self.lockstep.share)
         delayed = 1.0 + work + in_turn * decode * standing
         response = decode * self._fleet.output
@@ -339,7 +339,7 @@ class PodModel:
         self.rest -= seconds
         self.due = self._due = due = self._since + fixed + seconds
         self.head = first.attempt
-        self.look_at, self.patience = (inf, -PATIENCE) if first.shows else (due, 0.0)
+        self.valid_until, self.patience = (inf, -PATIENCE) if first.shows else (due, 0.0)
 
     def _publish_mixed(self, now: float) -> None:
         """Publish the mean of both models, by the fleet's share, for a short time: prompts in turn progress."""
@@ -349,7 +349,7 @@ class PodModel:
         ahead, longer = sharing.ahead(self._queue_tokens(), self._others)
         self.rest = in_turn * line + shared * (sharing.wait(self.endpoint.view) + sharing.per_ahead * ahead)
         self.due = self.patience = 0.0
-        self.look_at = now + MIXED_SECONDS
+        self.valid_until = now + MIXED_SECONDS
         fixed, per_token, per_pair = self._terms
         own = shared * (sharing.per_token + sharing.per_ahead * longer)
         self.own = (in_turn * fixed + shared * sharing.fixed, in_turn * per_token + own, in_turn * per_pair)
@@ -362,8 +362,9 @@ class PodModel:
         self._fade(scrape.scraped_at)
         if self.lockstep is not None:
             self.lockstep.scraped(scrape)
+        else:
+            self.rates.set_cached(scrape.cached_tokens)
         self.sharing.read_scrape(scrape)
-        self.rates.set_cached(scrape.kv_usage * scrape.blocks * scrape.block_size)
         self._invalidate()
         self._strange_tokens = 0.0
         if scrape.freshness is Freshness.FRESH and not self.endpoint.load.remote_requests and scrape.waiting:
@@ -384,12 +385,12 @@ class PodModel:
         if seconds:
             self.rates.fade(seconds)
 
-    def _take_answers(self, now: float) -> None:
+    def _dequeue(self, now: float) -> None:
         """Take first tokens out of the queue. A response that does not stream gives no sign, and is taken to be in
         time."""
         queue = self.queue
         if self._in_turn < 1.0:
-            self._take_answers_in_any_order()
+            self._dequeue_in_any_order()
         while queue:
             first = queue[0]
             attempt = first.attempt
@@ -403,15 +404,14 @@ class PodModel:
             elif attempt.first_byte_at is None:
                 return
             else:
-                self._answered(first, attempt.first_byte_at)
+                self._first_token_came(first, attempt.first_byte_at)
 
-    def _take_answers_in_any_order(self) -> None:
-        came = [(work.attempt.first_byte_at, work) for work in self.queue if work.shows]
-        answered = [(at, work) for at, work in came if at is not None]
-        for at, work in sorted(answered, key=itemgetter(0)):
-            self._answered(work, at)
+    def _dequeue_in_any_order(self) -> None:
+        times = [(work.attempt.first_byte_at, work) for work in self.queue if work.shows]
+        for at, work in sorted(((at, work) for at, work in times if at is not None), key=itemgetter(0)):
+            self._first_token_came(work, at)
 
-    def _answered(self, work: Work, at: float) -> None:
+    def _first_token_came(self, work: Work, at: float) -> None:
         status = work.attempt.status
         if status is None or status >= 300:
             self._drop(work, at)
@@ -442,7 +442,7 @@ class PodModel:
             self.catch_up(now)
         in_turn = work.expected = seconds(self, work.tokens, prompt, now)
         if self._in_turn == 1.0:
-            self.sharing.refresh(self._running)
+            self.sharing.refresh(self.running)
         else:
             fixed, per_token, per_pair = self._terms
             in_turn = self._line + fixed + work.tokens * per_token + work.pairs * per_pair
@@ -455,7 +455,7 @@ class PodModel:
         sent = work.attempt.started_at
         if at > self._step_at + TOGETHER:
             self._step_at = at
-            self._begin_group(sent, at)
+            self._start_group(sent, at)
         group = self._group
         if group is not None:
             group.tokens += work.tokens
@@ -467,16 +467,16 @@ class PodModel:
                 self.sharing.observe(work.forms, at - sent)
                 self._invalidate()
             self._count_running(at)
-            work.answered_at, work.running, work.prefilled = at, self._running_sum, self._prefilled
+            work.first_token_at, work.running, work.prefilled = at, self._running_sum, self._prefilled
 
-    def _begin_group(self, sent: float, at: float) -> None:
+    def _start_group(self, sent: float, at: float) -> None:
         """Learn from the group before, which is complete now."""
         group, self._group = self._group, None
         if group is not None:
             self.rates.observe_prefill(group.seconds, group.steps, group.tokens, group.pairs)
             self._invalidate()
         since, steps = self._since, self.step
-        if sent > since and self._running:
+        if sent > since and self.running:
             steps += RESIDUE * steps
         seconds = at - max(since, sent)
         self._prefilled += self._in_turn * max(0.0, seconds - steps)
@@ -493,9 +493,9 @@ class PodModel:
             self._learn_pace(work, attempt.first_byte_at, attempt.started_at, tokens, now)
         elif work.stage is not Stage.WHOLE:
             fleet.observe_sizes(work.tokens, fleet.output)
-        elif work.answered_at is not None:
+        elif work.first_token_at is not None:
             fleet.observe_sizes(work.tokens, tokens)
-            self._learn_pace(work, work.answered_at, work.answered_at, tokens, now)
+            self._learn_pace(work, work.first_token_at, work.first_token_at, tokens, now)
         elif usage is not None and not work.shows:
             fleet.observe_sizes(work.tokens, tokens)
             whole = expected / rates.speed + max(0, tokens - 1) * (self.step + rates.per_running)
@@ -525,7 +525,7 @@ class PodModel:
 
     def _count_running(self, now: float) -> None:
         if now > self._running_at:
-            self._running_sum += self._running * (now - self._running_at)
+            self._running_sum += self.running * (now - self._running_at)
             self._running_at = now
 
     def _queue_tokens(self) -> Iterator[float]:
@@ -552,9 +552,9 @@ def catch_up(pods: Sequence[PodModel], now: float) -> None:
     """Let pods catch up where something has happened."""
     for pod in pods:
         head, known, view = pod.head, pod.view, pod.endpoint.view
-        # an answer, or another view; a response that does not stream gives no sign but its time
-        answered = head is not None and head.first_byte_at is not None
-        if answered or now > pod.look_at or (known is not view and known != view):
+        # a first token, or another view; a response that does not stream gives no sign but its time
+        has_begun = head is not None and head.first_byte_at is not None
+        if has_begun or now > pod.valid_until or (known is not view and known != view):
             pod.catch_up(now)
 
 
@@ -574,7 +574,7 @@ def costs(
         if (
             (known is not view and known != view)
             or (head is not None and head.first_byte_at is not None)
-            or now > pod.look_at
+            or now > pod.valid_until
         ):
             pod.catch_up(now)
         fixed, per_token, per_pair = pod.cost
@@ -599,16 +599,21 @@ def charge_lockstep(
     """Add to the `costs` that were found what a prompt costs the responses on all ranks that step together.
 
     A step takes as long as on the slowest rank. So a prompt delays them only for the time by which it makes the longest
-    queue of all ranks longer: a rank with a shorter queue computes it while the responses stand still anyway."""
-    longest: dict[Lockstep, float] = {}
+    queue of all ranks longer: a rank with a shorter queue computes it while the responses stand still anyway. Over
+    several seconds the busiest rank sets the pace, so a rank with more recent work than the others costs more."""
+    pace: dict[Lockstep, tuple[float, float]] = {}
     for at, pod in enumerate(pods):
         lockstep = pod.lockstep
-        if lockstep is None or not lockstep.matters:
+        if lockstep is None or not lockstep.share:
             continue
-        if lockstep not in longest:
-            longest[lockstep] = max(model.wait(now) for model in lockstep.models)
+        if lockstep not in pace:
+            models = lockstep.models
+            work = sum(model.worked(now) for model in models)
+            pace[lockstep] = max(model.wait(now) for model in models), work / len(models)
+        longest, usual = pace[lockstep]
         tokens = cold - size * held.get(pod.endpoint, 0)
         _, per_token, per_pair = pod.own
         work = tokens * (per_token + per_pair * (2.0 * prompt - tokens))
-        if (longer := pod.wait(now) + work - longest[lockstep]) > 0.0:
-            found[at] += pod.decode_price * lockstep.share * lockstep.running * longer
+        found[at] += WORK_PRICE * lockstep.share * (pod.worked(now) - usual)
+        if (longer := pod.wait(now) + work - longest) > 0.0:
+            found[at] += pod.prices.decode * lockstep.share * lockstep.running * longer

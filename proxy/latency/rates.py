@@ -32,7 +32,7 @@ SPEED_SECONDS, TERMS_SECONDS = 5.0, 60.0
 """Time constants with which the speed, and the coefficients, fade while a pod is not used; see `Fading`."""
 
 SLOWEST, FASTEST = 10.0, 0.1
-DOUBT = 0.01
+PRIOR_SECONDS = 0.01
 """Seconds of prefill on a pod that are taken to have had the fleet's speed."""
 
 LEAST_STEP = 0.001
@@ -178,19 +178,17 @@ class Fading:
     still slow, one request shows that. While no pod is used, nothing fades.
     """
 
-    __slots__ = ("_age", "_asked_at", "_fleet", "_lessons", "_missed", "is_news")
-
     def __init__(self, fleet: FleetModel) -> None:
         self._fleet = fleet
         self._lessons = fleet.lessons
-        self._asked_at: float | None = None
+        self._read_at: float | None = None
         self._age = self._missed = 0.0
         self.is_news = False
         """The pod has shown something since the last call of `seconds`."""
 
     def seconds(self, now: float) -> float:
         """Return the time by which observations of the pod have aged since the last call."""
-        before, self._asked_at = self._asked_at, now
+        before, self._read_at = self._read_at, now
         lessons, self._lessons = self._lessons, self._fleet.lessons
         if self.is_news or before is None:
             self.is_news, self._age, self._missed = False, 0.0, 0.0
@@ -209,25 +207,8 @@ class Rates:
 
     A prefill takes fixed + speed * step + tokens * per_token + pairs * per_pair seconds, and a response token
     step + running * per_running. The coefficients are learnt slowly; `speed`, the recent observed over expected time,
-    multiplies those of a prefill and follows a change at once.
+    multiplies the coefficients of a prefill and follows a change at once.
     """
-
-    __slots__ = (
-        "_expected",
-        "_fleet",
-        "_held",
-        "_seen",
-        "alone",
-        "decode",
-        "fading",
-        "fixed",
-        "per_pair",
-        "per_running",
-        "per_token",
-        "prefill",
-        "speed",
-        "step",
-    )
 
     def __init__(self, fleet: FleetModel) -> None:
         self._fleet = fleet
@@ -261,8 +242,8 @@ class Rates:
         self.decode.fade(left)
 
     def observe_prefill(self, seconds: float, steps: float, tokens: float, pairs: float) -> None:
-        """Learn from prompts whose first tokens came out of one engine step: the pod worked on all of them for
-        `seconds`, of which `steps` pass in engine steps whatever the lengths of the prompts."""
+        """Learn from prompts whose first tokens came out of one engine step. The pod worked on all of them for
+        `seconds`, and `steps` of these pass in engine steps whatever the lengths of the prompts."""
         features = (1.0, tokens * TOKEN_SCALE, pairs * PAIR_SCALE)
         self.observe_speed(steps + self.prefill.predict(features), seconds)
         prefill = max(0.0, seconds - steps)
@@ -289,7 +270,7 @@ class Rates:
         self._apply_speed()
 
     def _apply_speed(self) -> None:
-        seen, expected = self._seen + DOUBT * self._fleet.speed, self._expected + DOUBT
+        seen, expected = self._seen + PRIOR_SECONDS * self._fleet.speed, self._expected + PRIOR_SECONDS
         self.speed = speed = min(SLOWEST, max(FASTEST, seen / expected))
         fixed, per_token, per_pair = self.prefill.coefficients
         self.fixed = speed * fixed

@@ -23,32 +23,17 @@ SOLVE_EAGERLY = 4
 """It is solved at the latest when there is one observation more for each so many that there were."""
 
 FORGOTTEN = 0.01
-"""So much of one observation is none."""
+"""Observations with less weight than this are not faded further."""
 
 Features = tuple[float, float, float]
 
 
 class Regression:
-    """y = coefficients · features, by observations of which older ones count for less.
+    """y = coefficients · features. Older observations count for less.
 
     Each is weighted by the inverse of its usual error, which grows with what is predicted; one that is further off than
     `CLIP` times that is pulled in, so outliers say little, while a lasting change soon becomes what is usual.
     """
-
-    __slots__ = (
-        "_coefficients",
-        "_count",
-        "_every",
-        "_memory",
-        "_prior",
-        "_scale",
-        "_shrink",
-        "_sums",
-        "_trust",
-        "_unsolved",
-        "_weight",
-        "observed",
-    )
 
     def __init__(
         self,

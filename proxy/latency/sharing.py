@@ -50,19 +50,6 @@ class Forms(NamedTuple):
 class Sharing:
     """The model of one pod. Lives as long as the pod's memory; `FleetModel.in_turn` says how much of it applies."""
 
-    __slots__ = (
-        "_fleet",
-        "_most",
-        "_rates",
-        "_response",
-        "_slots",
-        "_terms",
-        "fixed",
-        "load",
-        "per_ahead",
-        "per_token",
-    )
-
     def __init__(self, fleet: FleetModel, rates: Rates) -> None:
         self._fleet = fleet
         self._rates = rates

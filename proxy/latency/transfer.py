@@ -1,4 +1,4 @@
-"""Costs of splitting a request between a prefill and a decode pod: the KV transfer, and the prefill duty of pods."""
+"""Costs of splitting a request between a prefill and a decode pod: the KV transfer, and the prefill share of pods."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TRANSFER_MEMORY, TRANSFER_TRUST = 0.98, 4.0
 ALLOWANCE = 0.005
 """Error in seconds that even the shortest transfer may have."""
 
-DUTY_MEMORY = 10.0
-"""Time constant of the duty, in seconds."""
+PREFILL_MEMORY = 10.0
+"""Time constant of the prefill share, in seconds."""
 
 SHORTEST = 1.0
 """Least seconds that a share is taken of: of less, a single prompt would be all."""
@@ -37,7 +37,7 @@ class Transfer:
         self._regression.observe((1.0, tokens * TOKEN_SCALE, 0.0), seconds, ALLOWANCE)
 
 
-class Duty:
+class PrefillShare:
     """The share of their recent time that pods have spent on prompts: responses that run there are slower by it. Lives
     as long as its plugin."""
 
@@ -57,7 +57,7 @@ class Duty:
     def of(self, endpoint: Endpoint, now: float) -> float:
         """Return the share, from 0 to `MOST`."""
         seen = max(SHORTEST, now - self._since.setdefault(endpoint, now))
-        return min(MOST, self._left(endpoint, now) / (DUTY_MEMORY * -expm1(-seen / DUTY_MEMORY)))
+        return min(MOST, self._left(endpoint, now) / (PREFILL_MEMORY * -expm1(-seen / PREFILL_MEMORY)))
 
     def forget(self, endpoint: Endpoint) -> None:
         self._worked.pop(endpoint, None)
@@ -65,4 +65,4 @@ class Duty:
 
     def _left(self, endpoint: Endpoint, now: float) -> float:
         at, seconds = self._worked.get(endpoint, (now, 0.0))
-        return seconds * exp((at - now) / DUTY_MEMORY)
+        return seconds * exp((at - now) / PREFILL_MEMORY)

@@ -10,8 +10,8 @@ from proxy.fleet.settings import PodSettings
 
 
 class Source(Protocol):
-    """`name` tells its pods from those of others, `interval` is seconds between two polls. It is polled inside of its
-    `async with`."""
+    """`name` tells its pods from the pods of other sources, `interval` is seconds between two polls. It is polled
+    inside of its `async with`."""
 
     @property
     def name(self) -> str: ...
@@ -19,7 +19,7 @@ class Source(Protocol):
     def interval(self) -> float: ...
 
     async def poll(self) -> Sequence[PodSettings] | None:
-        """The pods there should be; None if that is what it was, or cannot be told: faults are logged, not raised."""
+        """The pods there should be; None if that is what it was, or is unknown: faults are logged, not raised."""
 
     async def __aenter__(self) -> Self:
         return self

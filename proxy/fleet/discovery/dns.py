@@ -17,8 +17,8 @@ Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def system_lookup(name: str) -> Sequence[str]:
-    """A records, and AAAA records where there are none: pods of a dual-stack service have one of each, and are not
-    two pods for that."""
+    """A records, and AAAA records where it has none of these: pods of a dual-stack service have one of each, and are
+    not two pods for that."""
     infos = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     families = {family for family, *_ in infos}
     family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
@@ -39,7 +39,7 @@ class DnsSource(Source):
         return self._settings.interval
 
     async def poll(self) -> Sequence[PodSettings] | None:
-        """A lookup that fails, or finds nobody, takes no pods away."""
+        """A lookup that fails, or finds no address, takes no pods away."""
         try:
             addresses = await self._lookup(self._settings.name)
         except (OSError, UnicodeError) as error:

@@ -39,8 +39,8 @@ _KEPT = (WEIGHT, MODELS, *ACTIVE_PORTS)
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """`wanted`: it is ready, and is not about to end. `born` orders those of one address. `uid` is its own, as long as
-    the cluster exists. `ports`: those of its slice; none where it is not of one."""
+    """`wanted`: it is ready, and is not about to end. `born` orders pods of one address. `uid` is its own, as long as
+    the cluster exists. `ports`: the ports of its slice, if it has one."""
 
     name: str
     uid: str
@@ -79,7 +79,7 @@ def read_pod(item: Object) -> PodSeen:
 
 
 def read_slice(item: Object) -> tuple[PodSeen, ...]:
-    """Of labels, an endpoint has those of its slice, which are those of the service. A slice has one set of ports: pods
+    """An endpoint has the labels of its slice, which are the labels of the service. A slice has one set of ports: pods
     whose ports of the same name have other numbers, as in a rollout that changes one, are in another."""
     metadata = item["metadata"]
     own = {key: value for key, value in texts(metadata, "labels").items() if not _is_of_slices(key)}
@@ -158,8 +158,8 @@ class KubernetesSource(Source):
         self._pods: Collection[PodSeen] | None = None
         self._slices: Collection[tuple[PodSeen, ...]] | None = None
         self._pools: Collection[PoolSeen] | None = None
-        self._following: tuple[str, asyncio.Task[None]] | None = None
-        """The selector of the pods of an InferencePool, and who follows them."""
+        self._watched: tuple[str, asyncio.Task[None]] | None = None
+        """The selector of the pods of an InferencePool, and the task that watches them."""
         self._made: dict[str, Made] = {}
 
     async def __aenter__(self) -> KubernetesSource:
@@ -173,7 +173,7 @@ class KubernetesSource(Source):
             self._slices = self._collection(SLICES, own, read_slice)
             self._tasks.keep(self._slices.run, "watch", str(SLICES))
         if settings.selector:
-            self._follow(settings.selector)
+            self._watch(settings.selector)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -184,7 +184,7 @@ class KubernetesSource(Source):
         await self._news.wait()
         self._news.clear()
         if self._pools is not None:
-            self._follow_pool(self._pools)
+            self._watch_pool(self._pools)
         needed = [one for one in (self._pools, self._slices, self._pods) if one is not None]
         if not all(one.listed for one in needed):
             return None
@@ -194,23 +194,23 @@ class KubernetesSource(Source):
     def _collection(self, resource: Any, query: Mapping[str, str], read: Any) -> Collection[Any]:
         return Collection(self._api, resource, query, read, self._news.set, self._clock, self._random, self._retry)
 
-    def _follow(self, selector: str) -> None:
+    def _watch(self, selector: str) -> None:
         """The pods of this selector, and no others."""
-        if self._following is not None:
-            self._following[1].cancel()
+        if self._watched is not None:
+            self._watched[1].cancel()
         self._pods = self._collection(PODS, {"labelSelector": selector}, read_pod)
-        self._following = (selector, self._tasks.keep(self._pods.run, "watch", str(PODS)))
+        self._watched = (selector, self._tasks.keep(self._pods.run, "watch", str(PODS)))
 
-    def _follow_pool(self, pools: Collection[PoolSeen]) -> None:
-        """Without a pool there are no pods; one that selects nothing selects nobody, and not everybody."""
+    def _watch_pool(self, pools: Collection[PoolSeen]) -> None:
+        """Without a pool there are no pods. A pool without a selector selects no pods, not all of them."""
         pool = pools.objects.get(self._settings.inference_pool)
         if pool is not None and pool.selector:
-            if self._following is None or self._following[0] != pool.selector:
-                self._follow(pool.selector)
+            if self._watched is None or self._watched[0] != pool.selector:
+                self._watch(pool.selector)
             return
-        if self._following is not None:
-            self._following[1].cancel()
-        self._following = self._pods = None
+        if self._watched is not None:
+            self._watched[1].cancel()
+        self._watched = self._pods = None
         if pools.listed:
             what = "does not exist" if pool is None else "selects nothing"
             log.warning("InferencePool %s %s: it has no pods", self._settings.inference_pool, what)
@@ -273,7 +273,7 @@ class KubernetesSource(Source):
 
 def _of_slices(slices: Iterable[Iterable[PodSeen]], pods: Mapping[str, PodSeen] | None) -> Iterable[PodSeen]:
     """A pod may stand in several: while it moves from one to another, and once for each family of addresses. Where
-    `pods` are followed too, only those of them count: of others the role is not known."""
+    `pods` are followed too, only pods among them count: the role of others is unknown."""
     found: dict[str, PodSeen] = {}
     for one in slices:
         for endpoint in one:
@@ -296,7 +296,7 @@ def _merged(endpoint: PodSeen, pod: PodSeen) -> PodSeen:
 
 
 def _ports(pod: PodSeen) -> frozenset[int] | None:
-    """Those that it says it listens on; None: on all."""
+    """The ports that it says it listens on; None: all."""
     texts = (pod.annotations[key] for key in ACTIVE_PORTS if key in pod.annotations)
     text = next(texts, None)
     return None if text is None else frozenset(int(port) for port in text.split(",") if port.strip().isdecimal())

@@ -15,7 +15,7 @@ from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
-from proxy.latency.transfer import Duty, Transfer
+from proxy.latency.transfer import PrefillShare, Transfer
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
@@ -47,7 +47,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
     transfer: Transfer = field(init=False, repr=False, compare=False)
-    duty: Duty = field(init=False, repr=False, compare=False)
+    prefill_share: PrefillShare = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
     _prefill: DataKey[Attempt] = field(init=False, repr=False, compare=False)
@@ -56,7 +56,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def __post_init__(self) -> None:
         first = (self.transfer_seconds, self.transfer_seconds_per_token)
         self.transfer = self.state.get("transfer", lambda: Transfer(*first), first)
-        self.duty = self.state.get("duty", Duty)
+        self.prefill_share = self.state.get("prefill_share", PrefillShare)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
         self._forecast = LATENCY.of(self.latency_prediction_info_producer_name)
         self._prefill = DataKey("PrefillLeg", self.name)
@@ -104,7 +104,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         if attempt.stage is Stage.DECODE:
             state[self._tokens] = self._missing(attempt.request, endpoint)
         elif attempt.stage is not Stage.ENCODE and forecast is not None and attempt.charge is not None:
-            self.duty.add(endpoint, forecast.work(endpoint, attempt.charge[0]), self.clock.now())
+            self.prefill_share.add(endpoint, forecast.work(endpoint, attempt.charge[0]), self.clock.now())
         if attempt.stage is Stage.PREFILL:
             state[self._prefill] = attempt
 
@@ -119,11 +119,11 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         self.transfer.observe(tokens, max(0.0, begun - prefill.last_byte_at))
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        self.duty.forget(endpoint)
+        self.prefill_share.forget(endpoint)
 
     def _answer_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
         (tpot,) = forecast.tpots((endpoint,))
-        return self.answer_cost * forecast.output * tpot / (1.0 - self.duty.of(endpoint, self.clock.now()))
+        return self.answer_cost * forecast.output * tpot / (1.0 - self.prefill_share.of(endpoint, self.clock.now()))
 
     def _missing(self, request: InferenceRequest, endpoint: Endpoint) -> int:
         prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self._match)

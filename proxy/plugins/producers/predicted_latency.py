@@ -164,7 +164,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             return None
         known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
         if (lockstep := next(known, None)) is None:
-            lockstep = Lockstep()
+            lockstep = Lockstep(self.fleet)
             self.locksteps.append(lockstep)
         return lockstep
 
@@ -196,7 +196,7 @@ class Forecast(NamedTuple):
         cold, size, held = match.lacks(endpoints, tokens) if match is not None else (tokens, 0, NOTHING_HELD)
         pods = producer.known(endpoints, now)
         found = costs(pods, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
-        if producer.locksteps and any(lockstep.matters for lockstep in producer.locksteps):
+        if producer.locksteps and any(lockstep.share for lockstep in producer.locksteps):
             charge_lockstep(pods, found, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
         return found
 

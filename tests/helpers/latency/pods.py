@@ -46,11 +46,11 @@ class Pod:
         for tokens in sizes:
             attempt = self.send(tokens)
             sent.append((attempt, self.model.dispatch(attempt, tokens, tokens, self.now)))
-        for (attempt, leg), tokens in zip(sent, sizes, strict=True):
+        for (attempt, work), tokens in zip(sent, sizes, strict=True):
             self.now += self.takes(tokens)
-            answer(attempt, self.now)
+            respond(attempt, self.now)
             self.endpoint.charge(-1, -tokens)
-            self.model.end(leg, self.now)
+            self.model.end(work, self.now)
         self.now += gap + 0.01
         self.model.catch_up(self.now)
 
@@ -76,7 +76,7 @@ class Pod:
         return self.model.tpot
 
 
-def answer(attempt: Attempt, now: float, tokens: int = 1) -> None:
+def respond(attempt: Attempt, now: float, tokens: int = 1) -> None:
     attempt.status, attempt.first_byte_at, attempt.last_byte_at = 200, now, now
     attempt.ending, attempt.chunks = Ending.COMPLETE, tokens
     attempt.usage = Usage(attempt.request.prompt.tokens, tokens)

@@ -56,7 +56,7 @@ class World:
             setattr(attempt, key, value)
         if answered is not None:
             self.counted[answered] += tokens
-        self.check.answered(attempt)
+        self.check.attempt_ended(attempt)
         self.scrape()
 
     def ask_often(self, times: int = STRIKES * (ENOUGH + 2), elsewhere: int = 0, **keys: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_rank_that_the_pod_does_not_have_is_reported_at_once() -> None:
     attempt = Attempt(
         InferenceRequest(id="1", path="/", model="m"), Decision(world.ranks[3]), world.ranks[3], 0, world.clock.now()
     )
-    world.check.answered(attempt, RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2)."))
+    world.check.attempt_ended(attempt, RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2)."))
     assert (world.refused, world.ignored) == ([("a/3", 2)], [])
 
 

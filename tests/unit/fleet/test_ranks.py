@@ -253,7 +253,7 @@ def test_a_range_of_ports_is_a_pod_for_each() -> None:
         ("http://node", "8007-8000", "no range of ports"),
         ("http://node", "8000-99999", "no range of ports"),
         ("http://node", "0-3", "no range of ports"),
-        ("http://node", "eight", "are none"),
+        ("http://node", "eight", "is not a list of ports"),
         ("http://node", "8000,8000", "has a port twice"),
         ("http://node:8000", "8000-8001", "has a port beside ports"),
     ],

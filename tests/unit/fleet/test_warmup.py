@@ -77,7 +77,7 @@ def ready() -> Endpoint:
 async def test_a_pod_gets_the_configured_number_of_prompts_within_the_concurrency() -> None:
     pod = Pod()
     async with warming(pod) as it:
-        it.begin(ready())
+        it.start(ready())
         await over(it)
     assert len(pod.sent) == len(set(pod.sent)) == 4
     assert pod.most_at_once == 2
@@ -86,11 +86,11 @@ async def test_a_pod_gets_the_configured_number_of_prompts_within_the_concurrenc
 async def test_a_pod_is_warmed_up_once_at_a_time_and_again_when_it_returns() -> None:
     pod, endpoint = Pod(), ready()
     async with warming(pod) as it:
-        it.begin(endpoint)
-        it.begin(endpoint)
+        it.start(endpoint)
+        it.start(endpoint)
         await over(it)
         assert len(pod.sent) == 4
-        it.begin(endpoint)
+        it.start(endpoint)
         await over(it)
     assert len(pod.sent) == 8
 
@@ -98,7 +98,7 @@ async def test_a_pod_is_warmed_up_once_at_a_time_and_again_when_it_returns() -> 
 async def test_prompts_known_to_be_cached_are_left_out() -> None:
     pod = Pod(has=3)
     async with warming(pod) as it:
-        it.begin(ready())
+        it.start(ready())
         await over(it)
     assert len(pod.sent) == 1
 
@@ -106,7 +106,7 @@ async def test_prompts_known_to_be_cached_are_left_out() -> None:
 @pytest.mark.parametrize("pod", [Pod(status=500), Pod(status=401), Pod(error=True)])
 async def test_a_pod_that_refuses_prompts_is_left_alone(pod: Pod, one_at_a_time: None) -> None:
     async with warming(pod) as it:
-        it.begin(ready())
+        it.start(ready())
         await over(it)
     assert len(pod.sent) == 1
 
@@ -114,7 +114,7 @@ async def test_a_pod_that_refuses_prompts_is_left_alone(pod: Pod, one_at_a_time:
 async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
     pod, endpoint = Pod(), ready()
     async with warming(pod) as it:
-        it.begin(endpoint)
+        it.start(endpoint)
         update(endpoint, state=EndpointState.DRAINING)
         await over(it)
     assert pod.sent == []
@@ -122,14 +122,14 @@ async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
 
 async def test_without_prompts_no_warm_up_starts() -> None:
     async with warming(Pod(), shared=0) as it:
-        it.begin(ready())
+        it.start(ready())
         assert not it._warming
 
 
 async def test_the_end_of_the_process_ends_a_warm_up(one_at_a_time: None) -> None:
     pod = Pod()
     async with warming(pod) as it:
-        it.begin(ready())
+        it.start(ready())
         async with asyncio.timeout(PATIENCE):
             while not pod.sent:
                 await asyncio.sleep(0.001)

@@ -6,12 +6,15 @@ import random
 
 import pytest
 
+from proxy.core.attempt import Attempt
+from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from proxy.core.ports import InstanceName, ManualClock
+from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
-from proxy.latency.lockstep import Lockstep
+from proxy.latency.lockstep import WORK_PRICE, WORK_SECONDS, Lockstep
 from proxy.latency.pod import PodModel, Prices, charge_lockstep
-from proxy.latency.rates import FleetModel
+from proxy.latency.rates import FleetModel, Rates
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 
 STEPS, INTERVAL = 25.0, 0.25
@@ -26,9 +29,10 @@ class Ranks:
         self.noise = noise
         self.endpoints = [Endpoint(f"a/{rank}", rank=rank) for rank in range(4)]
         join_ranks(self.endpoints)
-        self.lockstep = Lockstep()
+        self.fleet = FleetModel()
+        self.lockstep = Lockstep(self.fleet)
         self.models = [
-            PodModel(endpoint, FleetModel(), Prices(0.0, 0.03), 0.0, self.lockstep) for endpoint in self.endpoints
+            PodModel(endpoint, self.fleet, Prices(0.0, 0.03), 0.0, self.lockstep) for endpoint in self.endpoints
         ]
         self.now = 0.0
         self._tokens = [0.0] * 4
@@ -97,10 +101,52 @@ def test_a_prompt_shorter_than_another_ranks_queue_delays_nothing() -> None:
     ranks = Ranks(together=True)
     ranks.work()
     ranks.models[0].rest += 2000.0 * ranks.models[0].own[1]
-    longest, beside, *_ = ranks.charged(1000.0)
+    longest, shorter, *_ = ranks.charged(1000.0)
     assert longest > 0.0
-    assert beside == 0.0
+    assert shorter == 0.0
     assert ranks.charged(3000.0)[1] == pytest.approx(longest, rel=0.05)
+
+
+def test_what_one_rank_shows_of_its_speed_holds_for_all_ranks_of_the_pod() -> None:
+    ranks = Ranks(together=True)
+    slow, fast = Endpoint("b"), Endpoint("c")
+    others = [PodModel(each, ranks.fleet, Prices(0.0, 0.03), 0.0) for each in (slow, fast)]
+    for _ in range(50):
+        ranks.models[0].rates.observe_prefill(1.0, 0.0, 1000.0, 0.0)
+        others[0].rates.observe_prefill(0.1, 0.0, 1000.0, 0.0)
+    ranks.scrape()
+    assert [model.own[1] for model in ranks.models] == pytest.approx([1e-3] * 4, rel=0.2)
+    assert others[0].rates.per_token == pytest.approx(1e-4, rel=0.2)
+
+
+def test_the_cached_tokens_of_ranks_are_those_of_a_usual_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(together=True)
+    for rank, endpoint in enumerate(ranks.endpoints):
+        scrape = Metrics(kv_usage=0.1 * rank, blocks=1000, block_size=16, scraped_at=1.0, freshness=Freshness.FRESH)
+        endpoint.publish(scrape, 0)
+    seen: list[float] = []
+    monkeypatch.setattr(Rates, "set_cached", lambda rates, tokens: seen.append(tokens))
+    for model in ranks.models:
+        model.catch_up(1.0)
+    assert seen == pytest.approx([0.15 * 16_000])
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rank_with_more_recent_work_than_the_others_costs_more_where_ranks_step_together(together: bool) -> None:
+    ranks = Ranks(together=together)
+    ranks.work()
+    busy, now = ranks.models[1], ranks.now
+    request = InferenceRequest("r", "/", "m")
+    for _ in range(2):
+        attempt = Attempt(request, Decision(busy.endpoint), busy.endpoint, 0, now)
+        work = busy.dispatch(attempt, 20_000.0, 20_000.0, now)
+        busy.end(work, now)
+    busy.catch_up(now)
+    seconds, share = busy.worked(now), ranks.lockstep.share
+    assert seconds == pytest.approx(40_000 * busy.own[1], rel=0.01)
+    expected = [WORK_PRICE * share * seconds * (rank - 0.25) for rank in (0, 1, 0, 0)]
+    assert ranks.charged(0.0) == pytest.approx(expected)
+    assert busy.worked(now + 5 * WORK_SECONDS) < 0.01 * seconds
 
 
 def test_independent_ranks_are_not_charged_for_each_other() -> None:

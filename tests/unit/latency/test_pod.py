@@ -3,7 +3,7 @@ import pytest
 from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
 from proxy.latency.rates import FleetModel
-from tests.helpers.latency.pods import Pod, answer
+from tests.helpers.latency.pods import Pod, respond
 
 
 def test_a_pod_is_learnt_from_its_first_tokens() -> None:
@@ -90,10 +90,10 @@ def test_a_failed_attempt_leaves_the_queue_and_is_not_learnt_from() -> None:
     pod = Pod()
     before = pod.ttft(1000, 0.0)
     attempt = pod.send(100_000)
-    leg = pod.model.dispatch(attempt, 100_000, 100_000, 0.0)
+    work = pod.model.dispatch(attempt, 100_000, 100_000, 0.0)
     attempt.ending = Ending.UPSTREAM_FAILED
     pod.endpoint.charge(-1, -100_000)
-    pod.model.end(leg, 30.0)
+    pod.model.end(work, 30.0)
     pod.model.catch_up(30.0)
     assert not pod.model.queue
     assert pod.model.rates.prefill.is_cold
@@ -105,12 +105,12 @@ def test_an_immediate_error_does_not_make_a_pod_seem_fast() -> None:
     pod.work(60)
     for _ in range(20):
         attempt = pod.send(8000)
-        leg = pod.model.dispatch(attempt, 8000, 8000, pod.now)
-        answer(attempt, pod.now + 0.001)
+        work = pod.model.dispatch(attempt, 8000, 8000, pod.now)
+        respond(attempt, pod.now + 0.001)
         attempt.status = 500
         pod.endpoint.charge(-1, -8000)
         pod.now += 0.01
-        pod.model.end(leg, pod.now)
+        pod.model.end(work, pod.now)
     pod.model.catch_up(pod.now)
     assert pod.error() < 0.05
 
@@ -131,11 +131,11 @@ def test_a_slow_pod_is_detected_by_complete_responses() -> None:
     for pod in (quick, slow):
         for _ in range(20):
             attempt = pod.send(4000, stream=False)
-            leg = pod.model.dispatch(attempt, 4000, 4000, pod.now)
+            work = pod.model.dispatch(attempt, 4000, 4000, pod.now)
             pod.now += pod.takes(4000)
-            answer(attempt, pod.now)
+            respond(attempt, pod.now)
             pod.endpoint.charge(-1, -4000)
-            pod.model.end(leg, pod.now)
+            pod.model.end(work, pod.now)
             pod.now += 0.5
             pod.model.catch_up(pod.now)
     assert slow.model.rates.speed > 2 * quick.model.rates.speed
@@ -145,12 +145,12 @@ def test_prompts_that_finish_in_the_same_step_are_one_observation() -> None:
     pod = Pod(per_token=0.0)
     for _ in range(60):
         sent = [pod.send(200) for _ in range(4)]
-        legs = [pod.model.dispatch(one, 200, 200, pod.now) for one in sent]
+        works = [pod.model.dispatch(one, 200, 200, pod.now) for one in sent]
         pod.now += 0.1
-        for attempt, leg in zip(sent, legs, strict=True):
-            answer(attempt, pod.now)
+        for attempt, work in zip(sent, works, strict=True):
+            respond(attempt, pod.now)
             pod.endpoint.charge(-1, -200)
-            pod.model.end(leg, pod.now)
+            pod.model.end(work, pod.now)
         pod.now += 0.5
         pod.model.catch_up(pod.now)
     assert pod.ttft(800, pod.now) == pytest.approx(0.1, rel=0.2)
@@ -160,14 +160,14 @@ def test_the_time_per_token_and_its_growth_are_learnt() -> None:
     pod = Pod()
     for running in [1, 8] * 60:
         sent = [pod.send(10) for _ in range(running)]
-        legs = [pod.model.dispatch(one, 10, 10, pod.now) for one in sent]
+        works = [pod.model.dispatch(one, 10, 10, pod.now) for one in sent]
         for attempt in sent:
             attempt.status, attempt.first_byte_at = 200, pod.now
         pod.model.catch_up(pod.now)
         pod.now += 99 * (0.010 + 0.001 * running)
-        for attempt, leg in zip(sent, legs, strict=True):
+        for attempt, work in zip(sent, works, strict=True):
             attempt.last_byte_at, attempt.ending, attempt.usage = pod.now, Ending.COMPLETE, Usage(10, 100)
-            pod.model.end(leg, pod.now)
+            pod.model.end(work, pod.now)
         for _ in sent:
             pod.endpoint.charge(-1, -10)
         pod.model.catch_up(pod.now)
@@ -245,10 +245,10 @@ def test_a_complete_response_is_in_the_queue_until_its_predicted_end() -> None:
 def test_a_complete_response_leaves_the_queue_at_its_end() -> None:
     pod = Pod()
     attempt = pod.send(5000, stream=False)
-    leg = pod.model.dispatch(attempt, 5000, 5000, 0.0)
-    answer(attempt, 0.1)
+    work = pod.model.dispatch(attempt, 5000, 5000, 0.0)
+    respond(attempt, 0.1)
     pod.endpoint.charge(-1, -5000)
-    pod.model.end(leg, 0.1)
+    pod.model.end(work, 0.1)
     assert not pod.model.queue
     assert pod.wait(0.1) == 0.0
 

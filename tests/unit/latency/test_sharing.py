@@ -6,7 +6,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.latency.pod import Work
 from proxy.latency.rates import FleetModel
-from tests.helpers.latency.pods import Pod, answer
+from tests.helpers.latency.pods import Pod, respond
 
 RATE = 1.7
 """Prompts a second: two thirds of what a pod can do."""
@@ -24,29 +24,29 @@ class Divided(Pod):
         while requests or line:
             if requests and (not line or arrival <= self.now):
                 self.now = max(self.now, arrival)
-                line.append(self.begin(self._random.randrange(100, most)))
+                line.append(self.start(self._random.randrange(100, most)))
                 requests -= 1
                 arrival += self._random.expovariate(rate)
                 continue
-            attempt, leg, left = line.pop(0)
+            attempt, work, left = line.pop(0)
             self.now += min(TURN, left) * self.per_token
             if left > TURN:
-                line.append((attempt, leg, left - TURN))
+                line.append((attempt, work, left - TURN))
             else:
-                self.finish(attempt, leg)
+                self.finish(attempt, work)
         self.now += 1.0
         self.model.catch_up(self.now)
 
-    def begin(self, tokens: int) -> tuple[Attempt, Work, float]:
+    def start(self, tokens: int) -> tuple[Attempt, Work, float]:
         self.endpoint.publish(Metrics(scraped_at=self.now, freshness=Freshness.FRESH), self.endpoint.load.requests)
         self.model.catch_up(self.now)
         attempt = self.send(tokens)
         return attempt, self.model.dispatch(attempt, tokens, tokens, self.now), tokens
 
-    def finish(self, attempt: Attempt, leg: Work) -> None:
-        answer(attempt, self.now)
-        self.endpoint.charge(-1, -int(leg.tokens))
-        self.model.end(leg, self.now)
+    def finish(self, attempt: Attempt, work: Work) -> None:
+        respond(attempt, self.now)
+        self.endpoint.charge(-1, -int(work.tokens))
+        self.model.end(work, self.now)
 
 
 def divided(fleet: FleetModel | None = None) -> Divided:
@@ -65,7 +65,7 @@ def test_a_pod_that_shares_itself_between_prompts_is_detected() -> None:
 def test_a_short_prompt_waits_for_its_own_length_of_a_long_one() -> None:
     pod = divided()
     idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
-    pod.begin(30_000)
+    pod.start(30_000)
     waits = {tokens: pod.ttft(tokens, pod.now) - alone for tokens, alone in idle.items()}
     assert waits[4000] < 2 * 4000 * pod.per_token
     assert waits[40_000] > 4 * waits[4000]
@@ -74,7 +74,7 @@ def test_a_short_prompt_waits_for_its_own_length_of_a_long_one() -> None:
 def test_all_prompts_wait_for_short_ones() -> None:
     pod = divided()
     idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
-    pod.begin(1000)
+    pod.start(1000)
     waits = [pod.ttft(tokens, pod.now) - alone for tokens, alone in idle.items()]
     assert waits[0] == pytest.approx(waits[1])
     assert waits[0] > 0.25 * 1000 * pod.per_token

@@ -9,7 +9,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.latency.pod import Work
 from proxy.latency.rates import FleetModel
-from tests.helpers.latency.pods import Pod, answer
+from tests.helpers.latency.pods import Pod, respond
 
 
 class SideBySide(Pod):
@@ -30,11 +30,11 @@ class SideBySide(Pod):
             tokens = self._random.randrange(100, most)
             attempt = self.send(tokens)
             self.model.catch_up(self.now)
-            leg = self.model.dispatch(attempt, tokens, tokens, self.now)
+            work = self.model.dispatch(attempt, tokens, tokens, self.now)
             start = self.now if len(ends) < self.places else sorted(ends)[-self.places][0]
             takes = self.takes(tokens)
             free = max(free, start) + self.in_turn * takes
-            heappush(ends, (max(free, start) + (1.0 - self.in_turn) * takes, at, attempt, leg))
+            heappush(ends, (max(free, start) + (1.0 - self.in_turn) * takes, at, attempt, work))
             running = min(len(ends), self.places)
             scrape = Metrics(len(ends) - running, running, scraped_at=self.now, freshness=Freshness.FRESH)
             self.endpoint.publish(scrape, len(ends))
@@ -45,10 +45,10 @@ class SideBySide(Pod):
 
     def finish(self, ends: list[tuple[float, int, Attempt, Work]], until: float) -> None:
         while ends and ends[0][0] <= until:
-            self.now, _, attempt, leg = heappop(ends)
-            answer(attempt, self.now)
-            self.endpoint.charge(-1, -int(leg.tokens))
-            self.model.end(leg, self.now)
+            self.now, _, attempt, work = heappop(ends)
+            respond(attempt, self.now)
+            self.endpoint.charge(-1, -int(work.tokens))
+            self.model.end(work, self.now)
 
 
 def test_a_pod_that_computes_prompts_in_parallel_is_detected() -> None:

@@ -6,7 +6,7 @@ from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.latency.pod import BEHIND, Work
 from proxy.latency.rates import FleetModel
-from tests.helpers.latency.pods import Pod, answer
+from tests.helpers.latency.pods import Pod, respond
 
 
 def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
@@ -18,17 +18,17 @@ def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Att
 
 
 def finish(pod: Pod, begun: tuple[Attempt, Work]) -> None:
-    attempt, leg = begun
+    attempt, work = begun
     attempt.ending = Ending.COMPLETE
     pod.endpoint.charge(-1, 0)
-    pod.model.end(leg, pod.now)
+    pod.model.end(work, pod.now)
 
 
 def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
     """It responds when the prompt is computed, and `held` seconds later."""
     begun = begin(pod, Stage.PREFILL, tokens)
     pod.now += pod.takes(tokens)
-    answer(begun[0], pod.now)
+    respond(begun[0], pod.now)
     begun[0].ending = None
     pod.now += held
     finish(pod, begun)
@@ -42,7 +42,7 @@ def decode(pod: Pod, tokens: int, per_token: float, wait: float = 3.0, stream: b
     first = pod.now
     pod.model.catch_up(pod.now)
     pod.now += (tokens - 1) * per_token
-    answer(begun[0], pod.now, tokens)
+    respond(begun[0], pod.now, tokens)
     begun[0].first_byte_at = first if stream else pod.now - 0.001
     finish(pod, begun)
     pod.now += 0.5
@@ -65,7 +65,7 @@ def test_waiting_for_the_transfer_is_not_prefill() -> None:
 
 def test_prefills_queue_like_other_prompts() -> None:
     one, other = Pod(), Pod()
-    begin(one, Stage.PREFILL, 4000)
+    start(one, Stage.PREFILL, 4000)
     other.model.dispatch(other.send(4000), 4000, 4000, 0.0)
     assert one.ttft(1000, 0.1) == pytest.approx(other.ttft(1000, 0.1))
     assert one.ttft(1000, 9.0) == pytest.approx(other.ttft(1000, 9.0)), "overdue, and as long expected"
@@ -83,7 +83,7 @@ def test_one_token_does_not_affect_the_length_of_responses() -> None:
 def test_a_decode_pod_that_waits_for_a_transfer_delays_no_prompt() -> None:
     pod, idle = Pod(), Pod()
     for _ in range(3):
-        begin(pod, Stage.DECODE, 8000)
+        start(pod, Stage.DECODE, 8000)
     assert pod.ttft(1000, 0.0) - idle.ttft(1000, 0.0) < 0.03, "a step or so"
     assert pod.ttft(1000, 5.0) - idle.ttft(1000, 5.0) < 0.03, "and no later, however long they wait"
 
@@ -109,11 +109,11 @@ def test_delays_by_prompts_are_not_its_pace() -> None:
     pod = Pod(per_token=100e-6)
     pod.work(40)
     for _ in range(60):
-        begun = begin(pod, Stage.DECODE, 4000)
+        begun = start(pod, Stage.DECODE, 4000)
         first = pod.now + 0.01
         pod.serve([10_000, 10_000])
         pod.now = max(pod.now, first) + 100 * 0.02
-        answer(begun[0], pod.now, 101)
+        respond(begun[0], pod.now, 101)
         begun[0].first_byte_at = first
         finish(pod, begun)
         pod.now += 0.5
@@ -140,7 +140,7 @@ def test_the_length_of_responses_is_learnt() -> None:
 def test_requests_that_wait_for_a_transfer_are_not_other_clients() -> None:
     pod, idle = Pod(), Pod()
     for _ in range(5):
-        begin(pod, Stage.DECODE, 4000)
+        start(pod, Stage.DECODE, 4000)
     scrape = Metrics(waiting=5, scraped_at=0.5, freshness=Freshness.FRESH)
     pod.endpoint.publish(scrape, 5)
     assert pod.ttft(1000, 1.0) - idle.ttft(1000, 1.0) < 0.03
@@ -169,13 +169,13 @@ class TestDelay:
         pod, delays = self.pod(), []
         for _ in range(3):
             delays.append(pod.model.delay(4000, 4000))
-            begin(pod, Stage.PREFILL, 4000)
+            start(pod, Stage.PREFILL, 4000)
             pod.model.catch_up(pod.now)
         assert delays == pytest.approx([0.0, BEHIND * 0.4, 2 * BEHIND * 0.4], rel=0.2)
 
     def test_a_future_response_of_a_split_request_counts(self) -> None:
         pod = self.pod()
-        begin(pod, Stage.DECODE, 4000)
+        start(pod, Stage.DECODE, 4000)
         for scraped in (False, True):
             if scraped:
                 pod.endpoint.publish(Metrics(freshness=Freshness.FRESH, scraped_at=pod.now), 1)
@@ -184,7 +184,7 @@ class TestDelay:
 
     def test_a_started_response_runs_and_a_transfer_that_waits_does_not(self) -> None:
         pod = self.pod()
-        (answering, _), (computed, _) = begin(pod, Stage.DECODE, 4000), begin(pod, Stage.PREFILL, 4000)
+        (answering, _), (computed, _) = start(pod, Stage.DECODE, 4000), start(pod, Stage.PREFILL, 4000)
         pod.now += 1.0
         for attempt in (answering, computed):
             attempt.status, attempt.first_byte_at = 200, pod.now

@@ -240,5 +240,5 @@ class TestWhatTransfersTake:
         same = make("predicted-latency-pd-decider", state=PluginState(state.draft()), answerCost=0.1)
         told = make("predicted-latency-pd-decider", state=PluginState(state.draft()), transferSeconds=0.2)
         assert same.transfer is old.transfer
-        assert same.duty is told.duty is old.duty
+        assert same.prefill_share is told.prefill_share is old.prefill_share
         assert told.transfer.seconds(0) == pytest.approx(0.2)

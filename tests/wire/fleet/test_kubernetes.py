@@ -377,7 +377,7 @@ async def test_a_pod_of_the_same_name_with_another_uid_is_another_pod() -> None:
     [
         ({}, "pods.kubernetes: names no pods"),
         ({"inferencePool": "p", "selector": "a=b"}, "take selector and service out"),
-        ({"selector": "a in b"}, "selector: 'a in b' is none"),
+        ({"selector": "a in b"}, "selector: 'a in b' is not a selector"),
         ({"selector": "a=b", "ports": [0]}, "ports: must be different ones"),
         ({"selector": "a=b", "ports": [80, 80]}, "ports: must be different ones"),
         ({"service": "a", "server": "kube"}, "server: 'kube' is not a URL"),
