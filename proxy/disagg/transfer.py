@@ -19,6 +19,7 @@ from proxy.core.errors import (
     GatewayTimeout,
     KvlaneError,
     NoEndpoints,
+    RankOutOfRange,
     SuspectedPoison,
     UpstreamFailed,
 )
@@ -330,7 +331,7 @@ class SplitRequest:
                 raise PromptRefused(prefill, body)
             if prefill.status != 200:
                 raise UpstreamFailed(f"it responded with {prefill.status}")
-        except ConnectFailed as error:
+        except (ConnectFailed, RankOutOfRange) as error:
             lost.append(error)
             raise  # It did not get the prompt, so whatever the decode pod begins with is no response to it.
         except UpstreamFailed as error:
