@@ -9,7 +9,7 @@ from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, respond
 
 
-def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
+def start(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
     """An attempt that was sent now; a prefill does not stream."""
     attempt = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
     attempt.stage, attempt.answers = stage, stage is not Stage.PREFILL
@@ -26,7 +26,7 @@ def finish(pod: Pod, begun: tuple[Attempt, Work]) -> None:
 
 def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
     """It responds when the prompt is computed, and `held` seconds later."""
-    begun = begin(pod, Stage.PREFILL, tokens)
+    begun = start(pod, Stage.PREFILL, tokens)
     pod.now += pod.takes(tokens)
     respond(begun[0], pod.now)
     begun[0].ending = None
@@ -37,7 +37,7 @@ def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
 
 def decode(pod: Pod, tokens: int, per_token: float, wait: float = 3.0, stream: bool = True) -> None:
     """A response that begins when the prompt has been computed elsewhere."""
-    begun = begin(pod, Stage.DECODE, 4000, stream)
+    begun = start(pod, Stage.DECODE, 4000, stream)
     pod.now += wait
     first = pod.now
     pod.model.catch_up(pod.now)
