@@ -114,7 +114,7 @@ def _metrics(seen: PodReport) -> Results:
         yield (
             Level.WARNING,
             f"its metrics lack {part}: {what}",
-            "upgrade the engine, or see engineConfigs in plugins.md",
+            "upgrade the engine, or describe its metrics in engineConfigs of core-metrics-extractor",
         )
     if found.old:
         yield Level.NOTE, f"it uses older names, which are read too: {', '.join(found.old)}", ""
