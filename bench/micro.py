@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -29,6 +30,7 @@ from proxy.core.ports import Clock, Random, SystemClock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger
+from proxy.fleet.store import Fleet
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
 from proxy.openai.events import usage_from
 from proxy.openai.parse import Parsed, parse
@@ -157,12 +159,12 @@ class Parts:
 
     @cached_property
     def observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, self, [], self.clock)
+        series = EndpointSeries(self.catalogue, cast(Fleet, self), [], self.clock)
         return Observer(self.catalogue, series, self.clock)
 
     @cached_property
     def logging_observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, self, [], self.clock)
+        series = EndpointSeries(self.catalogue, cast(Fleet, self), [], self.clock)
         return Observer(self.catalogue, series, self.clock, AccessLog(len, self.clock, Counter()))
 
     def scheduling(self) -> Scheduling:

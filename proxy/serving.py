@@ -319,7 +319,7 @@ class _Build:
         poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(TIMEOUT, process.clock, process.trust))
         sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
         return draft.get(
-            ("warmup", pool), lambda: Warmup(settings, prompts, sender, process.clock, process.random), settings
+            ("warmup", pool), lambda: Warmup(settings, prompts, sender.send, process.clock, process.random), settings
         )
 
     # The path of requests.

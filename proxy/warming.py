@@ -17,7 +17,7 @@ from proxy.prefix.match import PREFIX_MATCH
 
 
 class WarmingSender:
-    """Implements `fleet.warmup.Sender`. The ledger has the prompt as load while the pod computes it, and the prefix
+    """Sends prompts of warm-ups. The ledger has the prompt as load while the pod computes it, and the prefix
     index has it afterwards."""
 
     def __init__(self, gateway: Callable[[], Gateway], poster: Poster, clock: Clock) -> None:

@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from proxy.autoscale.settings import DrainSettings
 from proxy.core.ports import Clock
 
+if TYPE_CHECKING:
+    from proxy.autoscale.scaled_pool import ScaledPool
+
 SETTLES = 1.0
 """Seconds until all proxies know that a pod drains; until then one may send it a request."""
-
-
-class Pods(Protocol):
-    """The replicas of one pool."""
-
-    def replicas(self, role: str) -> Sequence[Replica]:
-        """Return the replicas, without pods that are being removed."""
-
-    def drain(self, name: str) -> None: ...
-
-    def undrain(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -30,7 +22,7 @@ class Drains:
     """`doomed` are victims whose end was ordered: they are not let back in while that may still come."""
 
     settings: DrainSettings
-    pods: Pods
+    pods: ScaledPool
     clock: Clock
     _since: dict[str, dict[str, float]] = field(default_factory=dict)
     """By role and pod."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from math import exp
 from types import TracebackType
-from typing import Protocol
 
 from xxhash import xxh3_128_digest
 
@@ -33,22 +32,18 @@ STAGGER = 0.5
 """Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
 
 
-class Sender(Protocol):
-    """How one prompt reaches a pod and the books."""
-
-    async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
-        """The status of the response; None if the pod is known to have the prompt. Raises UpstreamFailed."""
+Send = Callable[[Endpoint, Head], Awaitable[int | None]]
+"""Send a prompt to a pod. Return the status of the response, None if the pod is known to have the prompt. Raise
+UpstreamFailed."""
 
 
 class Warmup:
     """`async with`: inside of it pods are warmed up, while they take traffic: what they are sent counts as load."""
 
-    def __init__(
-        self, settings: WarmupSettings, prompts: SharedPrompts, sender: Sender, clock: Clock, rng: Random
-    ) -> None:
+    def __init__(self, settings: WarmupSettings, prompts: SharedPrompts, send: Send, clock: Clock, rng: Random) -> None:
         self._settings = settings
         self._prompts = prompts
-        self._sender = sender
+        self._send = send
         self._clock = clock
         self._rng = rng
         self._tasks = Tasks()
@@ -86,7 +81,7 @@ class Warmup:
         sent = 0
         while left and endpoint.state is EndpointState.READY:
             try:
-                status = await self._sender.send(endpoint, left.popleft())
+                status = await self._send(endpoint, left.popleft())
             except UpstreamFailed as error:
                 status = 0
                 log.warning("pod %s: the warm-up ends: %s", endpoint.name, error)

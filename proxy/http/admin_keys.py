@@ -5,15 +5,14 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 import orjson
 from aiohttp import web
 
-from proxy.auth.settings import Scope
+from proxy.auth.authenticator import Authenticator
 from proxy.core.errors import Forbidden, InvalidJson, MisdirectedRequest, Unauthorized
-from proxy.core.ports import Identity
 from proxy.http.settings import host_name
 from proxy.telemetry.logs import AUDIT
 
@@ -45,21 +44,14 @@ WHO = web.RequestKey("who", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Admins(Protocol):
-    """`access.door.Authenticator` is one."""
-
-    async def authenticate(self, headers: Mapping[str, str], scope: Scope) -> Identity:
-        """Raises Unauthorized or Forbidden."""
-
-
-Keys = Callable[[], tuple[str | None, Admins | None]]
+Keys = Callable[[], tuple[str | None, Authenticator | None]]
 """The key of the settings, and who knows others; asked anew for every request."""
 
 Hosts = Callable[[], Collection[str]]
 """Return the host names of the settings, normalised by `host_name`. Called for every request."""
 
 
-def nobody() -> tuple[str | None, Admins | None]:
+def nobody() -> tuple[str | None, Authenticator | None]:
     return None, None
 
 

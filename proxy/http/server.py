@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from proxy.core.attempt import Attempt, Ending
@@ -27,10 +27,14 @@ from proxy.http.guards import HungUp, Sweep, Tell, guarded, look_at, untold
 from proxy.http.relay import ClientRelay, Race
 from proxy.http.request import Heads, HttpCall
 from proxy.http.response import RelayContext, Response
-from proxy.http.service import Authenticator, Bodies, C, Cors, Gateway, Service
+from proxy.http.service import Bodies, C, Cors, Service
 from proxy.http.settings import HANDSHAKE_TIMEOUT, Listen, Security, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
+
+if TYPE_CHECKING:
+    from proxy.auth.authenticator import Authenticator
+    from proxy.gateway import Gateway
 
 BACKLOG = 1024
 

@@ -6,7 +6,7 @@ import logging
 import re
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
 import orjson
@@ -23,21 +23,15 @@ from proxy.http.request import HttpCall
 from proxy.http.settings import Security
 from proxy.openai.errors import render
 
+if TYPE_CHECKING:
+    from proxy.auth.authenticator import Authenticator
+    from proxy.gateway import Gateway
+
 OPEN_PATHS = ("/health", "/ping")
 """What load balancers ask, without a key."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Fields that end here: what opens this door is not for a pod."""
-
-
-class Authenticator(Protocol):
-    """`access.door.Authenticator` is one."""
-
-    def find(self, headers: Mapping[str, str]) -> Identity | None:
-        """At once; None if that takes waiting. Raises Unauthorized or Forbidden."""
-
-    async def authenticate(self, headers: Mapping[str, str]) -> Identity:
-        """After waiting."""
 
 
 class Visitor(Protocol):
@@ -130,16 +124,6 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 INTERNAL = Reason.INTERNAL
 JSON = [("content-type", "application/json")]
-
-
-class Gateway(Protocol):
-    """What is needed of `proxy.gateway`."""
-
-    async def serve(self, call: Call, relay: Relay) -> None: ...
-
-    def health(self) -> bool: ...
-
-    def models(self) -> list[dict[str, Any]]: ...
 
 
 class Brought(Visitor, Call, Protocol):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
@@ -31,6 +31,9 @@ from proxy.models.settings import ModelSettings, Rewrite, Target
 from proxy.openai import multipart
 from proxy.openai.bodies import with_model
 from proxy.telemetry.metrics import Catalogue
+
+if TYPE_CHECKING:
+    from proxy.fleet.store import Fleet
 
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
@@ -269,13 +272,6 @@ AGAIN = 10.0
 
 CHECK_INTERVAL = 0.05
 """Seconds between two checks of a pod that wakes up."""
-
-
-class Fleet(Protocol):
-    @property
-    def endpoints(self) -> Sequence[Endpoint]: ...
-
-    def serving(self, model: str) -> Sequence[Endpoint]: ...
 
 
 class Waker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
@@ -21,6 +21,9 @@ from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import is_out_of_its_own_time
 from proxy.reliability.settings import BreakerSettings
+
+if TYPE_CHECKING:
+    from proxy.fleet.store import Fleet
 
 OPEN, PROBED = "failed requests", "failed requests, and is being tried"
 UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is shutting down"
@@ -71,13 +74,6 @@ class NoPeers(BreakerPeers):
 NO_PEERS = NoPeers()
 
 
-class Ejections(Protocol):
-    """The owner of ejections; implemented by `fleet.store.Fleet`."""
-
-    def eject(self, endpoint: Endpoint, why: str) -> None: ...
-    def uneject(self, endpoint: Endpoint, why: str) -> None: ...
-
-
 class Circuit:
     """The breaker of one pod: closed -> open -> half-open -> closed or open. It exists while it has failures or is
     open."""
@@ -104,7 +100,7 @@ class Breakers(Listener):
         self,
         settings: BreakerSettings,
         clock: Clock,
-        fleet: Ejections,
+        fleet: Fleet,
         later: Later,
         peers: BreakerPeers = NO_PEERS,
         probes: int = PROBES,

@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState
 from proxy.core.ports import Clock
 from proxy.telemetry.metrics import OTHER, Catalogue, Counter, Family, Gauge
 
+if TYPE_CHECKING:
+    from proxy.fleet.store import Fleet
+    from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+    from proxy.prefix.exact import ExactIndex
+    from proxy.prefix.index import PrefixIndex
+
 PODS_AT_ONCE = 100
 """Read without a pause: about a millisecond."""
-
-
-class FleetView(Protocol):
-    @property
-    def endpoints(self) -> Collection[Endpoint]:
-        """Every pod there is, whatever its state."""
-
-    @property
-    def pools(self) -> Sequence[str]:
-        """All that are configured."""
-
-
-class IndexView(Protocol):
-    """(block, pod) pairs held, and the bytes they take."""
-
-    @property
-    def pairs(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-
-
-class Predictor(Protocol):
-    """Predicts times to first token, and measures the error."""
-
-    @property
-    def error(self) -> float: ...
-
-
-class EstimateView(Protocol):
-    """Predicts cached tokens, and measures the recent error."""
-
-    def prediction_error(self, endpoint: Endpoint) -> float: ...
 
 
 class EndpointCounts:
@@ -65,12 +39,12 @@ class EndpointSeries:
     def __init__(
         self,
         catalogue: Catalogue,
-        fleet: FleetView,
-        indexes: Sequence[IndexView],
+        fleet: Fleet,
+        indexes: Sequence[PrefixIndex | ExactIndex],
         clock: Clock,
         limit: int = 1000,
-        predictors: Sequence[Predictor] = (),
-        estimates: Sequence[EstimateView] = (),
+        predictors: Sequence[PredictedLatencyProducer] = (),
+        estimates: Sequence[PrefixIndex] = (),
         ejection_reasons: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
         breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     ) -> None:

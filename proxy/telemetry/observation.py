@@ -22,7 +22,7 @@ from proxy.plugins.producers.session_id import SESSION_ID
 from proxy.plugins.sessions import ID_HEADER
 from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
-from proxy.telemetry.endpoints import EndpointSeries, IndexView, Predictor
+from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.lines import lost_lines
 from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
@@ -30,6 +30,8 @@ from proxy.telemetry.recorder import Recorder
 from proxy.telemetry.settings import Telemetry, TracingSettings
 
 if TYPE_CHECKING:
+    from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+    from proxy.prefix.exact import ExactIndex
     from proxy.telemetry.traces import Tracing
 
 
@@ -63,7 +65,12 @@ class Observation:
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
 
-    def show(self, indexes: Sequence[PrefixIndex], exact: Sequence[IndexView], predictors: Sequence[Predictor]) -> None:
+    def show(
+        self,
+        indexes: Sequence[PrefixIndex],
+        exact: Sequence[ExactIndex],
+        predictors: Sequence[PredictedLatencyProducer],
+    ) -> None:
         """Read these for an exposition."""
         self.endpoints.indexes = [*indexes, *exact]
         self.endpoints.predictors = predictors

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
@@ -23,6 +23,7 @@ from proxy.core.listener import NO_LISTENERS, Listener, Listeners
 from proxy.core.params import Duration
 from proxy.core.ports import Call, Clock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
+from proxy.gateway import Gateway
 from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp
 from proxy.http.server import DataServer, Served
@@ -321,7 +322,7 @@ async def rig(
     hung_up: Counter[HungUp] = Counter()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
-        Served(gateway, security or Security(), timeouts, listeners, gateway.takes),
+        Served(cast(Gateway, gateway), security or Security(), timeouts, listeners, gateway.takes),
         clock or SystemClock(),
         UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
         hung_up=lambda why, number: hung_up.update({why: number}),

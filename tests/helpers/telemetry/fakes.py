@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +14,8 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.ports import Identity, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.fleet.store import Fleet
+from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue
@@ -63,8 +66,10 @@ class World:
         self.catalogue = Catalogue("1.2.3")
         self.fleet = FakeFleet()
         self.index = FakeIndex()
-        indexes = [self.index]
-        self.series = EndpointSeries(self.catalogue, self.fleet, indexes, self.clock, limit, estimates=indexes)
+        indexes = [cast(PrefixIndex, self.index)]
+        self.series = EndpointSeries(
+            self.catalogue, cast(Fleet, self.fleet), indexes, self.clock, limit, estimates=indexes
+        )
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
         self.exposition = Exposition(self.catalogue, self.series, self.observer)
 

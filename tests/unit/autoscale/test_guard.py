@@ -6,13 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from proxy.autoscale.actuators import CIRCUIT, Guard, Hand, Order
 from proxy.autoscale.drains import Drains, Orders, Replica
 from proxy.autoscale.loop import Outcome
+from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.autoscale.settings import ActuatorSettings, DrainSettings
 from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.orders import decision
@@ -72,7 +73,7 @@ class Rig:
     def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock(now=1000.0)
         self.pods, self.hand = Pods(), Recording()
-        self.drains = Drains(DrainSettings(), self.pods, self.clock)
+        self.drains = Drains(DrainSettings(), cast(ScaledPool, self.pods), self.clock)
         self.guard = Guard(
             ActuatorSettings(type="exec", command=("scale",), **settings),
             self.hand,

@@ -50,7 +50,7 @@ async def warming(pod: Pod, shared: int = 5) -> AsyncIterator[Warmup]:
     prompts = SharedPrompts(given, ManualClock(), shared_by=2, sample=1)
     for number in range(shared):
         see(prompts, f"prompt {number} ", 2)
-    async with Warmup(given, prompts, pod, ManualClock(), Random(1)) as it:
+    async with Warmup(given, prompts, pod.send, ManualClock(), Random(1)) as it:
         yield it
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -20,6 +21,7 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import ManualClock
 from proxy.core.request import TIME_LIMIT, InferenceRequest
+from proxy.fleet.store import Fleet
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, PROBES, RESTING, UNREACHABLE, Breakers
 from proxy.reliability.settings import BreakerSettings
 
@@ -38,7 +40,7 @@ class World:
         self.tries = 0
         self.others_first = 0.0
         wanted = BreakerSettings(**settings)  # type: ignore[arg-type]
-        self.breakers = Breakers(wanted, self.clock, self, self._later, self, probes)
+        self.breakers = Breakers(wanted, self.clock, cast(Fleet, self), self._later, self, probes)
 
     def eject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)

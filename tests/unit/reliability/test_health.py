@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.params import Duration
+from proxy.fleet.store import Fleet
 from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
 from proxy.reliability.settings import HealthSettings, InferenceCheck
 from tests.helpers.waiting import until
@@ -65,7 +67,7 @@ class World:
     async def checked(self, settings: HealthSettings | None = None) -> AsyncIterator[None]:
         chosen = settings or HealthSettings(interval=FAST, timeout=Duration(0.01))
         fail = lambda endpoint, kind: self.failures.append(kind)  # noqa: E731
-        async with HealthChecks(chosen, self.watch, self, self, random.Random(1), fail):
+        async with HealthChecks(chosen, self.watch, cast(Fleet, self), self, random.Random(1), fail):
             yield
 
 

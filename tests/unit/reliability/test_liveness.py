@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
+from proxy.fleet.store import Fleet
 from proxy.reliability.health import CHECKS_PER_PROBE, GAP, LONGEST, SILENT, STALLED, Liveness
 from proxy.reliability.settings import HealthSettings
 
@@ -30,7 +32,9 @@ class World:
         self.works: bool | None = False
         self.questions = 0
         self.woken = asyncio.Event()
-        self.liveness = Liveness(HealthSettings(stall=Duration(STALL)), self.clock, self, self._works, self._sleep)
+        self.liveness = Liveness(
+            HealthSettings(stall=Duration(STALL)), self.clock, cast(Fleet, self), self._works, self._sleep
+        )
         self.attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         self.scrape()
 

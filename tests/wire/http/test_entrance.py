@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from proxy.auth import authenticator as auth
 from proxy.core.endpoint import update
 from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.listener import Listeners
 from proxy.core.ports import Identity, SystemClock
+from proxy.gateway import Gateway
 from proxy.http.server import DataServer, Served
 from proxy.http.settings import Listen, Security
 from proxy.http.upstream.pool import UpstreamPool
@@ -57,7 +59,14 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     door = Authenticator()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
-        Served(gateway, Security(), PATIENT, Listeners([noted]), gateway.takes, door=door),
+        Served(
+            cast(Gateway, gateway),
+            Security(),
+            PATIENT,
+            Listeners([noted]),
+            gateway.takes,
+            door=cast(auth.Authenticator, door),
+        ),
         SystemClock(),
         UpstreamPool(PATIENT.connect, SystemClock()),
     )

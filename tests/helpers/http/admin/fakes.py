@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Conflict, Problem
@@ -18,7 +19,6 @@ from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import BODY_TIMEOUT, admin_application
-from proxy.http.admin_keys import Admins
 from proxy.http.settings import Admin
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue
@@ -75,7 +75,7 @@ class Fixed:
 @asynccontextmanager
 async def admin_port(
     api_key: str | None = None,
-    admins: Admins | None = None,
+    admins: Authenticator | None = None,
     scaled: Mapping[str, ScaledPool] | None = None,
     hosts: Sequence[str] = (),
     body_timeout: float = BODY_TIMEOUT,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from proxy.auth.authenticator import Authenticator
+from proxy.auth.settings import Scope
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.ports import Identity
 from tests.helpers.http.admin.fakes import admin_port
@@ -14,8 +16,11 @@ from tests.helpers.http.admin.fakes import admin_port
 OPS = {"authorization": "Bearer of-ops"}
 
 
-class Admins:
-    async def authenticate(self, headers: Mapping[str, str], scope: str) -> Identity:
+class Admins(Authenticator):
+    def __init__(self) -> None:
+        pass
+
+    async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
         assert scope == "admin"
         if headers.get("authorization") == OPS["authorization"]:
             return Identity("ops")
