@@ -189,13 +189,13 @@ def _knobs(effective: Effective, scorers: set[str]) -> Iterator[Knob]:
             yield Knob(profile.name, use.ref, "weight", use.weight, 0.0, REACH * largest)
     for plugin in effective.plugins:
         limits = PARAMETERS.get(plugin.type, {})
-        for name, value in plugin.parameters:
+        for name, (value, _) in plugin.parameters.items():
             if name in limits:
-                yield Knob("", plugin.name, name, value.value, *limits[name])
+                yield Knob("", plugin.name, name, value, *limits[name])
 
 
 def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str], float]) -> dict[str, Any]:
-    given = {name: value.value for name, value in plugin.parameters if value.origin is Origin.FILE}
+    given = {name: value for name, (value, origin) in plugin.parameters.items() if origin is Origin.FILE}
     given |= {name: value for (owner, name), value in changed.items() if owner == plugin.name}
     named = {"name": plugin.name} if plugin.name != plugin.type else {}
     return {"type": plugin.type, **named, **({"parameters": given} if given else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -40,7 +41,6 @@ from proxy.core.registry import RAISED, PluginFaults, Ports, Registry, injected,
 from proxy.core.state import Draft, PluginState
 from proxy.scheduling.document import Document
 from proxy.scheduling.layout import (
-    Entry,
     Layout,
     Origin,
     ProfileLayout,
@@ -148,34 +148,10 @@ def build(
     `ports` has a Clock and a Random. Without KvEvents, Tokenizers and a Timer there are no KV events and no token ids,
     and no producer waits. With a draft, plugins of the pool whose parameters stay the same are used again, and with
     `keeps_state` the others get the state of the plugin before them."""
-    layout = lay_out(document, registry)
-    instances: dict[str, Plugin] = {}
-    nowhere = Unconnected()
-    deciders: dict[str, Decider] = {}
-    own = {
-        ProfileNames: ProfileNames(layout.deciding()),
-        InstanceName: None,
-        Deciders: Deciders(deciders),
-        PluginState: None,
-    }
-    all_ports = {KvEvents: nowhere, Tokenizers: nowhere, Timer: nowhere, **ports, **own}
-
-    def make(name: str) -> None:
-        if name in layout.entries:
-            _make(layout, instances, name, all_ports, draft, pool, keeps_state)
-
-    for name in _handlers_last(layout):
-        make(name)
-        if layout.entries[name].is_a(Decider):  # a faulty one is there all the same: it has been complained about
-            deciders[name] = cast(Decider, instances.get(name))
-    satisfy(layout, instances, make)
-    check_keys(layout, instances)
-    producers = in_order(layout, instances)
-    if layout.problems:
-        raise ConfigError(layout.problems)
-    described = effective(layout, instances, all_ports)
-    faults = faults or PluginFaults(all_ports[Clock])
-    return _Assembly(layout, instances, faults).scheduling(producers, described)
+    unconnected = Unconnected()
+    ports = {KvEvents: unconnected, Tokenizers: unconnected, Timer: unconnected, **ports}
+    plugins = _Plugins(lay_out(document, registry), ports, draft, pool, keeps_state)
+    return plugins.scheduling(faults or PluginFaults(ports[Clock]))
 
 
 def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
@@ -187,107 +163,101 @@ def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Proble
     return ()
 
 
-def _handlers_last(layout: Layout) -> list[str]:
-    """They are handed the deciders."""
-    return sorted(layout.entries, key=lambda name: layout.entries[name].is_a(ProfileHandler))
+class _Plugins:
+    """Makes the instances of a layout, and puts each where it is called."""
 
+    def __init__(self, layout: Layout, ports: Ports, draft: Draft | None, pool: str, keeps_state: bool) -> None:
+        self._layout = layout
+        self._draft = draft
+        self._pool = pool
+        self._keeps_state = keeps_state
+        self._instances: dict[str, Plugin] = {}
+        self._deciders: dict[str, Decider] = {}
+        own = {ProfileNames: ProfileNames(layout.deciding()), Deciders: Deciders(self._deciders)}
+        self._ports = {**ports, **own, InstanceName: None, PluginState: None}
 
-def _make(
-    layout: Layout,
-    instances: dict[str, Plugin],
-    name: str,
-    ports: Ports,
-    draft: Draft | None,
-    pool: str,
-    keeps_state: bool,
-) -> None:
-    entry, path = layout.entries[name], join(layout.path, f"plugins.{name}")
-    state = PluginState(draft if keeps_state else None, (pool, name, entry.cls.plugin_type))
-    own = {**ports, InstanceName: InstanceName(name), PluginState: state}
-
-    def made() -> Plugin:
-        return make_plugin(entry.cls, entry.parameters, path, own)
-
-    try:
-        if draft is None:
-            instances[name] = made()
-        else:
-            of = (entry.cls, entry.parameters, injected(entry.cls, own))
-            instances[name] = draft.get(("plugin", pool, name), made, of)
-    except Invalid as invalid:
-        layout.problems.extend(invalid.problems)
-
-
-@dataclass(frozen=True, slots=True)
-class _Assembly:
-    """Puts the instances where they are called."""
-
-    layout: Layout
-    instances: Mapping[str, Plugin]
-    faults: PluginFaults
-
-    def scheduling(self, producers: list[str], described: Effective) -> Scheduling:
+    def scheduling(self, faults: PluginFaults) -> Scheduling:
+        """Raise ConfigError with every fault."""
+        layout, entries = self._layout, self._layout.entries
+        for name in sorted(entries, key=lambda name: entries[name].is_a(ProfileHandler)):  # they get the deciders
+            self._make(name)
+            if entries[name].is_a(Decider):  # a faulty one has been reported
+                self._deciders[name] = cast(Decider, self._instances.get(name))
+        satisfy(layout, self._instances, self._make)
+        check_keys(layout, self._instances)
+        producers = in_order(layout, self._instances)
+        if layout.problems:
+            raise ConfigError(layout.problems)
         return Scheduling(
-            scheduler=self._scheduler(),
-            producers=self._at(DataProducer, producers),
+            scheduler=self._scheduler(faults),
+            producers=tuple(cast(DataProducer, self._instances[name]) for name in producers),
             pre_request=self._all(PreRequest),
             post_response=self._all(PostResponse),
             endpoint_removed=self._all(EndpointRemoved),
-            instances=self.instances,
-            effective=described,
-            faults=self.faults,
+            instances=self._instances,
+            effective=effective(layout, self._instances, self._ports),
+            faults=faults,
         )
 
-    def _scheduler(self) -> Scheduler:
-        profiles = [self._profile(profile) for profile in self.layout.profiles]
+    def _make(self, name: str) -> None:
+        entry, path = self._layout.entries.get(name), join(self._layout.path, f"plugins.{name}")
+        if entry is None:
+            return
+        state = PluginState(self._draft if self._keeps_state else None, (self._pool, name, entry.cls.plugin_type))
+        ports = {**self._ports, InstanceName: InstanceName(name), PluginState: state}
+        make = partial(make_plugin, entry.cls, entry.parameters, path, ports)
+        try:
+            if self._draft is None:
+                self._instances[name] = make()
+            else:
+                of = (entry.cls, entry.parameters, injected(entry.cls, ports))
+                self._instances[name] = self._draft.get(("plugin", self._pool, name), make, of)
+        except Invalid as invalid:
+            self._layout.problems.extend(invalid.problems)
+
+    def _scheduler(self, faults: PluginFaults) -> Scheduler:
+        profiles = [self._profile(profile, faults) for profile in self._layout.profiles]
         return Scheduler(
-            handler=cast(ProfileHandler, self.instances[self.layout.handler]),
+            handler=cast(ProfileHandler, self._instances[self._layout.handler]),
             profiles={profile.name: profile for profile in profiles if not profile.shadow},
-            faults=self.faults,
-            name=self.layout.handler,
+            faults=faults,
+            name=self._layout.handler,
             shadows=[profile for profile in profiles if profile.shadow],
         )
 
-    def _profile(self, profile: ProfileLayout) -> Profile:
-        filters, uses, (picker,) = (self._uses(profile, point) for point in (Filter, Scorer, Picker))
-        scorers = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, self.faults) for use in uses]
+    def _profile(self, profile: ProfileLayout, faults: PluginFaults) -> Profile:
+        filters, scorers, pickers = (self._used(profile, point) for point in (Filter, Scorer, Picker))
+        guarded = [GuardedFilter(cast(Filter, made), use.ref, faults) for use, made in filters]
+        (picker,) = pickers
         return Profile(
             profile.name,
-            tuple(self._filter(use.ref) for use in filters),
-            Scoring(scorers, shares([use.weight for use in uses])),
-            GuardedPicker(cast(Picker, self.instances[picker.ref]), picker.ref, self.faults),
+            tuple(FilterStep(use.ref, each, each.exhausts) for (use, _), each in zip(filters, guarded, strict=True)),
+            Scoring(
+                [GuardedScorer(cast(Scorer, made), use.ref, faults) for use, made in scorers],
+                shares([use.weight for use, _ in scorers]),
+            ),
+            GuardedPicker(cast(Picker, picker[1]), picker[0].ref, faults),
             profile.shadow,
-            min((cast(Filter, self.instances[use.ref]).spares for use in filters), default=inf),
+            min((cast(Filter, made).spares for _, made in filters), default=inf),
         )
 
-    def _filter(self, name: str) -> FilterStep:
-        guarded = GuardedFilter(cast(Filter, self.instances[name]), name, self.faults)
-        return FilterStep(name, guarded, guarded.exhausts)
-
-    def _uses(self, profile: ProfileLayout, point: type) -> list[Use]:
-        return [use for use in profile.uses if declares(self.instances[use.ref], point)]
+    def _used(self, profile: ProfileLayout, point: type) -> list[tuple[Use, Plugin]]:
+        uses = [(use, self._instances[use.ref]) for use in profile.uses]
+        return [(use, made) for use, made in uses if declares(made, point)]
 
     def _all(self, point: Callable[..., P]) -> tuple[P, ...]:
-        """All plugins of an extension point."""
-        names = [name for name, made in self.instances.items() if declares(made, cast(type, point))]
-        return self._at(point, names)
-
-    def _at(self, point: Callable[..., P], names: Sequence[str]) -> tuple[P, ...]:
-        return tuple(cast(P, self.instances[name]) for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveValue:
-    value: Any
-    origin: Origin
+        """Return all plugins of an extension point."""
+        return tuple(cast(P, made) for made in self._instances.values() if declares(made, cast(type, point)))
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePlugin:
+    """`parameters` are values with their origins."""
+
     name: str
     type: str
     origin: Origin
-    parameters: tuple[tuple[str, EffectiveValue], ...]
+    parameters: Mapping[str, tuple[Any, Origin]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,40 +269,49 @@ class Effective:
     handler: str
 
     def as_dict(self) -> dict[str, Any]:
-        """In the shape of the `scheduling` section; every value is `{"value": …, "origin": …}`, every plugin and
-        profile has an `origin`."""
+        """Return it in the shape of the `scheduling` section; every value is `{"value": …, "origin": …}`, every plugin
+        and profile has an `origin`."""
         return {
-            "plugins": [_plugin_dict(plugin) for plugin in self.plugins],
+            "plugins": [
+                {
+                    "name": plugin.name,
+                    "type": plugin.type,
+                    "origin": plugin.origin.value,
+                    "parameters": {key: _value(*value) for key, value in plugin.parameters.items()},
+                }
+                for plugin in self.plugins
+            ],
             "profileHandler": self.handler,
-            "schedulingProfiles": [_profile_dict(profile) for profile in self.profiles],
+            "schedulingProfiles": [
+                {
+                    "name": profile.name,
+                    "origin": profile.origin.value,
+                    **({"shadow": True} if profile.shadow else {}),
+                    "plugins": [
+                        {
+                            "pluginRef": use.ref,
+                            "origin": use.origin.value,
+                            "weight": _value(use.weight, use.weight_origin),
+                        }
+                        for use in profile.uses
+                    ],
+                }
+                for profile in self.profiles
+            ],
         }
 
 
-def effective(layout: Layout, instances: dict[str, Plugin], ports: Ports) -> Effective:
-    plugins = tuple(_effective_plugin(entry, instances[name], ports) for name, entry in layout.entries.items())
-    return Effective(plugins, tuple(layout.profiles), layout.handler)
+def _value(value: Any, origin: Origin) -> dict[str, Any]:
+    return {"value": value, "origin": origin.value}
 
 
-def _effective_plugin(entry: Entry, made: Plugin, ports: Ports) -> EffectivePlugin:
-    parameters = []
-    for field in parameters_of(entry.cls, ports):
-        spellings = (yaml_key(field), *field.metadata.get("aliases", ()))
-        origin = Origin.FILE if any(key in entry.parameters for key in spellings) else Origin.DEFAULT
-        parameters.append((yaml_key(field), EffectiveValue(plain(getattr(made, field.name)), origin)))
-    return EffectivePlugin(entry.name, entry.cls.plugin_type, entry.origin, tuple(parameters))
-
-
-def _plugin_dict(plugin: EffectivePlugin) -> dict[str, Any]:
-    parameters = {key: {"value": value.value, "origin": value.origin.value} for key, value in plugin.parameters}
-    return {"name": plugin.name, "type": plugin.type, "origin": plugin.origin.value, "parameters": parameters}
-
-
-def _profile_dict(profile: ProfileLayout) -> dict[str, Any]:
-    plugins = [_use_dict(use) for use in profile.uses]
-    shadow = {"shadow": True} if profile.shadow else {}
-    return {"name": profile.name, "origin": profile.origin.value, **shadow, "plugins": plugins}
-
-
-def _use_dict(use: Use) -> dict[str, Any]:
-    weight = {"value": use.weight, "origin": use.weight_origin.value}
-    return {"pluginRef": use.ref, "origin": use.origin.value, "weight": weight}
+def effective(layout: Layout, instances: Mapping[str, Plugin], ports: Ports) -> Effective:
+    plugins = []
+    for name, entry in layout.entries.items():
+        parameters = {}
+        for field in parameters_of(entry.cls, ports):
+            keys = (yaml_key(field), *field.metadata.get("aliases", ()))
+            origin = Origin.FILE if any(key in entry.parameters for key in keys) else Origin.DEFAULT
+            parameters[keys[0]] = (plain(getattr(instances[name], field.name)), origin)
+        plugins.append(EffectivePlugin(name, entry.cls.plugin_type, entry.origin, parameters))
+    return Effective(tuple(plugins), tuple(layout.profiles), layout.handler)
