@@ -16,14 +16,12 @@ from proxy import __version__
 from proxy.app import App
 from proxy.cli.admin import plugin_types
 from proxy.config.load import Reader
-from proxy.config.schema import markdown
+from proxy.config.reference import PluginReference, plugins_page, reference, references, settings_page, spell
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, cause
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
-from proxy.scheduling.reference import PluginReference, reference, references, spell
-from proxy.scheduling.reference import markdown as plugins_markdown
 from proxy.telemetry.metrics import Catalogue
 
 config_option = click.option(
@@ -64,7 +62,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     Exit code 0 if it is good, 2 and all faults if it is not.
     """
     if reference:
-        click.echo(markdown(), nl=False)
+        click.echo(settings_page(), nl=False)
         return
     settings = reader(config, pods, os.environ).again()
     described = redacted(App(settings).effective())
@@ -143,7 +141,7 @@ def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
         found = [one.as_dict() for one in described]
         click.echo(json.dumps(found[0] if type_name else found, indent=2, ensure_ascii=False))
     elif as_markdown:
-        click.echo(plugins_markdown(described), nl=False)
+        click.echo(plugins_page(described), nl=False)
     elif type_name:
         click.echo(_page(described[0]))
     else:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.config.reference import reference
 from proxy.core.decision import ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import (
@@ -29,7 +30,6 @@ from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState, State
 from proxy.prefix.match import PREFIX_MATCH
-from proxy.scheduling.reference import reference
 from tests.helpers.plugins.situations import REGISTRY, RUN, Held, attempt, make, pod, request, scored
 
 LABELS = ["", "0-100", "50-5000", "junk"]

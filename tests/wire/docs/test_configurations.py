@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.config.schema import markdown
+from proxy.config.reference import settings_page
 from proxy.fleet.discovery.file import parse_pods
 from tests.helpers.docs.greenest import installed
 from tests.helpers.docs.pages import ROOT, Block, sessions, yaml_blocks
@@ -77,10 +77,10 @@ def test_the_documented_explanation_is_the_printed_one(tmp_path: Path) -> None:
 class TestTheSettingsReference:
     def test_the_page_is_current(self) -> None:
         page = (ROOT / "docs" / "configuration.md").read_text()
-        assert page == markdown(), "run: kvlane check --reference > docs/configuration.md"
+        assert page == settings_page(), "run: kvlane check --reference > docs/configuration.md"
 
     def test_the_flag_prints_the_page_and_needs_no_configuration(self) -> None:
-        assert run("check", "--reference").stdout == markdown()
+        assert run("check", "--reference").stdout == settings_page()
 
     @pytest.mark.parametrize(
         "row",
@@ -94,13 +94,13 @@ class TestTheSettingsReference:
         ],
     )
     def test_a_row_has_key_type_and_default_in_yaml(self, row: str) -> None:
-        assert f"\n{row}" in markdown()
+        assert f"\n{row}" in settings_page()
 
     def test_bounds_are_documented(self) -> None:
-        (row,) = (line for line in markdown().splitlines() if line.startswith("| `retries.attempts` |"))
+        (row,) = (line for line in settings_page().splitlines() if line.startswith("| `retries.attempts` |"))
         assert row.endswith("(at least 1) |")
 
     def test_exactly_the_parsed_sections_are_documented(self) -> None:
-        headings = [line.removeprefix("## ") for line in markdown().splitlines() if line.startswith("## ")]
+        headings = [line.removeprefix("## ") for line in settings_page().splitlines() if line.startswith("## ")]
         effective = orjson.loads(run("check", "--pod", "http://pod:1", "--json").stdout)
         assert set(headings) - {"Not yet"} == set(effective) - {"scheduling"}

@@ -1,0 +1,219 @@
+"""The reference of settings and plugins, read from their classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+from proxy.core import params
+from proxy.core.params import Duration, Moment, Size, plain, yaml_key
+from proxy.core.plugin import Plugin, points_of
+from proxy.core.registry import Registry, parameters_of
+from proxy.scheduling.build import PORTS
+from proxy.settings import DERIVED, Settings
+
+REQUIRED = "required"
+
+_TYPES: Mapping[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "text",
+    Duration: "duration",
+    Size: "size",
+    Moment: "date or time",
+    Any: "anything",
+}
+_DURATIONS = ((3600, "h"), (60, "m"), (1, "s"))
+_SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+_SETTINGS = """\
+# Settings
+
+Written by `kvlane check --reference` from the classes themselves. Every key is optional unless it says `required`.
+Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; `${NAME}` and `${NAME:-default}` in a
+value stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an `EndpointPickerConfig`:
+see [the plugins](plugins.md)."""
+
+_POOLS = """
+## pools
+
+Name -> a pool of pods beside that of the top level, which is called `default`. Each has sections of its own:
+
+| key | type | default | meaning |
+|---|---|---|---|
+| `pods` | mapping | | as `pods` at the top level |
+| `scheduling` | mapping | | as `scheduling` at the top level |
+| `flowControl` | mapping | | as `flowControl` at the top level; all caps are of the pool |
+| `disaggregation` | mapping | | as `disaggregation` at the top level, which says what is not given here |
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`name` is dotted for nested values; `default` is as in YAML, `shown` as on a page. `is_section` has no value of
+    its own."""
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+    bounds: str
+    shown: str
+    is_section: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReference:
+    type: str
+    points: tuple[str, ...]
+    doc: str
+    parameters: tuple[Parameter, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "extensionPoints": list(self.points),
+            "doc": self.doc,
+            "parameters": [
+                {"name": one.name, "type": one.type, "default": one.default, "doc": one.doc} for one in self.parameters
+            ],
+        }
+
+
+def references(registry: Registry) -> list[PluginReference]:
+    """Return the references of all plugin types, by name."""
+    return [reference(cls) for cls in registry]
+
+
+def reference(cls: type[Plugin]) -> PluginReference:
+    parameters = _parameters(cls, parameters_of(cls, dict.fromkeys(PORTS)))
+    return PluginReference(
+        cls.plugin_type, tuple(point.__name__ for point in points_of(cls)), _doc(cls), tuple(parameters)
+    )
+
+
+def plugins_page(plugins: list[PluginReference]) -> str:
+    """Return docs/plugins.md, by extension point."""
+    lines = ["# Plugins", "", "Written by `kvlane plugins --markdown` from the classes themselves.", ""]
+    for point in dict.fromkeys(plugin.points[0] for plugin in plugins):
+        lines += [f"## {point}", ""]
+        for plugin in plugins:
+            if plugin.points[0] == point:
+                also = f"Also: {', '.join(plugin.points[1:])}. " if len(plugin.points) > 1 else ""
+                lines += [f"### {plugin.type}", "", also + plugin.doc, ""]
+                lines += [*_table("parameter", plugin.parameters), ""] if plugin.parameters else []
+    return "\n".join(lines)
+
+
+def settings_page() -> str:
+    """Return docs/configuration.md."""
+    kinds, lines = params.hints(Settings), [_SETTINGS]
+    for item in dataclasses.fields(Settings):
+        if item.name not in DERIVED:
+            cls = kinds[item.name]
+            lines += ["", f"## {yaml_key(item)}", "", *([doc, ""] if (doc := _doc(cls)) else [])]
+            lines += _table("key", (one for one in _parameters(cls) if not one.is_section))
+    return "\n".join([*lines, _POOLS])
+
+
+def spell(value: Any) -> str:
+    """Return a default as text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value == "":
+        return "empty"
+    return f"{value:g}" if isinstance(value, float) and value < 1e5 else str(value)
+
+
+def _parameters(
+    cls: type[Any], fields: Iterable[dataclasses.Field[Any]] | None = None, path: str = ""
+) -> Iterator[Parameter]:
+    """Yield the values of a class: nested ones have a dotted key, those in a list have `[]` in it."""
+    for item in dataclasses.fields(cls) if fields is None else fields:
+        kind, name = _without_none(params.hints(cls)[item.name]), params.join(path, yaml_key(item))
+        inner, below = (get_args(kind)[0], f"{name}[]") if get_origin(kind) is tuple else (kind, name)
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        is_section = dataclasses.is_dataclass(kind) and default is not None
+        shown, written = _shown(kind, default), REQUIRED if default is dataclasses.MISSING else plain(default)
+        if dataclasses.is_dataclass(default):
+            shown, written = "", {}
+        doc, bounds = item.metadata.get("doc", ""), _bounds(item)
+        yield Parameter(name, _type(kind), written, doc, bounds, shown, is_section)
+        if dataclasses.is_dataclass(inner):
+            yield from _parameters(inner, None, below)  # type: ignore[arg-type]
+
+
+def _table(title: str, parameters: Iterable[Parameter]) -> Iterator[str]:
+    yield f"| {title} | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for one in parameters:
+        kind, choices = one.type, one.type.removeprefix("list of ")
+        if " | " in choices:
+            kind = kind.replace(choices, ", ".join(f"`{choice}`" for choice in choices.split(" | ")))
+        doc = (one.doc + one.bounds).replace("|", "\\|")
+        yield f"| `{one.name}` | {kind} | {one.shown} | {doc} |"
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(one for one in get_args(kind) if one is not type(None))
+    return kind
+
+
+def _type(kind: Any) -> str:
+    kind = _without_none(kind)
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " | ".join(str(member.value) for member in kind)
+    if get_origin(kind) in (tuple, frozenset):
+        inner = _type(get_args(kind)[0])
+        return f"list of {inner}" if " | " in inner else f"list of {inner}s"
+    return _TYPES.get(kind, "mapping")
+
+
+def _shown(kind: Any, value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return REQUIRED
+    if kind is Duration and value:
+        return f"`{_duration(value)}`"
+    if isinstance(value, Enum):
+        return f"`{value.value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value in (None, "", (), {}, frozenset()):
+        return ""
+    if isinstance(value, tuple | frozenset):
+        return ", ".join(f"`{one}`" for one in plain(value))
+    return f"`{_size(value)}`" if kind is Size else f"`{spell(plain(value))}`"
+
+
+def _bounds(item: dataclasses.Field[Any]) -> str:
+    words = zip(("at least", "at most", "more than"), item.metadata.get("bounds", ()), strict=False)
+    given = [f"{word} {bound:g}" for word, bound in words if bound is not None]
+    return f" ({', '.join(given)})" if given else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    size, unit = next((size, unit) for size, unit in _DURATIONS if seconds % size == 0 or unit == "s")
+    return f"{seconds / size:g}{unit}"
+
+
+def _size(count: int) -> str:
+    return next((f"{count // size}{unit}" for size, unit in _SIZES if count and count % size == 0), str(count))
+
+
+def _doc(cls: type) -> str:
+    """Return the first paragraph of the docstring on one line; empty for the docstring of a dataclass."""
+    first, _, _ = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+    return "" if first.startswith(f"{cls.__name__}(") else " ".join(first.split())
