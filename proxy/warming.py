@@ -1,4 +1,4 @@
-"""A prompt of a warm-up on its way: a leg like any other for those who decide, and no request for those who count."""
+"""Prompts of warm-ups: attempts for the listeners of pods, but not requests in the metrics of clients."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class WarmingSender:
 
 
 def _is_held(request: InferenceRequest, endpoint: Endpoint) -> bool:
-    """All but the end, which is what nobody said."""
+    """Return whether the pod has all of the prompt but its last block, whose end no client sent."""
     match = request.state.read(PREFIX_MATCH)
     return match is not None and 0 < match.total - 1 <= match.matched((endpoint,))[0]

@@ -35,14 +35,14 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
     await _produce(scheduling, request, endpoints, state.prefix_match())
     try:
         decision = scheduling.scheduler.schedule(request, endpoints, 0, record)
-        outcome = {"decision": _spelt(decision)}
+        outcome = {"decision": _described(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}
     handler = scheduling.effective.handler
     if problems := [Problem(f"scheduling.plugins.{name}", text) for name, text in faults.found if name == handler]:
         raise ConfigError(problems)
-    told = {"faults": [{"plugin": name, "message": text} for name, text in faults.found]} if faults.found else {}
-    return {"profiles": _report(record.runs, scheduling.effective), **told, **outcome}
+    reported = {"faults": [{"plugin": name, "message": text} for name, text in faults.found]} if faults.found else {}
+    return {"profiles": _report(record.runs, scheduling.effective), **reported, **outcome}
 
 
 class _Faults(PluginFaults):
@@ -56,8 +56,8 @@ class _Faults(PluginFaults):
         self.found.append((name, f"{complaint}: {error!r}" if error else complaint))
 
 
-def _spelt(decision: Decision) -> dict[str, Any]:
-    """The target, and what is said of other stages."""
+def _described(decision: Decision) -> dict[str, Any]:
+    """Return the target, and the pods of other stages."""
     stages = {"prefill": decision.prefill, "encode": decision.encode}
     names = {stage: [pod.name for pod in pods] for stage, pods in stages.items() if pods}
     return {"target": decision.target.name, **names, **({"why": decision.why} if decision.why else {})}
@@ -101,12 +101,12 @@ async def _produce(
 
 
 def _report(records: Sequence[ProfileRecord], effective: Effective) -> dict[str, Any]:
-    """By profile, in the order in which they ran; those that did not are absent."""
+    """Return the runs by profile, in their order."""
     profiles = {profile.name: profile for profile in effective.profiles}
-    return {record.profile: _told(record, profiles[record.profile]) for record in records}
+    return {record.profile: _run(record, profiles[record.profile]) for record in records}
 
 
-def _told(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:
+def _run(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:
     weights = {use.ref: use.weight for use in profile.uses}
     names = [endpoint.name for endpoint in record.scored]
     return {
@@ -149,7 +149,7 @@ class StatedMatch:
     block_size: int = param(64, "tokens per block", at_least=0)
 
     def missing(self, prompt_tokens: int) -> int:
-        """Tokens of the blocks the pod lacks, and those of the prompt beyond its blocks."""
+        """Return the tokens of the missing blocks, and of the prompt beyond its blocks."""
         beyond = max(0, prompt_tokens - self.total * self.block_size)
         return max(0, self.total - self.blocks) * self.block_size + beyond
 
@@ -227,12 +227,12 @@ class ExplainState:
     def prefix_match(self) -> PrefixMatch | None:
         """None where no pod states one."""
         stated = {endpoint.name: endpoint.prefix_match for endpoint in self.endpoints if endpoint.prefix_match}
-        return ToldMatch(stated) if stated else None
+        return StatedPrefixMatch(stated) if stated else None
 
 
-class ToldMatch(PrefixMatch):
-    """Stated instead of looked up, for each pod in blocks of its own; a pod that states none knows nothing of the
-    prompt. `matched` counts in parts of the prompt that all can be counted in, `total` of them."""
+class StatedPrefixMatch(PrefixMatch):
+    """The stated matches, for each pod in blocks of its own; a pod without one has nothing of the prompt. `matched`
+    counts parts of the prompt in which the blocks of all pods can be counted; there are `total` of them."""
 
     def __init__(self, stated: Mapping[str, StatedMatch]) -> None:
         totals = [match.total for match in stated.values() if match.total]
@@ -241,8 +241,8 @@ class ToldMatch(PrefixMatch):
         self.block_size = max(match.block_size for match in stated.values())
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        said = map(self._of, endpoints)
-        return [match.blocks * self.total // match.total if match.total else 0 for match in said]
+        matches = map(self._of, endpoints)
+        return [match.blocks * self.total // match.total if match.total else 0 for match in matches]
 
     def lengths(self, endpoints: Sequence[Endpoint]) -> list[int]:
         return [match.blocks * match.block_size for match in map(self._of, endpoints)]

@@ -68,7 +68,7 @@ class Entry:
     received_at: float
     decided_at: float
     queued_since: float | None
-    asked: bool
+    is_requested: bool
     """Whether the client requested the explanation."""
     candidates: tuple[Endpoint, ...]
     situations: tuple[tuple[LoadView, int, int, Freshness], ...]
@@ -163,7 +163,7 @@ class EntryBuilder:
         candidates: Sequence[Endpoint],
         runs: tuple[ProfileRecord, ...],
         outcome: Decision | RequestError,
-        asked: bool = False,
+        is_requested: bool = False,
     ) -> Entry:
         """Call it in the tick of the decision, before the reservation, so that it sees what the plugins saw."""
         state, error = request.state, outcome if isinstance(outcome, RequestError) else None
@@ -183,7 +183,7 @@ class EntryBuilder:
             received_at=request.received_at,
             decided_at=self._clock.now(),
             queued_since=None if ticket is None else ticket.waiting.since,
-            asked=asked,
+            is_requested=is_requested,
             candidates=tuple(candidates),
             situations=tuple(map(_SITUATION, candidates)),
             hits=array("q", match.lengths(candidates)) if match is not None and candidates else None,
@@ -256,7 +256,7 @@ def short(entry: Entry) -> dict[str, Any]:
         },
         "waited": _number(entry.decided_at - entry.received_at),
         "queued": _difference(entry.decided_at, entry.queued_since),
-        "asked": entry.asked,
+        "asked": entry.is_requested,
         "outcome": entry.outcome,
         "status": entry.status,
         "answeredBy": None if last is None or last.first_byte_at is None else last.endpoint.name,

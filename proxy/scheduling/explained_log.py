@@ -101,7 +101,7 @@ class DecisionLog:
                 self._striking.add(entry, self.settings.keep)
 
     def _is_striking(self, entry: Entry) -> bool:
-        if entry.asked or entry.failed or entry.error is not None:
+        if entry.is_requested or entry.failed or entry.error is not None:
             return True
         return entry.ended_at is not None and entry.is_slower_than(self.settings.slow, entry.ended_at)
 
@@ -138,10 +138,10 @@ class Explained(Listener):
 
     def wants(self, request: InferenceRequest) -> bool:
         """Return whether to record the decision: the client asks for it, or the sample has it."""
-        is_sampled = self._is_asked(request) or self._random.random() < self._log.settings.sample
+        is_sampled = self._is_requested(request) or self._random.random() < self._log.settings.sample
         return is_sampled and request.state.read(ENTRY) is None
 
-    def _is_asked(self, request: InferenceRequest) -> bool:
+    def _is_requested(self, request: InferenceRequest) -> bool:
         headers = request.headers
         return REQUESTED_BY in headers and headers[REQUESTED_BY].lower() in YES and self._may_ask(request)
 
@@ -172,8 +172,8 @@ class Explained(Listener):
         record: DecisionRecord | None,
     ) -> None:
         if record is not None and record.is_wanted:
-            builder, asked = self._builders[candidates[0].pool], self._is_asked(request)
-            entry = builder.entry(self._log.next_id(), request, candidates, record.runs, outcome, asked)
+            builder, is_requested = self._builders[candidates[0].pool], self._is_requested(request)
+            entry = builder.entry(self._log.next_id(), request, candidates, record.runs, outcome, is_requested)
             request.state.write(ENTRY, entry)
             self._log.add(entry)
 
@@ -185,7 +185,7 @@ class Explained(Listener):
         if attempt.answers and entry.decision is not None:
             final = attempt.decision  # which may have dropped a stage since
             entry.decision = entry.decision._replace(prefill=final.prefill, encode=final.encode, why=final.why)
-        if attempt.answers and entry.asked:
+        if attempt.answers and entry.is_requested:
             attempt.response_headers.append((HEADER, summary(entry, attempt.endpoint)))
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
@@ -212,7 +212,7 @@ class DecisionQuery:
     equal: Mapping[str, str]
     pod: str
     slow: float | None
-    asked: bool
+    is_requested: bool
     limit: int
 
     @classmethod
@@ -230,7 +230,7 @@ class DecisionQuery:
         )
 
     def matches(self, entry: Entry, now: float) -> bool:
-        if self.asked and not entry.asked:
+        if self.is_requested and not entry.is_requested:
             return False
         if self.slow is not None and (entry.error is not None or not entry.is_slower_than(self.slow, now)):
             return False

@@ -20,8 +20,8 @@ from proxy.scheduling.sections import SECTION_TYPES, SETTINGS_TYPES
 DEFAULT_PROFILE = "default"
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_PLUGINS = ("candidate-sampling-filter", "latency-scorer", DEFAULT_PICKER)
-"""One scorer, because it weighs in seconds what others would have to weigh against each other: cached prefix, queue,
-answers that run, how fast a pod is. The filter does nothing until there are more than a hundred pods."""
+"""The scorer adds up cached prefix, queue, running responses and the speed of a pod in seconds; several scorers would
+need weights. The filter has no effect on up to a hundred pods."""
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_WEIGHT = 1.0
 
@@ -97,7 +97,7 @@ class Layout:
 
 
 def lay_out(document: Document, registry: Registry) -> Layout:
-    """Problems are collected in the layout, those of the document first."""
+    """Collect problems in the layout, after the problems of the document."""
     layout = Layout(registry, document.path, list(document.problems))
     _declare(layout, document)
     if document.profiles is None:
@@ -231,9 +231,10 @@ def check_keys(layout: Layout, instances: Instances) -> None:
 
 
 def in_order(layout: Layout, instances: Instances) -> list[str]:
-    """The names of the producers, each after those whose data it requires; as far as that allows, those that may wait
-    come last, since they may use up the time of all, and otherwise as in the file. Who says not whose data it reads
-    gets what was written first: so those that bear the name of their type, which is what it means, come before."""
+    """Return the names of the producers, each after the producers of the data that it requires. As far as that allows,
+    producers that may wait come last, since they may use up the time of all, then the order of the file decides. A
+    reader that names no producer gets the datum that was written first, so producers with the name of their type come
+    before others."""
     graph: dict[str, list[str]] = {name: [] for name, made in instances.items() if declares(made, DataProducer)}
     for name, providers in graph.items():
         for key in instances[name].requires:
@@ -259,7 +260,7 @@ def in_order(layout: Layout, instances: Instances) -> list[str]:
 
 
 def declares(made: Plugin, point: type) -> bool:
-    """Whether its class declares the extension point; protocols are told apart by name, not by shape."""
+    """Return whether its class declares the extension point as a base."""
     return point in type(made).__mro__
 
 

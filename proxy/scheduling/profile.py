@@ -187,12 +187,12 @@ class Scoring:
         try:
             scores = [scorer.score(run, request, endpoints) for scorer in self._plugins]
             totals = self.added_up(scores, len(endpoints))
-            said = list(chain.from_iterable(scores))
+            values = list(chain.from_iterable(scores))
             if (
-                len(said) == len(endpoints) * len(scores)
+                len(values) == len(endpoints) * len(scores)
                 and len(totals) == len(endpoints)
-                and min(said, default=0.0) >= 0.0
-                and max(said, default=0.0) <= 1.0
+                and min(values, default=0.0) >= 0.0
+                and max(values, default=0.0) <= 1.0
                 and sum(totals) >= 0.0  # which NaN is not, wherever it stood
             ):
                 return totals
@@ -208,7 +208,7 @@ class GuardedScorer(Scorer):
     """Clamps what is out of range, makes 0 of NaN, and scores 0 for all where the scorer fails."""
 
     def __init__(self, scorer: Scorer, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # it answers for the scorer it guards
+        self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # stands for the scorer that it guards
         self.unguarded = scorer
         self.name = name
         self._faults = faults
@@ -245,7 +245,7 @@ class GuardedFilter(Filter):
     """
 
     def __init__(self, inner: Filter, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the filter it guards
+        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the filter that it guards
         self.exhausts = inner.exhausts  # type: ignore[misc]
         self._inner = inner
         self._is_trusted = is_built_in(inner)
@@ -281,7 +281,7 @@ class GuardedPicker(Picker):
     """
 
     def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the picker it guards
+        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the picker that it guards
         self.name = name
         self.unguarded = inner
         self.is_trusted = is_built_in(inner)

@@ -88,7 +88,7 @@ class Scheduler:
         default = self._default()
         try:
             decision = self._planned(request, endpoints, attempt, record)
-            if _is_among(decision, endpoints):
+            if _is_valid(decision, endpoints):
                 return decision
         except RequestError:
             raise
@@ -148,8 +148,8 @@ class _Undecided(Exception):
     """A handler came to no decision; the message says why."""
 
 
-def _is_among(decision: object, endpoints: tuple[Endpoint, ...]) -> bool:
-    """Whether it is a decision, and each of its pods a candidate."""
+def _is_valid(decision: object, endpoints: tuple[Endpoint, ...]) -> bool:
+    """Return whether it is a decision, and each of its pods a candidate."""
     return isinstance(decision, Decision) and set(endpoints).issuperset(
         chain(decision.candidates(), decision.prefill, decision.encode)
     )

@@ -29,7 +29,7 @@ class DcgmSource:
     scheme: Literal["http", "https"] = param("http", "scheme of the exporter's URL")
     path: str = param("/metrics", "path of the exporter's metrics")
     port: int = param(9400, "port of the exporter", at_least=1, at_most=65535)
-    insecure_skip_verify: bool = param(True, "accepted and without effect: certificates are verified as those of pods")
+    insecure_skip_verify: bool = param(True, "accepted and without effect: certificates are verified as for pods")
     use_node_address: bool = param(False, "scrape the node of the pod instead of the pod")
     interval: Duration | None = param(None, "time between two scrapes of one exporter", more_than=0)
 
@@ -86,7 +86,7 @@ class NoParameters:
     """Of a type that is accepted by name and has nothing to set."""
 
 
-UNUSED = "accepted and without effect: pods are told by the proxy itself who does what"
+UNUSED = "accepted and without effect: the proxy itself sends each stage to its pod"
 
 TOPOLOGY = {
     "hostname": "kubernetes.io/hostname",
@@ -178,7 +178,7 @@ NOTIFIED = frozenset(
         "mm-embeddings-cache-producer",
     }
 )
-"""Plugins that a document may name as extractors of a notification source: here they are told of pods anyway."""
+"""Plugins that a document may name as extractors of a notification source; the proxy notifies them in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +304,8 @@ class Probability:
     k: float = param(300.0, "factor of it", more_than=0)
 
     def shedding(self) -> dict[str, Any]:
-        said = {"queueDepth": self.queue_depth_threshold, "kvUsage": self.kv_cache_util_threshold}
-        return {"byLoad": {**said, "power": self.power, "k": self.k}}
+        load = {"queueDepth": self.queue_depth_threshold, "kvUsage": self.kv_cache_util_threshold}
+        return {"byLoad": {**load, "power": self.power, "k": self.k}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +324,11 @@ class ProgramAware:
     las_half_life_seconds: float = param(
         60.0, "after which what it has had counts half; 0: it always counts", at_least=0
     )
-    eviction_ttl_seconds: float = param(3600.0, "after its last answer it has had nothing; 0: never", at_least=0)
+    eviction_ttl_seconds: float = param(
+        3600.0, "time after its last response until its service counts as none; 0: never", at_least=0
+    )
     eviction_sweep_seconds: float = param(
-        300.0, "accepted and without effect: tenants are forgotten when others are answered", more_than=0
+        300.0, "accepted and without effect: tenants are forgotten when other tenants get responses", more_than=0
     )
 
     def least_service(self) -> dict[str, Any]:
@@ -366,7 +368,7 @@ SOLE_TYPES = frozenset(
         *("file-discovery", PROGRAM_AWARE),
     )
 )
-"""Types of which a document has one plugin at most."""
+"""A document has one plugin at most of each of these types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +392,7 @@ class FlowControlSection:
         None, "that a request may wait; 0 is no limit", key="defaultRequestTTL"
     )
     no_endpoint_request_ttl: Duration | None = param(
-        None, "accepted and without effect: where no pod is ready nobody waits", key="noEndpointRequestTTL"
+        None, "accepted and without effect: requests do not wait for the first ready pod", key="noEndpointRequestTTL"
     )
     saturation_detector: Ref | None = param(None, "name of a saturation detector")
     usage_limit_policy_plugin_ref: str | None = param(None, "name of a usage limit policy")
@@ -423,73 +425,53 @@ Named = Mapping[str, tuple[str, Any]]
 
 
 def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str, Any]:
-    """Values of the `flowControl` section; all names that this one refers to are `named`, and of the right kind.
-    Without the feature gate only a detector counts: what is sheddable is refused while pods are full, and nobody waits.
-    """
-    shed = {"shedding": shedding} if (shedding := _shedding(named)) else {}
+    """Return values of the `flowControl` section. All references are valid.
+
+    Without the feature gate no request waits: sheddable requests are refused while the pods are full, if there is a
+    detector. Admitters work without a reference."""
+    shedding: dict[str, Any] = {}
+    for kind, parameters in named.values():
+        if FLOW_TYPES[kind].role == ADMITTER:
+            shedding |= parameters.shedding()
+    shed = {"shedding": shedding} if shedding else {}
+    detector = section.saturation_detector
+    saturation = (named[detector.plugin_ref][1] if detector else UtilizationDetector()).saturation()
     if not is_on:
-        return {**(_refusing(section, named) if section.saturation_detector else {}), **shed}
-    bands = _bands(section)
-    ceilings = _parameters(named, section.usage_limit_policy_plugin_ref, StaticCeiling()).ceilings(list(bands))
-    said = {
-        "saturation": _saturation(section, named),
+        bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
+        return {**({"saturation": saturation, "bands": bands} if detector else {}), **shed}
+    limit = section.usage_limit_policy_plugin_ref
+    values = {
+        "saturation": saturation,
         "maxQueued": section.max_requests or None,
         "maxQueuedBytes": section.max_bytes or None,
         "queueTimeout": NO_TIMEOUT if section.default_request_ttl == Duration(0.0) else section.default_request_ttl,
-        "ceilings": _value(named, section.usage_limit_policy_plugin_ref, "") or None,
+        "ceilings": _value(named, limit, "") or None,
         "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,
-        "bands": [
-            _band(priority, band, named, ceiling)
-            for (priority, band), ceiling in zip(bands.items(), ceilings, strict=True)
-        ],
+        "bands": _bands(section, named, named[limit][1] if limit is not None else StaticCeiling()),
     }
-    return {key: value for key, value in said.items() if value is not None} | shed
+    return {key: value for key, value in values.items() if value is not None} | shed
 
 
-def _shedding(named: Named) -> dict[str, Any]:
-    """Admitters work wherever they are among the plugins."""
-    said: dict[str, Any] = {}
-    for kind, parameters in named.values():
-        if FLOW_TYPES[kind].role == ADMITTER:
-            said |= parameters.shedding()
-    return said
-
-
-def _refusing(section: FlowControlSection, named: Named) -> dict[str, Any]:
-    bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
-    return {"saturation": _saturation(section, named), "bands": bands}
-
-
-def _saturation(section: FlowControlSection, named: Named) -> dict[str, Any]:
-    name = section.saturation_detector.plugin_ref if section.saturation_detector else None
-    said: dict[str, Any] = _parameters(named, name, UtilizationDetector()).saturation()
-    return said
-
-
-def _bands(section: FlowControlSection) -> dict[int, DefaultBand]:
-    """The highest first. There is one of priority 0, and one for what is sheddable where that is said to be other."""
+def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[str, Any]]:
+    """Return the bands, the highest first: always one of priority 0, and one of sheddable requests if it differs."""
     bands: dict[int, DefaultBand] = {band.priority: band for band in section.priority_bands}
     bands.setdefault(0, section.default_priority_band)
     if section.default_negative_priority_band is not None:
         bands.setdefault(SHEDDABLE, section.default_negative_priority_band)
-    return dict(sorted(bands.items(), reverse=True))
-
-
-def _band(priority: int, band: DefaultBand, named: Named, ceiling: float) -> dict[str, Any]:
-    return {
-        "priority": priority,
-        "maxQueued": band.max_requests or None,
-        "maxQueuedBytes": band.max_bytes or None,
-        "fairness": _value(named, band.fairness_policy_ref, "strict"),
-        "ordering": _value(named, band.ordering_policy_ref, "fcfs"),
-        "ceiling": ceiling,
-    }
+    priorities = sorted(bands, reverse=True)
+    return [
+        {
+            "priority": priority,
+            "maxQueued": bands[priority].max_requests or None,
+            "maxQueuedBytes": bands[priority].max_bytes or None,
+            "fairness": _value(named, bands[priority].fairness_policy_ref, "strict"),
+            "ordering": _value(named, bands[priority].ordering_policy_ref, "fcfs"),
+            "ceiling": ceiling,
+        }
+        for priority, ceiling in zip(priorities, limit.ceilings(priorities), strict=True)
+    ]
 
 
 def _value(named: Named, name: str | None, default: str) -> str:
     return FLOW_TYPES[named[name][0]].value if name is not None else default
-
-
-def _parameters(named: Named, name: str | None, default: Any) -> Any:
-    return named[name][1] if name is not None else default

@@ -14,7 +14,7 @@ from proxy.core.plugin import ProfileHandler, Scorer, plugin
 from proxy.core.ports import Clock, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.explain import StatedMatch, ToldMatch, explain
+from proxy.scheduling.explain import StatedMatch, StatedPrefixMatch, explain
 from tests.helpers.scheduling.situations import REGISTRY, pod
 
 State = dict[str, Any]
@@ -253,7 +253,7 @@ async def test_invalid_input_is_refused(state: Any, fault: str) -> None:
 
 
 def test_matches_in_blocks_of_different_size_keep_share_and_length() -> None:
-    told = ToldMatch({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 3, 64)})
+    told = StatedPrefixMatch({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 3, 64)})
     pods = [pod("a"), pod("b"), pod("unknown")]
     assert [blocks / told.total for blocks in told.matched(pods)] == pytest.approx([0.5, 1 / 3, 0.0])
     assert told.lengths(pods) == [64, 64, 0]
