@@ -1,46 +1,4 @@
-"""All errors of kvlane, for clients and operators.
-
-    KvlaneError
-    ├── RequestError                       sent to the client; the class has the status, type and code
-    │   ├── BadRequest                400  invalid_request_error
-    │   │   ├── InvalidJson
-    │   │   └── NoHttp                     invalid or ambiguous HTTP
-    │   ├── Unauthorized              401  authentication_error
-    │   ├── Forbidden                 403  permission_error
-    │   ├── NotFound                  404  invalid_request_error
-    │   │   ├── UnknownModel               model_not_found
-    │   │   ├── UnknownResponse
-    │   │   └── UnknownPod
-    │   ├── MethodNotAllowed          405
-    │   ├── BodyTimeout               408
-    │   │   └── HeadTimeout
-    │   ├── Conflict                  409  not possible in the current state
-    │   ├── BodyTooLarge              413
-    │   ├── HeadTooLarge              431  a line, a field or the number of fields exceeds the limit
-    │   ├── Saturated                 429  rate_limit_error: a filter found all pods busy
-    │   │   ├── QueueFull                  flow control rejected the request
-    │   │   │   ├── WaitedTooLong
-    │   │   │   ├── TooLate
-    │   │   │   ├── MadeRoom
-    │   │   │   └── Evicted
-    │   │   └── RateLimited                a key or a tenant has reached a limit
-    │   ├── BadGateway                502  no valid response from a pod
-    │   │   └── AllFailed                  all attempts failed before the first byte
-    │   ├── NoEndpoints               503  no pod can serve the request
-    │   │   └── ShuttingDown               kvlane is stopping
-    │   ├── SuspectedPoison           503  the request is quarantined: pods crashed while serving it
-    │   ├── IssuerUnreachable         503  the keys that verify a token are unavailable
-    │   ├── FileLimitReached          503  this process has no free file descriptor
-    │   └── GatewayTimeout            504
-    ├── UpstreamFailed                     a pod failed before its first byte; another may be tried
-    │   ├── ConnectFailed
-    │   │   ├── ConnectRefused
-    │   │   ├── OutOfFiles                     this process has no free file descriptor
-    │   │   └── PassedOver                     the gateway in front has tried another pod itself
-    │   ├── Declined                           it sent an error response
-    │   │   └── RankOutOfRange                     it has fewer data-parallel ranks
-    │   └── UpstreamTimedOut
-    └── ConfigError                        all faults of a configuration, with their paths
+"""Errors: for clients (RequestError), of pods (UpstreamFailed) and of configurations (ConfigError).
 
 A RequestError is raised where it is known and rendered once, in `openai.errors`, in the shape of the API called.
 Messages say what to do and never contain the URL of a pod.
@@ -52,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from proxy.core.endpoint import Endpoint
@@ -115,6 +73,12 @@ class RequestError(KvlaneError):
     retry_after: float | None = None
     """Seconds after which a retry may succeed, if known."""
 
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        """Set class attributes, as in `class Conflict(RequestError, status=409)`."""
+        super().__init_subclass__()
+        for name, value in attributes.items():
+            setattr(cls, name, value)
+
     def __init__(self, message: str, *, param: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -123,166 +87,116 @@ class RequestError(KvlaneError):
             self.reason = reason
 
 
-class BadRequest(RequestError):
-    status = 400
-    type = "invalid_request_error"
-    reason = Reason.INVALID_REQUEST
+class BadRequest(RequestError, status=400, type="invalid_request_error", reason=Reason.INVALID_REQUEST):
+    pass
 
 
-class InvalidJson(BadRequest):
-    code = "invalid_json"
+class InvalidJson(BadRequest, code="invalid_json"):
+    pass
 
 
 class NoHttp(BadRequest):
     """Invalid HTTP. The start of the next request is unknown, so the connection is closed."""
 
 
-class Unauthorized(RequestError):
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
-    reason = Reason.UNAUTHORIZED
+class Unauthorized(
+    RequestError, status=401, type="authentication_error", code="invalid_api_key", reason=Reason.UNAUTHORIZED
+):
+    pass
 
 
-class Forbidden(RequestError):
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
-    reason = Reason.FORBIDDEN
+class Forbidden(RequestError, status=403, type="permission_error", code="forbidden", reason=Reason.FORBIDDEN):
+    pass
 
 
-class MisdirectedRequest(RequestError):
+class MisdirectedRequest(
+    RequestError, status=421, type="invalid_request_error", code="misdirected_request", reason=Reason.MISDIRECTED
+):
     """The request names a host that this server does not serve."""
 
-    status = 421
-    type = "invalid_request_error"
-    code = "misdirected_request"
-    reason = Reason.MISDIRECTED
+
+class NotFound(RequestError, status=404, type="invalid_request_error", code="not_found", reason=Reason.UNKNOWN_PATH):
+    pass
 
 
-class NotFound(RequestError):
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
-    reason = Reason.UNKNOWN_PATH
-
-
-class UnknownModel(NotFound):
-    code = "model_not_found"
-    reason = Reason.UNKNOWN_MODEL
-
+class UnknownModel(NotFound, code="model_not_found", reason=Reason.UNKNOWN_MODEL):
     def __init__(self, model: str) -> None:
         shown = model if len(model) <= LONGEST_NAME else model[:LONGEST_NAME] + "…"
-        super().__init__(f"The model `{shown}` does not exist; GET /v1/models lists those that do.", param="model")
+        super().__init__(f"The model `{shown}` does not exist; GET /v1/models lists the models that do.", param="model")
 
 
-class UnknownResponse(NotFound):
-    reason = Reason.UNKNOWN_RESPONSE
-
+class UnknownResponse(NotFound, reason=Reason.UNKNOWN_RESPONSE):
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Response with id '{response_id}' not found; it may have expired.", param="response_id")
 
 
-class UnknownPod(NotFound):
-    code = "pod_not_found"
-    reason = Reason.UNKNOWN_POD
-
+class UnknownPod(NotFound, code="pod_not_found", reason=Reason.UNKNOWN_POD):
     def __init__(self, name: str, hint: str) -> None:
         super().__init__(f"No pod is named '{name}'{hint}")
 
 
-class MethodNotAllowed(RequestError):
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
-    reason = Reason.METHOD_NOT_ALLOWED
-
+class MethodNotAllowed(
+    RequestError, status=405, type="invalid_request_error", code="method_not_allowed", reason=Reason.METHOD_NOT_ALLOWED
+):
     def __init__(self, message: str, allowed: Sequence[str]) -> None:
         super().__init__(message)
         self.allowed = tuple(allowed)
 
 
-class BodyTimeout(RequestError):
-    status = 408
-    type = "invalid_request_error"
-    code = "body_timeout"
-    reason = Reason.BODY_TIMEOUT
+class BodyTimeout(
+    RequestError, status=408, type="invalid_request_error", code="body_timeout", reason=Reason.BODY_TIMEOUT
+):
+    pass
 
 
 class HeadTimeout(BodyTimeout):
     """A request whose head did not arrive in time."""
 
 
-class Conflict(RequestError):
-    status = 409
-    type = "invalid_request_error"
-    code = "conflict"
-    reason = Reason.CONFLICT
+class Conflict(RequestError, status=409, type="invalid_request_error", code="conflict", reason=Reason.CONFLICT):
+    pass
 
 
-class BodyTooLarge(RequestError):
-    status = 413
-    type = "invalid_request_error"
-    code = "body_too_large"
-    reason = Reason.BODY_TOO_LARGE
+class BodyTooLarge(
+    RequestError, status=413, type="invalid_request_error", code="body_too_large", reason=Reason.BODY_TOO_LARGE
+):
+    pass
 
 
-class HeadTooLarge(RequestError):
+class HeadTooLarge(
+    RequestError, status=431, type="invalid_request_error", code="head_too_large", reason=Reason.HEAD_TOO_LARGE
+):
     """A request head over the limit. The connection is closed."""
 
-    status = 431
-    type = "invalid_request_error"
-    code = "head_too_large"
-    reason = Reason.HEAD_TOO_LARGE
 
-
-class Saturated(RequestError):
-    status = 429
-    type = "rate_limit_error"
-    code = "saturated"
-    reason = Reason.SATURATED
+class Saturated(RequestError, status=429, type="rate_limit_error", code="saturated", reason=Reason.SATURATED):
     retry_after: float = 1.0
 
 
-class QueueFull(Saturated):
+class QueueFull(Saturated, code="queue_full"):
     """Flow control can neither admit nor queue the request. `retry_after` is the expected time until there is
     capacity."""
 
-    code = "queue_full"
+
+class WaitedTooLong(QueueFull, code="queue_timeout", reason=Reason.TTL_EXPIRED):
+    pass
 
 
-class WaitedTooLong(QueueFull):
-    code = "queue_timeout"
-    reason = Reason.TTL_EXPIRED
-
-
-class TooLate(QueueFull):
+class TooLate(QueueFull, code="deadline", reason=Reason.DEADLINE):
     """The deadline of the request has passed or cannot be met."""
 
-    code = "deadline"
-    reason = Reason.DEADLINE
 
-
-class MadeRoom(QueueFull):
+class Displaced(QueueFull, code="queue_full", reason=Reason.DISPLACED):
     """A request of higher priority took its place in the queue."""
 
-    code = "queue_full"
-    reason = Reason.DISPLACED
 
-
-class Evicted(QueueFull):
+class Evicted(QueueFull, code="evicted", reason=Reason.EVICTED):
     """The request was aborted on a pod in favour of another one."""
 
-    code = "evicted"
-    reason = Reason.EVICTED
 
-
-class RateLimited(Saturated):
+class RateLimited(Saturated, code="rate_limit_exceeded", reason=Reason.RATE_LIMITED):
     """A key or tenant has reached a limit. `retry_after` is the time until the next request; `headers` report the
     rest."""
-
-    code = "rate_limit_exceeded"
-    reason = Reason.RATE_LIMITED
 
     def __init__(self, message: str, retry_after: float, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
@@ -290,18 +204,11 @@ class RateLimited(Saturated):
         self.headers = tuple(headers)
 
 
-class BadGateway(RequestError):
-    status = 502
-    type = "server_error"
-    code = "upstream_failed"
-    reason = Reason.UPSTREAM_FAILED
+class BadGateway(RequestError, status=502, type="server_error", code="upstream_failed", reason=Reason.UPSTREAM_FAILED):
+    pass
 
 
-class NoEndpoints(RequestError):
-    status = 503
-    type = "server_error"
-    code = "no_endpoints"
-    reason = Reason.NO_ENDPOINTS
+class NoEndpoints(RequestError, status=503, type="server_error", code="no_endpoints", reason=Reason.NO_ENDPOINTS):
     retry_after: float = 1.0
 
 
@@ -312,58 +219,47 @@ class AllFailed(BadGateway):
 NO_POD = "No pod is ready. Retry shortly."
 
 
-class ShuttingDown(NoEndpoints):
-    code = "shutting_down"
-    reason = Reason.SHUTTING_DOWN
-
+class ShuttingDown(NoEndpoints, code="shutting_down", reason=Reason.SHUTTING_DOWN):
     def __init__(self) -> None:
         super().__init__("The proxy is shutting down. Retry shortly.")
 
 
-class IssuerUnreachable(RequestError):
+class IssuerUnreachable(
+    RequestError, status=503, type="server_error", code="issuer_away", reason=Reason.ISSUER_AWAY, retry_after=10.0
+):
     """The keys of the token's issuer are unavailable; the token may be valid."""
-
-    status = 503
-    type = "server_error"
-    code = "issuer_away"
-    reason = Reason.ISSUER_AWAY
-    retry_after: float = 10.0
 
     def __init__(self) -> None:
         super().__init__("Could not fetch the issuer's JWKS; retry shortly.")
 
 
-class FileLimitReached(RequestError):
+class FileLimitReached(
+    RequestError, status=503, type="server_error", code="out_of_files", reason=Reason.OUT_OF_FILES, retry_after=1.0
+):
     """This process has no free file descriptor; its pods may be healthy."""
-
-    status = 503
-    type = "server_error"
-    code = "out_of_files"
-    reason = Reason.OUT_OF_FILES
-    retry_after: float = 1.0
 
     def __init__(self) -> None:
         super().__init__("The proxy has reached its limit on open files. Retry shortly.")
 
 
-class SuspectedPoison(RequestError):
+class SuspectedPoison(
+    RequestError,
+    status=503,
+    type="server_error",
+    code="suspected_poison",
+    reason=Reason.SUSPECTED_POISON,
+    should_retry=False,
+):
     """The request is quarantined. Clients retry a 503 by themselves, so this one tells them not to."""
-
-    status = 503
-    type = "server_error"
-    code = "suspected_poison"
-    reason = Reason.SUSPECTED_POISON
-    should_retry = False
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"Pods crashed while serving this request. It is refused for {seconds:.0f} s.")
 
 
-class GatewayTimeout(RequestError):
-    status = 504
-    type = "server_error"
-    code = "upstream_timed_out"
-    reason = Reason.UPSTREAM_TIMED_OUT
+class GatewayTimeout(
+    RequestError, status=504, type="server_error", code="upstream_timed_out", reason=Reason.UPSTREAM_TIMED_OUT
+):
+    pass
 
 
 class UpstreamFailed(KvlaneError):

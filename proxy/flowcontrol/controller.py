@@ -11,7 +11,7 @@ from typing import final
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.core.errors import Evicted, MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
+from proxy.core.errors import Displaced, Evicted, QueueFull, Reason, TooLate, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.fleet.store import Pods
@@ -243,7 +243,7 @@ class FlowControl(Gate):
             if last is None or not fits:
                 raise self.refusal(waiting, QueueFull("The queue is full: too many requests wait for a pod."))
             last.band.drop(last)
-            last.leave(self.refusal(last, MadeRoom("The request left the queue for another tenant's request.")))
+            last.leave(self.refusal(last, Displaced("The request left the queue for another tenant's request.")))
 
     async def _wait(self, ticket: QueueTicket) -> None:
         """Wait for admission. Raise QueueFull."""

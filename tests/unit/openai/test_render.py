@@ -25,7 +25,7 @@ def test_an_openai_error_has_its_four_fields() -> None:
     status, headers, body = answer(UnknownModel("x"))
     assert status == 404
     assert body["error"] == {
-        "message": "The model `x` does not exist; GET /v1/models lists those that do.",
+        "message": "The model `x` does not exist; GET /v1/models lists the models that do.",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
