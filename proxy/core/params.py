@@ -74,7 +74,7 @@ REMOVED: Mapping[str, str] = {
     "pods.kubernetes.watch": "it is always 5 minutes",
     "pods.warmup.concurrency": "it is always 2 prompts at a time",
     "pods.warmup.maxBytes": "it is always 4 MiB",
-    "pods.warmup.sample": "it is always one answered request in 8",
+    "pods.warmup.sample": "it is always one response in 8",
     "pods.warmup.sharedBy": "it is always 8 requests",
     "pods.warmup.timeout": "it is always 1 minute",
     "reliability.breaker.probes": "it is always 1 request",
@@ -321,7 +321,7 @@ def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
     chosen = choices.get(str(value).lower())
     if chosen is None:
         names = ", ".join(choices)
-        raise Invalid(Problem(path, f"{value!r} is none of {names}{suggestion(str(value), list(choices))}"))
+        raise Invalid(Problem(path, f"must be one of {names}, not {value!r}{suggestion(str(value), list(choices))}"))
     return chosen
 
 

@@ -137,7 +137,7 @@ class _Reader:
             if key not in TOP_LEVEL:
                 self._complain("", f"unknown field '{key}'{suggestion(str(key), TOP_LEVEL)}")
         if data.get("apiVersion", API_VERSIONS[0]) not in API_VERSIONS:
-            self._complain("apiVersion", f"{data['apiVersion']!r} must be one of {', '.join(API_VERSIONS)}")
+            self._complain("apiVersion", f"must be one of {', '.join(API_VERSIONS)}, not {data['apiVersion']!r}")
         if data.get("kind", KIND) != KIND:
             self._complain("kind", f"must be {KIND}, not {data['kind']!r}")
 

@@ -47,7 +47,7 @@ def test_the_refusal_of_a_removed_key_names_its_replacement(key: str) -> None:
 
 def test_a_removed_key_of_a_further_pool_is_named_with_the_path_of_the_pool() -> None:
     written = {"pools": {"large": {"pods": {"warmup": {"prompts": 3, "sample": 4}}}}}
-    assert faults(written) == ["pools.large.pods.warmup.sample: was removed: it is always one answered request in 8"]
+    assert faults(written) == ["pools.large.pods.warmup.sample: was removed: it is always one response in 8"]
 
 
 def test_check_names_the_replacement(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_every_typo_of_a_file_is_reported_with_its_path_and_a_suggestion(files: 
         "pods.static[1].url: is required",
         "reliability.timeouts: unknown field 'firstbyte'; did you mean 'firstByte'?",
         "reliability.retries.attempts: must be at least 1, not 0",
-        "telemetry.logLevel: 'inof' is none of debug, info, warning, error; did you mean 'info'?",
+        "telemetry.logLevel: must be one of debug, info, warning, error, not 'inof'; did you mean 'info'?",
         "telemetry.accessLog: must be true or false, not the text 'yes'",
     ]
     assert [fault for fault in expected if fault not in faults] == []

@@ -107,7 +107,7 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
         ({"wait": "soon"}, "top.wait: 'soon' is not a duration; write 250ms, 15s, 5m or 1h30m"),
         ({"wait": -1}, "top.wait: a duration is not negative"),
         ({"room": -1}, "top.room: a size is not negative"),
-        ({"colour": "redd"}, "top.colour: 'redd' is none of red, blue; did you mean 'red'?"),
+        ({"colour": "redd"}, "top.colour: must be one of red, blue, not 'redd'; did you mean 'red'?"),
         ({"inner": {"depth": 11, "required": "x"}}, "top.inner.depth: must be at most 10, not 11"),
         ({"inner": {}}, "top.inner.required: is required"),
         ({"inner": []}, "top.inner: must be a mapping, not a list; its keys are required, depth"),

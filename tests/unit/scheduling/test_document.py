@@ -47,7 +47,8 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
     assert sorted(map(str, caught.value.problems)) == sorted(
         [
             "unknown field 'plugin'; did you mean 'plugins'?",
-            "apiVersion: 'llm-d.ai/v1alpha2' must be one of llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1",
+            "apiVersion: must be one of llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1, "
+            "not 'llm-d.ai/v1alpha2'",
             "featureGates[0]: unknown feature gate 'flowControll'; did you mean 'flowControl'?",
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",
             "plugins.approx: unknown plugin type 'aprox-prefix-cache-producer'; "
@@ -58,7 +59,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
             "plugins.pick: unknown field 'maxNumOfEndpoint'; did you mean 'maxNumOfEndpoints'?",
             "plugins.nameless.type: is required",
             "plugins.source: 'p2p-source-producer' is not yet supported",
-            "plugins.metrics-data-source.scheme: 'ftp' is none of http, https",
+            "plugins.metrics-data-source.scheme: must be one of http, https, not 'ftp'",
             "plugins.metrics-data-source.interval: 'fast' is not a duration; write 250ms, 15s, 5m or 1h30m",
             "schedulingProfiles.decode.plugins[0].pluginRef: no plugin is named 'queue-scorrer'; "
             "did you mean 'queue-scorer'?",
