@@ -16,7 +16,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.ports import Clock, Poster, Random
 from proxy.core.tasks import Tasks
-from proxy.reliability.breaker import Ejections
+from proxy.fleet.store import Fleet
 from proxy.reliability.settings import HealthSettings
 
 UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"
@@ -64,7 +64,7 @@ class HealthChecks:
         self,
         settings: HealthSettings,
         watch: Watch,
-        ejections: Ejections,
+        ejections: Fleet,
         client: HealthClient,
         rng: Random,
         failed: Callable[[Endpoint, str], None],
