@@ -176,14 +176,15 @@ class SplitRequest:
             else:
                 is_left_alone = not await self._one_by_one(attempt, prefill, held)
         if failure is not None and prefill is not None:
-            if connector.needs_pair:
-                self.shared.counted(FAILED).add()
-                raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
-            following = await self._following(prefill, failure)
+            following = None
+            if not connector.needs_pair or isinstance(failure, RankOutOfRange):
+                following = await self._following(prefill, failure)
             if following is not None:
                 await self._run(self._again(attempt), following)
                 return
             self.shared.counted(FAILED).add()
+            if connector.needs_pair:
+                raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
             is_left_alone = True
         if is_left_alone:
             again = self._again(attempt)

@@ -106,7 +106,7 @@ def test_no_endless_coroutine_of_the_program_is_started_without_the_keeper() -> 
     assert not bare, "start these with Tasks.keep"
 
 
-PARTS_OF_A_KEPT_TASK = {"_send_queue", "_send_beats"}
+PARTS_OF_A_KEPT_TASK = {"_send_queue", "_watch_echoes"}
 
 AMBIGUOUS = {"_look", "run", "watch"}
 """Functions that are not endless have these names too."""
