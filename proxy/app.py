@@ -73,8 +73,7 @@ TOKEN_TIMEOUT = 5.0
 
 
 class App:
-    """`async with App(settings) as app`: inside of it the proxy serves. Raises ConfigError when constructed with
-    settings whose scheduling cannot be built."""
+    """The proxy, which serves inside `async with App(settings) as app`. The constructor raises ConfigError."""
 
     _workers = 1
     """Worker processes that serve together."""
@@ -152,8 +151,8 @@ class App:
         await self._stack.aclose()
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
-        """Serve with other settings, keeping what is known and in flight. Return the paths of what changes with a
-        restart only. Raises ConfigError, and nothing has changed then."""
+        """Serve with other settings, keeping state and requests in flight. Return the paths of changes that need a
+        restart. Raise ConfigError, in which case nothing has changed."""
         before, (settings, left) = self._settings, servable(self._settings, wanted)
         serving, draft = self._build(settings)
         self._use(serving, draft)
@@ -190,14 +189,14 @@ class App:
         return self._process.serving
 
     def _build(self, settings: Settings) -> tuple[Serving, Draft]:
-        """Return another graph, which is not in use. Raises ConfigError."""
+        """Return another graph that is not in use. Raise ConfigError."""
         draft = self.state.draft()
         serving = build_serving(settings, self._process, draft)
         draft.assign(self.autoscaling, settings=settings.autoscale)
         return serving, draft
 
     def _use(self, serving: Serving, draft: Draft) -> None:
-        """Replace the graph in use in one step; requests that run or wait go on with the one that they began with."""
+        """Replace the graph in use in one step; requests that run or wait keep the one with which they started."""
         draft.commit()
         self._settings, self._process.serving = serving.settings, serving
         predictors = [one for each in self.schedulings.values() for one in each.plugins(PredictedLatencyProducer)]
@@ -269,7 +268,7 @@ class App:
 
     @property
     def schedulings(self) -> Mapping[str, Scheduling]:
-        """By pool."""
+        """The schedulings by pool."""
         return self.serving.schedulings
 
     @property
@@ -426,7 +425,7 @@ class App:
         await asyncio.gather(*(port.stop(grace) for port in ports if port is not None))
 
     def _read_queues(self) -> None:
-        """For an exposition."""
+        """Update the gauges before an exposition."""
         for pool, control in self.serving.flow_controls.items():
             FlowSeries(self._catalogue, pool).read(control.queue, control.capacity)
 

@@ -34,15 +34,15 @@ PATHS: Mapping[str, str] = {
     "prompt": "/v1/completions",
     "input": "/v1/responses",
 }
-"""Where a body with this field goes, unless a path is given."""
+"""Default path of a body with this field."""
 
 _FIELDS = ("request", "path", "headers", "pool", "profile", "scheduling", "weights")
 
 
 @dataclass(frozen=True, slots=True)
 class Imagined:
-    """`body` is what the client would send. `profile` is to decide alone; `scheduling` is a section of that name in the
-    place of the one in effect, `weights` are weights of scorers, by name, in all profiles."""
+    """`body` is what the client would send. `profile` decides alone; `scheduling` is a section that replaces the one in
+    effect; `weights` are weights of scorers, by name, in all profiles."""
 
     path: str
     body: bytes
@@ -54,7 +54,7 @@ class Imagined:
 
     @classmethod
     def of(cls, trial: Any, query: Mapping[str, str]) -> Imagined:
-        """Of `{"request": …}` and what else there may be beside it; or of the request itself. Raises BadRequest."""
+        """Parse `{"request": …}` with its options, or the bare request. Raise BadRequest."""
         if not isinstance(trial, Mapping):
             raise BadRequest("The body must be an object: a request, or what has one in `request`.")
         given = dict(trial) if "request" in trial else {"request": trial}
@@ -81,7 +81,7 @@ def _body(request: Any) -> bytes:
 
 
 def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]) -> Document:
-    """The document that `made` was made of, with other weights of some scorers. Raises BadRequest."""
+    """Return the document with other weights of some scorers. Raise BadRequest."""
     scorers = sorted({name for of_profile in made.shares().values() for name in of_profile})
     for name in weights:
         if name not in scorers:
@@ -96,7 +96,7 @@ def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]
 
 
 def _path(given: Mapping[str, Any]) -> str:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     if given.get("path"):
         return _text(given, "path")
     request = given["request"]
@@ -107,14 +107,14 @@ def _path(given: Mapping[str, Any]) -> str:
 
 
 def _headers(given: Any) -> Mapping[str, str]:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
         raise BadRequest("headers must be an object of texts.", param="headers")
     return {"content-type": "application/json", **{name.lower(): value for name, value in given.items()}}
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     value = given.get(name) or ""
     if not isinstance(value, str):
         raise BadRequest(f"{name} must be text.", param=name)
@@ -122,7 +122,7 @@ def _text(given: Mapping[str, Any], name: str) -> str:
 
 
 def _weights(given: Any) -> Mapping[str, float]:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     if not isinstance(given, Mapping):
         raise BadRequest("weights must be an object with a number for each scorer.", param="weights")
     for name, weight in given.items():
@@ -136,7 +136,7 @@ ID = "dry-run"
 
 @dataclass(frozen=True, slots=True)
 class NoCall:
-    """What a client would have sent. Implements `core.ports.Call`."""
+    """A request that no client has sent. Implements `core.ports.Call`."""
 
     path: str
     headers: Mapping[str, str]
@@ -151,7 +151,7 @@ class NoCall:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Decides with the graph that is in use at the moment."""
+    """Decides with the graph that is in use."""
 
     process: Process
 
@@ -191,7 +191,7 @@ class DryRun:
         return pools.named(trial.pool)
 
     def _tried(self, trial: Imagined, pool: Pool, draft: Draft) -> Scheduling:
-        """The scheduling that is in use, or the one that is trial for."""
+        """Return the scheduling in use, or a temporary one for the given section."""
         if trial.scheduling is None and not trial.weights:
             return pool.scheduling
         document = self.process.serving.settings.all_pools[pool.name].scheduling
@@ -240,21 +240,21 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class OwnDecisions:
-    """Of this process, for its admin port."""
+    """The decisions of this process, for its admin port."""
 
     explaining: Explaining
     dry_run: DryRun
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raises BadRequest."""
+        """Raise BadRequest."""
         return self.explaining.listed(query)
 
     async def shown(self, name: str) -> Mapping[str, Any]:
-        """Raises NotFound."""
+        """Raise NotFound."""
         return self.explaining.shown(name)
 
     async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raises RequestError."""
+        """Raise RequestError."""
         return await self.dry_run.of(Imagined.of(trial, query))
 
 

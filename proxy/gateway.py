@@ -54,7 +54,7 @@ WEBSOCKET = (
 
 @dataclass(slots=True)
 class Gateway:
-    """The way of requests to pods. `serve` is called once for each."""
+    """Sends requests to pods; `serve` is called once per request."""
 
     fleet: Fleet
     all_pools: Sequence[Pool]
@@ -62,12 +62,12 @@ class Gateway:
     clock: Clock
     failover: Failover
     request_timeout: float = math.inf
-    """Seconds that a request has, unless its client gives it less."""
+    """Seconds that a request may take, unless its client sets less."""
     hedging: Hedging | None = None
     resolver: Resolver | None = None
     names: models.Resolver | None = None
     model_reads: ModelReads | None = None
-    """None where the models of pods are not read for a request."""
+    """None if the models of pods are not read on demand."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
     recorder: Recorder = NO_RECORDER
@@ -79,7 +79,8 @@ class Gateway:
         self.pools = Pools(self.all_pools, self.bindings, place)
 
     async def serve(self, call: Call, relay: Relay) -> None:
-        """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
+        """Serve the request. Raise RequestError if nothing was sent to the client; the relay ends requests that fail
+        later."""
         pinned = response_id(call.path)
         if pinned:
             parsed = Parsed("", call.body, previous_response_id=pinned)
@@ -121,19 +122,19 @@ class Gateway:
         return self.fleet.serves
 
     def models(self) -> list[dict[str, Any]]:
-        """The cards of /v1/models of all live pods, one per id."""
+        """Return the cards of /v1/models of all live pods, one per id."""
         cards = self.fleet.models()
         return cards if self.names is None else self.names.listed(cards)
 
     def _send(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> Awaitable[None]:
-        """To a pool; under each name of the model in turn, where it has several."""
+        """Send the request to a pool, under each name of its model in turn if it has several."""
         if request.naming is None or self.names is None or parsed.previous_response_id:
             return self.pools.send(request, parsed, relay)
         return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
     def _check_models(self, call: Call, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest) -> None:
-        """Raise UnknownModel for an adapter that the key may not use, and Forbidden for a WebSocket to a pod that has
-        models that it may not use: inside of it, clients name any model of the pod."""
+        """Raise UnknownModel for an adapter that the key may not use, and Forbidden for a WebSocket to a pod with
+        models that the key may not use: inside it, clients name any model of the pod."""
         for adapter in parsed.adapters:
             if not allows(allowed, adapter):
                 raise UnknownModel(adapter)
@@ -168,7 +169,7 @@ class Gateway:
         produces: bool = True,
         by: Hedge | SplitRequest | None = None,
     ) -> None:
-        """On the pod that is chosen; while nothing has reached the client, on others after it."""
+        """Send the request to the chosen pod and, while nothing has reached the client, to others after it."""
         endpoints, production, recorder = pool.pods.serving(request.model), pool.production, self.recorder
         passes = next(recorder.passes)
         record = None if passes and recorder.wants is None else recorder.record(request, passes)
@@ -213,7 +214,7 @@ class Gateway:
         candidates: Sequence[Endpoint],
         record: DecisionRecord | None,
     ) -> Decision:
-        """Nothing waits from here to the start of the attempt, so the decision and its reservation are one step."""
+        """Decide and start the attempt without waiting in between, so that decision and reservation are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
             return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()
@@ -247,7 +248,7 @@ class Gateway:
 
 @dataclass(slots=True)
 class Running:
-    """One attempt between its start and its end: what started, ends, however it ended."""
+    """One attempt between its start and its end; leaving it ends the attempt in every case."""
 
     gateway: Gateway
     pool: Pool

@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 LENGTH = 8
 
 _UNREAD = 64 << 20
-"""Bytes of an answer that may wait in the pipe's buffer."""
+"""Bytes of a response that may wait in the pipe's buffer."""
 
 _BROKEN = (OSError, EOFError, pickle.UnpicklingError)
 
 Message = tuple[Any, list[bytes]]
-"""A small value, and large pieces."""
+"""A small value and large pieces."""
 
 Answer = Callable[[Any, bytes], tuple[Any, Sequence[bytes]]]
 """Question and body -> value and pieces."""
 
 
 def serve(prepare: Callable[[Any], Answer]) -> None:
-    """Run a helper process: answer questions from standard input, one after another, until it ends. The first message
-    is the setup of the pool; `prepare` makes of it what answers."""
+    """Run a helper process: process requests from standard input in sequence until it ends. The first message is the
+    setup of the pool, from which `prepare` makes the handler."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     answer: Answer | None = None
     while header := source.read(LENGTH):
@@ -69,11 +69,10 @@ class _Worker:
 
 
 class OffloadPool:
-    """`async with OffloadPool(...)`: helper processes, each started by the first body that it gets and ended with the
-    context. Bodies are served first come first served.
-
-    A body whose caller leaves is taken out of the queue. While it is being worked on, it is finished for nobody, so
-    that the process keeps what it has cached; the process of one of more than `kill_above` bytes is killed."""
+    """Helper processes inside `async with OffloadPool(...)`. Each is started by its first body. Bodies are served in
+    order of arrival. A body whose caller leaves is removed from the queue; if it is being processed, the result is
+    discarded, so that the process keeps its caches, except that the process of a body of more than `kill_above` bytes
+    is killed."""
 
     def __init__(
         self, module: str, setup: object = None, limits: Sequence[float] = (math.inf,), kill_above: float = math.inf
@@ -86,7 +85,7 @@ class OffloadPool:
         self._workers = tuple(map(_Worker, limits))
         self._waiting: deque[_Waiting] = deque()
         self.given = 0
-        """Bodies that processes were given."""
+        """Number of bodies that were passed to processes."""
 
     async def __aenter__(self) -> OffloadPool:
         return self
@@ -103,16 +102,16 @@ class OffloadPool:
 
     @property
     def waiting(self) -> int:
-        """Bodies that wait for a process."""
+        """Number of bodies that wait for a process."""
         return len(self._waiting)
 
     @property
     def pending(self) -> int:
-        """Bodies that wait or are being worked on."""
+        """Number of bodies that wait or are being processed."""
         return len(self._waiting) + sum(worker.is_busy for worker in self._workers)
 
     async def ask(self, question: object, body: bytes) -> Message | None:
-        """Return the answer, or None if the process died."""
+        """Return the result, or None if the process died."""
         worker = await self._acquire(len(body))
         exchange = self._tasks.start(self._exchanged(worker, question, body), "a body in another process")
         try:
@@ -123,7 +122,7 @@ class OffloadPool:
             raise
 
     async def _acquire(self, size: int) -> _Worker:
-        """Return a process that is not busy, after all that wait for one as well. It is busy then."""
+        """Wait for an idle process and mark it busy."""
         waiting = _Waiting(size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._assign()
@@ -151,7 +150,7 @@ class OffloadPool:
         self._assign()
 
     async def _exchanged(self, worker: _Worker, question: object, body: bytes) -> Message | None:
-        """Return the answer, or None if the process died."""
+        """Return the result, or None if the process died."""
         self.given += 1
         is_done = False
         try:
@@ -170,7 +169,7 @@ class OffloadPool:
                 self._release(worker)
 
     async def _start(self) -> Process:
-        """Start a process in a session of its own, so that a Ctrl-C for the proxy does not reach it."""
+        """Start a process in a session of its own, so that Ctrl-C for the proxy does not reach it."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=_UNREAD, start_new_session=True
         )

@@ -1,8 +1,7 @@
-"""HTTP requests to servers of the control plane: sessions, time limits, TLS and the size of responses in one place.
-
-Pods are asked through `http.upstream.pool`. It shares connections, TLS and errors with the data path, and takes half
-the CPU of a request of aiohttp (88 against 176 us for a scrape of 69 KB on loopback), which bounds how often a large
-fleet is scraped."""
+"""HTTP requests to servers of the control plane: sessions, timeouts, TLS and size limits in one place. Requests to pods
+use `http.upstream.pool`, which shares connections, TLS and errors with the data path and takes half the CPU of a
+request of aiohttp (88 instead of 176 us for a scrape of 69 KB on loopback); that limits how often a large fleet can be
+scraped."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ import aiohttp
 from multidict import CIMultiDictProxy
 
 LARGEST = 64 << 20
-"""Bytes of a response that is read, unless the caller sets another limit."""
+"""Largest response in bytes, unless the caller sets another limit."""
 
 FAILURES = (aiohttp.ClientError, OSError)
-"""What requests raise; TimeoutError is an OSError."""
+"""Errors of requests; TimeoutError is an OSError."""
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A silent connection whose other end is gone fails after half a minute. Not every system has all of these options."""
+"""A silent connection to a dead peer fails after half a minute. Not every system has all of these options."""
 
 
 class Response(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -42,8 +41,8 @@ def session(
     silence: float | None = None,
     decompress: bool = True,
 ) -> aiohttp.ClientSession:
-    """Return a session whose requests take at most `timeout` seconds, all reads included, `connect` of them to connect,
-    and `silence` between two reads. `socket_path` is a unix socket that serves whatever the URL's host is."""
+    """Return a session with timeouts in seconds: `timeout` for a whole request, `connect` to connect, and `silence`
+    between two reads. `socket_path` is a unix socket that is used for every host."""
     limits = aiohttp.ClientTimeout(total=timeout, sock_connect=connect, sock_read=silence)
     connector: aiohttp.BaseConnector
     if socket_path:
@@ -60,7 +59,8 @@ def session(
 
 
 async def send(http: aiohttp.ClientSession, method: str, url: str, limit: int = LARGEST, **options: Any) -> Response:
-    """Return the whole response. `options` are those of aiohttp. Raise FAILURES, also for one that is too large."""
+    """Return the complete response. `options` are those of aiohttp. Raise FAILURES, also for a response that is too
+    large."""
     async with http.request(method, url, **options) as response:
         return Response(response.status, await read(response, limit), response.headers)
 
@@ -75,7 +75,7 @@ async def fetch(
     limit: int = LARGEST,
     **options: Any,
 ) -> Response:
-    """Do the same as `send` on a connection of its own."""
+    """As `send`, on a new connection."""
     async with session(timeout, tls=tls, socket_path=socket_path) as http:
         return await send(http, method, url, limit, **options)
 

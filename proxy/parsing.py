@@ -1,4 +1,4 @@
-"""Makes requests of bodies: at once, or in another process where that would hold up all other requests."""
+"""Parsing of request bodies: at once, or in another process if that would delay all other requests."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from proxy.openai.parse import Parsed, model_in, parse
 from proxy.telemetry.lines import guard_standard_error
 
 QUICK = 8 << 20
-"""Bytes of a body that is parsed in 0.1 s mostly: larger ones leave one process to those."""
+"""Bytes of a body that usually parses within 0.1 s. One process is reserved for these."""
 
 _TRIES = 2
-"""A process may be killed for reasons that have nothing to do with the body that it parses."""
+"""A process may be killed for reasons unrelated to the body that it parses."""
 
 MOST = 2 << 20
-"""Bytes of a prompt that come back, four times what is hashed by default: to copy 8 MiB takes 5 ms."""
+"""Bytes of a prompt that are returned, four times what is hashed by default: copying 8 MiB takes 5 ms."""
 
 MOST_PARTS = 4096
-"""Parts of a prompt that come back: to take 65,000 apart takes 10 ms."""
+"""Parts of a prompt that are returned: splitting 65,000 takes 10 ms."""
 
 MEMORY = 2 << 30
 """Bytes of address space of a process. The values of a body of 64 MiB take 1.5 GiB at worst: 64 bytes for three."""
 
 _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
-"""Methods of requests whose query names the model, whatever their body says."""
+"""Methods of requests whose query names the model."""
 
 
 def parsed_at_once(call: Call) -> Parsed:
-    """What has no body may name no model: any pod will do then. Raises BadRequest."""
+    """Parse the body here. A request without a body may name no model; any pod serves it. Raise BadRequest."""
     if call.method in _NAMED_BY_QUERY:
         return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
 
 
 def is_parsed_at_once(call: Call) -> bool:
-    """Whether parsing the body holds up the event loop for a few milliseconds at most."""
+    """Return whether parsing the body blocks the event loop for a few milliseconds at most."""
     return call.method in _NAMED_BY_QUERY or is_light(call.body, call.headers.get("content-type", ""))
 
 
 async def parsed_form(call: Call) -> Parsed:
-    """A large form, or the beginning of one, in steps between which others are served. Raises BadRequest."""
+    """Parse a large form, or the start of one, in steps between which other requests are served. Raise BadRequest."""
     form = Form(call.headers.get("content-type", ""))
     for start in range(0, len(call.body), STEP):
         form.feed(call.body[start : start + STEP])
@@ -60,19 +60,19 @@ async def parsed_form(call: Call) -> Parsed:
 
 
 def is_large_form(call: Call) -> bool:
-    """Whether it is to be read by `parsed_form`."""
+    """Return whether to use `parsed_form`."""
     if call.method in _NAMED_BY_QUERY:
         return False
     return call.upload is not None or (len(call.body) > STEP and is_multipart(call.headers.get("content-type", "")))
 
 
 def question(call: Call) -> tuple[str, bytes, str]:
-    """What there is to parse."""
+    """Return the arguments for the parser in the other process."""
     return call.path, call.body, call.headers.get("content-type", "")
 
 
 def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
-    """`seconds` it has, unless its client gives it less. Raises BadRequest."""
+    """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest."""
     headers = call.headers
     if TIME_LIMIT in headers:
         seconds = time_limit(headers, seconds)
@@ -103,8 +103,7 @@ class BodyParser:
         await self.pool.close()
 
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
-        """Do the same as `openai.parse`. Raise what that raises, and BodyTooLarge for a body under which processes
-        die."""
+        """As `openai.parse`, in another process. Also raise BodyTooLarge for a body that crashes the processes."""
         for _ in range(_TRIES):
             reply = await self.pool.ask((path, content_type), body)
             if reply is not None:
@@ -113,12 +112,12 @@ class BodyParser:
 
 
 _Reply = tuple[Parsed | RequestError, str, int]
-"""What the parser returned, without its body and its prompt, or what it raised, and the prompt's salt and tokens. The
-pieces behind it are the body, empty if it is the one that was sent, and the beginning of the prompt's parts."""
+"""The result of the parser without its body and prompt, or its error; and the salt and tokens of the prompt. The
+following pieces are the body, empty if it is unchanged, and the start of the prompt's parts."""
 
 
 def _assembled(reply: _Reply, pieces: Sequence[bytes], body: bytes) -> Parsed:
-    """Return what the parser returned. Raise what it raised."""
+    """Return the result of the parser. Raise its error."""
     parsed, salt, tokens = reply
     if isinstance(parsed, RequestError):
         raise parsed

@@ -1,4 +1,4 @@
-"""Discovery, metrics, models and health checks of the pods: what is asked of them without any request."""
+"""Discovery, scrapes, model lists and health checks of the pods."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from proxy.reliability.settings import HealthSettings
 from proxy.settings import PoolSettings, Settings
 
 FIRST_CONTACT = 5.0
-"""Seconds in which the pods should have been tried once."""
+"""Seconds in which each pod should have been contacted once."""
 
 SCRAPES_PER_CHECK = 4
-"""Scrapes of a pod between two health checks, at least: large fleets are asked less often."""
+"""Smallest number of scrapes of a pod between two health checks, so that large fleets are checked less often."""
 
 
 def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
-    """`is_polling`: this process adds and removes the pods of the configuration itself."""
+    """`is_polling`: this process adds and removes the configured pods."""
     static = {}
     for name, pool in settings.all_pools.items() if is_polling else ():
         static[named(STATIC, name), name] = frozenset(pod.name for pod in pool.pods.static)
@@ -49,18 +49,18 @@ class Polling:
         self._random = rng
         self._check_failed = check_failed
         self.tasks = Tasks()
-        """Runs rounds of model reads."""
+        """Runs the model reads."""
         self.runners: Mapping[str, FleetRunner] = {}
         self._rounds = ModelRounds(self._read_models, clock, self.tasks)
 
     def build(self, settings: Settings, draft: Draft) -> None:
-        """Name what polls the pods of a configuration; it runs once the state has settled."""
+        """Build the polling of a configuration, which starts when the state has settled."""
         runners = {name: self._runner(name, pool, draft) for name, pool in settings.all_pools.items()}
         self._build_checks(settings.reliability.health, draft)
         draft.assign(self, runners=runners)
 
     async def first_contact(self) -> None:
-        """Return when as much is known of the pods as requests need."""
+        """Wait until the pods are known well enough to serve requests."""
         await asyncio.gather(*(runner.first_contact(FIRST_CONTACT) for runner in self.runners.values()))
 
     def next_round(self) -> asyncio.Future[None]:

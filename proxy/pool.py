@@ -1,4 +1,4 @@
-"""A pool of pods: its data producers, what its requests have of their own, and the choice among pools."""
+"""A pool of pods with its data producers and listeners, and the choice among pools."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ PRODUCE_DEADLINE = 0.4
 """Seconds for all data producers of a request together; what a producer declares in `takes` is added."""
 
 Raised = Callable[[DataProducer, str, Exception], None]
-"""Called with a producer that raised, what failed, and the error."""
+"""Called with a producer that raised, a description of what failed, and the error."""
 
 NameOf = Callable[[DataProducer], str]
-"""The name of a producer in the configuration."""
+"""Return the name of a producer in the configuration."""
 
 
 def _derives(producer: DataProducer) -> bool:
-    """Return whether it is no coroutine: it has a `derive` of its own, and no `produce`."""
+    """Return whether the producer is synchronous: it overrides `derive` and not `produce`."""
     cls = type(producer)
     return cls.derive is not DataProducer.derive and cls.produce is DataProducer.produce
 
 
 class Production:
-    """The data producers of a pool, in an order in which nothing that may wait stands before what does not, unless it
-    is needed."""
+    """The data producers of a pool. Producers that may wait come last, unless another producer needs their data."""
 
     def __init__(self, producers: Sequence[DataProducer], raised: Raised, name: NameOf) -> None:
         self._raised = raised
@@ -54,15 +53,15 @@ class Production:
         self._deriving = tuple(takewhile(_derives, prompt))
         self._prompt = prompt[len(self._deriving) :]
         self.has_coroutines = bool(self._prompt or self._waiting)
-        """Whether `derive` is not all of it."""
+        """Whether `derive` does not run all producers."""
         self.waits = bool(self._waiting)
-        """Whether the world may change in a `run`."""
+        """Whether the state of the fleet may change during `run`."""
         self._deadline = PRODUCE_DEADLINE + sum(producer.takes for producer in producers)
 
     async def run(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
     ) -> None:
-        """Run all producers. Never fails: scorers do without a datum that is missing afterwards."""
+        """Run all producers. It never fails: scorers handle missing data."""
         self.derive(request, endpoints, record)
         if self.has_coroutines:
             await self.produce(request, endpoints, record)
@@ -70,7 +69,7 @@ class Production:
     def derive(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
     ) -> None:
-        """Run the producers that are no coroutines."""
+        """Run the synchronous producers."""
         endpoints = tuple(endpoints)
         for producer in self._deriving:
             try:
@@ -85,7 +84,7 @@ class Production:
     async def produce(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
     ) -> None:
-        """Run the producers that are coroutines, after the others."""
+        """Run the coroutines after the synchronous producers."""
         endpoints = tuple(endpoints)
         for producer in self._prompt:
             try:
@@ -121,7 +120,7 @@ class Production:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """One pool under one configuration; an attempt ends with the listeners that it started with."""
+    """One pool under one configuration. An attempt keeps the listeners with which it started."""
 
     pods: Pods
     scheduling: Scheduling
@@ -131,7 +130,7 @@ class Pool:
     common: Listeners = NO_LISTENERS
     """The listeners of all pools."""
     listeners: Listeners = field(init=False)
-    """The common ones, then the gates of the pool and the hooks of its plugins."""
+    """The common listeners, then the gates of the pool and the hooks of its plugins."""
     production: Production = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,8 +144,8 @@ Place = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
 
 
 class Pools:
-    """All of them, in the order in which they are asked. `send` is the way through the gates of one of them to `place`;
-    where there is one pool and no gate, nothing lies in between."""
+    """All pools, in the order in which they are tried. `send` passes the gates of a pool and calls `place`; with one
+    pool and no gate it calls `place` directly."""
 
     def __init__(self, pools: Sequence[Pool], bindings: Bindings, place: Place) -> None:
         first, *others = self._pools = pools
@@ -160,19 +159,19 @@ class Pools:
         return list(self._named)
 
     def named(self, name: str) -> Pool:
-        """Raises KeyError."""
+        """Return the pool of this name. Raise KeyError."""
         return self._named[name]
 
     def first_for(self, request: InferenceRequest) -> Pool:
-        """The one that is asked first, where nothing that is stored decides."""
+        """Return the pool that is tried first for a request without a stored response."""
         return self._next(request, ()) or self._pools[0]
 
     def having(self, endpoint: Endpoint) -> Pool:
-        """The pool of a pod; the first of all for one whose pool is gone."""
+        """Return the pool of a pod; the first pool if the pod's pool is gone."""
         return self._named.get(endpoint.pool, self._pools[0])
 
     def holding(self, response_id: str) -> Pool:
-        """The pool with the pod that has the stored response; the first of all where that is not known."""
+        """Return the pool of the pod with the stored response; the first pool if unknown."""
         holder = self._bindings.find(response_id)
         return self._pools[0] if holder is None else self.having(holder)
 
@@ -198,12 +197,12 @@ class Pools:
             await self._place(pool, request, parsed, relay)
 
     def _holding(self, parsed: Parsed) -> Pool | None:
-        """The only pool that can have it, where what it follows is stored."""
+        """Return the only pool with the stored response that the request refers to."""
         return self.holding(parsed.previous_response_id) if parsed.previous_response_id else None
 
     def _next(self, request: InferenceRequest, tried: Sequence[Pool]) -> Pool | None:
-        """The one that the configuration names; or the first with a ready pod that names the model, else with one that
-        names none."""
+        """Return the configured pool, else the first one with a ready pod that lists the model, else one whose pods
+        list none."""
         if request.naming is not None and request.naming.pool:
             return None if tried else self._named.get(request.naming.pool)
         takers = []

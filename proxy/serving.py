@@ -136,7 +136,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Process:
-    """What a process has once, under any configuration. A reload replaces `serving`, the graph in use."""
+    """What exists once per process under any configuration. A reload replaces `serving`, the graph in use."""
 
     state: State
     clock: Clock
@@ -157,7 +157,7 @@ class Process:
     polling: Polling | None
     """None if another process polls the pods."""
     workers: int = 1
-    """That serve together."""
+    """Number of processes that serve together."""
     parser: BodyParser = field(default_factory=BodyParser)
     tasks: Tasks = field(default_factory=Tasks)
     addresses: Addresses = field(init=False)
@@ -169,13 +169,12 @@ class Process:
 
 
 def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving:
-    """Return the graph of a configuration; nothing that is in use changes before the draft is committed. Raises
-    ConfigError."""
+    """Return the graph of a configuration. Nothing in use changes before the draft is committed. Raise ConfigError."""
     return _Build(settings, process, draft).serving()
 
 
 def build_authenticator(security: Security, clock: Clock, draft: Draft) -> Authenticator | None:
-    """None where no credentials are asked for. Raises ConfigError."""
+    """Return None if no credentials are required. Raise ConfigError."""
     return authenticator_of(security, clock, os.environ, _fetch_keys, draft)
 
 

@@ -21,7 +21,7 @@ class WarmingSender:
     index has it afterwards."""
 
     def __init__(self, gateway: Callable[[], Gateway], poster: Poster, clock: Clock) -> None:
-        """`gateway` returns the one in use."""
+        """`gateway` returns the gateway in use."""
         self._gateway = gateway
         self._poster = poster
         self._clock = clock

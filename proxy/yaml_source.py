@@ -1,4 +1,4 @@
-"""Load YAML and JSON that people and other programs write. Every fault of a text is a ConfigError with its place."""
+"""Load YAML and JSON of people and other programs. Every fault of a text is a ConfigError with its position."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.params import FromEnvironment, join
 
 LONGEST = 1_000_000
-"""Values of one file."""
+"""Largest number of values in one file."""
 
 LONGEST_INTEGER = 1024
-"""Bits of an integer. Python refuses to write the decimal digits of much longer ones, so no error could show them."""
+"""Largest number of bits of an integer. Python refuses to print much longer ones, so no error could show them."""
 
 DEEPEST = 100
-"""Levels of nesting. The parser in C crashes the process at some 20,000."""
+"""Largest nesting depth. The parser in C crashes the process at some 20,000."""
 
 WITHHELD = "***"
-"""In the place of secrets, wherever a configuration is shown. Taken back as it is, it would be the key of everybody."""
+"""Replaces secrets wherever a configuration is shown. It is refused as a value, because it would be a key that everyone
+knows."""
 
 _OPEN = re.compile(r"(?<!\$)(?:\$\$)*\$\{(?![A-Za-z_][A-Za-z0-9_]*(?::-[^}]*)?\})")
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 def text_of(path: Path) -> str:
-    """Return the content of a file. Raises ConfigError: Unreadable for an error of the system."""
+    """Return the content of a file. Raise ConfigError; Unreadable for an error of the system."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -45,24 +46,24 @@ def text_of(path: Path) -> str:
 
 
 def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
-    """Return the values of a configuration: `${ENV}` and `${ENV:-default}` are expanded, and a key that stands twice in
-    one mapping is a fault. Raises ConfigError, for a syntax error with its line and column."""
+    """Return the values of a configuration: `${ENV}` and `${ENV:-default}` are expanded, and a duplicate key is a
+    fault. Raise ConfigError, for a syntax error with its line and column."""
     return _guarded(lambda: _expanded(yaml.load(text, Loader=_StrictLoader), environ), source)
 
 
 def read_data(text: str, source: str = "") -> Any:
-    """As `read`, without expanding, by the parser in C: reading 500 pods in a thread disturbs the event loop for 8 ms
-    instead of 70. Raises ConfigError."""
+    """As `read`, without expansion, with the parser in C: reading 500 pods in a thread disturbs the event loop for 8 ms
+    instead of 70. Raise ConfigError."""
     return _guarded(lambda: yaml.load(text, Loader=_DataLoader), source)
 
 
 def read_documents(text: str, source: str) -> list[Any]:
-    """Return the documents of a file of another program, in which keys may stand twice. Raises ConfigError."""
+    """Return the documents of a file of another program, which may have duplicate keys. Raise ConfigError."""
     return _guarded(lambda: list(yaml.load_all(text, Loader=_ForeignLoader)), source)
 
 
 def read_json(text: str | bytes, source: str) -> Any:
-    """Return the value of a JSON text. Raises ConfigError."""
+    """Return the value of a JSON text. Raise ConfigError."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -70,7 +71,7 @@ def read_json(text: str | bytes, source: str) -> Any:
 
 
 def _guarded(load: Callable[[], T], source: str) -> T:
-    """Return what `load` returns. Raises ConfigError for whatever it raises."""
+    """Return what `load` returns. Raise ConfigError for any of its errors."""
     try:
         return load()
     except ConfigError:
@@ -99,7 +100,7 @@ _ADVICE = (
 
 
 def described(error: yaml.MarkedYAMLError, source: str = "") -> Problem:
-    """With line and column, and what it mostly means."""
+    """Return the error with line and column and its usual cause."""
     text = str(error.problem or error.context or error)
     advice = next((advice for part, advice in _ADVICE if part in text), "")
     mark, began = error.problem_mark, error.context_mark
@@ -118,8 +119,8 @@ def _expanded(values: Any, environ: Mapping[str, str]) -> Any:
 
 
 class _Bounded:
-    """A loader that refuses what is nested too deeply, and what its anchors make longer than LONGEST: a few lines of
-    anchors in anchors can stand for more values than there is memory."""
+    """A loader that refuses deep nesting, and anchors that expand to more than LONGEST values: a few lines of nested
+    anchors can stand for more values than fit into memory."""
 
     _depth = 0
 
@@ -135,8 +136,8 @@ class _Bounded:
         super().ascend_resolver()  # type: ignore[misc]
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML raises whatever its constructors happen to raise: ValueError for the date 2030-02-30, KeyError for
-        `!!bool x`, AttributeError for `!!timestamp x`."""
+        """PyYAML passes on the errors of its constructors: ValueError for the date 2030-02-30, KeyError for `!!bool x`,
+        AttributeError for `!!timestamp x`."""
         try:
             value = super().construct_object(node, deep)  # type: ignore[misc]
             if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
@@ -157,10 +158,10 @@ class _Bounded:
 
 
 class _Strict(_Bounded):
-    """A loader that refuses a key that stands twice in one mapping; YAML would let the last win."""
+    """A loader that refuses duplicate keys; YAML would use the last one."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
-        """YAML can spell what no text can hold, and no response, log or file could show."""
+        """Refuse characters that YAML can spell but no response, log or file can contain."""
         value: str = super().construct_scalar(node)  # type: ignore[misc]
         if any("\ud800" <= sign <= "\udfff" for sign in value):
             raise yaml.constructor.ConstructorError(None, None, "half a surrogate pair is no text", node.start_mark)
@@ -183,7 +184,8 @@ class _Strict(_Bounded):
 
 class _StrictLoader(_Strict, yaml.SafeLoader):
     def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
-        """What is nested a thousand deep takes a second to be read: each token is looked at once for each level."""
+        """Refuse deep nesting early: each token is examined once per level, which takes a second at a depth of a
+        thousand."""
         if self.flow_level >= DEEPEST:
             raise RecursionError
         super().fetch_flow_collection_start(token_class)
@@ -201,14 +203,14 @@ class _DataLoader(_Strict, _InC):  # type: ignore[misc, valid-type]
 
 
 def _checked(node: yaml.Node | None) -> yaml.Node | None:
-    """Raises YAMLError if the aliases of the node stand for too many values."""
+    """Raise YAMLError if the aliases of the node expand to too many values."""
     if node is not None and _values(node, {}) > LONGEST:
         raise yaml.YAMLError(f"its anchors stand for more than {LONGEST} values")
     return node
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many there are in a node once its aliases are written out. RecursionError if it holds itself."""
+    """Return the number of values of a node with its aliases expanded. Raise RecursionError if it contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:

@@ -1,1 +1,1 @@
-"""How many replicas each role should have."""
+"""Autoscaling: the number of replicas for each role."""

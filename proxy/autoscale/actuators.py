@@ -1,4 +1,4 @@
-"""Actuators: they bring a role to its desired size by a program, a webhook, Kubernetes or docker compose."""
+"""Actuators, which scale a role by a program, a webhook, Kubernetes or docker compose."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from proxy.kubernetes.settings import ApiServer
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
-"""Seconds after a failure, doubled with every further one, give or take a quarter."""
+"""Seconds of the pause after a failure. It doubles with every further failure, with a jitter of a quarter."""
 
 CIRCUIT = 5
-"""Failures one after the other, upon which it pauses for the longest time at once."""
+"""Number of consecutive failures after which the pause is the longest one."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class _Role:
 
 @dataclass(slots=True)
 class Guard:
-    """An Actuator of the loop, in front of a Hand. What cannot be done now is BUSY: the loop asks again."""
+    """The Actuator of the loop, in front of a Hand. An action that is not possible yet is BUSY: the loop tries
+    again."""
 
     settings: ActuatorSettings
     hand: Hand
@@ -54,10 +55,10 @@ class Guard:
     clock: Clock
     random: Random
     leads: Callable[[], bool] = lambda: True
-    """Whether this proxy is the one that scales."""
+    """Whether this proxy holds the scaling lease."""
     exists: Callable[[Path], bool] = Path.exists
     roles: dict[str, _Role] = field(default_factory=dict)
-    """What became of earlier orders."""
+    """Results of earlier orders by role."""
 
     async def apply(self, decision: Decision, role: str) -> Outcome:
         if not self.leads():
@@ -77,7 +78,7 @@ class Guard:
         return await (self._up(known, order) if count > current else self._down(known, order))
 
     async def cancel(self, role: str) -> None:
-        """Return draining pods to service: none has to go."""
+        """Return draining pods to service, because no pod has to be removed."""
         if back := self.drains.cancel(role):
             log.info("autoscale: %s serve again, as they are needed", ", ".join(back))
             await self._mark(back, doomed=False)
@@ -147,13 +148,14 @@ class Guard:
         return now < known.not_before or (since is not None and now - since < interval)
 
     def _step(self, current: int, low: int, high: int, desired: int) -> int:
-        """Towards what is desired, within the bounds."""
+        """Return the next size towards the desired one, within the bounds and the largest step."""
         wanted, most = min(max(desired, low), high), self.settings.max_step or desired + current
         return min(max(wanted, current - most), current + most)
 
     async def _mark(self, pods: list[str], doomed: bool) -> None:
-        """Mark the pods that should be deleted first; without it another one goes, and is drained no less. A process
-        that does not lead marks none: the one that leads clears the marks of the one before."""
+        """Mark the pods that should be deleted first. Without the mark the platform may delete another pod; the chosen
+        pods are drained in any case. A process without the lease marks none: the leader clears the marks of the
+        previous leader."""
         try:
             if pods and self.leads():
                 await self.hand.mark(pods, doomed)
@@ -163,7 +165,8 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Bring `role` from `current` replicas to `count`. `victims` are names of pods that should go: they are empty."""
+    """An order to scale `role` from `current` replicas to `count`. `victims` are the names of the pods to remove: they
+    are empty."""
 
     decision: Decision
     role: str
@@ -177,21 +180,21 @@ class Order:
 
     @property
     def key(self) -> str:
-        """The same for the same wish of the same decision, however often it is sent."""
+        """A key that is the same for every retry of an order of the same decision."""
         return f"{self.pool}/{self.role}/{self.decision.id}/{self.count}"
 
     def as_dict(self) -> dict[str, Any]:
-        """In JSON: the decision, and what of it this is."""
+        """Return the decision and this order, ready for JSON."""
         order = {"role": self.role, "current": self.current, "desired": self.count, "victims": list(self.victims)}
         return {**self.decision.as_dict(), "order": order}
 
 
 class Hand:
-    """An actuator of one kind. What it cannot do now is BUSY, what it must not do REFUSED; anything raised is an
-    ERROR."""
+    """An actuator of one kind. It returns BUSY if an action is not possible yet, REFUSED if it is not allowed; any
+    exception is an ERROR."""
 
     async def scale(self, order: Order) -> Outcome:
-        """Does nothing where the role has the size already."""
+        """Execute the order. Do nothing if the role has the size already."""
         raise NotImplementedError
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
@@ -200,7 +203,7 @@ class Hand:
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 DOOMED, SPARED = "-1000", "0"
-"""Of the pods that a ReplicaSet deletes, those with the lowest cost go first. StatefulSets do not ask."""
+"""Deletion costs. A ReplicaSet deletes the pods with the lowest cost first; StatefulSets ignore the cost."""
 
 MERGE = {"content-type": "application/merge-patch+json"}
 
@@ -208,8 +211,9 @@ _BUSY, _TOO_MANY, _GONE = 409, 429, 404
 
 
 class Kubernetes(Hand):
-    """`targets` by role: `deployment/NAME`, `statefulset/NAME`, or `GROUP/VERSION/RESOURCE/NAME` for anything with a
-    scale subresource. Needs `get` and `patch` on that, and `patch` on pods for the deletion cost."""
+    """The actuator for Kubernetes. `targets` by role: `deployment/NAME`, `statefulset/NAME`, or
+    `GROUP/VERSION/RESOURCE/NAME` for any resource with a scale subresource. Needs `get` and `patch` on that, and
+    `patch` on pods for the deletion cost."""
 
     def __init__(self, targets: Mapping[str, str], timeout: float, access: ApiServer) -> None:
         self._paths = {role: path_of(target) for role, target in targets.items()}
@@ -217,7 +221,7 @@ class Kubernetes(Hand):
         self._timeout = timeout
 
     async def scale(self, order: Order) -> Outcome:
-        """What was changed since it was read is left for the next time."""
+        """Execute the order. If the resource has changed since it was read, try again later."""
         async with await open_session(self.access, self._timeout) as session:
             url = await self._url(order.role)
             status, scale = await _json(session, "GET", url)
@@ -272,9 +276,9 @@ _PLACEHOLDER = re.compile(r"\{(pool|role|desired|current|victims)\}")
 
 
 class Command(Hand):
-    """`{pool} {role} {desired} {current} {victims}` in an argument are filled in, victims with commas between them; the
-    environment has the same as AUTOSCALE_POOL and so on, stdin the decision as JSON. 0 is ok, 75 (EX_TEMPFAIL) busy.
-    One that takes longer than `timeout` seconds is killed."""
+    """The actuator that runs a program. `{pool} {role} {desired} {current} {victims}` in an argument are replaced,
+    victims separated by commas; the environment has the same values as AUTOSCALE_POOL etc., stdin the decision as JSON.
+    Exit code 0 is ok, 75 (EX_TEMPFAIL) busy. A program that takes longer than `timeout` seconds is killed."""
 
     def __init__(self, argv: Sequence[str], timeout: float) -> None:
         self._argv = argv
@@ -295,7 +299,7 @@ class Command(Hand):
 async def run(
     argv: Sequence[str], timeout: float, stdin: bytes = b"", values: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Raises OSError if there is no such program."""
+    """Run a program. Raise OSError if it does not exist."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.PIPE,
@@ -320,8 +324,8 @@ async def run(
 
 
 class Compose(Hand):
-    """Which container goes on the way down is for compose to say, the one with the highest number: drain with `policy:
-    highest-ordinal`. `program` stands before `compose`."""
+    """The actuator for docker compose. On scale-down, compose removes the container with the highest number: drain with
+    `policy: highest-ordinal`. `program` precedes `compose`."""
 
     def __init__(
         self,
@@ -349,8 +353,9 @@ CONFLICT = 409
 
 
 class Webhook(Hand):
-    """Sends the order. `sent_at` in the body identifies old ones; `x-signature` is `sha256=` and the HMAC-SHA256 of the
-    body in hex. 2xx is ok, 409 busy, other 4xx refused; all else is an error."""
+    """The actuator that sends the order to a URL. `sent_at` in the body identifies old orders; `x-signature` is
+    `sha256=` and the HMAC-SHA256 of the body in hex. Status 2xx is ok, 409 busy, other 4xx refused; any other result is
+    an error."""
 
     def __init__(self, url: str, secret: str | None, timeout: float, wall: Callable[[], float]) -> None:
         self._url = url

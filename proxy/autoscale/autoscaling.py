@@ -1,4 +1,4 @@
-"""The autoscaler of a process that polls the pods: a loop for each pool with a policy, its series, and its lease."""
+"""The autoscaler of a process that polls the pods: a loop for each pool with a policy, its metrics, and its lease."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 LEASE = "autoscale"
 LEASE_SECONDS = 30.0
-"""For which a lease holds; it is taken again after a third of that."""
+"""Duration of a lease; it is renewed after a third of that."""
 
 
 class Autoscaling:
-    """`pools` by name, from `start` on; they keep their state when settings change."""
+    """The scaled pools of a process. `pools` by name, from `start` on; they keep their state when settings change."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Autoscaling:
         self.on_first_pool: Callable[[], None] = lambda: None
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Start after the pods are known."""
+        """Start scaling; call it when the pods are known."""
         await self.lead.start(stack, self._replicas)
         self._tasks = await stack.enter_async_context(Tasks())
         self._apply()
@@ -76,7 +76,7 @@ class Autoscaling:
             self._apply()
 
     def pause_all(self) -> None:
-        """The kill switch of the process: nothing is scaled until an operator resumes the pools, one by one."""
+        """Stop all scaling of the process until an operator resumes the pools, one by one."""
         log.warning("autoscale: all pools are paused")
         for pool in self.pools.values():
             pool.loop.controls.pause()
@@ -142,7 +142,8 @@ class Autoscaling:
             await asyncio.sleep(self._settings.interval)
 
     def _read_pool(self, name: str, decision: Decision, found: Recommendation | None) -> None:
-        """`found` is the latest there was: it holds while nothing can be seen."""
+        """Fill the gauges of a pool. `found` is the latest recommendation: it holds while the fleet is not
+        observable."""
         c = self._catalogue
         c.autoscale_valid.cell(name).value = float(decision.valid)
         c.decided_at.cell(name).value = decision.at
@@ -161,7 +162,7 @@ class Autoscaling:
             c.autoscale_reason.cell(name, reason.value).value = float(reason in found.result.reasons)
 
     def _read_role(self, pool: str, role: str, decision: Decision) -> None:
-        """What is not known is not shown, and never 0."""
+        """Fill the gauges of a role. Unknown values are not exposed; they are never 0."""
         c, seen, desired = self._catalogue, decision.situations.get(role), decision.desired.get(role)
         if desired is not None:
             c.desired_replicas.cell(pool, role).value = desired
@@ -198,7 +199,7 @@ class Autoscaling:
 
 
 class Lead:
-    """Leader election: whether this process scales. Always true where no other process could."""
+    """Leader election: whether this process scales. Always true if no other process can."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -207,9 +208,9 @@ class Lead:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the lease holds. A process that was suspended meanwhile has lost it before it can renew it. The
-        monotonic clock stands still while the machine is suspended, and the wall clock may be set back, so both count.
-        """
+        """Return whether this process holds the lease. A process that was suspended has lost it before it can renew it.
+        The monotonic clock stands still while the machine is suspended, and the wall clock may be set back, so both
+        count."""
         return self._clock.now() < self._until and self._clock.wall() < self._wall_until
 
     async def start(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
@@ -219,7 +220,8 @@ class Lead:
     async def share(
         self, stack: AsyncExitStack, lease: Lease, every: float = LEASE_SECONDS / 3, margin: float = 0.0
     ) -> None:
-        """`margin`: seconds before the end of the lease in which nothing is started, so that it ends in time."""
+        """Acquire and renew the lease. `margin`: seconds before the end of the lease in which no action starts, so that
+        it ends in time."""
         self._lease, self._until = lease, -inf
         stack.push_async_callback(self._end)
         tasks = await stack.enter_async_context(Tasks())

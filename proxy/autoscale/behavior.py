@@ -72,8 +72,8 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Extremes over the windows of a behavior. The extremes of applied totals include the
-    current one; the extremes of recommendations are None where the window is off or empty."""
+    """Extremes over the windows of a behavior. The extremes of applied totals include the current one; the extremes of
+    recommendations are None if the window is disabled or empty."""
 
     highest_recommended: int | None
     lowest_recommended: int | None
@@ -83,7 +83,7 @@ class Past:
 
 
 def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *, panic: bool) -> int:
-    """The total to go to. In panic it is never less than the current one. A limit whose period is 0 does not apply."""
+    """Return the damped total. In panic it is never less than the current one. A limit with period 0 does not apply."""
     if panic:
         return _grown_in_panic(behavior.panic, past, current, recommended)
     if recommended < current:
@@ -94,7 +94,7 @@ def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *,
 
 
 def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) -> int:
-    """From 0 there is no percentage that would ever add one."""
+    """Return the total in panic. From 0 replicas the percentage does not apply, because it would never add one."""
     most, start = recommended, past.lowest_in_panic
     if start > 0 and panic.period > 0:
         most = min(most, start + start * panic.percent // 100)
@@ -122,8 +122,8 @@ def _grown(up: ScaleUp, past: Past, current: int, recommended: int) -> int:
 
 
 class Damping:
-    """A behavior and its windows. Recommendations are kept as they were made, totals as they were applied: a window
-    that saw a corrected value in place of the recommended one would hold it for ever."""
+    """A behavior and its windows. The windows contain recommendations before damping and totals after it: a window of
+    damped recommendations would hold a damped value forever."""
 
     def __init__(self, behavior: Behavior) -> None:
         self._highest_recommended, self._lowest_recommended = Records(max), Records(min)
@@ -147,13 +147,13 @@ class Damping:
         self._lowest_in_panic.length = panic.period
 
     def start(self, now: float, current: int) -> None:
-        """At the start, and when nothing has been known for longer than the windows: as if the current total had been
-        recommended until then, so that the windows are kept and not jumped over."""
+        """Fill the windows as if the current total had been recommended until now, so that the windows apply from the
+        start. Called at the start, and after a gap that is longer than the windows."""
         self._recommended(now, current)
         self.applied(now, current)
 
     def correct(self, now: float, current: int, recommended: int) -> tuple[int, bool]:
-        """The total to go to, and whether this is panic."""
+        """Return the damped total, and whether panic mode is on."""
         panic = self._is_panic(now, current, recommended)
         self._recommended(now, recommended)
         past = Past(
@@ -166,7 +166,7 @@ class Damping:
         return corrected(self._behavior, past, current, recommended, panic=panic), panic
 
     def applied(self, now: float, total: int) -> None:
-        """What came of it in the end, after bounds, budgets and operators."""
+        """Record the total that was applied, after bounds, budgets and operators."""
         for line in (self._highest_applied, self._lowest_applied, self._lowest_in_panic):
             line.append(now, total)
 
@@ -188,7 +188,7 @@ Best = Callable[[Iterable[int]], int]
 
 
 class _Window:
-    """Values of the last `length` seconds; of length 0 it never holds any."""
+    """Values of the last `length` seconds; a window of length 0 is always empty."""
 
     def __init__(self, best: Best, length: float = 0.0) -> None:
         self._best = best
@@ -202,7 +202,7 @@ class _Window:
 
 
 class Records(_Window):
-    """Counts a value from its moment until `length` seconds later."""
+    """A window in which a value counts from its moment until `length` seconds later."""
 
     def find(self, now: float) -> int | None:
         while self._values and (self.length <= 0 or self._values[0][0] + self.length < now):
@@ -211,11 +211,11 @@ class Records(_Window):
 
 
 class Line(_Window):
-    """A value holds until the next one is appended, and counts until `length` seconds after that; the last one counts
-    for twice the length."""
+    """A window in which a value holds until the next one is appended, and counts until `length` seconds after that; the
+    last one counts for twice the length."""
 
     def find(self, now: float, current: int) -> int:
-        """`current` always counts, too."""
+        """Return the extreme; `current` is always included."""
         while len(self._values) > 1 and self._values[1][0] + self.length < now:
             self._values.popleft()
         if self.length <= 0 or (len(self._values) == 1 and self._values[0][0] + 2 * self.length < now):

@@ -14,9 +14,9 @@ Mode = Literal["dry_run", "active", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`desired` is what to scale to, by role: recommended, held or ordered by an operator. Nothing was recommended
-    (None) where nothing could be seen: then the last values are held, and `valid` is false. `at` is seconds since the
-    Unix epoch; `bounds` are (min, max) by role, `missing` the names of metrics and signals by role."""
+    """One decision. `desired` is the target size by role: recommended, held or ordered by an operator. If the fleet was
+    not observable, the recommendation is None, the last values are held, and `valid` is false. `at` is seconds since
+    the Unix epoch; `bounds` are (min, max) by role, `missing` the names of missing metrics and signals by role."""
 
     id: int
     at: float
@@ -34,7 +34,7 @@ class Decision:
         return self.recommendation is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """In JSON; with all that is needed to make the decision again under another policy."""
+        """Return the decision ready for JSON, with all data to repeat it under another policy."""
         found = self.recommendation
         return {
             "pool": self.pool,
@@ -71,7 +71,7 @@ class Decision:
         }
 
     def _role(self, name: str) -> dict[str, Any]:
-        """What is not known is null, never 0."""
+        """Return one role ready for JSON. Unknown values are null, never 0."""
         seen, low_high = self.situations.get(name), self.bounds[name]
         result = self.recommendation.result if self.recommendation else None
         return {

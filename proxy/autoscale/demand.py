@@ -1,4 +1,4 @@
-"""Demand: how many replicas metrics ask for, now and by the time that new pods serve, before any damping."""
+"""Demand: the number of replicas that metrics require, now and by the time new pods serve, before damping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.autoscale.policy import Role, reading
 from proxy.core.params import param
 
 MOST = 10**9
-"""Replicas that a metric can ask for, however far it is from its target."""
+"""Largest number of replicas that a metric can require, however far it is from its target."""
 
 Kind = Literal["avg", "value", "total"]
 
@@ -34,8 +34,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One role as it is, and its scaling metrics by name: a number, or one per ready replica. None, NaN and what is
-    negative are missing."""
+    """One role with its scaling metrics by name: a number, or one per ready replica. None, NaN and negative values are
+    missing."""
 
     role: Role
     metrics: Mapping[str, Any]
@@ -52,10 +52,11 @@ class Sized:
 def desired(
     metric: Metric, value: Any, current: int, tolerance: float, ready: int | None = None, spare: float = 0.0
 ) -> int | None:
-    """Replicas so that the metric is at its target; `current` if it is within `tolerance` (0.1 is 10 %) of that. None:
-    it is missing. Replicas that are not ready count as idle on the way up, and do not count on the way down; so do
-    ready ones without a value, but at the target on the way down. So it is with the HPA of Kubernetes. On the way
-    down `spare` of a replica more must stay, unless all may go: what is near a whole number would go to and fro."""
+    """Return the number of replicas at which the metric is at its target; `current` if it is within `tolerance` (0.1 is
+    10 %) of that; None if it is missing. When scaling up, replicas that are not ready count as idle; when scaling down
+    they do not count. The same holds for ready replicas without a value, except that they count as at the target when
+    scaling down. This is the rule of the Kubernetes HPA. When scaling down, the remaining replicas must have `spare` of
+    a replica in reserve, unless all may be removed: otherwise a value near a whole number would oscillate."""
     found = _desired(metric, value, current, tolerance, ready)
     if not spare or not found or found >= current:
         return found
@@ -64,8 +65,8 @@ def desired(
 
 
 def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
-    """The most that one of the metrics asks for, within the role's bounds. While one of them is missing the role does
-    not shrink; None if all are. A role whose bounds are one number needs no metrics."""
+    """Return the largest number that one of the metrics requires, within the role's bounds. While a metric is missing
+    the role does not shrink; None if all are missing. A role with equal bounds needs no metrics."""
     role = sized.role
     if role.min == role.max:
         return role.min
@@ -75,8 +76,8 @@ def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float, s
 
 
 def recommended(low: int, high: int, current: int, wanted: Sequence[int | None]) -> int | None:
-    """Return the largest of the replicas that metrics ask for, None standing for missing metrics. A current number
-    out of bounds goes to the nearest bound."""
+    """Return the largest number of replicas that metrics require; None stands for a missing metric. A current number
+    out of bounds is moved to the nearest bound."""
     if not low <= current <= high:
         return min(max(current, low), high)
     known = [one for one in wanted if one is not None]
@@ -89,7 +90,8 @@ def recommended(low: int, high: int, current: int, wanted: Sequence[int | None])
 def demands(
     fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float, spare: float = 0.0
 ) -> list[int] | None:
-    """What each role asks for by its own metrics; one that cannot be observed what it has. None if none can."""
+    """Return the number that each role requires by its own metrics; the current number for a role without observation.
+    None if no role is observable."""
     wanted = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance, spare) for one in fleet]
     fixed = [one.role.min == one.role.max for one in fleet]
     if all(count is None or is_fixed for count, is_fixed in zip(wanted, fixed, strict=True)) and not all(fixed):
@@ -98,8 +100,9 @@ def demands(
 
 
 def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
-    """All roles together by common metrics, as if they were one. A role that does not have a metric at all takes no
-    part in it; while one misses a metric that it has, the total does not shrink. None if all are missing."""
+    """Return the total of all roles by common metrics, as if they were one role. A role without a metric is left out
+    for that metric; while a role misses a value of a metric that it has, the total does not shrink. None if all are
+    missing."""
     low, high = sum(one.role.min for one in fleet), sum(one.role.max for one in fleet)
     current, ready = sum(one.current for one in fleet), sum(one.ready for one in fleet)
     wanted: list[int | None] = []
@@ -113,7 +116,7 @@ def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: f
 
 def joined(kind: Kind, values: Sequence[tuple[Any, int]]) -> Any:
     """Join the values of several roles and their numbers of replicas: sums are added, levels are averaged over
-    replicas, values per replica stand in one list."""
+    replicas, and values per replica are concatenated."""
     if any(isinstance(value, list | tuple) for value, _ in values):
         return [
             one for value, count in values for one in (value if isinstance(value, list | tuple) else [value] * count)
@@ -135,7 +138,8 @@ def _is_missing(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """`known` replicas have a value, which sum to `whole`; `silent` ones are ready and have none; `unready` are not."""
+    """The values of replicas: `known` replicas have a value, and these sum to `whole`; `silent` ones are ready without
+    a value; `unready` ones are not ready."""
 
     known: int
     whole: float
@@ -169,7 +173,7 @@ def _desired(metric: Metric, value: Any, current: int, tolerance: float, ready: 
 
 
 def _raised(metric: Metric, value: Any, spare: float, current: int, ready: int | None) -> Any:
-    """The metric, if so much of a replica more were wanted for."""
+    """Return the metric raised by this fraction of a replica."""
     more = spare * metric.target
     if isinstance(value, list | tuple):
         return [None if (known := reading(one)) is None else known + more / len(value) for one in value]
@@ -211,34 +215,34 @@ def _ratio(value: float, target: float) -> float:
 
 
 def _whole(count: float) -> int:
-    """Rounded up, but for what the way floats divide may have added: 2.1 / 0.3 is 7."""
+    """Round up, but ignore floating-point errors: 2.1 / 0.3 is 7."""
     if count >= MOST:
         return MOST
     return math.ceil(count - _SLACK * max(count, 1.0))
 
 
 TREND_WINDOW = 240.0
-"""Seconds that a trend is drawn through."""
+"""Seconds of readings for a trend."""
 
 FEWEST = 5
-"""Readings that it takes."""
+"""Smallest number of readings for a trend."""
 
 Point = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Outlook:
-    """Lives as long as the pool's past. Only sums over the fleet are carried on: a level rises and falls with the
-    replicas that are there, and has no trend of its own."""
+    """Forecasts of the metrics of a pool. Lives as long as the pool's past. Only sums over the fleet are forecast: a
+    level depends on the number of replicas and has no trend of its own."""
 
     _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
-    """By role and metric, while the replicas that were ready had enough room for it: beyond that it grows by what
-    waits for them, which says how many are missing now and not how many will be."""
+    """Readings by role and metric while the ready replicas had enough capacity. Beyond that, a metric grows with the
+    waiting requests, which show how many replicas are missing now and not how many will be."""
     _trust: dict[tuple[str, str], Trust] = field(default_factory=dict)
 
     def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
-        """The role in so many seconds, if what grew while it was served goes on growing, as far as recent
-        forecasts came true. What falls is taken as it is."""
+        """Return the role as forecast this many seconds ahead: growth continues, weighted by the reliability of recent
+        forecasts. Falling values are not extrapolated."""
         if seconds <= 0:
             return one
         grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
@@ -271,8 +275,8 @@ def _expected(past: Sequence[Point], at: float) -> float:
 
 
 def trend(points: Sequence[Point]) -> float:
-    """Growth per second: the slope of the line with the least squares, less its standard error, so that noise has
-    none. Never less than 0."""
+    """Return the growth per second: the slope of the least-squares line, less its standard error, so that noise has no
+    trend. Never less than 0."""
     if len(points) < FEWEST:
         return 0.0
     mean_time = math.fsum(at for at, _ in points) / len(points)
@@ -284,7 +288,7 @@ def trend(points: Sequence[Point]) -> float:
 
 
 def _sum_of(value: Any) -> float | None:
-    """None where a part of it is missing."""
+    """Return the sum; None if a part is missing."""
     if not isinstance(value, list | tuple):
         return reading(value)
     known = [reading(one) for one in value]
@@ -292,13 +296,14 @@ def _sum_of(value: Any) -> float | None:
 
 
 MEMORY = 1200.0
-"""Seconds after which a forecast counts for a third of what it did."""
+"""Seconds after which the weight of a forecast has fallen to 1/e."""
 
 BENEFIT = 4.0
-"""Forecasts by one replica's worth that are taken to have come true before there were any."""
+"""Number of forecasts, of one replica's worth each, that count as correct before any forecast was settled."""
 
 MOST_GROWTH = 1.5
-"""Largest growth that counts, as a multiple of the forecast: otherwise one burst would excuse all wrong forecasts."""
+"""Largest growth that counts, as a multiple of the forecast: otherwise one burst would compensate for all wrong
+forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +315,8 @@ class _Forecast:
 
 @dataclass(slots=True)
 class Trust:
-    """Reliability of the forecasts of one sum: the slope of growth over forecast growth, the latest counting most."""
+    """Reliability of the forecasts of one sum: the slope of growth over forecast growth, with the largest weight on the
+    latest."""
 
     _open: deque[_Forecast] = field(default_factory=deque)
     _came: float = 0.0
@@ -318,19 +324,18 @@ class Trust:
     _seen: float | None = None
 
     def share(self, unit: float) -> float:
-        """Of the growth that a forecast says, what is to be believed, in [0, 1]. `unit` is one replica's worth."""
+        """Return the share of the forecast growth to rely on, in [0, 1]. `unit` is one replica's worth."""
         benefit = BENEFIT * unit * unit
         whole = self._forecast + benefit
         return min(max((self._came + benefit) / whole, 0.0), 1.0) if whole > 0 else 1.0
 
     def say(self, due: float, value: float, growth: float) -> None:
-        """It is `value`, and will be so much more."""
+        """Record a forecast: the sum is `value` and will grow by this amount."""
         if growth > 0:
             self._open.append(_Forecast(due, value, growth))
 
     def settle(self, now: float, value: float | None) -> None:
-        """Compare forecasts that are due with the value. None: the value is not known, and these forecasts are
-        dropped."""
+        """Compare due forecasts with the value. If the value is None (unknown), drop these forecasts."""
         self._fade(now)
         while self._open and self._open[0].due <= now:
             forecast = self._open.popleft()

@@ -1,4 +1,4 @@
-"""Distribution of a total of replicas over roles. Pure: the same arguments give the same result, and none raises."""
+"""Distribution of a total of replicas over roles. Pure functions, which never raise."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def distribute(
     panic: bool = False,
     expansion: float = EXPANSION,
 ) -> Result:
-    """The replicas sum to the total, as far as the bounds of the roles allow it, and keep those bounds; preferred
-    ratios are kept wherever whole numbers can keep them. Roles have names of their own and min <= max.
-
-    `metrics` are {role: {signal: value}}, each per ready replica; what is absent or no reading is missing, and missing
-    is not 0. `expansion`: see `cost.cost_baseline`."""
+    """Return the replicas of each role. They sum to the total as far as the bounds of the roles allow it, and keep
+    those bounds; preferred ratios are kept where whole numbers can keep them. Roles have unique names and min <= max.
+    `metrics` are {role: {signal: value}}, each per ready replica; an absent or invalid value is missing, and missing is
+    not 0. `expansion`: see `cost.cost_baseline`."""
     roles = bounded(roles, coordination, total)
     total = within(roles, total)
     base = cost_baseline(roles, total, expansion)
@@ -37,7 +36,7 @@ def distribute(
 
 
 def bounded(roles: Sequence[Role], coordination: Coordination, total: int) -> list[Role]:
-    """Coupled roles have at least a replica each as soon as one of them has."""
+    """Return the roles with coupled bounds: coupled roles have at least one replica each as soon as one of them has."""
     if not coordination.coupled or within(roles, total) <= 0:
         return list(roles)
     return [dataclasses.replace(role, min=max(role.min, 1)) for role in roles]
@@ -50,7 +49,8 @@ def within(roles: Sequence[Role], total: int) -> int:
 def _in_panic(
     roles: Sequence[Role], coordination: Coordination, total: int, base: dict[str, int], expansion: float
 ) -> dict[str, int]:
-    """The division by cost alone could take from a role what it needs most now."""
+    """Return the distribution in panic. Distribution by cost alone could take replicas from the role that needs them
+    most."""
     held = [dataclasses.replace(role, min=min(max(role.current or 0, role.min), role.max)) for role in roles]
     if coordination.panic_hold and sum(role.min for role in held) <= total:
         return cost_baseline(held, total, expansion)
@@ -88,7 +88,7 @@ def _preferred(
 
 
 def _baseline(roles: Sequence[Role], coordination: Coordination, base: dict[str, int], total: int) -> list[float]:
-    """That of the cost where what it should be made of is not known, or is nothing."""
+    """Return the baseline; that of the cost if its inputs are unknown or zero."""
     known = [_of_baseline(role, coordination) for role in roles]
     counts = [count for count in known if count is not None]
     largest = max(counts, default=0.0)
@@ -107,7 +107,7 @@ def _of_baseline(role: Role, coordination: Coordination) -> float | None:
 
 
 def _limits(roles: Sequence[Role], bands: dict[str, Band], total: int) -> list[Bounds]:
-    """In whole numbers, unless the total does not fit between these."""
+    """Return the limits in whole numbers, unless the total does not fit between these."""
     for whole in (True, False):
         limits = [band_bounds(role, bands.get(role.name, OPEN), total, whole=whole) for role in roles]
         if _lowest(limits) <= total + EXACT and _highest(limits) >= total - EXACT:
@@ -116,7 +116,8 @@ def _limits(roles: Sequence[Role], bands: dict[str, Band], total: int) -> list[B
 
 
 def _projected(quotas: Sequence[float], limits: Sequence[Bounds], roles: Sequence[Role], total: int) -> list[float]:
-    """Where the limits leave no room for the total, they give way in proportion, as far as the roles' own bounds."""
+    """Return the target. If the limits have no solution for the total, relax them in proportion, within the roles' own
+    bounds."""
     low, high = [low for low, _ in limits], [high for _, high in limits]
     if _lowest(limits) > total:
         return project(low, [role.min for role in roles], low, total)
@@ -128,7 +129,7 @@ def _projected(quotas: Sequence[float], limits: Sequence[Bounds], roles: Sequenc
 def _settled(
     roles: Sequence[Role], coordination: Coordination, target: Sequence[float], limits: Sequence[Bounds], total: int
 ) -> tuple[dict[str, int], set[Cause]]:
-    """The whole numbers next to the target, or what runs, if that is near enough."""
+    """Return the whole numbers next to the target, or the current replicas if they are near enough."""
     names = [role.name for role in roles]
     replicas = round_bounded(target, total, names)
     current = [role.current for role in roles if role.current is not None]
@@ -163,7 +164,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Parts of the total, in [0, 1]."""
+    """Lower and upper part of the total, in [0, 1]."""
 
     low: float = 0.0
     high: float = 1.0
@@ -176,8 +177,8 @@ OPEN = Band()
 
 
 def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bool]:
-    """The bands of roles that have one, clipped to what is possible, and whether any of them is ignored: of an unknown
-    role, not numeric, inverted, or wholly impossible."""
+    """Return the bands of roles, clipped to possible values, and whether a band is ignored: of an unknown role, not
+    numeric, inverted, or impossible."""
     if not isinstance(written, Mapping):
         return {}, bool(written)
     names = {role.name for role in roles}
@@ -186,21 +187,22 @@ def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bo
 
 
 def least_total(bands: Mapping[str, Band], wanted: Mapping[str, int]) -> int:
-    """Return the smallest total that gives each role what it asks for."""
+    """Return the smallest total that gives each role its demand."""
     within = [math.ceil(wanted[name] / one.high - EXACT) for name, one in bands.items() if one.high > 0]
     return max(sum(wanted.values()), *within, 0)
 
 
 def are_contradictory(bands: Mapping[str, Band], roles: Sequence[Role]) -> bool:
-    """Whatever the total is."""
+    """Return whether the bands contradict each other for every total."""
     low = math.fsum(bands.get(role.name, OPEN).low for role in roles)
     high = math.fsum(bands.get(role.name, OPEN).high for role in roles)
     return low > 1 + EXACT or high < 1 - EXACT
 
 
 def band_bounds(role: Role, band: Band, total: int, *, whole: bool) -> Bounds:
-    """Lowest and highest count of replicas inside both the band and the role's own bounds. `whole`: the outermost whole
-    numbers of the band, where it has any. Where both exclude each other it is the role's own bound next to the band."""
+    """Return the lowest and highest count of replicas inside both the band and the role's own bounds. `whole`: the
+    outermost whole numbers of the band, if it contains any. If both exclude each other, return the role's own bound
+    next to the band."""
     low, high = band.low * total, band.high * total
     if whole and (first := math.ceil(low - EXACT)) <= (last := math.floor(high + EXACT)):
         low, high = first, last
@@ -212,7 +214,8 @@ def band_bounds(role: Role, band: Band, total: int, *, whole: bool) -> Bounds:
 
 
 def are_hindered(bands: Mapping[str, Band], roles: Sequence[Role], total: int) -> bool:
-    """Whether the roles' own bounds keep a total from being divided within the bands, replicas being divisible."""
+    """Return whether the roles' own bounds prevent a distribution of the total within the bands, with fractional
+    replicas."""
     found = [band_bounds(role, bands.get(role.name, OPEN), total, whole=False) for role in roles]
     return (
         any(
@@ -236,7 +239,7 @@ def _band(written: Any) -> Band | None:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Both in the order of the roles; None: nothing is known of the role."""
+    """Shares and pressures in the order of the roles; None if the role has no readings."""
 
     of_roles: list[float | None]
     shares: list[float]
@@ -244,8 +247,8 @@ class Pressure:
 
 
 def pressures(roles: Sequence[Role], coordination: Coordination, metrics: Any, baseline: Sequence[float]) -> Pressure:
-    """A role without readings keeps its part of `baseline`; the others divide the rest. So do all roles without
-    pressure. `metrics` are {role: {signal: value}}, a value per ready replica."""
+    """Return the pressure of each role. A role without readings keeps its part of `baseline`; the others divide the
+    rest. So do all roles without pressure. `metrics` are {role: {signal: value}}, a value per ready replica."""
     if coordination.normalization == "relative":
         found = _relative(roles, coordination, metrics)
     else:
@@ -260,7 +263,7 @@ def pressures(roles: Sequence[Role], coordination: Coordination, metrics: Any, b
 
 
 def role_pressure(role: str, readings: Mapping[Any, Any], coordination: Coordination) -> float | None:
-    """The signals of one role, each as a part of its saturation, in one number in [0, 1]."""
+    """Return the signals of one role, each relative to its saturation, as one number in [0, 1]."""
     terms = [
         (weight, min(value / saturation, 1.0))
         for name, weight, saturation in coordination.looked_at(role)
@@ -275,8 +278,8 @@ def role_pressure(role: str, readings: Mapping[Any, Any], coordination: Coordina
 
 
 def _relative(roles: Sequence[Role], coordination: Coordination, metrics: Any) -> list[float | None]:
-    """Each signal as a part of its sum over the roles, the signals added up. A signal that one role does not report,
-    while it reports others, would give all of it to the rest: so it does not count."""
+    """Return the sum of the signals, each as a part of its sum over the roles. A signal that one role misses while it
+    reports others does not count: it would give the whole part to the other roles."""
     reported = [_reported(role.name, coordination, metrics) for role in roles]
     reporting = [signals for signals in reported if signals]
     common = [name for name in reporting[0] if all(name in signals for signals in reporting)] if reporting else []
@@ -326,11 +329,11 @@ NOTHING = 1e-9
 """Part of the sum below which a share counts as 0."""
 
 EXACT = 1e-7
-"""What a replica count may be off a whole number, by the way floats add up, and still be one."""
+"""Largest floating-point error for which a replica count is still a whole number."""
 
 
 def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float], total: float) -> list[float]:
-    """x_i = clip(k * quota_i, low_i, high_i) with the one factor k for which they sum to `total`, so that values
+    """Return x_i = clip(k * quota_i, low_i, high_i) with the one factor k for which they sum to `total`, so that values
     between their bounds keep their proportions. Needs sum(low) <= total <= sum(high). Quotas of 0 stay low until all
     others are high, and then share the rest by the distance to their bounds."""
     largest = max(quotas, default=0.0) or 1.0
@@ -351,8 +354,8 @@ def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float]
 
 
 def round_bounded(values: Sequence[float], total: int, names: Sequence[str]) -> list[int]:
-    """Whole numbers that sum to `total` as `values` do, each its value rounded down or up: up those with the largest
-    remainders, of equal ones those whose names come first. Bounds that are whole numbers are kept."""
+    """Return whole numbers with the sum `total` of `values`, each value rounded down or up: up for the largest
+    remainders, and for equal ones by name. Whole-number bounds are kept."""
     near = [float(round(value)) if abs(value - round(value)) <= EXACT else value for value in values]
     floors = [math.floor(value) for value in near]
     by_remainder = sorted(range(len(near)), key=lambda at: (-round(near[at] - floors[at], 7), names[at]))
@@ -375,7 +378,8 @@ def _scale(
     high: Sequence[float],
     rest: float,
 ) -> None:
-    """The sum grows with k, in straight lines between the values of k at which a bound begins or ends to hold."""
+    """Return the factor k. The sum is piecewise linear in k, between the values of k at which a bound starts or ends to
+    apply."""
     knots = sorted({bound[index] / quotas[index] for index in scaled for bound in (low, high)})
     before = 0.0
     for knot in knots:
@@ -394,8 +398,9 @@ def _scale(
 
 
 def cost_baseline(roles: Sequence[Role], total: int, expansion: float = EXPANSION) -> dict[str, int]:
-    """The capacity of each role above its minimum is cut into packages of 1, r, r², … replicas, r = expansion / 100.
-    The total is filled up with them, the cheapest package first, of two at one price that of the role named first."""
+    """Return the baseline by cost. The capacity of each role above its minimum is cut into packages of 1, r, r², …
+    replicas, r = expansion / 100. The total is filled up with packages, the cheapest first; of two at one price, the
+    package of the role named first."""
     replicas = {role.name: role.min for role in roles}
     left = total - sum(replicas.values())
     for _, index, length in sorted(_packages(roles, expansion)):
@@ -408,7 +413,8 @@ def cost_baseline(roles: Sequence[Role], total: int, expansion: float = EXPANSIO
 
 
 def _packages(roles: Sequence[Role], expansion: float) -> Iterator[tuple[float, int, int]]:
-    """(price, index of the role, replicas). Without growth all packages of a role are alike, so they are one."""
+    """Return (price, index of the role, replicas). Without growth all packages of a role are alike, so they are joined
+    to one."""
     for index, role in enumerate(roles):
         capacity, length = role.max - role.min, 1.0
         if expansion <= 100 and capacity > 0:

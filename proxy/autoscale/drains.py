@@ -1,4 +1,4 @@
-"""Drains of pods that are to be removed, and the sizes that were ordered."""
+"""Drains of pods that are to be removed, and open orders."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ SETTLES = 1.0
 
 @dataclass(slots=True)
 class Drains:
-    """`doomed` are victims whose end was ordered: they are not let back in while that may still come."""
+    """Draining replicas. `doomed` are victims whose removal was ordered: they do not return to service while that order
+    may still be executed."""
 
     settings: DrainSettings
     pods: ScaledPool
     clock: Clock
     _since: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By role and pod."""
+    """Start of the drain by role and pod."""
     _doomed: dict[str, set[str]] = field(default_factory=dict)
 
     def start(self, role: str, count: int) -> list[str]:
-        """The pods that go if `count` are to stay: they drain from here on, and no other that did so before."""
+        """Drain the pods that are removed if `count` remain, and return their names. Other pods that this process
+        drained return to service."""
         order = drain_order(self.pods.replicas(role), role, self.settings.policy)
         going = order[: max(len(order) - count, 0)]
         victims = [one.name for one in going]
@@ -46,7 +48,7 @@ class Drains:
         return list(self._since.get(role, {}))
 
     def empty(self, role: str) -> bool:
-        """Whether all that drain have ended their last request, or had all the time for it that they get."""
+        """Return whether all draining replicas have ended their last request or exceeded the time limit."""
         now, known = self.clock.now(), self._since.get(role, {})
         replicas = {one.name: one for one in self.pods.replicas(role)}
         return all(
@@ -54,19 +56,19 @@ class Drains:
         )
 
     def doom(self, role: str) -> None:
-        """Their end is ordered."""
+        """Note that the removal of these replicas was ordered."""
         self._doomed[role] = set(self._since.get(role, {}))
 
     def spare(self, role: str) -> None:
-        """Whatever was ordered is over."""
+        """Note that earlier removal orders are over."""
         self._doomed.pop(role, None)
 
     def cancel(self, role: str) -> list[str]:
-        """Return draining replicas to service, and return their names."""
+        """Return draining replicas to service; return their names."""
         return self._release(role, list(self._since.get(role, {})))
 
     def described(self, role: str) -> list[dict[str, Any]]:
-        """In JSON; `since` is seconds since the Unix epoch."""
+        """Return the drains ready for JSON; `since` is seconds since the Unix epoch."""
         now, wall = self.clock.now(), self.clock.wall()
         replicas = {one.name: one for one in self.pods.replicas(role)}
         return [
@@ -105,8 +107,9 @@ Order = Literal["least-loss", "highest-ordinal", "newest"]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """`cached_blocks` are counted by the prefix index, `ordinal` is the platform's number of it, `started` are seconds,
-    `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None without it."""
+    """One replica. `cached_blocks` are counted by the prefix index, `ordinal` is the platform's number, `started` is
+    in seconds, `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None
+    without it."""
 
     name: str
     role: str
@@ -121,11 +124,9 @@ class Replica:
 
 
 def drain_order(replicas: Sequence[Replica], role: str, order: Order) -> list[Replica]:
-    """All replicas of the role, the one to go first in front.
-
-    least-loss: draining replicas, replicas that are not ready, replicas that are not the last of the role in their
-    group; then the least in flight, the least in the cache, the youngest. highest-ordinal is the order of platforms
-    that do not choose."""
+    """Return all replicas of the role in the order of removal. least-loss: draining replicas, replicas that are not
+    ready, replicas that are not the last of the role in their group; then the fewest requests in flight, the fewest
+    cached blocks, the youngest. highest-ordinal is the order of platforms that do not choose."""
     left = [one for one in replicas if one.role == role]
     if order == "highest-ordinal":
         return sorted(left, key=lambda one: -1 if one.ordinal is None else one.ordinal, reverse=True)
@@ -147,7 +148,7 @@ def _newest(members: Counter[str | None]) -> Key:
 
 
 def _least_loss(members: Counter[str | None]) -> Key:
-    """`members`: of each group, how many of the role are left."""
+    """Return the sort key. `members`: the number of remaining replicas of the role by group."""
     return lambda one: (
         not one.draining,
         one.ready,
@@ -161,8 +162,8 @@ def _least_loss(members: Counter[str | None]) -> Key:
 
 @dataclass(slots=True)
 class Orders:
-    """Of one pool. An order is over when the role has the size, or after `startup` seconds: then what is there counts
-    again, and it may be ordered again."""
+    """The open orders of one pool. An order is over when the role has the size, or after `startup` seconds: then the
+    observed size counts again, and the order may be repeated."""
 
     clock: Clock
     startup: float = 600.0
@@ -172,7 +173,7 @@ class Orders:
         self._open[role] = (count, self.clock.now() + self.startup)
 
     def is_open(self, role: str, there: int) -> bool:
-        """`there` are the replicas that can be seen."""
+        """Return whether the order is open. `there` is the number of observed replicas."""
         if role not in self._open:
             return False
         count, until = self._open[role]
@@ -182,5 +183,5 @@ class Orders:
         return True
 
     def current(self, role: str, there: int) -> int:
-        """The replicas that are asked for."""
+        """Return the number of ordered replicas."""
         return self._open[role][0] if self.is_open(role, there) else there

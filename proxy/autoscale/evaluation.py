@@ -32,7 +32,7 @@ _KEYS = ("roles", "coordination", "total", "metrics", "panic", "cost_expansion_r
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `distribute` is asked. `overlooked` are faults that it can do without: of bands, weights, numbers."""
+    """The arguments of `distribute`. `overlooked` are faults that are ignored: of bands, weights, numbers."""
 
     roles: tuple[Role, ...]
     coordination: Coordination
@@ -69,8 +69,8 @@ def question(written: Any) -> Question:
 
 
 def coordination(written: Any) -> Coordination:
-    """Read a coordination. Values that cannot be used are ignored, and numbers out of bounds are clamped. Ratios are
-    checked where they are used."""
+    """Read a coordination. Unusable values are ignored, and numbers out of bounds are clamped. Ratios are checked where
+    they are used."""
     if not isinstance(written, Mapping):
         return Coordination()
     values, _ = params.read(Coordination, {**written, **{name: {} for name in _READERS}}, "", spell=as_written)
@@ -82,7 +82,7 @@ def coordination(written: Any) -> Coordination:
 
 
 def result(found: Result) -> dict[str, Any]:
-    """In JSON."""
+    """Return the result ready for JSON."""
     return {
         "replicas": dict(found.replicas),
         "total": found.total,
@@ -99,7 +99,7 @@ def result(found: Result) -> dict[str, Any]:
 
 
 def _names(written: Mapping[str, Any]) -> list[str]:
-    """Of the roles that have one, whatever else is wrong with them."""
+    """Return the names of all roles with a name, whatever other faults they have."""
     listed = written.get("roles")
     return [str(one.get("name")) for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
 
@@ -177,8 +177,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`moves` are replicas that came and went from one decision to the next; `hours` are replica hours and `gpu_hours`
-    GPU hours, if every decision had been applied at once."""
+    """Totals of a replay. `moves` are replicas that were added or removed from one decision to the next; `hours` are
+    replica hours and `gpu_hours` GPU hours, if every decision had been applied at once."""
 
     moves: int
     hours: float
@@ -186,9 +186,9 @@ class Summary:
 
 
 def replay(decisions: Sequence[Mapping[str, Any]], pool: PoolSettings) -> list[Step]:
-    """The policy sees the fleet as it was, at each step, not as its own decisions would have made it: the metrics of
-    that fleet were not measured. `decisions` are the decisions of one pool, as the loop keeps them; decisions without
-    a time are left out."""
+    """Yield the steps of a replay. At each step the policy sees the recorded fleet, not the fleet of its own decisions,
+    whose metrics were not measured. `decisions` are the decisions of one pool, as the loop stores them; decisions
+    without a time are left out."""
     recommender = Recommender(pool)
     timed = [(at, one) for one in decisions if (at := number(one.get("ts"))) is not None]
     return [
@@ -198,7 +198,7 @@ def replay(decisions: Sequence[Mapping[str, Any]], pool: PoolSettings) -> list[S
 
 
 def summary(pool: PoolSettings, points: Sequence[tuple[float, Mapping[str, int]]]) -> Summary:
-    """`points` are moments and what was wanted from then on, until the next."""
+    """Return the totals. `points` are moments and the replicas wanted from then until the next moment."""
     moves, hours, gpu_hours = 0, 0.0, 0.0
     for (at, wanted), (until, after) in pairwise(points):
         moves += sum(abs(after.get(name, count) - count) for name, count in wanted.items())

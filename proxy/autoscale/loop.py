@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 HISTORY = 1000
-"""Decisions that are kept, each with its inputs: four hours of them at the default interval."""
+"""Number of stored decisions, each with its inputs: four hours of decisions at the default interval."""
 
 PATIENCE = 10.0
-"""Seconds."""
+"""Seconds for an observation or an action."""
 
 
 class Outcome(Enum):
@@ -37,14 +37,16 @@ class Outcome(Enum):
 
 
 class Actuator(Protocol):
-    """Scales one role. Told again and again until the role has the size, so it does nothing that it has begun."""
+    """An actuator of roles. It is called repeatedly until the role has the size, so it must not repeat an action that
+    it has started."""
 
     async def apply(self, decision: Decision, role: str) -> Outcome: ...
 
 
 class Loop:
-    """Observes, decides and acts, once per `step`. Roles without one of the `actuators` are scaled by others, who read
-    `latest`. `patience` is the time for an observation or an action, in seconds."""
+    """The loop of one pool: it observes, decides and acts, once per `step`. Roles without one of the `actuators` are
+    scaled by external scalers, which read `latest`. `patience` is the time for an observation or an action, in
+    seconds."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Loop:
         self.controls = Controls(pool, clock)
         self.history: deque[Decision] = deque(maxlen=HISTORY)
         self.outcomes: dict[str, Outcome] = {}
-        """By role, of the latest decision that asked for another size."""
+        """Results by role of the latest decision that required another size."""
 
     @property
     def latest(self) -> Decision | None:
@@ -73,12 +75,12 @@ class Loop:
 
     @property
     def recommended(self) -> Recommendation | None:
-        """The latest that there was, as far back as decisions are kept."""
+        """Return the latest recommendation in the stored decisions."""
         return next((one.recommendation for one in reversed(self.history) if one.valid), None)
 
     @property
     def pool(self) -> PoolSettings:
-        """The policy. Where it changes, what was seen and decided stays."""
+        """The policy. When it changes, observations and decisions are kept."""
         return self._pool
 
     @pool.setter
@@ -93,7 +95,7 @@ class Loop:
         return decision
 
     def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
-        """Raises BadRequest."""
+        """Record the result of an external scaler. Raise BadRequest."""
         self.controls.acknowledge(decision, roles, self.latest.id if self.latest else 0)
 
     async def _observe(self) -> Mapping[str, Observed]:
@@ -137,7 +139,7 @@ class Loop:
         return held | {name: count for name, count in self.latest.desired.items() if name in known}
 
     async def _act(self, decision: Decision, role: str) -> Outcome:
-        """In a dry run everything is done but this."""
+        """Act on a decision. A dry run does everything except this."""
         actuator = self.actuators.get(role)
         if decision.mode != "active" or actuator is None:
             return Outcome.DRY_RUN
@@ -150,7 +152,7 @@ class Loop:
 
 
 def _to_change(decision: Decision) -> list[str]:
-    """What grows goes first, so that no request finds less than before."""
+    """Return the roles to scale: growing roles first, so that capacity does not drop in between."""
     change = {
         name: decision.desired[name] - one.current
         for name, one in decision.situations.items()
@@ -178,7 +180,7 @@ class Acknowledged:
 
 
 class Controls:
-    """Of one pool; it lives as long as its loop."""
+    """The operator's controls of one pool; they live as long as its loop."""
 
     def __init__(self, pool: PoolSettings, clock: Clock) -> None:
         self._clock = clock
@@ -189,7 +191,7 @@ class Controls:
 
     @property
     def pool(self) -> PoolSettings:
-        """The policy. Where it changes, an order that the new bounds do not allow is void."""
+        """The policy. When it changes, an order outside the new bounds is void."""
         return self._pool
 
     @pool.setter
@@ -209,7 +211,7 @@ class Controls:
         self.paused = False
 
     def override(self, roles: Mapping[str, int], ttl: float) -> None:
-        """For `ttl` seconds from now. Takes all roles or none; raises BadRequest."""
+        """Set the sizes of roles for `ttl` seconds from now, of all roles or none. Raise BadRequest."""
         if ttl <= 0:
             raise BadRequest("The ttl must be more than 0.", param="ttl")
         for role, count in roles.items():
@@ -226,7 +228,8 @@ class Controls:
         return {role: count for role, (count, _) in self._overrides.items()}
 
     def acknowledge(self, decision: int, roles: Mapping[str, int], latest: int) -> None:
-        """Raises BadRequest for a role that is not there or a decision after the latest."""
+        """Record the result of an external scaler. Raise BadRequest for an unknown role or a decision after the
+        latest."""
         for role in roles:
             self._known(role)
         if not 0 < decision <= latest:

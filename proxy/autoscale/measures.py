@@ -29,10 +29,10 @@ _OF_PODS = {
     KV_USAGE: "kv_usage",
     "kv_cache_utilization_sum": "kv_usage",
 }
-"""What every pod reports."""
+"""Metrics that every pod reports."""
 
 KNOWN = (*_OF_PODS, BACKLOG, UNCACHED, PREFILL_LOAD, KV_DEMAND, "requests_in_flight", TTFT)
-"""The names of all that is measured without being asked for; any other is that of a value scraped from the pods."""
+"""Names of all built-in measurements; any other name is that of a value scraped from the pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +49,26 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The values of one role at monotonic `now`. Metrics that were scraped more than `age` seconds ago are missing.
-
-    `ready` has the ready ranks of each replica that has one. The unit of load is a data-parallel rank: the value of a
-    replica is the mean of its ranks, and so is its part of a sum."""
+    `ready` has the ready ranks of each replica with a ready rank. The unit of load is a data-parallel rank: the value
+    of a replica is the mean of its ranks, and so is its part of a sum."""
 
     ready: Sequence[Sequence[Endpoint]]
     known: Known
     now: float
     age: float
     rate: float | None = None
-    """Uncached prompt tokens per second of a replica, where that is configured."""
+    """Uncached prompt tokens per second that a replica can compute, if configured."""
     queried: Mapping[str, Sample] = field(default_factory=dict)
     """Values of queries, by source."""
 
     def sample(self, source: str) -> Sample:
-        """Return a value; a query has a time of its own."""
+        """Return a value with its time; a query has its own time."""
         if source.startswith(PROMQL):
             return self.queried.get(source, Sample(None, self.now))
         return Sample(self.value(source), self.now)
 
     def mean_sample(self, source: str) -> Sample:
-        """Return a value per ready replica, as queries have it already."""
+        """Return a value per ready replica; queries provide such a value already."""
         return self.sample(source) if source.startswith(PROMQL) else Sample(self.mean(source), self.now)
 
     def value(self, source: str) -> Any:
@@ -168,8 +167,9 @@ Buckets = Sequence[tuple[float, float]]
 
 
 def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> float | None:
-    """Linear within a bucket; one without an upper bound ends at twice its lower one. None if nothing was observed. An
-    empty `past` is the beginning. Raises ValueError if `past` is not an earlier look at the same histogram."""
+    """Return the quantile of the observations between two reads, linear within a bucket; a bucket without an upper
+    bound ends at twice its lower one. None if there are no observations. An empty `past` is the beginning. Raise
+    ValueError if `past` is not an earlier read of the same histogram."""
     if past and [bound for bound, _ in past] != [bound for bound, _ in now]:
         raise ValueError("the buckets have changed")
     before = [count for _, count in past] or [0.0] * len(now)
@@ -226,7 +226,7 @@ def role_of(pool: PoolSettings, endpoint: Endpoint) -> str | None:
 
 
 def replicas_of_role(pool: PoolSettings, name: str, endpoints: Iterable[Endpoint]) -> dict[str, list[Endpoint]]:
-    """Return the ranks of each replica, by its name, whether the ranks share a port or have a port each."""
+    """Return the ranks of each replica by name, for ranks that share a port and for ranks with a port each."""
     found: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         if role_of(pool, endpoint) == name:

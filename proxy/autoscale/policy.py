@@ -13,8 +13,8 @@ from proxy.core.params import param
 QUEUE_DEPTH, KV_USAGE, TTFT = "queue_depth", "kv_cache_utilization", "ttft"
 PREFILL_LOAD = "prefill_load"
 SATURATION: Mapping[str, float] = {QUEUE_DEPTH: 32.0, KV_USAGE: 1.0, TTFT: 2.0}
-"""The signals that every role may have, in the order in which they are summed, and the value at which each of them is
-as high as counts: requests waiting at a replica, share of its KV cache, seconds."""
+"""Signals that every role may have, in the order in which they are summed, and the value at which each is saturated:
+requests waiting at a replica, share of its KV cache, seconds."""
 
 ANY_ROLE = "*"
 SIGNAL_WEIGHTS: Mapping[str, Mapping[str, float]] = {
@@ -24,14 +24,14 @@ SIGNAL_WEIGHTS: Mapping[str, Mapping[str, float]] = {
 }
 
 EXPANSION = 200.0
-"""Percent by which the packages of one role grow."""
+"""Size of each package of a role relative to the one before, in percent."""
 
 Mode = Literal["off", "preferred", False]
-"""False is what YAML makes of `off`."""
+"""Scaling mode. YAML reads `off` as False."""
 
 
 class Cause(Enum):
-    """Why a result is not simply what roles and pressure ask for; in the order in which a result names them."""
+    """Reasons why a result differs from the demand of roles and pressure, in the order in which a result lists them."""
 
     PANIC = "PanicMode"
     UNAVAILABLE = "PressureUnavailable"
@@ -46,8 +46,8 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`current` are requested replicas, `ready` serving ones, `demand` the number that the metrics ask for; None if it
-    is not known."""
+    """One role. `current` are requested replicas, `ready` serving ones, `demand` the number that the metrics require;
+    None if unknown."""
 
     name: str
     min: int = param(at_least=0)
@@ -61,7 +61,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A further pressure signal of one role. It does not change the total."""
+    """An additional pressure signal of one role. It does not change the total."""
 
     source: str = param(doc="where the value comes from: a scraped metric, or promql: and a query")
     saturation: float = param(doc="value that counts as full pressure", more_than=0)
@@ -70,8 +70,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Coordination:
-    """How a total is divided among roles. `preferred_ratio` is kept as written, since a wrong band is ignored and
-    reported: `read_bands`."""
+    """The rules for the distribution of a total over roles. `preferred_ratio` is kept as written, because a wrong band
+    is ignored and reported: `read_bands`."""
 
     mode: Mode = param("off", "off: divide by cost alone; preferred: divide by pressure, within the preferred ratios")
     preferred_ratio: Mapping[str, Any] = param(
@@ -101,7 +101,7 @@ class Coordination:
     signals: Mapping[str, Mapping[str, Signal]] = param({}, "role -> name -> a further signal")
 
     def looked_at(self, role: str) -> list[tuple[str, float, float]]:
-        """Name, weight and saturation of each signal that counts for the role, in the order in which they are added."""
+        """Return name, weight and saturation of each signal that counts for the role, in the order of the sum."""
         weights = self._weights(role)
         known = [
             (name, weights.get(name, 0.0), self.saturation.get(name, saturation))
@@ -120,8 +120,8 @@ class Coordination:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`total` is what was divided: the one asked for, within the bounds of the roles. Shares and `target` (replicas as
-    a real number) are by role, and empty where they were not looked at; `band_satisfied` is then None."""
+    """A distribution. `total` is the requested total within the bounds of the roles. Shares and `target` (fractional
+    replicas) are by role, and empty where they were not computed; `band_satisfied` is then None."""
 
     replicas: Mapping[str, int]
     total: int
@@ -140,7 +140,7 @@ class Result:
 
 
 def number(value: Any) -> float | None:
-    """None for whatever is not a finite number."""
+    """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -151,20 +151,20 @@ def number(value: Any) -> float | None:
 
 
 def reading(value: Any) -> float | None:
-    """None is missing; 0 is a reading."""
+    """Return the reading; None is missing, and 0 is a valid reading."""
     found = number(value)
     return None if found is None or found < 0 else found
 
 
 def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
-    """What is written of a role in {role: {signal: value}}."""
+    """Return the values of a role in {role: {signal: value}}."""
     found = metrics.get(role) if isinstance(metrics, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`value` is a number, or for metrics that are averaged one per ready replica; `at` is monotonic seconds."""
+    """One value: a number, or one number per ready replica for averaged metrics; `at` is monotonic seconds."""
 
     value: Any
     at: float
@@ -172,8 +172,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One role. `current` are requested replicas, `ready` serving ones, `draining` replicas that will stop. Scaling
-    metrics and pressure signals are never used in place of each other."""
+    """The observation of one role. `current` are requested replicas, `ready` serving ones, `draining` replicas that
+    will stop. Scaling metrics and pressure signals are never used in place of each other."""
 
     current: int
     ready: int
@@ -182,7 +182,7 @@ class Observed:
     signals: Mapping[str, Sample] = field(default_factory=dict)
 
     def fresh(self, now: float, age: float) -> Situation:
-        """What is older than `age` seconds is missing."""
+        """Return the situation; values older than `age` seconds are missing."""
         metrics = {
             name: _usable(sample.value) if now - sample.at <= age else None for name, sample in self.metrics.items()
         }
@@ -196,8 +196,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One role at the moment of a decision, without what is stale: a metric that the role has and that is missing is
-    None, a signal that is missing is not there."""
+    """One role at the moment of a decision, without stale values: a missing metric is None, and a missing signal is
+    absent."""
 
     current: int
     ready: int
@@ -219,7 +219,7 @@ def _usable(value: Any) -> Any:
 
 
 class Source(Protocol):
-    """Where the loop looks."""
+    """The source of the loop's observations."""
 
     async def observe(self) -> Mapping[str, Observed]:
         """Return the observations by role. A role is missing while its replicas are not known."""

@@ -25,7 +25,7 @@ TIMEOUT = 5.0
 
 
 async def ask(settings: PrometheusSettings, query: str) -> float:
-    """The value now. Raises Unanswered."""
+    """Return the current value of a query. Raise Unanswered."""
     try:
         headers, trust = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"
@@ -37,7 +37,7 @@ async def ask(settings: PrometheusSettings, query: str) -> float:
 
 
 def value_of(content: Any) -> float:
-    """Of a scalar or a vector of one element. Raises Unanswered."""
+    """Return the value of a scalar or a vector of one element. Raise Unanswered."""
     if not isinstance(content, dict) or content.get("status") != "success":
         raise Unanswered(
             str(content.get("error", content)) if isinstance(content, dict) else "not a response of Prometheus"
@@ -56,7 +56,7 @@ def value_of(content: Any) -> float:
 
 
 def _identity(settings: PrometheusSettings) -> tuple[dict[str, str], ssl.SSLContext | bool]:
-    """Raises OSError or ValueError for files that cannot be used."""
+    """Return the authentication headers and the TLS context. Raise OSError or ValueError for unusable files."""
     token = Path(settings.token_file).read_text().strip() if settings.token_file else settings.token
     return outbound.bearer(token), outbound.tls_context(settings.ca_file) if settings.ca_file else True
 
@@ -65,16 +65,17 @@ log = logging.getLogger(__name__)
 
 
 class Unanswered(Exception):
-    """Why there is no value."""
+    """The query has no value; the message says why."""
 
 
 Ask = Callable[[str], Awaitable[float]]
-"""The value of a query; raises Unanswered."""
+"""A function that returns the value of a query; it raises Unanswered."""
 
 
 @dataclass(slots=True)
 class Queries:
-    """Of one pool. `values` are by source, each of its own moment: one that is not renewed grows old."""
+    """The queries of one pool. `values` are by source, each with its own time: a value that is not renewed becomes
+    stale."""
 
     ask: Ask
     clock: Clock

@@ -15,8 +15,8 @@ from proxy.autoscale.settings import PoolSettings
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Totals before and after damping, and how `total` is divided: `replicas`, which differ from `result` where none
-    moves that need not. `over_budget`: the GPUs allow less than was corrected to."""
+    """A recommendation: totals before and after damping, and the distribution of `total`: `replicas`, which differ from
+    `result` if moves are not necessary. `over_budget`: the GPU budget allows less than the damped total."""
 
     current: int
     raw: int
@@ -33,7 +33,7 @@ class Recommendation:
 
 
 class Recommender:
-    """Knows the pool's past. `recommend` is called again and again with a clock that never goes back."""
+    """The recommender of one pool, with its past. Call `recommend` repeatedly with a clock that never goes back."""
 
     def __init__(self, pool: PoolSettings) -> None:
         self._pool = pool
@@ -44,7 +44,7 @@ class Recommender:
 
     @property
     def pool(self) -> PoolSettings:
-        """The policy. Where it changes, the past stays."""
+        """The policy. When it changes, the past is kept."""
         return self._pool
 
     @pool.setter
@@ -53,7 +53,8 @@ class Recommender:
         self._damping.behavior = pool.behavior
 
     def recommend(self, now: float, situations: Mapping[str, Situation]) -> Recommendation | None:
-        """`situations` has every role of the pool. None: of no role is anything known that it could be sized by."""
+        """Return a recommendation. `situations` has every role of the pool. Return None if no role has enough data to
+        be sized."""
         if any(one.is_moving for one in situations.values()):
             self._moved = now
         fleet = [_sized(role.sized(None, None), situations[role.name]) for role in self._pool.roles]
@@ -71,8 +72,8 @@ class Recommender:
         return recommendation
 
     def _demand(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
-        """The total that metrics and preferred ratios ask for, and the roles with their parts of it; where these are
-        not told apart it is what they have."""
+        """Return the total that metrics and preferred ratios require, and the roles with their parts; where parts are
+        unknown, they are the current replicas."""
         pool, tolerance = self._pool, self._pool.tolerance_percent / 100
         spare = pool.behavior.scale_down.spare
         if pool.total == "joint":
@@ -126,11 +127,13 @@ class Recommender:
 
 
 _SHORTEST_GAP = 60.0
-"""Seconds for which a pool may be out of sight before its past is void, however short its windows are."""
+"""Shortest gap in seconds between observations after which the past of a pool is void, however short its windows
+are."""
 
 
 def _placed(pool: PoolSettings, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
-    """Where the demand of each role is not known, replicas move all the way to the target, so that moves are rare."""
+    """Return the replicas by role. Where the demand of each role is unknown, replicas move all the way to the target,
+    so that moves are rare."""
     chosen, is_sum = pool.coordination, pool.total == "sum"
     if not result.target:
         return dict(result.replicas)
@@ -149,8 +152,8 @@ Divide = Callable[[int], tuple[Result, dict[str, int]]]
 def _affordable(
     pool: PoolSettings, total: int, least: int, divide: Divide
 ) -> tuple[int, tuple[Result, dict[str, int]]]:
-    """The largest total up to this one whose replicas the budget allows, or the least there can be. Every total is
-    tried, since with three roles one replica more may take one away from a role."""
+    """Return the largest total up to this one within the budget, or the smallest possible one. Every total is tried,
+    because with three roles one more replica may take one away from a role."""
     if pool.gpu_budget is not None and (fewest := min(role.gpus for role in pool.roles)) > 0:
         total = max(min(total, int(pool.gpu_budget / fewest)), least)
     divided = divide(total)
@@ -165,16 +168,16 @@ def _sized(role: Role, situation: Situation) -> Sized:
 
 
 PRESSED = 0.6
-"""Pressure from which on a role is short of replicas, whatever its metrics ask for."""
+"""Pressure from which a role needs replicas, whatever its metrics require."""
 
 Sizes = Mapping[str, int]
 
 
 def filled(roles: Sequence[Role], coordination: Coordination, result: Result, total: int) -> dict[str, int]:
-    """So many replicas, and no role gives one to another: what is added goes where most is missing of the result, what
-    is taken away comes from where there is most too much. No role gives what it asks for while another has more than
-    that; and where roles are divided by their demand those grow first that ask for more than they have: else one would
-    shrink again for what another demand for."""
+    """Return the result for this total without moves between roles: replicas are added where most are missing, and
+    removed where the surplus is largest. No role loses replicas that it requires while another has a surplus. Where
+    roles are divided by their demand, roles below their demand grow first: otherwise one would shrink again for another
+    role's demand."""
     target = result.target or result.replicas
     held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
     missing = total - sum(held.values())
@@ -193,7 +196,7 @@ def filled(roles: Sequence[Role], coordination: Coordination, result: Result, to
 def may_stay(
     roles: Sequence[Role], coordination: Coordination, result: Result, kept: Sizes, *, is_sum: bool, gated: bool
 ) -> bool:
-    """Return whether `kept` is as good as the result. `is_sum`: the demand of each role is its own; else only the
+    """Return whether `kept` is as good as the result. `is_sum`: each role has its own demand; otherwise only the
     distance from the target counts."""
     if suffices(roles, coordination, result, kept, gated=gated) if is_sum else gated:
         return True
@@ -201,16 +204,16 @@ def may_stay(
 
 
 def suffices(roles: Sequence[Role], coordination: Coordination, result: Result, sizes: Sizes, *, gated: bool) -> bool:
-    """Whether each role has what it asks for, none is pressed, and ratios are kept. Behind the gate only the first is a
-    need: starting replicas are counted, and pressure may end when they serve."""
+    """Return whether each role has its demand, none is under pressure, and ratios are kept. Behind the gate only the
+    demand counts: starting replicas are included, and pressure may end when they serve."""
     if any(role.demand is not None and role.demand > sizes[role.name] for role in roles):
         return False
     return gated or (_keeps_bands(roles, coordination, result, sizes) and not _is_pressed(result, sizes))
 
 
 def stepped(kept: Sizes, wanted: Sizes, most: int, enough: Callable[[Sizes], bool] | None) -> dict[str, int]:
-    """From one towards the other, replica by replica, those first that are missed most: until it is enough, and by at
-    most `most` replicas that change their role; 0 is any number."""
+    """Move from one distribution towards the other, replica by replica, the most needed first, until it is sufficient,
+    with at most `most` replicas that change their role; 0 is unlimited."""
     held, moved = dict(kept), 0
     while held != wanted and (moved < most or not most) and not (enough and enough(held)):
         lacking = max(held, key=lambda name: wanted[name] - held[name])
@@ -222,7 +225,7 @@ def stepped(kept: Sizes, wanted: Sizes, most: int, enough: Callable[[Sizes], boo
 
 
 def _keeps_bands(roles: Sequence[Role], coordination: Coordination, result: Result, sizes: Sizes) -> bool:
-    """As far as the result does."""
+    """Return whether the bands are kept as far as the result keeps them."""
     bands, _ = read_bands(coordination.preferred_ratio, roles)
     return not result.band_satisfied or all(one.holds(sizes[name], result.total) for name, one in bands.items())
 

@@ -22,8 +22,8 @@ from proxy.core.ports import Clock, Random
 from proxy.fleet.store import Fleet
 
 FIRST_SIGHT = 60.0
-"""Seconds in which pods of a role that is never empty should have been found: until then none means that nothing is
-known, and not that all are gone."""
+"""Seconds for the discovery of pods of a role that is never empty: until then, no pods means that the state is unknown
+and not that all are gone."""
 
 _ORDINAL = re.compile(r"-(\d+)$")
 
@@ -35,7 +35,8 @@ async def no_prometheus(query: str) -> float:
 
 
 class ScaledPool:
-    """Lives from the first policy of the pool to the last: what it knows outlasts reloads."""
+    """The autoscaler of one pool. Its state survives reloads: it lives from the first policy of the pool to the
+    last."""
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class ScaledPool:
         leads: Callable[[], bool] = lambda: True,
         ask: Ask = no_prometheus,
     ) -> None:
-        """`blocks`: prefix blocks that a pod is known to have; `leads`: whether this proxy is the one that scales;
-        `ask`: evaluates queries."""
+        """`blocks` returns the known prefix blocks of a pod; `leads` whether this proxy holds the scaling lease; `ask`
+        evaluates queries."""
         self.name = name
         self._fleet = fleet
         self._signals = signals
@@ -68,13 +69,13 @@ class ScaledPool:
         self.orders = Orders(clock)
         self.drains = Drains(settings.drain, self, clock)
         self.decisions: Counter[tuple[str, str, str]] = Counter()
-        """By role, direction and reason; below by role, actuator and result."""
+        """Counts by role, direction and reason; the next attribute by role, actuator and result."""
         self.actuations: Counter[tuple[str, str, str]] = Counter()
         self.loop = Loop(name, settings, self, clock, self._make_actuators(settings), patience=_patience(settings))
 
     @property
     def settings(self) -> PoolSettings:
-        """The policy. Where it changes, what was seen, decided and ordered stays."""
+        """The policy. When it changes, observations, decisions and orders are kept."""
         return self._settings
 
     @settings.setter
@@ -94,7 +95,7 @@ class ScaledPool:
         self.loop.pool, self.loop.actuators, self.loop.patience = settings, actuators, _patience(settings)
 
     def end(self) -> None:
-        """Pods that drain serve again; it is not asked any more."""
+        """End the scaling of the pool: draining pods return to service."""
         for role in self.settings.roles:
             self.drains.cancel(role.name)
 
@@ -150,27 +151,27 @@ class ScaledPool:
     # What is shown.
 
     def described(self, decision: Decision) -> dict[str, Any]:
-        """In JSON, with the pods that drain."""
+        """Return the state with the draining pods, ready for JSON."""
         found = decision.as_dict()
         for name, role in found["roles"].items():
             role["drain"] = self.drains.described(name)
         return {**found, "leads": self._leads()}
 
     def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
-        """Raises BadRequest."""
+        """Record the result of an external scaler. Raise BadRequest."""
         self.loop.acknowledge(decision, roles)
         for role, count in roles.items():
             self.orders.put(role, count)
 
     def _wanted(self) -> Iterator[Endpoint]:
-        """Yield the endpoints of the pool in any state, without pods that are removed."""
+        """Yield the endpoints of the pool in any state, without pods that are being removed."""
         return (one for one in self._fleet.endpoints if one.pool == self.name and not self._fleet.is_leaving(one))
 
     def _replicas(self, role: str) -> dict[str, list[Endpoint]]:
         return replicas_of_role(self.settings, role, self._wanted())
 
     def _pods_named(self, replica: str) -> set[str]:
-        """Return the pods of the fleet that are this replica: several where each rank has a port."""
+        """Return the pods of the fleet that belong to this replica: several if each rank has a port."""
         return {one.pod_name for one in self._wanted() if one.replica_name == replica}
 
     def _replica(self, name: str, ranks: Sequence[Endpoint], role: str) -> Replica:
@@ -189,7 +190,7 @@ class ScaledPool:
         )
 
     async def _let_back(self, decision: Decision, role: str) -> None:
-        """Return draining replicas to service, unless they are still to go, or their removal was ordered."""
+        """Return draining replicas to service, unless they are still to be removed or their removal was ordered."""
         self.drains.forget_gone(role)
         there = len(self._replicas(role))
         if not self.orders.is_open(role, there):
@@ -201,7 +202,7 @@ class ScaledPool:
             await self._guard.cancel(role)
 
     async def _clear_marks(self, decision: Decision) -> None:
-        """Once: of those whom a proxy before this one had chosen to go."""
+        """Clear the marks of pods that an earlier proxy chose for removal; runs once."""
         if self._guard is None or decision.mode != "active" or not self._leads():
             return
         for role in self._guard.settings.owned(tuple(decision.situations)):
@@ -237,12 +238,12 @@ def _ready(ranks: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 def _is_draining(ranks: Sequence[Endpoint]) -> bool:
-    """A replica serves while one of its ranks is ready."""
+    """Return whether a replica drains. A replica serves while one of its ranks is ready."""
     return not _ready(ranks) and any(rank.state is EndpointState.DRAINING for rank in ranks)
 
 
 def _patience(settings: PoolSettings) -> float:
-    """An actuator may have to say who goes before it says how many stay."""
+    """Return the time for an action. It allows an actuator two calls: one to mark pods, and one to scale."""
     return PATIENCE if settings.actuator is None else max(PATIENCE, 2 * settings.actuator.timeout)
 
 

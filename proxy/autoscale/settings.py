@@ -25,7 +25,7 @@ _TAKES = {
     "compose": ("targets", "project", "directory"),
 }
 _OWN = ("url", "secret", "command", "targets", "namespace", "token_file", "ca_file", "project", "directory")
-"""What means something to some types only."""
+"""Fields that apply only to some types."""
 
 _BUILT_IN = {
     "deployment": "apps/v1/deployments",
@@ -88,7 +88,7 @@ class ActuatorSettings:
 
 
 def path_of(target: str) -> tuple[str, str]:
-    """Of a target of Kubernetes: API group with its resource, and the name. Raises ValueError."""
+    """Return the API group with the resource, and the name, of a target of Kubernetes. Raise ValueError."""
     kind, _, name = target.rpartition("/")
     group = _BUILT_IN.get(kind.lower(), kind)
     if not name or group.count("/") != 2:
@@ -119,7 +119,7 @@ class DrainSettings:
 
 
 PROMQL = "promql:"
-"""What such a source begins with."""
+"""Prefix of a source that is a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class AutoscaleSettings:
 
 
 def load(section: Any, path: str = PATH) -> AutoscaleSettings:
-    """Raises ConfigError with every fault."""
+    """Return the settings. Raise ConfigError with every fault."""
     found = list(_faults(section, path))
     paths = {problem.path for problem in found}
     settings = AutoscaleSettings()
@@ -259,7 +259,8 @@ def load(section: Any, path: str = PATH) -> AutoscaleSettings:
 
 
 def _faults(section: Any, path: str) -> Iterator[Problem]:
-    """What single values do not show, looked for in what was written: so it is found beside faults of single values."""
+    """Return faults of combinations of values. They are found in the unparsed data, so that they are reported beside
+    faults of single values."""
     pools = section.get("pools") if isinstance(section, Mapping) else None
     for name, pool in pools.items() if isinstance(pools, Mapping) else ():
         here = join(join(path, "pools"), str(name))
@@ -292,7 +293,7 @@ def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
 
 
 def _owner_faults(pool: Mapping[Any, Any], roles: Collection[Mapping[Any, Any]], path: str) -> Iterator[Problem]:
-    """Two that scale one role would undo each other's work."""
+    """Return faults of roles with two scalers, which would undo each other's actions."""
     actuator, here = pool.get("actuator"), join(path, "actuator")
     if not isinstance(actuator, Mapping):
         return
@@ -333,7 +334,7 @@ def _all_sources(pool: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str]
 
 
 def _sources(metrics: Any) -> dict[int, str]:
-    """By the number of the metric."""
+    """Return the sources by the number of the metric."""
     listed = enumerate(_list(metrics))
     return {at: str(one.get("source") or one.get("name")) for at, one in listed if isinstance(one, Mapping)}
 
@@ -357,7 +358,7 @@ def _metric_faults(metrics: Any, path: str) -> Iterator[Problem]:
 
 
 _TOTALS = 5000
-"""Totals that are tried before a band counts as out of reach."""
+"""Number of totals that are tried before a band counts as impossible."""
 
 
 def warnings(settings: AutoscaleSettings, path: str = PATH) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What a process that serves knows of the roles of its pools: waiting requests, predictions, times to first bytes."""
+"""Signals of the roles of pools from a serving process: waiting requests, predictions, times to first bytes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue
 
 Role = tuple[str, str]
-"""Pool and role."""
+"""Names of pool and role."""
 
 
 class Signals:
-    """What pods do not report of the roles of pools, of one process or of several: waiting requests by pool, and by
-    role the seconds of prefill that wait and the histogram of times to first token."""
+    """Signals that pods do not report, of one process or of several: waiting requests by pool, and by role the waiting
+    prefill in seconds and the histogram of times to first token."""
 
     def __init__(self) -> None:
         self.queued: dict[str, int] = {}
         self.backlogs: dict[Role, float] = {}
-        """A role is missing while its backlog is not known."""
+        """Waiting prefill in seconds by role. A role is missing while its backlog is unknown."""
         self.ttfts: dict[Role, Buckets] = {}
 
     @staticmethod
@@ -52,7 +52,7 @@ class Signals:
 
     @staticmethod
     def read(body: bytes) -> Signals:
-        """Raises ValueError."""
+        """Return the signals in this JSON. Raise ValueError."""
         found = Signals()
         try:
             queued, backlogs, ttfts = orjson.loads(body)

@@ -1,7 +1,5 @@
-"""Faults of roles and their coordination, before anything uses them: single values, and what they say together.
-
-JSON (`preferred_ratio`) and YAML (`preferredRatio`) are read as written; `spell` returns the key of a field.
-"""
+"""Validation of roles and their coordination: single values, and combinations of values. JSON (`preferred_ratio`) and
+YAML (`preferredRatio`) are read as written; `spell` returns the key of a field."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from proxy.core.errors import Problem
 from proxy.core.params import join, param, read, suggestion
 
 MOST = 1_000_000
-"""Replicas of a role."""
+"""Largest number of replicas of a role."""
 
 Spell = Callable[[str], str]
 
@@ -86,7 +84,7 @@ def role_faults(written: Any, path: str = "roles") -> Iterator[Problem]:
 def coordination_faults(
     written: Any, roles: Sequence[str], path: str = "coordination", spell: Spell = as_written
 ) -> Iterator[Problem]:
-    """`roles` are the names that may be used."""
+    """Yield the faults of a coordination. `roles` are the allowed names."""
     if written is None:
         return
     if not isinstance(written, Mapping):

@@ -1,4 +1,4 @@
-"""The command `kvlane`: a module per group of commands, imported when one of them is called."""
+"""The command `kvlane`: one module per group of commands, imported when a command of the group is called."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ COMMANDS = {
 }
 
 NAMES = {"import": "import_"}
-"""Functions of commands whose names Python reserves."""
+"""Functions of commands whose names are reserved in Python."""
 
 
 class Misconfigured(click.ClickException):
-    """A configuration has faults; the message has a line for each."""
+    """An invalid configuration; the message has a line for each fault."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class Misconfigured(click.ClickException):
 
 
 class Commands(click.Group):
-    """`--help` needs no imports; a command imports what it needs."""
+    """The group of all commands. `--help` needs no imports; a command imports the modules that it needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

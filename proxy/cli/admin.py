@@ -28,19 +28,19 @@ from proxy.dashboard.terminal import HEAD, View, head, pressed, screen, table, t
 from proxy.http.admin_pods import seconds_of
 
 TIMEOUT = 30.0
-"""Seconds."""
+"""Seconds to wait for a response of the admin port."""
 
 DEFAULT_URL = "http://localhost:9190"
 KEY_VARIABLE = "KVLANE_ADMIN_KEY"
 
 NO_SUCH_PATH = "No such path"
-"""So the data port begins."""
+"""Beginning of the data port's response to an unknown path."""
 
 WHICH_PORT = "is this the admin port, 9190 unless configured?"
 
 
 def in_full(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """`localhost:9190` means what it means in a browser."""
+    """Return the complete URL: `localhost:9190` has the same meaning as in a browser."""
     return value if not value or "://" in value else f"http://{value}"
 
 
@@ -89,7 +89,7 @@ def hint(status: int, message: str = "") -> str:
 
 
 def _likely(error: Exception) -> str:
-    """What is to be done about it, as far as the error tells."""
+    """Return advice on an error, as far as the error identifies the cause."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "name a file with the authority that signed it: SSL_CERT_FILE=ca.pem kvlane ..."
     if isinstance(error, aiohttp.ClientSSLError):
@@ -114,7 +114,7 @@ Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem
 
 
 def pods_in(*states: str) -> Completion:
-    """Return the names of pods in these states, or of all pods; none if no proxy responds."""
+    """Return the names of pods in these states, or of all pods; an empty list if no proxy responds."""
 
     def offered(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         named = context.params.get(parameter.name or "") or ()
@@ -135,7 +135,7 @@ def plugin_types(context: click.Context, parameter: click.Parameter, begun: str)
 
 
 def files(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """For arguments that may be files and need not be."""
+    """Complete file names, for arguments that may be files or something else."""
     return [CompletionItem(begun, type="file")]
 
 
@@ -158,7 +158,7 @@ STILL_BUSY = 1
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    """As the admin port would, but before anything is drained."""
+    """Parse a duration as the admin port does, before any pod is drained."""
     try:
         return seconds_of(value)
     except BadRequest as error:
@@ -229,14 +229,14 @@ def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
 
 
 WIDTH = 132
-"""Of what does not go to a terminal, beside the names of pods."""
+"""Width of output that does not go to a terminal, without the names of pods."""
 
 REDRAW = 1.0
 BETWEEN_LOOKS = 2.0
-"""Seconds, where there are only two."""
+"""Seconds between the two reads of `--once`."""
 
 PATIENCE = 9.0
-"""Seconds until the first figures of a proxy without viewers of its dashboard."""
+"""Seconds to wait for the first figures of a proxy without viewers of its dashboard."""
 
 
 @click.command("top")
@@ -285,7 +285,7 @@ async def _top(url: str, key: str, once: bool, view: View) -> None:
 
 
 class Shown:
-    """Lives as long as the command."""
+    """The screen of `top`. Lives as long as the command."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, view: View) -> None:
         self._clock = SystemClock()
@@ -298,7 +298,7 @@ class Shown:
         self.start = self._feed.first
 
     async def print(self, seconds: float) -> None:
-        """All pods, as they are after so many seconds."""
+        """Print all pods once, after this many seconds."""
         async with Tasks() as tasks:
             tasks.keep(self._feed.run, "events")
             await self._feed.read(self._visible())

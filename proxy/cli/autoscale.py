@@ -88,7 +88,7 @@ def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None
 
 
 def _policies(file: Path) -> AutoscaleSettings:
-    """Raises ConfigError."""
+    """Return the scaling policies of a file. Raise ConfigError."""
     data = yaml_source.read(_text(file), str(file), os.environ)
     if not isinstance(data, Mapping) or policies.PATH not in data:
         raise ConfigError([Problem(str(file), f"has no section {policies.PATH}")])
@@ -100,7 +100,7 @@ def _text(file: Path) -> str:
 
 
 def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
-    """Raises ConfigError."""
+    """Return the recorded decisions of a file. Raise ConfigError."""
     try:
         found = yaml_source.read_json(text, source)
     except ConfigError:
@@ -117,7 +117,7 @@ def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
 
 
 def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[Mapping[str, Any]]:
-    """Raises click.UsageError."""
+    """Return the decisions of one pool. Raise click.UsageError."""
     names = sorted({str(one.get("pool")) for one in decisions})
     if pool is None and len(names) > 1:
         raise click.UsageError(f"the history has several pools: give --pool, one of {', '.join(names)}")
@@ -128,7 +128,7 @@ def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[M
 
 
 def _pool(settings: AutoscaleSettings, name: str) -> PoolSettings:
-    """Raises click.UsageError."""
+    """Return the name of the pool. Raise click.UsageError."""
     if name not in settings.pools:
         raise click.UsageError(f"the policy has no pool '{name}'{suggestion(name, list(settings.pools))}")
     return settings.pools[name]

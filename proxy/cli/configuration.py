@@ -1,4 +1,4 @@
-"""Commands about the configuration: check, schema, plugins, metrics; and the options that name it."""
+"""Commands about the configuration: check, schema, plugins, metrics; and their options for the configuration file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
 
 
 def _print(value: Any, indent: str, lead: str | None = None) -> None:
-    """YAML, with the origin of every value that is not from the file as a comment."""
+    """Print YAML, with a comment for the origin of every value that is not from the file."""
     lead = indent if lead is None else lead
     for key, item in value.items():
         if isinstance(item, dict) and set(item) == {"value", "origin"}:

@@ -1,4 +1,5 @@
-"""`kvlane demo`: one workload on simulated pods or on the ranks of one pod, with and without prefix-aware placement."""
+"""`kvlane demo`: one workload on simulated pods, or on the ranks of one pod, with and without prefix-aware
+placement."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from proxy.settings import from_mapping
 
 PODS = 4
 KV_BLOCKS = 4096
-"""Of 16 tokens: 65,000 tokens a pod. All documents together are 144,000: they fit into the fleet, not into a pod."""
+"""KV blocks of a pod, of 16 tokens each: 65,000 tokens. All documents together have 144,000 tokens: they fit into the
+fleet, but not into one pod."""
 DOCUMENTS = 24
 DOCUMENT_BYTES = 24_000
 REQUESTS_PER_SECOND = 16.0
@@ -45,7 +47,7 @@ ROUND_ROBIN = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two configurations of kvlane, by name, before the same simulated pods: `scheduling`, and the settings of each
+    """Two configurations of kvlane, by name, with the same simulated pods: `scheduling`, and the settings of each
     `pod`."""
 
     pods: int
@@ -64,14 +66,15 @@ def of_pods() -> Comparison:
 
 
 def of_ranks(ranks: int) -> Comparison:
-    """A pod that is one endpoint gets requests without a rank, so that its engine balances them."""
+    """Return the comparison for the ranks of one pod. A pod that is one endpoint gets requests without a rank, so that
+    its engine balances them."""
     one_endpoint = {"pod": {"dataParallel": {"size": 1}}}
     return Comparison(1, ranks, {"the engine's balancer": one_endpoint, "kvlane": {}})
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of one policy: seconds to first token, tokens, requests per pod or rank."""
+    """The results of one policy: seconds to the first token, tokens, and requests per pod or rank."""
 
     ttft: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -144,7 +147,7 @@ async def _compare(comparison: Comparison, seconds: float, console: Console) -> 
 
 @contextlib.asynccontextmanager
 async def _pods(comparison: Comparison) -> AsyncIterator[list[str]]:
-    """In a process of their own, so that they do not compete with the proxy for the event loop."""
+    """Run the pods in their own process, so that they do not compete with the proxy for the event loop."""
     port = _free_ports(comparison.pods)
     options = {"port": port, "pods": comparison.pods, "data-parallel-size": comparison.ranks, "gpu-blocks": KV_BLOCKS}
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -180,7 +183,7 @@ async def _proxy(pods: list[str], own: Mapping[str, Any]) -> AsyncIterator[str]:
 
 
 async def _ask(url: str, seconds: float, show: Callable[[float, Outcome], None]) -> Outcome:
-    """The same questions at the same moments, whatever the policy."""
+    """Send the same requests at the same moments for every policy."""
     rng = random.Random(7)
     documents = [" ".join(rng.choices(WORDS, k=DOCUMENT_BYTES // 5))[:DOCUMENT_BYTES] for _ in range(DOCUMENTS)]
     outcome = Outcome()
@@ -281,7 +284,7 @@ def _show(console: Console, comparison: Comparison, results: dict[str, dict[str,
 
 
 def _kvlane() -> str:
-    """The command as it can be typed here: `make demo` installs into an environment that is not on the PATH."""
+    """Return the command as the user can type it: `make demo` installs into an environment that is not on the PATH."""
     installed = Path(sys.executable).with_name("kvlane")
     if shutil.which("kvlane") or not installed.exists():
         return "kvlane"
@@ -289,7 +292,7 @@ def _kvlane() -> str:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of `count` consecutive free ports, which are below the ports of outgoing connections."""
+    """Return the first of `count` consecutive free ports, below the range of outgoing connections."""
     for _ in range(50):
         first = random.randrange(20_000, 32_000)
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The command `explain`: decisions of a running proxy, and decisions on stated pods."""
+"""The command `explain`: decisions of a running proxy, and decisions about described pods."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from proxy.core.registry import Registry
 from proxy.scheduling import explain as explaining
 
 MOST_PODS = 20
-"""Rows of a table, unless all are asked for."""
+"""Largest number of rows in a table, unless all are requested."""
 
 Json = Mapping[str, Any]
 
 _COLUMNS = ("id", "time", "request", "pod", "margin", "first byte", "cached", "prompt", "waited", "outcome")
-"""Expected values are in parentheses."""
+"""Columns of the table. Predicted values are in parentheses."""
 
 
 def console() -> Console:
@@ -61,7 +61,7 @@ def show_list(found: Json, to: Console) -> None:
 
 
 def show(one: Json, to: Console, all_pods: bool = False) -> None:
-    """Print all of one decision, made or imagined."""
+    """Print one real or hypothetical decision in full."""
     for line in _lines(one):
         to.print(escape(line), highlight=False)
     for profile in one["profiles"]:
@@ -170,7 +170,7 @@ def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None
 
 
 def _table(one: Json, profile: Json, names: Sequence[str]) -> Table:
-    """Return the pods with the score of every scorer, and its part of the total."""
+    """Return the table of pods with the score of every scorer and its part of the total."""
     pods = {pod["pod"]: pod for pod in one["pods"]}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("pod")
@@ -222,7 +222,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shortened(request: str) -> str:
-    """Shorten a long id in its middle: ids often differ at their ends only."""
+    """Shorten a long id in its middle, because ids often differ only at their ends."""
     return request if len(request) <= 18 else f"{request[:8]}…{request[-9:]}"
 
 
@@ -306,7 +306,7 @@ def explain(source: str | None, config: Path | None, url: str | None, **rest: An
 
 
 def _response(url: str, options: Mapping[str, Any]) -> Any:
-    """Return what the admin port responds: for a request to try, one decision, or a list of decisions."""
+    """Return the admin port's response: to a request to try, for one decision, or a list of decisions."""
     fetch = partial(fetched, url, key=options["key"])
     weights = dict(map(_weight, options["weights"]))
     if options["body"] is not None:
@@ -354,7 +354,7 @@ def _offline(source: str, config: Path | None, pool: str) -> None:
 
 
 def _scheduling(config: Path, pool: str) -> Any:
-    """Raises ConfigError."""
+    """Return the scheduling section. Raise ConfigError."""
     settings = load(config, os.environ)
     if pool not in settings.all_pools:
         raise ConfigError([Problem(str(config), f"there is no pool {pool!r}")])

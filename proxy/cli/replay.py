@@ -34,13 +34,13 @@ from proxy.settings import Settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 BLOCK = 16
-"""Tokens in a block of the simulated KV cache."""
+"""Tokens per block of the simulated KV cache."""
 
 DEFAULT_HARDWARE = "generic-8b"
 DEFAULT_PODS = 4
 
 DOUBTFUL = 0.5
-"""A median error of a fit above which its pods are not like the recorded ones."""
+"""Median error of a fit above which its pods do not resemble the recorded ones."""
 
 BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
 
@@ -79,7 +79,7 @@ _OPTIONS: Sequence[Callable[[F], F]] = (
 
 
 def options(command: F) -> F:
-    """Add the options of `Situation.of`."""
+    """Add the options of `Situation.of` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -87,7 +87,7 @@ def options(command: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`fit` is None where the pods were named."""
+    """The recorded requests and the simulated pods. `fit` is None if `--hardware` names the pods."""
 
     record: Record
     fleet: Fleet
@@ -98,7 +98,7 @@ class Situation:
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Situation:
-        """Return the situation of these options. Raise Unusable for files that hold no record, or too little."""
+        """Return the situation of these options. Raise Unusable for files without a usable record."""
         hardware, fitted, seed = about["hardware"], about["fitted"], about["seed"]
         if fitted and hardware:
             raise click.UsageError("--fit and --hardware exclude each other")
@@ -119,7 +119,7 @@ class Situation:
             raise Unusable(str(error)) from None
 
     def describe(self) -> list[str]:
-        """For people."""
+        """Return a description for the user."""
         record, workload = self.record, self.record.workload
         jobs = workload.jobs
         prompt = sum(job.prompt_tokens for job in jobs) / len(jobs)
@@ -207,7 +207,7 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
 
 
 def _seen(situation: Situation) -> list[tuple[str, dict[str, float]]]:
-    """What was, if it can be compared with: the same pods under the same load."""
+    """Return the recorded figures if they are comparable: the same pods under the same load."""
     record, fleet = situation.record, situation.fleet
     if not record.seen or situation.load != 1.0 or len(fleet.configs) != len(record.pods):
         return []
@@ -221,7 +221,7 @@ def _replayed(situation: Situation, settings: Settings, seeds: int) -> dict[str,
 
 
 def _named(configs: Sequence[Path]) -> list[tuple[str, Path | None]]:
-    """By the files' names, as far as these tell them apart."""
+    """Return the configurations by the names of their files, as far as these are distinct."""
     if not configs:
         return [(DEFAULT, None)]
     short = [config.stem for config in configs]

@@ -39,11 +39,11 @@ from proxy.telemetry import logs
 from proxy.telemetry.lines import guard_standard_error
 
 INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks of the files."""
 
 
 class ConfigurationFiles:
-    """A configuration file, and the files named by `scheduling.file` of the top level and of pools."""
+    """A configuration file, and the files that `scheduling.file` names at the top level and in pools."""
 
     def __init__(self, file: Path) -> None:
         """Read the files, so that only later changes count."""
@@ -64,8 +64,8 @@ class ConfigurationFiles:
                     await changed()
 
     def _digest(self) -> bytes:
-        """Return the digest of the contents, by whatever links they are reached: an update of a ConfigMap changes a
-        link to another folder. Raise Unreadable."""
+        """Return the digest of the contents, following links: an update of a ConfigMap changes a link to another
+        folder. Raise Unreadable."""
         try:
             text = self.file.read_bytes()
             named = [self.file.parent / name for name in _named_files(text)]
@@ -192,8 +192,8 @@ async def _reloading(
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT stops; the second one of a kind calls `cut` and ends the process at once. SIGHUP sets
-    `again`."""
+    """The signals of the process. The first SIGTERM or SIGINT stops; a second one of the same kind calls `cut` and ends
+    the process at once. SIGHUP sets `again`."""
 
     def __init__(self) -> None:
         self.cut: Callable[[], None] = lambda: None
@@ -207,15 +207,15 @@ class _Signals:
         self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
     async def stop(self, settle: Callable[[], Awaitable[None]]) -> None:
-        """Return when it is time to stop, after `settle` unless a user at a terminal stops: no balancer has to notice
-        then."""
+        """Wait for the signal to stop, then for `settle`, unless a user at a terminal stops: then no load balancer has
+        to notice."""
         await self._signalled.wait()
         log.info("stopping: requests that run may end")
         if not self._by_person:
             await settle()
 
     def on_halt(self, halt: Callable[[], None]) -> None:
-        """`halt` is called upon SIGUSR1."""
+        """Call `halt` upon SIGUSR1."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, halt)
 
     def _hear(self, number: signal.Signals) -> None:
@@ -249,7 +249,7 @@ _LISTEN_ADVICE = {
 
 
 def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
-    """Say in one line what failed and what to do."""
+    """Return one line that says what failed and what to do."""
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         hosts = {"listen.host": settings.listen.host, "admin.host": settings.admin.host}

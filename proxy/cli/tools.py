@@ -113,7 +113,7 @@ def _json(pods: Sequence[PodReport], found: Sequence[Finding], configuration: di
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: it is text."""
+    """Return the data with infinity as text, because JSON has no infinity."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -203,7 +203,7 @@ def from_litellm(output: Path | None, file: Path) -> None:
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """One text is split as a shell would, also over lines that end in a backslash. Raises ValueError."""
+    """Split a text as a shell does, also over lines that end in a backslash. Raise ValueError."""
     text = sys.stdin.read() if list(words) == ["-"] else words[0] if len(words) == 1 else None
     return list(words) if text is None else shlex.split(text.replace("\\\n", " "))
 
@@ -268,8 +268,8 @@ _BASH = r"""%(complete_func)s() {
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""Not click's: bash ends a word at a colon, and pods without a name are called HOST:PORT. So the line is
-script about, and of what is offered only what comes after the last colon is given to bash."""
+"""A completion script for bash. Click's own script does not work for names with a colon: bash ends a word at a colon,
+and pods without a name are called HOST:PORT. So the script returns only the part after the last colon to bash."""
 
 
 @click.command()

@@ -1,1 +1,1 @@
-"""State shared between processes that place requests on the same pods: loads, prefixes, bindings."""
+"""State shared between proxy processes that place requests on the same pods: loads, prefixes, bindings."""

@@ -42,10 +42,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two attempts to connect; at most a fifth of a lease."""
 
 MOST_WAITING = 4 << 20
-"""Bytes that wait for a store that reads slowly. Beyond them all are dropped, and the other hosts ask."""
+"""Bytes that may wait for a store that reads slowly. Beyond this limit all of them are dropped, and the other hosts
+request a snapshot."""
 
 LAST_WORDS = 0.5
-"""Seconds for the farewell."""
+"""Seconds to send the farewell."""
 
 _BETWEEN_HOSTS = frozenset(say for say in Say if say not in (Say.LOCAL, Say.DIRECT))
 
@@ -62,7 +63,7 @@ class Connection(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """Whether what is published waits."""
+        """Whether published messages wait to be sent."""
 
     def publish(self, channel: str, message: bytes) -> None: ...
 
@@ -70,15 +71,15 @@ class Connection(Protocol):
         """Return when it is no longer slow."""
 
     async def lost(self) -> None:
-        """Return never: raise StoreLost when the connection is lost."""
+        """Wait until the connection is lost, and then raise StoreLost. Never return."""
 
 
 Connect = Callable[[ReplicaSettings, Sequence[str], Callable[[bytes], None]], Connection]
-"""Makes a connection that calls a function for each message on these channels."""
+"""A factory of connections. The connection calls a function for each message on these channels."""
 
 
 class ReplicaSeries:
-    """What is counted about the other hosts."""
+    """Metrics about the other hosts."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.known = catalogue.replicas_known.cell()
@@ -125,7 +126,8 @@ class Deployment:
         self._gathered_for = 0.0 if received is None else INTERVAL
         """Seconds to wait for more to send: workers publish one by one."""
         self._direct: Connection | None = None
-        """Where packets go without waiting for more."""
+        """The connection for packets that are sent without waiting for more messages; None if messages are gathered
+        first, or without a connection."""
         self._everybody = f"{settings.prefix}:all"
         self._absent = member_id(replica.host, ABSENT)
         numbers = count(1)
@@ -135,7 +137,7 @@ class Deployment:
         self.shares = Shares(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
         self._publishes = False
-        """Whether there is a connection; `is_connected`: whether its own heartbeat came back."""
+        """Whether there is a connection; `is_connected`: whether the host's own heartbeat came back."""
         self.is_connected = False
         self._why = "it has not been reached yet"
         self._queue: list[tuple[str, bytes]] = []
@@ -143,7 +145,7 @@ class Deployment:
         self._wake = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._sent_at: dict[int, float] = {}
-        """Of heartbeats that have not come back yet, by number."""
+        """Send times of heartbeats that have not come back yet, by number."""
         self._echoed_at = self._checked_at = clock.now()
         self._logs = LogLimit(clock.now)
         self._foreign: set[int] = set()
@@ -159,7 +161,7 @@ class Deployment:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say goodbye, so that the others need not wait for the lease."""
+        """Send a farewell, so that the others do not wait for the end of the lease."""
         self._replica.bye()
         if self._publishes and self._queue:
             with suppress(TimeoutError):
@@ -181,7 +183,7 @@ class Deployment:
         self._put(self._everybody if to is None else self._channel_of(to[:HOST_BYTES]), packet.packed)
 
     async def end(self) -> None:
-        """The farewell is sent when the deployment is left."""
+        """Do nothing: the farewell is sent when the deployment is left."""
 
     def status(self) -> dict[str, Any]:
         own = self._config()
@@ -351,7 +353,7 @@ class Deployment:
                 self._show()
 
     def _drop_foreign(self, data: bytes) -> None:
-        """Logged once: it lasts as long as a rollout."""
+        """Drop a packet of another version. Log it once per version, because a rollout lasts a while."""
         self.series.foreign.add()
         version = data[0] if data else 0
         if version not in self._foreign:
@@ -364,8 +366,8 @@ class Deployment:
             )
 
     def _staleness(self) -> float:
-        """Return how old news of other hosts are, in seconds: what is sent here takes so long to come back. While
-        nothing comes back, for how long nothing has."""
+        """Return the age of the news of other hosts, in seconds: the time that a packet takes to come back. While no
+        packet comes back, it is the time since the last one."""
         if self.is_connected and not self._sent_at:
             return float(self.series.staleness.value)
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS

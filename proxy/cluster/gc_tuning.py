@@ -1,4 +1,4 @@
-"""When Python's garbage collector looks through all objects: not while requests wait, unless memory demands it."""
+"""Tuning of Python's garbage collector: no full collection while requests are in flight, unless memory requires it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ INTERVAL = 1.0
 """Seconds between two readings of the memory; one takes 20 us."""
 
 GROWTH = 0.5
-"""The share of the memory after the last full collection by which it has to grow until there is another one; half of
-that is enough while nothing is in flight."""
+"""Share by which memory must grow after the last full collection before the next one; half of this share is enough
+while no request is in flight."""
 
 LEAST_GROWTH = 64 << 20
-"""Bytes; a small process may grow by these."""
+"""Smallest growth in bytes that triggers a full collection; it applies to small processes."""
 
 YOUNG = 5000
-"""Objects more than there were, after which young ones are collected. What a request leaves until it is counted is a
-dozen: at the 700 of Python 3.11 nearly all would be looked through, twice, for 1.5 % of what a request takes."""
+"""Number of new objects after which young objects are collected. A request leaves a dozen objects until it is counted:
+at the threshold of 700 of Python 3.11 nearly all of them would be scanned, twice, which costs 1.5 % of a request."""
 
 NEVER = 1 << 30
 
@@ -43,7 +43,7 @@ class Collector:
     """
 
     def __init__(self, idle: Callable[[], bool] = lambda: True, memory: Callable[[], int] | None = None) -> None:
-        """`memory` gives the bytes of the process whose growth may come of cycles; all of them unless given."""
+        """`memory` returns the bytes of the process whose growth cycles may cause; by default all of its memory."""
         self._idle = idle
         self._memory = memory or resident
         self._after_last = 0
@@ -81,7 +81,8 @@ class Collector:
 
 
 def resident() -> int:
-    """Bytes that the process has in memory; where the system does not say, the most it ever had."""
+    """Return the resident memory of the process in bytes; its peak where the system does not report the current
+    value."""
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
     except OSError:

@@ -117,7 +117,7 @@ class Peers:
         return True
 
     def excuse(self, seconds: float) -> None:
-        """This process read no messages for so long."""
+        """Extend the leases by the time for which this process read no messages."""
         for peer in self._peers.values():
             peer.received_at += seconds
 
@@ -169,13 +169,13 @@ class Shares:
         self._changed = changed
         self._hosts: frozenset[bytes] = frozenset((own,))
         self._before: frozenset[bytes] = frozenset()
-        """The hosts of before the loss of the store; they count until `_until`."""
+        """The hosts before the loss of the store; they count until `_until`."""
         self._until = 0.0
         self._is_up = False
         self.place = self._placed()
 
     def found(self) -> None:
-        """The store is back."""
+        """Handle the return of the store."""
         self._is_up = True
         self._until = self._clock.now() + self._lease
         self._update()
@@ -196,7 +196,7 @@ class Shares:
         self._update()
 
     def left(self, host: bytes) -> None:
-        """The host said goodbye."""
+        """Remove a host that has sent its farewell."""
         self._before -= {host}
 
     def _update(self) -> None:
@@ -213,7 +213,7 @@ class AssumedSpending:
     spent is never published again, so nothing is counted twice."""
 
     def __init__(self, spent: Callable[[bytes], None]) -> None:
-        """`spent(batch)` is called with the records of what they are assumed to spend."""
+        """`spent(batch)` is called with the records of the assumed spending."""
         self._spent = spent
         self._others = 0
         self._running: dict[Who, dict[bytes, int]] = {}

@@ -30,7 +30,7 @@ ABSENT = FIRST_NUMBER - 2
 """The number of the other hosts together while the store is lost."""
 
 LONGEST_NAME = 1024
-"""Characters of a name of another host, of a key, of a pod or of a cap that is remembered."""
+"""Largest length, in characters, of a name of another host, of a key, of a pod or of a cap."""
 
 VERSION = 4
 """Of packets between hosts."""
@@ -46,14 +46,14 @@ HEAD_BYTES = _RECORD.size
 
 
 class Kind(IntEnum):
-    """What a record is about. Values are absolute wherever possible, so that the next record makes a lost one good."""
+    """The kind of a record. Values are absolute where possible, so that the next record corrects a lost one."""
 
     # from the supervisor to workers
     POD = 1
     METRICS = 2
     ROLL = 3
     STOPPING = 6
-    """Tell clients and load balancers that no new requests are wanted."""
+    """Notify clients and load balancers that the host accepts no new requests."""
     LEVELS = 8
     """Log levels by logger."""
     HOSTS = 9
@@ -70,14 +70,14 @@ class Kind(IntEnum):
     QUESTION = 43
     REPLY = 44
     EJECTIONS = 32
-    """Why the sender does not send requests to pods: all reasons."""
+    """All reasons for which the sender does not send requests to pods."""
 
     # shared by all processes of all hosts
     RESET = 16
-    """What the sender published of its requests in flight is void. All of it follows."""
+    """The published requests in flight of the sender are void. All current ones follow."""
     LOAD = 17
     MOVES = 18
-    """What the sender reserved and settled in a prefix index."""
+    """Reservations that the sender made and settled in a prefix index."""
     REMEMBERS = 19
     """The sender remembers something, such as prefixes."""
     FORGET = 20
@@ -87,13 +87,13 @@ class Kind(IntEnum):
     BREAKER = 33
     """A breaker opened or closed, or the recovery of its pod is being tested."""
     DRAINS = 34
-    """Pods that an operator drains or takes back."""
+    """Pods that an operator drains or returns to service."""
     SPENT = 40
     """A charge on the limits of a key or tenant."""
     USED = 41
-    """What a key or tenant has spent in all, as the sender knows it."""
+    """The total spending of a key or tenant, as the sender knows it."""
     WAITING = 42
-    """The highest priority that waits at the sender, and what it lends of its caps."""
+    """The highest waiting priority at the sender, and the caps that it lends."""
 
 
 SHARED = frozenset(kind for kind in Kind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
@@ -106,12 +106,12 @@ class Garbled(Exception):
 
 
 UNREADABLE = (Garbled, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What applying the bytes of another process can raise. It is counted and logged, and costs that message only: closing
-the link would cost a worker, or all that is known of a host."""
+"""Errors that applying the bytes of another process can raise. An error is counted and logged, and discards only that
+message: closing the link would cost a worker, or the whole state of a host."""
 
 
 def summary(error: Exception) -> str:
-    """Return an error for the log: its text may have been chosen by the sender, and be long."""
+    """Return a shortened error for the log, because the sender may have chosen its text."""
     return f"{type(error).__name__}: {error!s:.200}"
 
 
@@ -229,7 +229,7 @@ def record(kind: Kind, body: bytes) -> bytes:
 
 
 def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
-    """Yield kind and body of each record, except of kinds of a newer version. Raises Garbled."""
+    """Yield kind and body of each record, except of kinds of a newer version. Raise Garbled."""
     at, end = 0, len(data)
     while at < end:
         try:
@@ -249,11 +249,11 @@ _KINDS = {int(kind): kind for kind in Kind}
 MOST = 0xFFFFFFFF
 
 FEW = 64
-"""Up to so many numbers are packed with a precompiled format, which costs less than an array."""
+"""Up to this many numbers are packed with a precompiled format, which costs less than an array."""
 
 
 def words(numbers: Sequence[int]) -> bytes:
-    """Return numbers as four bytes each, those beyond 0 and MOST as 0 and MOST."""
+    """Return numbers as four bytes each, limited to 0 to MOST."""
     try:
         return array("I", numbers).tobytes()
     except OverflowError:
@@ -261,7 +261,7 @@ def words(numbers: Sequence[int]) -> bytes:
 
 
 def clamped(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers as they fit into four bytes."""
+    """Return the numbers limited to the range of four bytes."""
     return [min(max(number, 0), MOST) for number in numbers]
 
 
@@ -272,12 +272,12 @@ def longs(numbers: Sequence[int]) -> bytes:
 
 
 def read_words(data: bytes, at: int, count: int) -> list[int]:
-    """Raises Garbled."""
+    """Return numbers of four bytes each. Raise Garbled."""
     return _read("I", data, at, 4 * count)
 
 
 def read_longs(data: bytes, at: int, count: int) -> list[int]:
-    """Raises Garbled."""
+    """Return numbers of eight bytes each. Raise Garbled."""
     return _read("Q", data, at, 8 * count)
 
 

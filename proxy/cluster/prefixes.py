@@ -1,4 +1,4 @@
-"""A prefix index that several processes keep alike, and its compact encoding."""
+"""A prefix index that several processes keep synchronised, and its compact encoding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from proxy.prefix.hashing import DEPTHS, Chain
 from proxy.prefix.index import PrefixIndex
 
 NEAR = 3
-"""Segments before the end of a prompt where `Journal.nearest` looks for a chain that it continues."""
+"""Number of segments before the end of a prompt in which `Journal.nearest` looks for a chain that the prompt
+continues."""
 
 Key = tuple[int, int]
-"""A pod's number, and the last hash of a chain."""
+"""The number of a pod, and the last hash of a chain."""
 
 
 class Journal:
-    """Chains that pods computed, in the order of their last confirmation, bounded in bytes: for processes that join."""
+    """The chains that pods computed, in the order of their last confirmation, bounded in bytes. Sent to processes that
+    join."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -40,7 +42,7 @@ class Journal:
         self.add_all({key: chain}, all_know)
 
     def add_all(self, chains: dict[Key, bytes], all_know: bool) -> None:
-        """Whole dictionaries at once: this runs for every batch."""
+        """Add whole dictionaries at once, because this runs for every batch."""
         entries = self._entries
         self._drop(entries.keys() & chains.keys())
         entries.update(chains)
@@ -54,8 +56,8 @@ class Journal:
         return self._entries.get(key)
 
     def nearest(self, pod: int, chain: Chain, length: int, at: int, way: Sequence[Holding]) -> bytes:
-        """Return the chain that all processes know and that this one continues, or b"". `known` has it at `at` if the
-        prompt is the next turn of a conversation; otherwise it may end where one of the last segments does."""
+        """Return the chain that all processes know and that this one continues, or b"". If the prompt is the next turn
+        of a conversation, `known` has the chain at `at`; otherwise it may end at one of the last segments."""
         end = length
         for holding in way[: -NEAR - 1 : -1]:
             end -= len(holding.segment.hashes)
@@ -77,7 +79,7 @@ class Journal:
         return iter([(pod, chain) for (pod, _), chain in self._entries.items()])
 
     def latest(self, most_bytes: int) -> list[tuple[int, bytes]]:
-        """Return the end of the journal, as much as fits."""
+        """Return the end of the journal that fits into the limit."""
         found: list[tuple[int, bytes]] = []
         for (pod, _), chain in reversed(self._entries.items()):
             most_bytes -= len(chain)
@@ -91,7 +93,7 @@ class Journal:
         return self._size
 
     def _shrink(self) -> None:
-        """Drop a sixteenth more than necessary: removing the first entry of a dictionary again and again is slow.
+        """Drop a sixteenth more than necessary, because removing the first entry of a dictionary repeatedly is slow.
         Other processes shrink at other moments, so they are not assumed to know the next sixteenth either."""
         part = self._most // 16
         left, oldest = self._size, list[Key]()
@@ -117,14 +119,11 @@ _HEAD = Struct("<IIIIII")
 
 @dataclass(slots=True)
 class Moves:
-    """What a process did to its index while a batch was gathered: it settled reservations of earlier batches, reserved
-    chains, and settled some of these.
-
-    `settled` and `settled_last` hold twice the number of a reservation, plus 1 if the pod computed it. `reserved` holds
-    three numbers for each chain: twice the number of the reservation, plus 1 if it continues a chain that all processes
-    know, whose last hash is then its first one; the position of its pod in `pods`; the number of its `hashes`. A pod is
-    its number and its capacity in blocks.
-    """
+    """The changes of a process to its index during one batch: it settled reservations of earlier batches, reserved
+    chains, and settled some of these. `settled` and `settled_last` hold twice the number of a reservation, plus 1 if
+    the pod computed it. `reserved` holds three numbers for each chain: twice the number of the reservation, plus 1 if
+    it continues a chain that all processes know, whose last hash is then its first one; the position of its pod in
+    `pods`; the number of its `hashes`. A pod is its number and its capacity in blocks."""
 
     settled: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
@@ -140,7 +139,7 @@ class Moves:
 
     @staticmethod
     def read(body: bytes) -> Moves:
-        """Raises Garbled."""
+        """Return the moves in a record. Raise Garbled."""
         try:
             _, settled, reserved, pods, hashes, last = _HEAD.unpack_from(body)
         except StructError:
@@ -169,7 +168,7 @@ class Moves:
 
 
 JOURNAL_BYTES = 4 * 1024 * 1024
-"""A hash takes eight bytes: 130,000 tokens in blocks of 64 take 16 KB."""
+"""Size of the journal. A hash takes eight bytes: 130,000 tokens in blocks of 64 take 16 KB."""
 
 WHOLE_CHAINS_EVERY = 60.0
 """Seconds after which whole chains are published again, for processes that dropped what they continue."""
@@ -177,7 +176,7 @@ WHOLE_CHAINS_EVERY = 60.0
 PER_RECORD = 100
 
 MOST_RESERVED = 50_000
-"""Reservations of one peer: it has one for each chain of its requests in flight."""
+"""Largest number of reservations of one peer: it has one for each chain of its requests in flight."""
 
 Find = Callable[[int], Endpoint | None]
 
@@ -194,7 +193,7 @@ _MEMORY = Struct("<IQQI")
 
 _TAG = Struct("<I")
 _LARGEST = 0xFFFF0000
-"""Numbers of reservations start again from here."""
+"""Largest number of a reservation; the next one is numbered from the start."""
 _NUMBER, _ENTRY = itemgetter(0), itemgetter(1, 2)
 
 
@@ -223,7 +222,7 @@ class SharedIndex(PrefixIndex, Shared):
         find: Find,
         flush: Callable[[], None] | None = None,
     ) -> None:
-        """`find` returns the pod of a number. `flush` is called instead of `touch` for what must not wait."""
+        """`find` returns the pod of a number. `flush` is called instead of `touch` for changes that must not wait."""
         super().__init__(clock, max_bytes=max_bytes)
         self._tag = tag
         self._touch = touch
@@ -233,7 +232,7 @@ class SharedIndex(PrefixIndex, Shared):
         self._fresh: list[Reservation] = []
         self._computed: list[Reservation] = []
         self._dropped: list[Reservation] = []
-        """Reservations that began, and that ended, since the last batch."""
+        """Reservations that started and ended since the last batch."""
         self._records: list[bytes] = []
         self._own: dict[Reservation, list[Published]] = {}
         self._of_peers: dict[int, dict[int, OfPeer]] = {}
@@ -244,7 +243,7 @@ class SharedIndex(PrefixIndex, Shared):
     # What this process does.
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
-        """Called for every request, as `settle`: all else is done once for a batch."""
+        """Reserve chains. Like `settle` it runs for every request; all other work is done once per batch."""
         reservation = PrefixIndex.reserve(self, chains, endpoint, capacity)
         fresh = self._fresh
         if not fresh:
@@ -307,7 +306,7 @@ class SharedIndex(PrefixIndex, Shared):
                 yield Kind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
 
     def _gather(self) -> None:
-        """Put what was settled and reserved into a record."""
+        """Put the settled and reserved chains into a record."""
         if self._now() >= self._whole_at:
             self.publish_whole_chains()
         fresh, computed, dropped = self._fresh, self._computed, self._dropped
@@ -348,7 +347,7 @@ class SharedIndex(PrefixIndex, Shared):
         return settled, *rest
 
     def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
-        """A chain is published from the last hash on that all others know."""
+        """Publish a chain from the last hash that all other processes know."""
         own, known_of, number = self._own, self._journal.known.get, self._number % _LARGEST
         places = _Places()
         hashes: list[bytes] = []
@@ -390,7 +389,7 @@ class SharedIndex(PrefixIndex, Shared):
             raise Garbled(f"{kind.name} is cut off") from None
 
     def vanished(self, peer: int) -> None:
-        """Its requests have ended with it."""
+        """End the requests of a peer that is gone."""
         for reservation, _, _ in self._of_peers.pop(peer, {}).values():
             PrefixIndex.settle(self, reservation, False)
 
@@ -422,7 +421,8 @@ class SharedIndex(PrefixIndex, Shared):
             of_peer[number] = reserve(self, (chain,), endpoint, capacity), (pod, chain[-1]), packed
 
     def _whole(self, pod: int, packed: bytes) -> bytes:
-        """Return the whole chain, or b"" if what it continues is not known here: it will be published again."""
+        """Return the complete chain, or b"" if the chain that it continues is unknown here: it will be published
+        again."""
         known = self._journal.get((pod, int.from_bytes(packed[:8], byteorder))) or b""
         whole = known + packed[8:]
         return whole if known and len(whole) < 8 * len(DEPTHS) else b""

@@ -1,4 +1,4 @@
-"""Questions between the supervisor and its workers: metrics, decisions, reloads, reads of models, signals."""
+"""Requests between the supervisor and its workers: metrics, decisions, reloads, reads of models, signals."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ METRICS, DECISIONS, SIGNALS, RELOAD, READ_MODELS, READ_POD = (
     "read-models",
     "read-pod",
 )
-"""Topics. The supervisor asks about the first four, workers about the others."""
+"""Topics. The supervisor sends requests about the first four, workers about the others."""
 
 _QUESTION = Struct("<I")
-"""Number of the question; topic and argument follow as JSON."""
+"""Number of the request; topic and argument follow as JSON."""
 _REPLY = Struct("<I?")
 """Number of the question, and whether a reply follows, or an error."""
 
@@ -72,7 +72,7 @@ class Questions:
         self._send = send
         self._numbers = count(1)
         self._pending: dict[tuple[int, int], asyncio.Future[bytes]] = {}
-        """By address and number."""
+        """Own requests without a reply, by address and number."""
         self._tasks = Tasks()
         self._logs = LogLimit()
         self._open: Counter[int] = Counter()
@@ -80,7 +80,7 @@ class Questions:
         self.handlers: dict[str, Handler] = {}
 
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
-        """Return the reply. Raises Unanswered."""
+        """Send a request and return the reply. Raise Unanswered."""
         key = address, next(self._numbers)
         reply = self._pending[key] = asyncio.get_running_loop().create_future()
         self._send(address, record(Kind.QUESTION, _QUESTION.pack(key[1]) + orjson.dumps((topic, argument))))
@@ -241,7 +241,7 @@ class WorkersDecisions:
         self._workers = workers
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raises BadRequest."""
+        """Return the decisions that match a query. Raise BadRequest."""
         limit = DecisionQuery.of(query).limit
         all_shown = [
             shown for status, shown in await self._ask(self._serving(), "listed", None, query) if status == 200
@@ -253,7 +253,7 @@ class WorkersDecisions:
         return {**all_shown[0], **sums, "decisions": found[:limit]}
 
     async def shown(self, name: str) -> Mapping[str, Any]:
-        """Raises NotFound."""
+        """Return one decision. Raise NotFound."""
         replies = await self._ask(self._serving(), "shown", name, {})
         found = [shown for status, shown in replies if status == 200]
         if not found:
@@ -261,7 +261,7 @@ class WorkersDecisions:
         return dict(max(found, key=lambda shown: float(shown["at"])))
 
     async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Return what one of the workers would decide: they know the same pods and each other's load. Raises
+        """Return the decision that one of the workers would make: all know the same pods and each other's load. Raise
         RequestError."""
         for worker in self._serving():
             for status, shown in await self._ask([worker], "imagined", trial, query):

@@ -1,4 +1,4 @@
-"""The transport between hosts: Redis or Valkey; and leases of keys in it."""
+"""The transport between hosts over Redis or Valkey, and leases of keys in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.cluster.settings import Address, ReplicaSettings, address_of
 from proxy.core.errors import ConfigError, Problem
 
 _PART = object()
-"""What the parser gives while a reply is not whole."""
+"""The parser's result while a reply is incomplete."""
 
 
 class Pipe(asyncio.Protocol):
@@ -32,14 +32,14 @@ class Pipe(asyncio.Protocol):
     def __init__(
         self, connection: Any, received: Callable[[Any], None], lost: Callable[[Exception | None], None]
     ) -> None:
-        """All replies of the connection must have been read; it is not to be used for others."""
+        """All replies of the connection must have been read; other code must not use it afterwards."""
         self._received = received
         self._lost = lost
         self._reader = importlib.import_module("hiredis").Reader(notEnoughData=_PART)
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_slow = False
-        """Whether what is written waits: the other side does not read, or is gone."""
+        """Whether written data waits because the other side does not read or is gone."""
         self._transport = cast(asyncio.Transport, connection._writer.transport)
         self.write: Callable[[bytes], None] = self._transport.write
         self._transport.set_protocol(self)
@@ -51,7 +51,7 @@ class Pipe(asyncio.Protocol):
         await self._writable.wait()
 
     def close(self) -> None:
-        """What was written is still sent, unless it waits already."""
+        """Close the connection. Written data is still sent, unless it waits already."""
         self.write = _nowhere
         if self.is_slow:
             self._transport.abort()
@@ -83,7 +83,7 @@ class Pipe(asyncio.Protocol):
 
 
 def _nowhere(data: bytes) -> None:
-    """Otherwise asyncio would log a warning for each write to a closed connection."""
+    """Drop the data: asyncio would log a warning for each write to a closed connection."""
 
 
 def command(channel: str, message: bytes) -> bytes:
@@ -100,25 +100,23 @@ def _beginning(channel: str) -> bytes:
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 2.0
-"""Seconds to connect to each host that may have to be tried."""
+"""Seconds to connect to each host that may be tried."""
 
 FOR_TLS = 3.0
-"""Times as long with TLS: handshakes take a while where the CPU is scarce."""
+"""Factor on the timeout with TLS: handshakes are slow when the CPU is busy."""
 
 LONGEST_WHY = 300
-"""Characters of an error of the store, or of the library."""
+"""Largest number of characters of an error of the store or the library."""
 
 
 class StoreLost(Exception):
-    """The store cannot be reached, or refuses."""
+    """The store is unreachable or refuses the command."""
 
 
 class RedisConnection:
-    """`async with RedisConnection(settings, channels, received)`: `received(message)` is called for each message on
-    these channels. Raises StoreLost when it is entered, and from `lost`.
-
-    Publishing asks for no replies: a host that receives its own messages knows that they are delivered.
-    """
+    """A connection to the store: `async with RedisConnection(settings, channels, received)`. `received(message)` is
+    called for each message on these channels. Raises StoreLost when it is entered, and from `lost`. Publishing requests
+    no replies: a host that receives its own messages knows that they are delivered."""
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class RedisConnection:
         self._received = received
         self._redis = library()
         self._made: list[Any] = []
-        """Connections, of redis-py."""
+        """Open connections of redis-py."""
         self._pipes: list[Pipe] = []
 
     async def __aenter__(self) -> RedisConnection:
@@ -152,12 +150,12 @@ class RedisConnection:
         await self._close()
 
     def publish(self, channel: str, message: bytes) -> None:
-        """Never waits."""
+        """Publish a message without waiting."""
         self._publisher.write(command(channel, message))
 
     @property
     def is_slow(self) -> bool:
-        """Whether what is published waits."""
+        """Whether published messages wait to be sent."""
         return self._publisher.is_slow
 
     async def is_writable(self) -> None:
@@ -165,7 +163,7 @@ class RedisConnection:
         await self._publisher.is_writable()
 
     async def lost(self) -> None:
-        """Raises StoreLost when it is."""
+        """Wait until the connection is lost, and then raise StoreLost."""
         error = await asyncio.shield(self._loss)
         if error is not None and not isinstance(error, self._failures):
             log.error("replicas: unreadable message of the store", exc_info=error)
@@ -176,7 +174,8 @@ class RedisConnection:
         return failures(self._redis)
 
     async def _open(self) -> None:
-        """An empty message is published while there still are replies, to learn whether publishing is permitted."""
+        """Open the connection. An empty message is published while replies are still on, to check the permission to
+        publish."""
         self._loss: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client, publisher = await self._reached()
@@ -191,7 +190,7 @@ class RedisConnection:
             await self.lost()
 
     async def _reached(self) -> tuple[Any, Any]:
-        """Return the first host that can be reached, and a connection to it."""
+        """Return the first reachable host and a connection to it."""
         *others, last = clients_of(self._settings, self._redis)
         for self._client in others:
             try:
@@ -202,7 +201,7 @@ class RedisConnection:
         return last, await self._connection(last)
 
     async def _connection(self, client: Any) -> Any:
-        """Return a connection outside the pool: one without replies is of no use to others."""
+        """Return a connection outside the pool, because a connection without replies cannot be reused."""
         connection = client.connection_pool.make_connection()
         self._made.append(connection)
         await connection.connect()
@@ -235,7 +234,7 @@ class RedisConnection:
             await self._closed(close(client))
 
     async def _closed(self, closing: Awaitable[None]) -> None:
-        """An error only says that the other side did not close in time."""
+        """Ignore an error on closing: it only means that the other side did not close in time."""
         with suppress(*self._failures):
             await closing
 
@@ -247,12 +246,13 @@ def _lost(error: BaseException) -> StoreLost:
 
 
 def failures(redis: Any) -> tuple[type[Exception], ...]:
-    """Raised by redis-py when the store cannot be reached or refuses; that of a cluster is no RedisError."""
+    """Return the errors that redis-py raises when the store is unreachable or refuses; the error of a cluster is no
+    RedisError."""
     return redis.RedisError, importlib.import_module("redis.exceptions").RedisClusterException, OSError, TimeoutError
 
 
 def library() -> Any:
-    """Raises ConfigError where it is not installed."""
+    """Return the library. Raise ConfigError where it is not installed."""
     try:
         importlib.import_module("hiredis")
         return importlib.import_module("redis.asyncio")
@@ -261,7 +261,7 @@ def library() -> Any:
 
 
 def check(settings: ReplicaSettings) -> None:
-    """Raises ConfigError if the library is missing, or does not support what the URL asks for."""
+    """Raise ConfigError if the library is missing, or does not support an option of the URL."""
     redis = library()
     try:
         for client in clients_of(settings, redis):
@@ -290,7 +290,7 @@ def keys_of(settings: ReplicaSettings, redis: Any) -> Any:
 
 
 def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
-    """Return a client of the master that the sentinels name."""
+    """Return a client of the master that the sentinels report."""
     of_url, options = _of_url(address), _options(settings)
     named = {"username": settings.sentinel_username, "password": settings.sentinel_password}
     ask = {
@@ -328,7 +328,7 @@ def _patience(address: Address) -> float:
 
 
 def _options(settings: ReplicaSettings) -> dict[str, Any]:
-    """Nothing is retried here: the deployment connects again."""
+    """Return the options of a connection. Nothing is retried here, because the deployment connects again."""
     retry = importlib.import_module("redis.asyncio.retry").Retry(
         importlib.import_module("redis.backoff").NoBackoff(), retries=0
     )
@@ -348,11 +348,11 @@ _RELEASE = _IF_HELD % "redis.call('del', KEYS[1])"
 
 
 class Lease:
-    """A key that one process of a deployment has at a time, for `seconds` by the store's clock after it was last taken.
-    The holder takes it again well before, and stops what it does under it if that fails."""
+    """A key that one process of a deployment holds at a time, for `seconds` by the store's clock after it was last
+    acquired. The holder renews it well before the end, and stops the work under it if that fails."""
 
     def __init__(self, settings: ReplicaSettings, name: str, seconds: float) -> None:
-        """Raises ConfigError without the library."""
+        """Raise ConfigError without the library."""
         redis = library()
         self._failures = failures(redis)
         self._client = keys_of(settings, redis)
@@ -372,7 +372,7 @@ class Lease:
             return False
 
     async def release(self) -> None:
-        """Give it back. If the store cannot be reached, it expires."""
+        """Release the lease. If the store is unreachable, the lease expires."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 await self._client.eval(_RELEASE, 1, self._key, self._token)

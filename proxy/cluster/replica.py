@@ -1,4 +1,4 @@
-"""A process among its peers: it publishes what it does, and applies what they publish."""
+"""One process among its peers: it publishes its changes and applies those published by peers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from proxy.telemetry.metrics import Counter
 log = logging.getLogger(__name__)
 
 SLICE = 32 * 1024
-"""Bytes of a snapshot that are sent, and applied, at once: about a millisecond."""
+"""Bytes of a snapshot that are sent and applied at once: about a millisecond of work."""
 
 PART = 4 * 1024 * 1024
 """Bytes of what is in flight after which another packet begins."""
@@ -155,7 +155,8 @@ class Replica:
         self._tasks = Tasks()
         self._logs = LogLimit()
         self._snapshots: dict[bytes | None, float | None] = {}
-        """By receiver of a snapshot that is being sent: what it wants remembered in another one, None for no other."""
+        """Snapshots that are being sent, by receiver: the part of the remembered state that it requests in another
+        snapshot; None if it requests no other."""
         self._transport: Transport
         self._wants_memory = False
         self.peers = Peers(self.host, clock, lease * (1 - 2 / LOOKS), self._gone)
@@ -168,7 +169,7 @@ class Replica:
         self.publishes_memory = True
         """Whether this process is the one of its host that publishes what is remembered to all."""
         self.place = (1, 0)
-        """The number of hosts, and which of them this one is."""
+        """The number of hosts, and the rank of this one."""
         self._are_hosts_reached = False
         self.roster = Roster()
         self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon)
@@ -213,7 +214,7 @@ class Replica:
         self._send(Say.BYE, b"")
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
-        """Publish what is left, and `last` to the supervisor."""
+        """Publish the remaining changes, and send `last` to the supervisor."""
         await self._tasks.stop()
         await self.questions.close()
         self._batch.flush()
@@ -234,7 +235,7 @@ class Replica:
         self._send(Say.NEWS, record(kind, body))
 
     def added(self, endpoint: Endpoint) -> None:
-        """A pod joined the fleet."""
+        """Handle a pod that joined the fleet."""
         self.roster.added(endpoint)
         self.peer_loads.added(endpoint)
 
@@ -355,7 +356,7 @@ class Replica:
         self.send_state(None, ALL)
 
     async def _send_snapshots(self, to: bytes | None, memory: float | None) -> None:
-        """However often a receiver asks meanwhile, it is sent one snapshot after this one."""
+        """Send snapshots to a receiver. All its requests meanwhile are served by one further snapshot."""
         try:
             while memory is not None:
                 await self._send_snapshot(to, memory)

@@ -1,4 +1,4 @@
-"""The `replicas` section, and what its store's URL means."""
+"""The `replicas` section, and the parser of its store's URL."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from proxy.core.params import Duration, param
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 
 PORT, SENTINEL_PORT = 6379, 26379
-"""Where none is given."""
+"""Default ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`url` is that of one server, or of the first of several hosts: with TLS, if they have it, and all options."""
+    """The address of the store. `url` is the URL of one server, or of the first of several hosts, with TLS if they use
+    it, and with all options."""
 
     url: str
     hosts: tuple[tuple[str, int], ...] = ()
-    """Of the sentinels, or of nodes of a cluster."""
+    """The sentinels, or the nodes of a cluster."""
     service: str = ""
-    """What the sentinels are asked for."""
+    """The name of the master that the sentinels watch."""
 
     @property
     def urls(self) -> list[str]:
-        """Of each of the hosts."""
+        """Return the URL of each host."""
         _, __, options = self.url.partition("?")
         scheme = urlsplit(self.url).scheme
         return [f"{scheme}://{_bracketed(host)}:{port}{options and '?' + options}" for host, port in self.hosts]
@@ -37,7 +38,7 @@ class Address:
 
 
 def address_of(store: str) -> Address:
-    """Raises ValueError."""
+    """Return the address of a URL. Raise ValueError."""
     parts = urlsplit(store)
     if parts.scheme not in SCHEMES:
         raise ValueError(f"store is 'none' or a URL of one of {', '.join(SCHEMES)}")
@@ -78,7 +79,8 @@ def _bracketed(host: str) -> str:
 NONE = "none"
 
 INTERVAL = 0.01
-"""Seconds for which news are batched before they are published; up to five times as long while batches are small."""
+"""Seconds for which messages are batched before they are published; up to five times as long while batches are
+small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class ReplicaSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError for inconsistent values."""
         if not self.is_shared:
             return
         is_watched = bool(address_of(self.store).service)

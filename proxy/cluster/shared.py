@@ -1,9 +1,9 @@
 """Values that processes share: how each is published, merged and sent to a process that joins.
 
-There are three merge rules. `Absolute`: the last value of each peer counts, and none once the peer is gone (loads,
-ejection reasons, queues). `LastWriter`: of two entries with one key the later one counts (sessions, bindings, breakers,
-drains). `Additive`: what each peer spends is added up (limits). Loads have an encoding of their own, as prefixes have:
-they are published for every request. All others are JSON lists of entries.
+There are three merge rules. `Absolute`: the last value of each peer counts, until the peer is gone (loads, ejection
+reasons, queues). `LastWriter`: of two entries with one key the later one counts (sessions, bindings, breakers, drains).
+`Additive`: the spending of all peers is added up (limits). Loads and prefixes have their own encodings, because they
+are published for every request. All other values are JSON lists of entries.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from proxy.plugins.sessions import SessionTable
 from proxy.reliability.breaker import BreakerPeers, Breakers
 
 PER_RECORD = 100
-"""Entries of one record, at most."""
+"""Largest number of entries in one record."""
 
 MOST_UNKNOWN = 20_000
-"""Pods about which peers published, and that are not known here."""
+"""Largest number of unknown pods for which values of peers are kept."""
 
 MOST_SESSIONS = MOST_BINDINGS = 20_000
-"""What a process that joins is sent, at most: what was used last."""
+"""Largest number of sessions that a joining process receives: the most recently used ones."""
 
 Publish = Callable[[Kind, bytes], None]
 Records = Iterable[tuple[Kind, bytes]]
@@ -60,18 +60,18 @@ class Shared:
         raise NotImplementedError
 
     def reset(self, peer: int) -> None:
-        """What the peer has in flight is void. It publishes all of it again."""
+        """Drop the state in flight of the peer, which publishes all of it again."""
         self.vanished(peer)
 
     def vanished(self, peer: int) -> None:
-        """The peer is gone, and with it what it had in flight."""
+        """Drop the state in flight of a peer that is gone."""
 
     def in_flight(self) -> Records:
-        """What a process that joins, or has missed something, is sent at once."""
+        """Return the records that a process gets at once when it joins or has missed a message."""
         return ()
 
     def memory(self, share: float) -> Records:
-        """The most recent part of what this process remembers."""
+        """Return the most recent part of the remembered state of this process."""
         return ()
 
 
@@ -122,7 +122,7 @@ class Ejections(Shared):
         self.apply(peer, reasons)
 
     def reset(self, peer: int) -> None:
-        """All reasons follow in one record."""
+        """Do nothing: all reasons follow in one record."""
 
     def vanished(self, peer: int) -> None:
         self.apply(peer, {})
@@ -180,7 +180,7 @@ class SharedQueue(Shared):
 
 @lru_cache(maxsize=1 << 16)
 def pod_number(name: str) -> int:
-    """Return the number that all processes have for a pod: eight bytes, however long the name is."""
+    """Return the number that all processes use for a pod: eight bytes, however long the name is."""
     return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"))
 
 
@@ -206,16 +206,16 @@ _COUNT = Struct("<I")
 _LOAD = int(Kind.LOAD)
 
 LONG_PROMPT = 512
-"""Uncached tokens from which on a prompt lengthens the pod's queue by more than a few milliseconds, so that the other
-processes must know of it before they place their next request."""
+"""Number of uncached tokens from which a prompt lengthens the pod's queue by more than a few milliseconds, so that the
+other processes must know it before they place their next request."""
 
 Apply = Callable[[Endpoint, int, int, int], None]
-"""(pod, requests and tokens of all peers together, work that was added)."""
+"""(pod, requests and tokens of all peers together, added work)."""
 
 
 class OwnLoads:
-    """What this process has in flight on each pod. `touch` is called when there is something to publish, `touch_later`
-    when there is only less in flight than before, `touch_soon` when a pod was sent a long prompt."""
+    """The requests in flight of this process on each pod. `touch` is called when there is a change to publish,
+    `touch_later` when the load only decreased, `touch_soon` when a pod was sent a long prompt."""
 
     def __init__(
         self,
@@ -228,10 +228,11 @@ class OwnLoads:
         self._changed = _Changed(touch_later or touch)
         self._has_more = False
         self.eased: Callable[[Endpoint], object] = self._changed.__getitem__
-        """To be called when there is less on the pod. Usually runs no Python code: it is called twice per attempt."""
+        """Record that the load of a pod decreased. It usually runs no Python code, because it is called twice per
+        attempt."""
 
     def dispatched(self, endpoint: Endpoint, work: int) -> None:
-        """There is more on the pod: called once per attempt."""
+        """Record that the load of a pod increased; called once per attempt."""
         if not self._has_more:
             self._has_more = True
             self._touch()
@@ -252,13 +253,13 @@ class OwnLoads:
 
     @staticmethod
     def all(endpoints: Iterable[Endpoint]) -> bytes:
-        """Return the body of a record about all pods; empty if nothing is in flight."""
+        """Return the body of a record about all pods; empty if no request is in flight."""
         changed = {endpoint: 0 for endpoint in endpoints if endpoint.load.requests > endpoint.load.remote_requests}
         return _record(changed)[HEAD_BYTES:] if changed else b""
 
 
 class _Changed(dict[Endpoint, int]):
-    """The work that was added to pods that changed. Looking up a pod marks it as changed."""
+    """The work that was added to changed pods. Looking up a pod marks it as changed."""
 
     def __init__(self, touch: Callable[[], None]) -> None:
         super().__init__()
@@ -273,7 +274,7 @@ class _Changed(dict[Endpoint, int]):
 
 @dataclass(slots=True)
 class _Pod:
-    """What peers have on a pod. The sums are kept: there may be a hundred peers."""
+    """The load of peers on a pod. The sums are stored, because there may be a hundred peers."""
 
     peers: dict[int, tuple[int, int]] = field(default_factory=dict)
     requests: int = 0
@@ -288,12 +289,12 @@ class _Pod:
 
 
 class PeerLoads(Shared):
-    """What peers have in flight, in absolute numbers. A pod that is not known yet is remembered until it is."""
+    """The requests in flight of peers, in absolute numbers. Loads of an unknown pod are kept until the pod is known."""
 
     kinds = (Kind.LOAD,)
 
     def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply, own: Callable[[], bytes] = bytes) -> None:
-        """`find` returns the pod of a number; `own` the body of a record about all that is in flight here, or b""."""
+        """`find` returns the pod of a number; `own` the body of a record about all own requests in flight, or b""."""
         self._find = find
         self._apply = apply
         self._own = own
@@ -322,7 +323,7 @@ class PeerLoads(Shared):
             yield Kind.LOAD, own
 
     def added(self, endpoint: Endpoint) -> None:
-        """Apply what peers published about a pod before it was known here."""
+        """Apply the loads that peers published before the pod was known here."""
         if (pod := self._of.get(pod_number(endpoint.name))) is not None:
             self._apply(endpoint, pod.requests, pod.tokens, 0)
 
@@ -359,7 +360,7 @@ def _record(changed: Mapping[Endpoint, int]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _packer(count: int) -> Callable[..., bytes]:
-    """Of the record about so many pods."""
+    """Return the packer of a record about this many pods."""
     return Struct(f"<BII{count}Q{3 * count}I").pack
 
 
@@ -433,7 +434,7 @@ class PeerBindings(Shared):
 OPENED, CLOSED, TRIED = "opened", "closed", "tried"
 
 TURN = 0.2
-"""Seconds that each host has to be the one that tests a pod's recovery: ten times as long as news take."""
+"""Seconds for which each host has the right to test a pod's recovery: ten times as long as messages take."""
 
 
 @dataclass(eq=False)
@@ -458,7 +459,7 @@ class SharedBreakers(Shared, BreakerPeers):
         self.publish(Kind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
 
     def pause(self, endpoint: Endpoint) -> float:
-        """Each pod has another host that may test its recovery first."""
+        """Return the pause before this host may test a pod: each pod has a different host that tests first."""
         hosts, rank = self.place()
         return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
 
@@ -491,7 +492,7 @@ class SharedDrains(Shared):
     kinds = (Kind.DRAINS,)
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
-        """An operator did this here."""
+        """Publish an operator's change on this host."""
         changes, known = self.known.get(endpoint.pod_name, (0, False))
         if known is not drains:
             self.known[endpoint.pod_name] = changes + 1, drains
@@ -513,7 +514,7 @@ class SharedDrains(Shared):
             self._apply(endpoint.pod_name, True)
 
     def removed(self, endpoint: Endpoint) -> None:
-        """All hosts see it leave. The next pod of this name is another one."""
+        """Drop a removed pod, which all hosts notice. The next pod of this name is a new one."""
         changes, drains = self.known.get(endpoint.pod_name, (0, False))
         if drains and endpoint is endpoint.lead:
             self.known[endpoint.pod_name] = changes + 1, False
@@ -531,13 +532,13 @@ Who = tuple[str, str, str]
 """Kind (key or tenant), name, and the name of the limits."""
 
 Spent = tuple[Who, int, Sequence[float]]
-"""Who, the requests that run at the process, and amounts, limit by limit."""
+"""Key or tenant, its running requests at the process, and amounts, limit by limit."""
 
 
 @dataclass(eq=False)
 class SharedLimits(Shared):
-    """What keys and tenants spent of their limits. Each charge is published when it is made (SPENT) and added; what was
-    spent in all (USED) is sent to processes that join, and the larger number counts."""
+    """The spending of keys and tenants. Each charge is published when it is made (SPENT) and added; the total spending
+    (USED) is sent to processes that join, and the larger number counts."""
 
     gate: RateLimiter
     publish: Publish
@@ -556,11 +557,11 @@ class SharedLimits(Shared):
         self.gate.vanished(peer)
 
     def in_flight(self) -> Records:
-        """Those with requests that run here."""
+        """Return the records of keys and tenants with running requests here."""
         return _packed(Kind.USED, [entry for entry in self.gate.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
-        """All: a limit that is forgotten could be spent again."""
+        """Return all records: a limit that is dropped could be spent again."""
         return _packed(Kind.USED, self.gate.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:

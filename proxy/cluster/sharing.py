@@ -1,4 +1,4 @@
-"""The proxy that shares its state with other processes, and the proxy of one process among other hosts."""
+"""A proxy that shares its state with other processes, and the proxy of one process in a deployment of several hosts."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from proxy.telemetry.metrics import Catalogue
 
 
 class SharingApp(App):
-    """Subclasses connect `_replica`."""
+    """A proxy that shares its state. Subclasses connect `_replica`."""
 
     ledger: SharedLedger
     _bindings: SharedBindings
     _seat = 0
-    """Which of the workers of its host this one is."""
+    """The seat of this worker on its host."""
     _beat_every: float | None = None
 
     @cached_property
     def _name(self) -> str:
-        """A name that no other process has, or will have."""
+        """A name that no other process ever has."""
         return secrets.token_hex(6)
 
     @cached_property
@@ -92,7 +92,7 @@ class SharingApp(App):
         """Apply what the supervisor publishes beside shared state."""
 
     def _lost(self) -> None:
-        """The supervisor is gone."""
+        """Handle the loss of the supervisor."""
 
     def _make_ledger(self) -> SharedLedger:
         loads = self._replica.own_loads
@@ -106,7 +106,7 @@ class SharingApp(App):
 
     @cached_property
     def _shared_indexes(self) -> dict[PrefixIndex, SharedIndex]:
-        """By the index that the producer made: it is the same after a reload, unless blocks have another size."""
+        """Shared indexes by the index of the producer: it is the same after a reload, unless the block size changes."""
         return {}
 
     def _indexes(self) -> Sequence[PrefixIndex]:
@@ -181,13 +181,13 @@ class SharingApp(App):
 
 
 def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
-    """Return this process's reasons against pods, except open breakers: each process that receives one opens its own
+    """Return the ejection reasons of this process, except open breakers: each process that receives one opens its own
     breaker, with its own timer."""
     return {name: [why for why in reasons if why != OPEN] for name, reasons in fleet.own_ejections().items()}
 
 
 class OtherHosts:
-    """The other hosts of the deployment, and which pods operators drained at any of them. Raises ConfigError if the
+    """The other hosts of the deployment, and the pods that operators drained at any of them. Raises ConfigError if the
     library for the store is missing."""
 
     def __init__(
@@ -214,7 +214,7 @@ class OtherHosts:
 
 
 class Replicated(SharingApp):
-    """The proxy of one process, among other hosts."""
+    """The proxy of one process per host, in a deployment of several hosts."""
 
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
         super().__init__(settings, registry, reader)
@@ -231,7 +231,7 @@ class Replicated(SharingApp):
         self._replica.join(self._others.deployment, INTERVAL)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        """The pods first: what others publish about unknown pods is lost."""
+        """Wait for the pods before joining, because messages about unknown pods are lost."""
         first_contact = await super()._know_the_fleet(stack)
         await stack.enter_async_context(self._others.deployment)
         stack.push_async_callback(self._replica.close)

@@ -1,4 +1,5 @@
-"""`kvlane serve --workers N`: polls the pods, holds the sockets and the admin port, and has worker processes serve."""
+"""`kvlane serve --workers N`: the supervisor polls the pods and holds the sockets and the admin port; worker processes
+serve."""
 
 from __future__ import annotations
 
@@ -54,18 +55,16 @@ _KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
 
 
 class Supervisor:
-    """`async with Supervisor(settings, workers)`: inside of it `workers` processes serve. Raises ConfigError when
-    constructed with settings that no worker could serve with; OSError from entering it if an address is not available,
-    and StartFailed if a worker does not start.
-
-    With `shares` false, workers do not share their state: to measure what sharing is worth.
-    """
+    """A supervisor and its workers: `async with Supervisor(settings, workers)`; inside of it `workers` processes serve.
+    The constructor raises ConfigError for settings that no worker could serve with. Entering raises OSError if an
+    address is not available, and StartFailed if a worker does not start. With `shares` false, workers do not share
+    their state, to measure the benefit of sharing."""
 
     def __init__(self, settings: Settings, workers: int, *, shares: bool = True, reader: Reader | None = None) -> None:
         self._settings = settings
         self._number_of_workers = workers
         self._single = App(settings)
-        """What each worker serves with, built to validate it, and never started."""
+        """The proxy that each worker runs, built to validate it and never started."""
         self._clock = SystemClock()
         self._random = random.Random()
         self._catalogue = Catalogue(__version__)
@@ -112,7 +111,7 @@ class Supervisor:
             self._broker.deployment = self._others.deployment
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
-        """The port for gateways, if there is one."""
+        """The port for gateways, if it is enabled."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
@@ -160,7 +159,7 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Accept nothing new; workers drain, then everything stops, last started first."""
+        """Stop accepting new requests; workers drain, then everything stops, in reverse order of the start."""
         self._is_stopping = True
         for sock in self._sockets:
             sock.close()
@@ -188,7 +187,7 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that live."""
+        """The process ids of the running workers."""
         return [child.pid for child in self._workers.children.values()]
 
     @property
@@ -198,7 +197,7 @@ class Supervisor:
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
         """Serve with other settings: workers reload them or, where that is not possible, are replaced one by one.
-        Return the paths of what needs a restart. Raises ConfigError, and nothing has changed then."""
+        Return the paths of settings that need a restart. Raise ConfigError and change nothing."""
         before, (settings, left) = self._settings, servable(self._settings, wanted, OF_THE_HOST)
         draft = self._build(settings)
         await self._change_workers(before, settings)
@@ -208,13 +207,13 @@ class Supervisor:
         return left
 
     def check(self, wanted: Settings) -> Sequence[str]:
-        """Return what `reload` would. Raises ConfigError."""
+        """Return the paths that `reload` would return. Raise ConfigError."""
         settings, left = servable(self._settings, wanted, OF_THE_HOST)
         App(settings)
         return left
 
     def _build(self, settings: Settings) -> Draft:
-        """Raises ConfigError for settings that no worker could serve with."""
+        """Build the proxy. Raise ConfigError for settings that no worker could serve with."""
         draft, single = self._state.draft(), App(settings)
         draft.assign(self, _settings=settings, _single=single)
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
@@ -227,7 +226,7 @@ class Supervisor:
         return draft
 
     async def _change_workers(self, before: Settings, settings: Settings) -> None:
-        """Change all of them, or none."""
+        """Change all workers, or none."""
         grace = settings.reliability.drain.grace
         if not servable(before, settings)[1]:
             serve = await self._workers.reload(settings.source, grace)
@@ -315,7 +314,7 @@ class Supervisor:
         return list(self._workers.children.values())
 
     def _snapshot(self) -> Iterable[tuple[Kind, bytes]]:
-        """Yield what a worker must know before it serves."""
+        """Yield the records that a worker must have before it serves."""
         for news, body in self.fleet.messages():
             yield _KINDS[news], body
         for pod in self.fleet.endpoints:

@@ -21,29 +21,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 8 * 1024 * 1024
-"""Bytes that wait for a slow reader. Beyond them the oldest frames are dropped."""
+"""Bytes that may wait for a slow reader. Beyond this limit the oldest frames are dropped."""
 
 INTERVAL = 0.005
-"""Seconds that a batch is gathered within a host."""
+"""Seconds for which a batch is gathered within a host."""
 
 SOON = 0.002
-"""Seconds after which others are sent, at the latest, that a long prompt was dispatched."""
+"""Largest delay in seconds before other processes know of a dispatched long prompt."""
 
 AT_ONCE, LITTLE = 0.001, 40
-"""Seconds that a batch is gathered while there is little to send: fewer bytes than this in an interval."""
+"""Seconds for which a batch is gathered while there is little to send, and the number of bytes per interval below which
+that holds."""
 
 ENOUGH = 250
-"""Bytes that are worth a batch, some four requests: with fewer, the batch costs more than what is in it."""
+"""Size in bytes from which a batch is worthwhile, some four requests: below it, the batch costs more than its
+content."""
 
 LATER = 0.1
-"""Seconds that prefixes, and what pods have less to do, may wait between hosts: they are most of the cost of a batch,
-and placement does not get worse by it (`bench/hearsay.py`)."""
+"""Seconds that prefixes and decreased loads may wait between hosts: they are most of the cost of a batch, and the delay
+does not make placement worse (`bench/hearsay.py`)."""
 
 PATIENCE = 5.0
-"""Intervals that a batch between hosts may be gathered to have more in it."""
+"""Largest number of intervals for which a batch between hosts is gathered."""
 
 NEWS = 0.1
-"""Seconds that news from a worker of one host to a worker of another take at most."""
+"""Largest delay in seconds of a message from a worker of one host to a worker of another."""
 
 SMOOTH = 0.1
 """Weight of the latest interval in the mean rate of bytes."""
@@ -62,7 +64,7 @@ class Transport(Protocol):
         """Send a packet to its receiver, or to all. Never waits."""
 
     async def end(self) -> None:
-        """Send what still waits, and close."""
+        """Send the waiting data, and close."""
 
 
 class Link(asyncio.Protocol):
@@ -120,8 +122,8 @@ class Link(asyncio.Protocol):
             self._has_gap = True
 
     async def end(self) -> None:
-        """The other side hangs up when it has read everything. If this side did, a write of the other side just then
-        would fail before it has read the rest."""
+        """Write the waiting frames and the end of the stream; the other side closes when it has read everything. If
+        this side closed, a concurrent write of the other side would fail before it has read the rest."""
         if not self._has_ended:
             self._has_ended = self._is_paused = True
             self._transport.writelines(self._waiting)
@@ -181,12 +183,12 @@ class Broker:
         self.host = replica.host
         self._all_members = member_id(self.host, ALL_MEMBERS)
         self.deployment: Deployment | None = None
-        """The other hosts. Set by the owner where there are any."""
+        """The other hosts. Set by the owner, if the host has a deployment."""
         self.questions, self.received_at = replica.questions, replica.peers.received_at
         replica.use(self)
 
     async def attach(self, worker: int, sock: socket.socket, first: bytes = b"") -> None:
-        """Connect a new worker, and send it `first` before anything else. Numbers of workers are never used again."""
+        """Connect a new worker, and send it `first` before any other data. Numbers of workers are never reused."""
         id = member_id(self.host, worker)
         link = await Link.over(
             sock,
@@ -255,12 +257,11 @@ def _drop(batch: bytes) -> None:
 
 
 class Batch:
-    """Gathers records for a short while, so that a busy process sends batches and not every event.
-
-    A batch is what `urgent()` returns and the records that were added; `rest()`, which may wait for `later` seconds,
-    goes with the last batch before that time is over. A batch is gathered for `interval`, and up to `patience` times as
-    long where that makes it worth its cost. Where so little is sent that no batch would be, it is not gathered at all.
-    """
+    """Records that are gathered for a short while, so that a busy process sends batches and not every event. A batch
+    contains the result of `urgent()` and the added records; the result of `rest()`, which may wait for `later` seconds,
+    is sent with the last batch before that time is over. A batch is gathered for `interval`, and up to `patience` times
+    as long where that makes it worthwhile. If too little is sent for any batch to be worthwhile, records are sent at
+    once."""
 
     def __init__(self, send: Callable[[bytes], None] = _drop, rest: Callable[[], bytes] = _nothing) -> None:
         self.send = send
@@ -269,7 +270,7 @@ class Batch:
         self.pace()
         self._records: list[bytes] = []
         self._soon: asyncio.TimerHandle | None = None
-        """When records and what is urgent are sent; `_late`: everything, at `_late_at`."""
+        """When records and urgent data are sent; `_late`: everything, at `_late_at`."""
         self._late: asyncio.TimerHandle | None = None
         self._late_at = math.inf
 
@@ -277,7 +278,7 @@ class Batch:
         self._later = later
         self._shortest, self._longest = interval, interval * patience
         self._interval = self._near = interval
-        """The rest goes with a batch if no more than `_near` seconds are left."""
+        """The rest is sent with a batch if at most `_near` seconds are left."""
         self._size = 0
         """Bytes since everything was last sent, at `_sent_at` by the clock of the loop; `_rate`: bytes per second."""
         self._rate, self._sent_at = 0.0, _NEVER
@@ -287,13 +288,13 @@ class Batch:
         self.touch()
 
     def touch(self) -> None:
-        """There is something to send soon."""
+        """Schedule a batch, because there is data to send soon."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             self._soon = loop.call_at(loop.time() + self._interval, self._send_soon)
 
     def touch_soon(self) -> None:
-        """There is something to send within SOON, however long batches are gathered."""
+        """Schedule a batch within SOON, however long batches are gathered."""
         loop = asyncio.get_running_loop()
         if self._soon is not None:
             if self._soon.when() <= loop.time() + SOON:
@@ -302,7 +303,7 @@ class Batch:
         self._soon = loop.call_at(loop.time() + min(self._interval, SOON), self._send_soon)
 
     def touch_later(self) -> None:
-        """There is something to send that may wait."""
+        """Schedule the sending of data that may wait."""
         if self._later <= self._interval:
             self.touch()
         elif self._late is None:
@@ -319,7 +320,7 @@ class Batch:
             self._size = 0
 
     def close(self) -> None:
-        """Drop what was not sent."""
+        """Drop the unsent data."""
         self._cancel()
         self._records.clear()
 

@@ -1,4 +1,4 @@
-"""One of several workers: the proxy, told of its pods and of the other workers by the supervisor."""
+"""One of several workers: a proxy that gets its pods and the state of the other workers from the supervisor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
 
 
 class Worker(SharingApp):
-    """Serves on inherited sockets. `bus` is connected to the broker; `lost` is called when the supervisor is gone."""
+    """A proxy on inherited sockets. `bus` is connected to the broker; `lost` is called when the supervisor is gone."""
 
     fleet: Mirror
 
@@ -83,7 +83,7 @@ class Worker(SharingApp):
         return fleet
 
     def _make_polling(self, trust: Trust, observation: Observation) -> None:
-        """The supervisor polls the pods."""
+        """Return no polling: the supervisor polls the pods."""
 
     def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:
         return WorkerModelReads(self._replica.questions)
@@ -92,7 +92,7 @@ class Worker(SharingApp):
         return partial(self._join, stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
-        """Not before the worker knows the pods: it may replace another worker."""
+        """Start to listen after the worker knows the pods, because it may replace another worker."""
         await known()
         await super()._listen(stack, self._knows_the_fleet.wait)
 
@@ -113,7 +113,7 @@ class Worker(SharingApp):
         )
 
     async def _start_scaling(self, stack: AsyncExitStack) -> None:
-        """The supervisor scales."""
+        """Start no scaling: the supervisor scales."""
 
     def _sockets(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.listeners]
@@ -125,7 +125,8 @@ class Worker(SharingApp):
         return LockedWriter(self._setup.log_lock, sys.stdout.fileno())
 
     async def _end(self) -> None:
-        """Without the last metrics, what was counted since they were asked for would be lost with this process."""
+        """Send the last metrics to the supervisor. Otherwise the counts since its last request for metrics would be
+        lost with this process."""
         await self._replica.close([(Kind.FAREWELL, await self._metrics())])
 
     async def _metrics(self, _: Any = None) -> bytes:
@@ -135,7 +136,7 @@ class Worker(SharingApp):
         return self._own_signals.current().packed()
 
     async def _reload_with(self, packed: Any) -> bytes:
-        """If it fails, the supervisor has all workers return to the settings before."""
+        """Reload these settings. If that fails, the supervisor has all workers return to the previous settings."""
         await self._is_up.wait()
         async with self._reloading:
             await self.reload(await asyncio.to_thread(from_mapping, read_settings(json.loads(packed))))
@@ -157,8 +158,8 @@ class Worker(SharingApp):
 
 
 def main() -> None:
-    """The only argument is the number of the socket to the broker. The supervisor decides when to stop, also when a
-    terminal interrupts all of its processes."""
+    """Run a worker. The only argument is the number of the socket to the broker. The supervisor decides when to stop,
+    even when a terminal interrupts all of its processes."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     bus = socket.socket(fileno=int(sys.argv[1]))

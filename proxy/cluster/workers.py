@@ -31,25 +31,26 @@ log = logging.getLogger(__name__)
 MODULE = "proxy.cluster.worker"
 
 SHORT_LIFE = 10.0
-"""Seconds. A worker that ends sooner is replaced after a pause, from its second end on."""
+"""Lifetime in seconds below which a worker is replaced after a pause, from its second end on."""
 
 LONGEST_PAUSE = 10.0
 START_TIMEOUT = 60.0
 RELOAD_TIMEOUT = 30.0
 KILL_AFTER = 5.0
-"""Seconds that a worker has in addition to the drain's grace."""
+"""Seconds that a worker has in addition to the grace period of the drain."""
 
 CHECK_EVERY = 1.0
 """Seconds between two checks for silent workers."""
 
 SILENT_AFTER = 4.0
-"""Seconds after a worker's last sign of life. From then on it does not count as serving."""
+"""Seconds after a worker's last heartbeat from which it does not count as serving."""
 
 KILL_SILENT_AFTER = 8.0
-"""Seconds after that sign. Then the worker is killed, and a successor serves what waits in its accept queue."""
+"""Seconds after the last heartbeat at which the worker is killed. A successor serves the connections in its accept
+queue."""
 
 _ENVIRONMENT = "\0env"
-"""Key of a value that came from an environment variable: it may become a number where one is wanted."""
+"""Key of a value that came from an environment variable: it is converted to a number where the setting requires one."""
 
 
 class StartFailed(Exception):
@@ -58,16 +59,16 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker needs to start. File descriptors are inherited: listening sockets, which are bound, and the lock of
-    the log. `settings` are as they were checked, whatever became of the file since."""
+    """The data that a worker needs to start. File descriptors are inherited: bound listening sockets, and the lock of
+    the log. `settings` are the checked ones, even if the file has changed since."""
 
     settings: Mapping[str, Any]
     number: int
-    """No two workers ever have the same."""
+    """The number of the worker; it is never reused."""
     host: str = ""
     """In hexadecimal digits."""
     seat: int = 0
-    """Which of the `workers` this one is. Its successor has the same seat."""
+    """The seat of the worker, out of `workers`. Its successor has the same seat."""
     workers: int = 1
     listeners: Sequence[int] = ()
     for_gateways: Sequence[int] = ()
@@ -85,7 +86,7 @@ class Setup:
 
 
 def packed_settings(value: Any) -> Any:
-    """Return the values of a configuration as JSON has them, so that `read_settings` returns the same."""
+    """Return the values of a configuration as JSON, so that `read_settings` returns the same configuration."""
     if isinstance(value, FromEnvironment):
         return {_ENVIRONMENT: str(value)}
     if isinstance(value, Mapping):
@@ -106,7 +107,7 @@ def read_settings(value: Any) -> Any:
 
 
 class Child:
-    """A worker as the supervisor sees it: a process, and what it last published about itself."""
+    """A worker from the supervisor's view: a process, and its last published state."""
 
     def __init__(self, number: int, seat: int, process: asyncio.subprocess.Process, started: float) -> None:
         self.number = number
@@ -114,15 +115,15 @@ class Child:
         self.started = started
         self.ready = asyncio.Event()
         self.leaving = asyncio.Event()
-        """It accepts no new connections, or has ended."""
+        """Whether it accepts no new connections, or has ended."""
         self.unlinked = asyncio.Event()
-        """Its link is closed: all that it published has been received."""
+        """Set when its link is closed: all its messages have been received."""
         self.metrics: Dump = {}
-        """Its metrics as they were last."""
+        """Its last metrics."""
         self.alive_at = started
         """Monotonic seconds of its last packet."""
         self.is_silent = False
-        """Whether it serves and has given no sign of life for SILENT_AFTER seconds."""
+        """Whether it serves and has sent no heartbeat for SILENT_AFTER seconds."""
         self._process = process
         self._is_stopping = False
 
@@ -201,7 +202,7 @@ class Workers:
         return sum(child.takes_requests and not child.is_silent for child in self._seated.values())
 
     async def start(self, settings: Mapping[str, Any], grace: float) -> None:
-        """Return when a worker serves in every seat. Raises StartFailed."""
+        """Start the workers and wait until one serves in every seat. Raise StartFailed."""
         self._settings, self._grace = settings, grace
         self._log_lock = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `stop`
         self._tasks.keep(self._check_for_silence, "silent-workers")
@@ -214,8 +215,8 @@ class Workers:
                 )
 
     async def replace(self, settings: Mapping[str, Any], grace: float) -> bool:
-        """Replace one worker after the other, each as soon as its successor serves. Return False if one could not be
-        replaced: it and those after it stay."""
+        """Replace one worker after the other, each as soon as its successor serves. Return False if a worker could not
+        be replaced: it and the workers after it stay."""
         async with self._replacing:
             for seat in range(len(self._sockets)):
                 successor = await self._spawn(seat, settings)
@@ -231,7 +232,7 @@ class Workers:
         return True
 
     async def reload(self, settings: Mapping[str, Any], grace: float) -> bool:
-        """Have all workers serve with other settings. Return False if one cannot: then all serve as before."""
+        """Have all workers serve with other settings. Return False if one worker cannot: then all serve as before."""
         async with self._replacing:
             before = self._settings
             self._settings = settings
@@ -243,7 +244,7 @@ class Workers:
             return False
 
     async def stop(self) -> None:
-        """Drain every worker, and kill what still runs after the grace."""
+        """Drain every worker, and kill the ones that still run after the grace period."""
         self._is_stopping = True
         await asyncio.gather(*self._starting, return_exceptions=True)
         grace = self._grace + KILL_AFTER
@@ -281,7 +282,7 @@ class Workers:
         return all(await asyncio.gather(*(self._serves_with(child, settings) for child in children)))
 
     async def _serves_with(self, child: Child, settings: Mapping[str, Any]) -> bool:
-        """The successor of one that leaves meanwhile starts with these settings."""
+        """Reload one worker. The successor of a worker that leaves meanwhile starts with these settings."""
         async with Tasks() as tasks:
             reload = tasks.start(self._ask_to_reload(child, settings), f"reload of worker {child.seat}")
             leaving = tasks.start(child.leaving.wait(), f"end of worker {child.seat}")
@@ -299,7 +300,8 @@ class Workers:
         return True
 
     async def _spawn(self, seat: int, settings: Mapping[str, Any]) -> Child:
-        """A start that has begun is not interrupted: otherwise a process would remain that is not known here."""
+        """Start a worker. A start in progress is not interrupted: otherwise a process would remain that is unknown
+        here."""
         start = self._tasks.start(self._start_worker(seat, settings), f"start of worker {seat}")
         self._starting.add(start)
         start.add_done_callback(self._starting.discard)
@@ -381,8 +383,8 @@ def _how(code: int) -> str:
 
 
 class LockedWriter:
-    """Writes a batch of lines before another process begins with its own: a pipe would mix batches that are longer than
-    4 KB. The lock is the kernel's, so a process that is killed gives it back."""
+    """A writer that writes a batch of lines before another process starts its own: a pipe would mix batches that are
+    longer than 4 KB. The lock is the kernel's, so a killed process releases it."""
 
     def __init__(self, lock: int, stream: int) -> None:
         self._lock = lock
@@ -400,8 +402,9 @@ class LockedWriter:
 
 
 def bound(host: str, port: int, workers: int) -> list[list[socket.socket]]:
-    """Return for each worker one socket for every address of the host, all on one port: the kernel distributes new
-    connections among them. Raises OSError, also if another process listens there: SO_REUSEPORT alone would share."""
+    """Return one socket per worker for every address of the host, all on one port: the kernel distributes new
+    connections among them. Raise OSError, also if another process listens on the port: SO_REUSEPORT alone would share
+    it."""
     with ExitStack() as stack:
         infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))

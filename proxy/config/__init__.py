@@ -1,1 +1,1 @@
-"""Load, check, compare and replace configurations."""
+"""Configuration: load, check, compare and replace it."""

@@ -1,4 +1,4 @@
-"""The difference of two configurations, and which part of it needs a restart."""
+"""The difference of two configurations, and the part of it that needs a restart."""
 
 from __future__ import annotations
 

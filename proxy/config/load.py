@@ -17,7 +17,8 @@ ANOTHER_FILE = (
     "the admin port accepts a file that is not in effect only if it requires a key: set admin.apiKey,"
     " or name the file in the configuration file"
 )
-"""An error message, or a service that receives a token, could reveal the content of a file."""
+"""Error for a text that names another file: an error message, or a service that receives a token, could reveal the
+content of that file."""
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
@@ -29,8 +30,8 @@ UNEXPANDED = "contains ${…}, which is expanded only if the admin port requires
 
 
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """Load kvlane's own file, or an EndpointPickerConfig. `overrides` are values of sections that win over the file.
-    Raise ConfigError."""
+    """Load kvlane's own file, or an EndpointPickerConfig. `overrides` are values of sections that take precedence over
+    the file. Raise ConfigError."""
     return from_text(yaml_source.text_of(path), path, environ, overrides)
 
 
@@ -59,20 +60,20 @@ def from_text(
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the configuration file, or text in its place; `overrides` win over both."""
+    """The reader of the configuration file, or of text in its place; `overrides` take precedence over both."""
 
     file: Path | None = None
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def again(self) -> Settings:
-        """Raises ConfigError."""
+        """Read the file again. Raise ConfigError."""
         if self.file is None:
             return from_mapping({}, self.overrides)
         return load(self.file, self.environ, self.overrides)
 
     def of(self, text: str, expands: bool) -> Settings:
-        """Raises ConfigError."""
+        """Read a text in place of the file. Raise ConfigError."""
         if "${" in text and not expands:
             raise ConfigError([Problem(str(BODY), UNEXPANDED)])
         path = BODY if self.file is None else self.file.parent / BODY

@@ -14,7 +14,7 @@ Faults = list[Problem]
 
 
 def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> dict[str, Any]:
-    """The `pods` section with what the document adds to it. A limit that both set is a fault."""
+    """Return the `pods` section with the settings of the document. A limit that both set is a fault."""
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
     given = _scraping(layer.metrics, faults) if layer.metrics else {}
@@ -31,7 +31,7 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
 
 
 def flow_control_section(own: Any, given: Mapping[str, Any], faults: Faults) -> Any:
-    """The `flowControl` section with what the document adds to it. A limit that both set is a fault."""
+    """Return the `flowControl` section with the settings of the document. A limit that both set is a fault."""
     if not (own is None or isinstance(own, Mapping)):
         return own
     own = own or {}
@@ -40,7 +40,7 @@ def flow_control_section(own: Any, given: Mapping[str, Any], faults: Faults) -> 
 
 
 def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
-    """The built-in dialects, and those the document adds or overrides."""
+    """Return the built-in dialects, and the dialects that the document adds or overrides."""
     if core is None:
         return Engines()
     dialects = dict(DIALECTS)
@@ -76,7 +76,7 @@ def _exporter(source: DcgmSource) -> dict[str, Any]:
 
 
 def _dialect(engine: EngineConfig) -> Dialect:
-    """Raises ValueError for a spec that does not parse."""
+    """Return a dialect. Raise ValueError for an invalid spec."""
     defaults = Dialect()
     dialect = Dialect(
         waiting=_specs(engine.queued_requests_spec),

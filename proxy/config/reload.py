@@ -1,4 +1,4 @@
-"""Replace the configuration of a running proxy: all of the new one, or nothing."""
+"""Replacement of the configuration of a running proxy: all of the new one, or nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Version:
 
     @cached_property
     def of_deployment(self) -> str:
-        """The same digest without the listen addresses and the name of the proxy."""
+        """Return the same digest without the listen addresses and the name of the proxy."""
         source = {key: value for key, value in self.settings.source.items() if key not in ("listen", "admin")}
         if isinstance(replicas := source.get("replicas"), Mapping):
             source["replicas"] = {key: value for key, value in replicas.items() if key != "name"}
@@ -61,7 +61,7 @@ class Version:
 
 
 class Configurations:
-    """Applies changes of the configuration, one at a time."""
+    """The configurations of a proxy. Changes are applied one at a time."""
 
     def __init__(self, settings: Settings, served: Served, reader: Reader, clock: Clock, catalogue: Catalogue) -> None:
         self._served = served
@@ -100,7 +100,7 @@ class Configurations:
         return await self._change(lambda: before.settings, "rollback")
 
     def described(self) -> dict[str, Any]:
-        """Return which configuration is in effect."""
+        """Return a description of the configuration in effect."""
         now, before = self._now, self._before
         return {
             "number": now.number,
@@ -113,7 +113,7 @@ class Configurations:
 
     @property
     def of_deployment(self) -> str:
-        """The digest of the configuration in effect, for other proxies to compare."""
+        """Return the digest of the configuration in effect, for other proxies to compare."""
         return self._now.of_deployment
 
     def written(self) -> Any:
@@ -148,7 +148,7 @@ class Configurations:
         return wanted
 
     def _with_known_files(self, wanted: Settings) -> Settings:
-        """Raises ConfigError."""
+        """Refuse files that are not in effect. Raise ConfigError."""
         known = dict(_files(self._now.settings.source))
         problems = [Problem(at, ANOTHER_FILE) for at, file in _files(wanted.source) if known.get(at) != file]
         if problems:
@@ -206,7 +206,8 @@ def _with_warnings(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:
 
 
 def _as_written(value: Any) -> Any:
-    """What came from the environment, as a file would have it: a number or a boolean where it is the text of one."""
+    """Return a value from the environment as a file would contain it: a number or a boolean if it is the text of
+    one."""
     if isinstance(value, Mapping):
         return {key: _as_written(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -217,4 +218,4 @@ def _as_written(value: Any) -> Any:
 
 
 _PLAIN = re.compile(r"true|false|-?(?:0|[1-9]\d{0,14})(?:\.\d{0,8}[1-9])?")
-"""What is the same text again, should text be wanted: without leading zeros."""
+"""Numbers that convert back to the same text: without leading zeros."""

@@ -30,7 +30,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
 _ENVIRONMENT: Schema = {"type": "string", "pattern": r"\$\{"}
-"""A variable may stand where no text is wanted."""
+"""Pattern of an environment variable, which may replace a value that is not text."""
 _UNIT = r"[0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h|d)"
 _SCALARS: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
@@ -42,17 +42,17 @@ _SCALARS: Mapping[Any, Schema] = {
     Moment: {"type": "string"},
 }
 _SELF_CONTAINED = (str, Duration, Size, Moment)
-"""Their patterns allow variables themselves."""
+"""Types whose patterns allow variables themselves."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum")
 
 
 def schema(registry: Registry) -> Schema:
-    """Of kvlane's own file; the section `scheduling` alone is `#/$defs/scheduling`."""
+    """Return the schema of kvlane's own file; `#/$defs/scheduling` is the schema of the section `scheduling` alone."""
     return _Writer(registry).root()
 
 
 class _Writer:
-    """Every class is written once, under `$defs`."""
+    """The writer of the schema. Every class is written once, under `$defs`."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -168,7 +168,7 @@ class _Writer:
 
 
 def _bounded(written: Schema, bounds: Sequence[float | None]) -> Schema:
-    """Where a number may stand, in whichever of its forms."""
+    """Return the schema with the bounds of a number, in each of its forms."""
     if "anyOf" in written:
         return {**written, "anyOf": [_bounded(one, bounds) for one in written["anyOf"]]}
     if {"integer", "number"}.isdisjoint(_types(written)):
@@ -183,13 +183,13 @@ def _types(written: Schema) -> set[str]:
 
 
 def _one_of(choices: Sequence[Any]) -> Schema:
-    """What YAML would read as a number may be one."""
+    """Return the schema of a choice. A choice may be a text that YAML reads as a number."""
     numbers = [float(choice) for choice in choices if str(choice).replace(".", "", 1).isdecimal()]
     return {"anyOf": [{"enum": [*choices, *(int(one) if one.is_integer() else one for one in numbers)]}, _ENVIRONMENT]}
 
 
 def _or_null(written: Schema) -> Schema:
-    """An empty mapping may be left empty."""
+    """Return the schema that also accepts null, for a mapping without content."""
     return {"anyOf": [written, {"type": "null"}]}
 
 
@@ -198,7 +198,7 @@ def _closed(properties: Mapping[str, Schema]) -> Schema:
 
 
 def _once(written: Iterable[Schema]) -> list[Schema]:
-    """Without repetitions, and without choices in choices."""
+    """Return the choices without repetitions and without nested choices."""
     found: list[Schema] = []
     for one in written:
         for choice in one["anyOf"] if set(one) == {"anyOf"} else [one]:

@@ -1,4 +1,4 @@
-"""The client of the dashboard's feed that `kvlane top` uses: the admin port's events, and the pods' own metrics."""
+"""The client of the dashboard's feed for `kvlane top`: it reads the admin port's events and the pods' own metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of one pod from two reads of its metrics; None if they are not known."""
+    """Figures of one pod from two reads of its metrics; None if unknown."""
 
     hit_ratio: float | None = None
     ttft_50: float | None = None
@@ -44,13 +44,13 @@ class Figures:
 
 UNKNOWN = Figures()
 _CONDITIONS = ("ready", "starting", "stale", "doubted", "probing", "broken", "draining", "leaving", "ejected")
-"""The best first."""
+"""Conditions, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod or a data-parallel rank as the feed shows it, or the sums of a pod's ranks. `requests` are counted by
-    kvlane, the next three fields by the engine."""
+    """A pod or a data-parallel rank as the feed shows it, or the sums of a pod's ranks. kvlane counts `requests`; the
+    engine counts the next three fields."""
 
     name: str
     pool: str = ""
@@ -71,7 +71,7 @@ class Pod:
     failures: float | None = None
     figures: Figures = UNKNOWN
     rank_of: str | None = None
-    """The name of the pod if this is one of its ranks."""
+    """Return the name of the pod if this is one of its ranks."""
     ranks: tuple[Pod, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ class Pod:
 
 
 _FIELDS = {"rankOf": "rank_of", "doubts": "ejection_reasons"} | {each.name: each.name for each in fields(Pod)}
-"""By the name in the feed."""
+"""Fields by their name in the feed."""
 
 
 def joined(pods: Sequence[Pod], totals: Mapping[str, Figures]) -> list[Pod]:
@@ -124,7 +124,7 @@ def _sum(name: str, ranks: list[Pod], figures: Figures) -> Pod:
 
 
 class Picture:
-    """The fleet as the feed has described it so far; it stays while the connection is lost."""
+    """The current picture of the fleet, from the feed; it stays while the connection is lost."""
 
     def __init__(self) -> None:
         self.about: Json = {}
@@ -132,7 +132,7 @@ class Picture:
         """The latest point of the proxy's time series."""
         self.pods: dict[str, Pod] = {}
         self.figures: dict[str, Figures] = {}
-        """By the name of a pod or rank."""
+        """Figures by the name of a pod or rank."""
         self.waits = 0
         """Requests in flow-control queues."""
         self._fields: list[str] = []
@@ -165,7 +165,7 @@ class Picture:
         return joined(known, self.figures)
 
     def totals(self, now: float) -> Json:
-        """The latest point, unless it is old."""
+        """Return the latest point, unless it is old."""
         return self.point if now - self._point_at < FRESH else {}
 
     def _pod(self, name: str, row: list[Any]) -> Pod:
@@ -210,7 +210,7 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
-"""The first name that a pod exposes counts."""
+"""Names of the metric; the first one that a pod exposes is used."""
 
 _READER = SampleReader((*HITS, *QUERIES, *TOKENS, *TTFT))
 
@@ -255,7 +255,7 @@ def _rank_of(sample: Sample) -> str:
 
 
 def sum_of(parts: Sequence[EngineTotals]) -> EngineTotals:
-    """Return the totals of several engines together."""
+    """Return the sum of the totals of several engines."""
 
     def known(values: Iterable[float | None]) -> float | None:
         found = [value for value in values if value is not None]
@@ -302,7 +302,7 @@ SILENCE = 15.0
 
 READ_INTERVAL = 5.0
 MOST_PODS = 40
-"""Most pods whose metrics are read, of the visible pods: metrics of a real engine are 69 KB."""
+"""Largest number of visible pods whose metrics are read: the metrics of a real engine are 69 KB."""
 
 AT_ONCE = 4
 
@@ -316,7 +316,7 @@ class Refused(KvlaneError):
 
 
 class FeedClient:
-    """Reads the feed of a proxy. `changed` is called after each change of the picture or of the connection."""
+    """A reader of the feed of a proxy. `changed` is called after each change of the picture or of the connection."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, picture: Picture, clock: Clock, changed: Callable[[], None]
@@ -385,7 +385,8 @@ class FeedClient:
                 group.create_task(self._read_pod(pod, at_once))
 
     async def _read_pod(self, pod: Pod, at_once: asyncio.Semaphore) -> None:
-        """A pod with ranks behind one port has one exposition; with a port for each rank it has several."""
+        """Read the metrics of a pod. A pod with ranks behind one port has one exposition; with a port for each rank it
+        has several."""
         if not pod.ranks or pod.ranks[0].name.startswith(f"{pod.name}/"):
             total, *of_ranks = await self._read(pod.name, at_once)
             self._keep(pod.name, total)
@@ -410,7 +411,7 @@ class FeedClient:
         return [None]
 
     def _keep(self, name: str, found: EngineTotals | None) -> None:
-        """A pod or rank without totals has no figures."""
+        """Store the figures of a pod or rank; without totals it has no figures."""
         before = self._totals.pop(name, None)
         self._picture.figures.pop(name, None)
         if found is not None:

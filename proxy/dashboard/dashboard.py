@@ -1,4 +1,4 @@
-"""The dashboard of a process with an admin port: what its panels read, and where they read it."""
+"""The dashboard of a process with an admin port: the sources of its panels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
 
 HEAT_EVERY = 5
-"""Pictures."""
+"""Number of snapshots between two reads of the heat map."""
 
 Read = Callable[[], Awaitable[Series]]
 
@@ -74,7 +74,7 @@ class Dashboard:
         interval: float = INTERVAL,
     ) -> None:
         """`counts` returns the attempts of a pod; if it is None, they are read from `series`. `about` describes the
-        process itself, `interval` is that of the pictures, in seconds."""
+        process itself, `interval` is the time between snapshots, in seconds."""
         self._sampling = sampling = Sampling(series, clock, lambda: fleet.endpoints)
         self._heat = Heat(self._indexes, clock)
         self._schedulings = schedulings

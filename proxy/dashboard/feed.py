@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
 
 PODS_AT_ONCE = 50
-"""Read without a pause: half a millisecond."""
+"""Number of pods that are read without a pause: half a millisecond."""
 
 FIELDS = (
     *("pool", "role", "state", "breaker", "doubts", "requests", "tokens", "waiting", "running", "kv"),
     *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed", "rankOf"),
 )
-"""Of a row, in their order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
-`prefill` is the learned time for a typical prompt, `perToken` that for an output token, in seconds; `sent` and `failed`
+"""Fields of a row, in order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
+`prefill` is the learned time for a typical prompt, `perToken` for an output token, in seconds; `sent` and `failed`
 count attempts since the start. `rankOf` is the name of the pod if the row is one of its data-parallel ranks."""
 
 FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
@@ -42,14 +42,15 @@ Row = list[Any]
 
 
 Counts = Callable[[Endpoint], Mapping[str, int]]
-"""Returns the attempts of an endpoint, by ending."""
+"""A function that returns the attempts of an endpoint, by ending."""
 
 Paces = Callable[[Endpoint], tuple[float, float] | None]
 
 
 @dataclass(slots=True)
 class PodRows:
-    """Lives as long as the dashboard. `paces` gives what is learnt of pods: their `prefill` and `perToken`."""
+    """The rows of pods. Lives as long as the dashboard. `paces` returns the learned speeds of pods: their `prefill` and
+    `perToken`."""
 
     fleet: Fleet
     clock: Clock
@@ -57,10 +58,10 @@ class PodRows:
     counts: Counts
     paces: Callable[[], Paces]
     rows: dict[str, bytes] = field(init=False, default_factory=dict)
-    """The latest rows in JSON, by the name of the pod."""
+    """Return the latest rows in JSON, by the name of the pod."""
 
     async def changes(self) -> dict[str, bytes | None]:
-        """Rows that are not as they were; None for pods that are gone. Lets the event loop run in between."""
+        """Return the changed rows; None for removed pods. Let the event loop run in between."""
         found: dict[str, bytes | None] = {}
         there, ahead, pace = self.fleet.endpoints, self.clock.wall() - self.clock.now(), self.paces()
         for position, endpoint in enumerate(there):
@@ -76,7 +77,7 @@ class PodRows:
         return found
 
     def _row(self, endpoint: Endpoint, ahead: float, pace: tuple[float, float] | None) -> Row:
-        """`ahead`: wall time less monotonic time."""
+        """Return the row of a pod. `ahead`: wall time minus monotonic time."""
         metrics, view, load = endpoint.metrics, endpoint.view, endpoint.load
         never = math.isinf(metrics.scraped_at)
         prefill, per_token = pace or (None, None)
@@ -116,11 +117,11 @@ class SummedCounts:
 
 
 MOST_TENANTS = 12
-"""Of a band; those with most waiting."""
+"""Largest number of tenants of a band: the ones with the most waiting requests."""
 
 
 def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[str, Any]]:
-    """By pool and band; `oldest` is in seconds."""
+    """Return the queues by pool and band; `oldest` is in seconds."""
     return [
         {
             "pool": pool,
@@ -144,7 +145,7 @@ def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[st
 
 
 def shadows(series: Series) -> list[dict[str, Any]]:
-    """By profile: how often it agreed, and what the pods that it chose would have cost or saved, in seconds."""
+    """Return by profile how often it agreed, and the cost or gain of the pods that it chose, in seconds."""
     runs = series.by("shadow_decisions", "profile", "agrees")
     regrets = series.masses("shadow_regret_seconds", "profile", "sooner")
     nothing = (0.0, 0.0)
@@ -161,7 +162,7 @@ def shadows(series: Series) -> list[dict[str, Any]]:
 
 
 def scaling(pools: Mapping[str, ScaledPool]) -> list[dict[str, Any]]:
-    """The latest recommendation for each pool with a policy; only its name before there is one."""
+    """Return the latest recommendation for each pool with a policy; only its name before the first one."""
     found: list[dict[str, Any]] = []
     for name, pool in pools.items():
         latest, controls = pool.loop.latest, pool.loop.controls
@@ -177,10 +178,10 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0
 MOST_VIEWERS = 32
 MOST_BEHIND = 4
-"""Changes that a slow viewer may lag behind; after that it receives a whole snapshot."""
+"""Largest number of changes that a slow viewer may lag behind; after that it receives a whole snapshot."""
 
 LONGEST = 600
-"""Snapshots for one connection. The client connects again, so that its key is checked again."""
+"""Largest number of snapshots for one connection. The client connects again, so that its key is checked again."""
 
 
 @dataclass(slots=True)
@@ -217,7 +218,8 @@ class Viewer:
 
 
 class Feed:
-    """Builds snapshots while there are viewers. Use as `async with`. `sample` updates the samples if they are due."""
+    """The feed, an `async with` context: it builds snapshots while there are viewers. `sample` updates the samples if
+    they are due."""
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class Feed:
         self._tasks = Tasks()
         self._building: asyncio.Task[None] | None = None
         self._is_built = False
-        """A snapshot exists that is not older than the interval."""
+        """Set when a snapshot exists that is not older than the interval."""
         self._point: dict[str, Any] | None = None
         """The latest point sent to viewers."""
         self.pictures = 0

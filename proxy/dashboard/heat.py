@@ -1,4 +1,4 @@
-"""Which beginnings of prompts are used most, and on which pods: seen in what pods have used last, now and again."""
+"""The heat map: the most used beginnings of prompts and their pods, from repeated reads of the recently used blocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from proxy.prefix.forest import PodMemory, Segment
 from proxy.prefix.index import PrefixIndex
 
 STEPS = 10_000
-"""Holdings that one look goes through, of all pods together; 5 ms."""
+"""Number of holdings that one read examines, for all pods together; 5 ms."""
 
 LEAST_STEPS = 16
-"""Of each pod."""
+"""Smallest number of holdings that are examined per pod."""
 
 PODS_AT_ONCE = 20
 
 MEMORY = 60.0
-"""Seconds in which a use comes to count for 1/e."""
+"""Seconds in which the weight of a use falls to 1/e."""
 
 MOST_KNOWN = 2000
 FORGOTTEN = 0.05
@@ -31,7 +31,7 @@ SHOWN_PODS = 40
 
 
 class Group(NamedTuple):
-    """Blocks of prompts that are used together; `first` and `blocks` say where they stand in their prompts."""
+    """Blocks of prompts that are used together; `first` and `blocks` are their position in the prompts."""
 
     key: int
     first: int
@@ -39,22 +39,22 @@ class Group(NamedTuple):
 
 
 Row = tuple[float, Group, dict[str, float]]
-"""How hot it is, on all pods together, and on each."""
+"""The heat of a group, on all pods together and on each."""
 
 
 @dataclass(slots=True)
 class Heat:
-    """Lives as long as the dashboard. A look that finds what was used since the last one makes it warmer; what only one
-    request had is used once, and is soon forgotten."""
+    """The heat of groups. Lives as long as the dashboard. A group that was used since the last read becomes warmer; a
+    group of only one request is used once and cools soon."""
 
     indexes: Callable[[], Sequence[PrefixIndex]]
     clock: Clock
     _uses: dict[Group, dict[str, float]] = field(init=False, default_factory=dict)
-    """By pod."""
+    """Uses by pod."""
     _looked_at: float = field(init=False, default=0.0)
 
     async def read(self) -> dict[str, Any] | None:
-        """In JSON; None where no index knows groups. Lets the event loop run in between."""
+        """Return the heat map in JSON; None if no index has groups. Let the event loop run in between."""
         indexes, now = self.indexes(), self.clock.now()
         if not indexes:
             return None
@@ -87,7 +87,7 @@ class Heat:
         return [(sum(uses.values()), group, uses) for group, uses in self._uses.items()]
 
     def _shown(self, indexes: Sequence[PrefixIndex]) -> dict[str, Any]:
-        """Columns are the pods with most of it; a cell is the place of its column, and how hot it is."""
+        """Return the rows. Columns are the hottest pods; a cell is the position of its column, and the heat."""
         rows = _hottest(_in_common(self._rows()), SHOWN_GROUPS)
         warmth: dict[str, float] = {}
         for _, _, uses in rows:
@@ -117,14 +117,14 @@ def _hottest(rows: Sequence[Row], number: int) -> list[Row]:
 
 
 def _in_common(rows: Sequence[Row]) -> list[Row]:
-    """Without the ends of prompts, which one request had: two looks find what one request uses in between. Where there
-    is nothing else, as at the first look, all that is not forgotten."""
+    """Return the groups without the ends of prompts that only one request has: two reads find the uses of one request
+    in between. If there are no other groups, as at the first read, return all with some heat left."""
     more = [row for row in rows if row[0] > (2.0 if row[1].first else 1.0)]
     return more or [row for row in rows if row[0] > FORGOTTEN]
 
 
 def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:
-    """Yield the segments that a request used after that time, the latest first."""
+    """Yield the segments that a request used after this time, the latest first."""
     found: list[Segment] = []
     holding = pod.ring.older
     for _ in range(steps):
@@ -136,7 +136,7 @@ def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """pod-10 after pod-9."""
+    """Return the sort key that puts pod-10 after pod-9."""
     head = name.rstrip("0123456789")
     tail = name[len(head) :]
     return head, int(tail or 0), name

@@ -25,7 +25,7 @@ class Asset:
 
 
 def load() -> dict[str, Asset]:
-    """By name: all there are."""
+    """Return all assets by name."""
     found = {}
     for file in files("proxy.dashboard").joinpath("page").iterdir():
         kind = TYPES.get(file.name.rpartition(".")[2])
@@ -78,7 +78,7 @@ class DashboardRoutes:
         return _asset_response(self._assets[name], request)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: `all` once, then a `change` per second."""
+        """Send server-sent events: `all` once, then a `change` per second."""
         response = web.StreamResponse(headers={**HEADERS, "cache-control": "no-store"})
         response.content_type = "text/event-stream"
         with suppress(ConnectionResetError):

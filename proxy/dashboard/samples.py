@@ -1,4 +1,4 @@
-"""Fifteen minutes of samples: totals of the metrics and of the engines' counters, and the change in between."""
+"""Fifteen minutes of samples: totals of the metrics and of the engines' counters, and their changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from proxy.telemetry.metrics import PREFIX, Family, Histogram
 
 Labels = tuple[str, ...]
 Buckets = Sequence[tuple[float, float]]
-"""Upper bound -> observations up to it, as `autoscale.quantile` takes them."""
+"""Upper bound -> observations up to it, the format of `autoscale.quantile`."""
 
 
 class Mass(NamedTuple):
-    """So many observations, and their sum."""
+    """A number of observations, and their sum."""
 
     number: float
     total: float
@@ -66,7 +66,7 @@ class Series:
 
 _WITHOUT_PROMPTS = ("decode", "encode")
 _WITHOUT_COMPLETIONS = ("prefill", "encode", "encode-prefill")
-"""Roles whose pods see the tokens of a request that a pod of another role counts too."""
+"""Roles whose pods process tokens of a request that a pod of another role counts too."""
 
 
 class EngineCounters(NamedTuple):
@@ -77,11 +77,11 @@ class EngineCounters(NamedTuple):
     queries: float | None
     hits: float | None
     is_silent: bool
-    """The pod has requests and does not report their tokens."""
+    """Return whether the pod has requests and does not report their tokens."""
 
 
 class Growth(NamedTuple):
-    """Increase of the counters of all pods; None if it is not known."""
+    """Increase of the counters of all pods; None if unknown."""
 
     prompt: float | None = None
     generation: float | None = None
@@ -95,8 +95,8 @@ def counters_of(endpoints: Iterable[Endpoint]) -> dict[str, EngineCounters]:
 
 
 def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounters]) -> Growth:
-    """A pod that joined or restarted counts from its second sample on. Tokens are not known as long as a pod is silent
-    about them: the sum of the others would be too low."""
+    """Return the increase. A pod that joined or restarted counts from its second sample on. Tokens are unknown while a
+    pod does not report them: the sum of the others would be too low."""
     pods = [(before[name], counters) for name, counters in now.items() if name in before]
     pods = [(was, counters) for was, counters in pods if not _has_restarted(was, counters)]
     known = Growth(*(_sum((was[at], counters[at]) for was, counters in pods) for at in range(len(Growth._fields))))
@@ -132,7 +132,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 5.0
 LONGEST = 3 * INTERVAL
 KEPT = 180
-"""Points; a quarter of an hour."""
+"""Number of stored points: a quarter of an hour."""
 
 PERCENTILES = (50, 90, 99)
 
@@ -159,20 +159,20 @@ ENDINGS = {"complete": "good", "client-gone": "gone", "refused": "refused"}
 """Every other outcome of a request is a failure."""
 
 NOT_SO_GOOD = {"4xx": "refused", "5xx": "failed"}
-"""The kind of a complete response, which may be an error, by its status."""
+"""The kind of a complete response by its status; it may be an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the start, at a moment of monotonic time."""
+    """Totals since the start, at a moment of monotonic time."""
 
     at: float
     histograms: Mapping[str, Buckets]
     counts: Mapping[str, float]
     refusals: Mapping[str, float]
-    """By reason."""
+    """Refused requests by reason."""
     engines: Mapping[str, EngineCounters]
-    """By the name of the pod."""
+    """Counters by the name of the pod."""
 
     @classmethod
     def of(cls, series: Series, at: float, endpoints: Iterable[Endpoint] = ()) -> Totals:
@@ -187,7 +187,7 @@ class Totals:
 
 
 class Sampling:
-    """Looks at the series when that is due. `read` brings them up to date; `endpoints` returns the fleet."""
+    """The periodic sampling of the series. `read` updates them; `endpoints` returns the fleet."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Sampling:
     ) -> None:
         self.samples = Samples()
         self.series: Series | None = None
-        """As they were read last."""
+        """The series of the last read."""
         self._read = read
         self._clock = clock
         self._endpoints = endpoints
@@ -222,15 +222,15 @@ class Sampling:
 
 
 class Samples:
-    """`points` are the oldest first, in JSON; rates are per second."""
+    """The stored samples. `points` are in JSON, the oldest first; rates are per second."""
 
     def __init__(self) -> None:
         self.points: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._last: Totals | None = None
 
     def add(self, totals: Totals, wall: float) -> dict[str, Any] | None:
-        """The new point, which is the last one too. None for the first look in a while, and where a worker that is gone
-        has taken its share of the totals along."""
+        """Add a sample and return the new point, which is also the last one. Return None for the first sample after a
+        gap, and if the end of a worker has reduced the totals."""
         before, self._last = self._last, totals
         if before is None or not 0 < totals.at - before.at < LONGEST:
             return None
@@ -243,7 +243,7 @@ class Samples:
 
 
 def _between(before: Totals, now: Totals) -> dict[str, Any]:
-    """Raises ValueError if something has counted down."""
+    """Return the changes. Raise ValueError if a counter has decreased."""
     seconds = now.at - before.at
     grown = {key: number - before.counts.get(key, 0.0) for key, number in now.counts.items()}
     if any(number < 0 for number in grown.values()):
@@ -261,8 +261,8 @@ def _between(before: Totals, now: Totals) -> dict[str, Any]:
 
 
 def _tokens(before: Totals, now: Totals, grown: Mapping[str, float]) -> dict[str, Any]:
-    """Tokens per second and the share of prompt tokens found in caches: by the counters of the pods, which count all
-    requests, else by the responses that report usage. `tokensFrom` and `hitsFrom` name the source."""
+    """Return the tokens per second and the share of prompt tokens found in caches: from the counters of the pods, which
+    count all requests, else from the responses that report usage. `tokensFrom` and `hitsFrom` name the source."""
     seconds, pods = now.at - before.at, growth(before.engines, now.engines)
     prompt, completion, source = grown["prompt"], grown["completion"], RESPONSES
     if pods.prompt is not None and pods.generation is not None:

@@ -22,7 +22,8 @@ Key = float | str
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`width` in characters; the pod's name takes what is left. `falls`: the largest come first unless reversed."""
+    """One column. `width` in characters; the pod's name takes the remaining width. `falls`: the largest values come
+    first unless reversed."""
 
     title: str
     width: int
@@ -32,7 +33,7 @@ class Column:
 
 
 def number(value: float | None) -> str:
-    """In four characters as far as it goes: 7, 12.5, 950, 8.1k."""
+    """Return a number in four characters if possible: 7, 12.5, 950, 8.1k."""
     if value is None:
         return "-"
     if value >= 999.5:
@@ -75,13 +76,13 @@ FIRST = "FLY"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`at` is the position of the column in COLUMNS."""
+    """The order of rows. `at` is the position of the column in COLUMNS."""
 
     at: int = TITLES.index(FIRST)
     is_reversed: bool = False
 
     def of(self, pods: Sequence[Pod]) -> list[Pod]:
-        """Equal pods stand by their names, so that they do not change places every second."""
+        """Return the rows in order. Equal pods are ordered by name, so that they do not change places every second."""
         column = COLUMNS[self.at]
         by_name = sorted(pods, key=lambda pod: pod.name)
         return sorted(by_name, key=column.key, reverse=column.falls != self.is_reversed)
@@ -94,11 +95,11 @@ class Order:
 
 
 HEAD = 5
-"""Lines above the pods; one more is below them."""
+"""Number of lines above the pods; one more is below them."""
 
 NARROWEST_NAME = 8
 WIDEST_NAME = 18
-"""For which columns are left out."""
+"""Largest width of names, in characters, for which columns are left out."""
 OPTIONAL = ("ERR/S", "REQ/S", "ROLE", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
 """Columns that a narrow terminal leaves out, in this order."""
 
@@ -114,7 +115,7 @@ class View:
     top: int = 0
     """Index of the first visible row."""
     shows_ranks: bool = False
-    """Show the data-parallel ranks of each pod below it."""
+    """Whether to show the data-parallel ranks of each pod below it."""
 
     def rows(self, picture: Picture) -> list[Pod]:
         pods = self.order.of(picture.rows())
@@ -125,7 +126,7 @@ class View:
 
 
 def screen(picture: Picture, view: View, size: tuple[int, int], now: float, wrong: str = "") -> Text:
-    """Draw the screen, in `size` columns and lines. `wrong` is the reason why nothing new comes."""
+    """Draw the screen, in `size` columns and lines. `wrong` is the reason for missing updates."""
     width, height = size
     total, rows = view.rows(picture), max(1, height - HEAD - 1)
     shown = total[view.top : view.top + rows]
@@ -139,7 +140,7 @@ def head(picture: Picture, width: int, now: float, wrong: str = "") -> list[Text
 
 
 def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = False) -> list[Text]:
-    """Its title line first. Scripts find the same columns whatever the pods are."""
+    """Return the table, with the title line first. The columns do not depend on the pods, for scripts."""
     longest = max((len(pod.name) for pod in pods), default=0)
     has_roles = for_scripts or any(pod.role for pod in pods)
     columns = fitting(width - min(max(longest, NARROWEST_NAME), WIDEST_NAME), has_roles)
@@ -150,7 +151,7 @@ def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = Fal
 
 
 def _without_what_is_common(pods: Sequence[Pod]) -> list[Pod]:
-    """The ends of names, from a dot or a colon on: a domain, a port."""
+    """Return the names without their common ending, from a dot or a colon on: a domain, a port."""
     first, *others = (pod.name for pod in pods)
     ends = (first[at:] for at, sign in enumerate(first) if at and sign in ".:")
     common = next((end for end in ends if others and all(name.endswith(end) for name in others)), "")
@@ -158,7 +159,7 @@ def _without_what_is_common(pods: Sequence[Pod]) -> list[Pod]:
 
 
 def fitting(width: int, has_roles: bool) -> list[Column]:
-    """Into a width beside the name. A fleet without roles has no column for them."""
+    """Return the columns that fit into a width beside the name. A fleet without roles has no column for them."""
     columns = [column for column in COLUMNS if has_roles or column.title != "ROLE"]
     for title in OPTIONAL:
         if _width_of_rest(columns) <= width:
@@ -234,7 +235,8 @@ def _totals(picture: Picture, now: float) -> list[Text]:
 
 
 def _tokens(point: Json) -> list[str]:
-    """Responses without usage count 0 tokens, so a 0 from responses means that the tokens are not known."""
+    """Return the tokens per second. Responses without usage count 0 tokens, so a 0 from responses means that the number
+    is unknown."""
     source = point.get("tokensFrom")
     out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
     return [f"{number(out)} tok/s out", f"{number(into)} in" + (f" from {source}" if source else "")]
@@ -293,7 +295,7 @@ SEQUENCES = {
 
 
 def keys_in(typed: str) -> Iterator[str]:
-    """A burst, as it comes over a slow line, can hold several; what is unknown is left out."""
+    """Return the known keys in the input. Input over a slow line can contain several."""
     while typed:
         length = next((n for n in range(4, 0, -1) if typed[:n] in SEQUENCES), 0)
         if length:
@@ -315,7 +317,7 @@ def pressed(key: str, view: View, total: int, rows: int) -> View:
 
 @contextmanager
 def typed(call: Callable[[str], None]) -> Iterator[None]:
-    """Calls with each key while it lasts; the terminal is as it was afterwards."""
+    """Call a function with each key until the end of the context, which restores the terminal."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,1 +1,1 @@
-"""Prefill on one pod, decode on another: connectors, and the order of the two requests."""
+"""Prefill on one pod, decode on another: connectors, and the order of the requests."""

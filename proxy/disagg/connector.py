@@ -19,7 +19,7 @@ class Split(NamedTuple):
 
 
 class Connector(Protocol):
-    """One per kind of engine configuration; stateless. A new one is a file in `connectors`."""
+    """One connector per kind of engine configuration; stateless. A new one is a file in `connectors`."""
 
     name: ClassVar[str]
     at_once: ClassVar[bool] = False

@@ -111,7 +111,7 @@ def without_transfer(body: bytes) -> bytes:
 
 
 def json_of(fields: dict[str, Any]) -> bytes:
-    """Raise BadRequest for what is nested too deeply to be written."""
+    """Raise BadRequest for nesting that cannot be serialised."""
     try:
         return orjson.dumps(fields)
     except TypeError:  # an integer of more than 64 bits, or 255 levels
@@ -153,7 +153,7 @@ def encode_bodies(path: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def merged(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields for the next request: none where engines find embeddings by the digests of the media."""
+    """Return the fields for the next request; empty where engines find embeddings by the digests of the media."""
     found: dict[str, Any] = {}
     for response in responses:
         if isinstance(params := response.get(TRANSFER), dict) and is_flat(params):
@@ -162,7 +162,7 @@ def merged(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def is_flat(fields: dict[str, Any]) -> bool:
-    """Return whether orjson can write this, inside of another object too."""
+    """Return whether orjson can serialise this inside another object."""
     try:
         orjson.dumps([[[fields]]])
     except TypeError:

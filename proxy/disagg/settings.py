@@ -20,7 +20,7 @@ class DisaggregationSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a connector that is not known."""
+        """Raise ValueError for an unknown connector."""
         connector_named(self.connector)
 
 

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 FAILED, REFUSED = "prefill-failed", "prefill-refused"
 
 ABOUT_THE_REQUEST = frozenset((400, 413, 415, 422))
-"""Statuses of a prefill pod that say that no pod can serve the request: the client gets that response. Others, as 401
-or 404, are about the pod, and the decode pod computes the prompt."""
+"""Statuses of a prefill pod which mean that no pod can serve the request, so the client gets that response. Others,
+such as 401 or 404, concern the pod, and the decode pod computes the prompt."""
 
 GRACE = 0.25
 """Seconds in which the response must begin after its prefill has failed: a pod that has the cache begins by then."""
@@ -140,7 +140,7 @@ class SplitRequest:
     relay: Relay
     attempts: Reserve
     tried: list[Endpoint] = field(default_factory=list)
-    """Prefill pods."""
+    """The prefill pods that were tried."""
     transfer: Transfer | None = None
     """Not sent to any decode pod yet."""
     encoded: dict[str, Any] | None = None
@@ -244,7 +244,7 @@ class SplitRequest:
         return Transfer(fields, prefill.usage.cached_tokens if prefill.usage else None)
 
     def _parameters(self, prefill: Attempt, response: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what the response has for the decode pod. A connector of another package may raise."""
+        """Return the fields of the response for the decode pod. A connector of another package may raise."""
         connector = self.shared.connector
         try:
             fields = connector.hand_over(response)
@@ -449,7 +449,7 @@ class SplitRequest:
 
 
 async def _within(seconds: float, begun: asyncio.Event) -> bool:
-    """Return whether `begun` is set, now or within so many seconds."""
+    """Return whether `begun` is set now or within the time in seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await begun.wait()

@@ -1,1 +1,2 @@
-"""kvlane as the endpoint picker of an Envoy-based gateway, which sends the requests and asks where they go."""
+"""kvlane as the endpoint picker of an Envoy-based gateway: the gateway sends the requests, and kvlane chooses the
+pods."""

@@ -20,10 +20,10 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 
 NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = range(5)
-"""Of ProcessingMode.BodySendMode."""
+"""Values of ProcessingMode.BodySendMode."""
 
 OVERWRITE = 2
-"""Of HeaderValueOption.HeaderAppendAction: OVERWRITE_IF_EXISTS_OR_ADD."""
+"""Value of HeaderValueOption.HeaderAppendAction: OVERWRITE_IF_EXISTS_OR_ADD."""
 
 SERVING, NOT_SERVING = 1, 2
 
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""Header, and key of the metadata, by which receives the addresses of the chosen pods."""
+"""Header, and key of the metadata, for the addresses of the chosen pods."""
 SERVED = "x-gateway-destination-endpoint-served"
 NAMESPACE = "envoy.lb"
 
@@ -210,13 +210,13 @@ GO_AWAY = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + b"\x7f\xff\xff\xff" + b"\x00
 """A GOAWAY frame: no new streams; open streams are served."""
 
 _UNFINISHED = {1, 5, 9}
-"""Types whose header block goes on in the next frame, which must be the very next, unless a flag says that it ends."""
+"""Types whose header block continues in the very next frame, unless a flag marks its end."""
 
 _ENDS_HEADERS = 4
 
 
 class Frames:
-    """Frame boundaries in one direction of an HTTP/2 connection."""
+    """A tracker of frame boundaries in one direction of an HTTP/2 connection."""
 
     __slots__ = ("_head", "_is_between", "_left")
 
@@ -224,15 +224,16 @@ class Frames:
         self._head = b""
         self._left = 0
         self._is_between = False
-        """Not before the first frame: a connection begins with settings."""
+        """False before the first frame: a connection starts with settings."""
 
     @property
     def is_between(self) -> bool:
-        """Whether all that went by were whole frames, and another one may follow."""
+        """Return whether all passed bytes are whole frames, so that another frame may follow."""
         return self._is_between and not self._left and not self._head
 
     def passed(self, data: bytes, stops: bool = False) -> int:
-        """How many of these bytes have gone by: all of them, or with `stops` those up to the first place between."""
+        """Return how many of these bytes have passed: all of them, or with `stops` the bytes up to the first frame
+        boundary."""
         at, end = 0, len(data)
         while at < end:
             if self._left:

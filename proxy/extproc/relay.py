@@ -1,4 +1,4 @@
-"""The relay of a request through its gateway."""
+"""The relay of a request through a gateway."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from proxy.reliability.failover import NOT_FOUND, sees_some_models
 
 
 class EnvoyRelay(Relay):
-    """Relays one request through its gateway. `attempt` is its last attempt."""
+    """Implements `core.ports.Relay` for a request of a gateway. `attempt` is its last attempt."""
 
     def __init__(self, call: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int) -> None:
-        """`fallbacks` that are named at most."""
+        """`fallbacks` is the largest number of fallback pods that are sent to the gateway."""
         self.attempt: Attempt | None = None
         self._call = call
         self._stream = call.stream
@@ -120,7 +120,8 @@ class EnvoyRelay(Relay):
                 await stream.write(go_on("request_trailers"))
 
     def _named(self, attempt: Attempt) -> list[Endpoint]:
-        """The gateway sends the same request to each, so all of them have the rank that it names."""
+        """Return the pods for the gateway. It sends the same request to each, so the request names one rank for all of
+        them."""
         target = attempt.endpoint
         others = [each for each in attempt.decision.candidates() if each.rank == target.rank and each is not target]
         ready = [each for each in others if each.state is EndpointState.READY]
@@ -129,7 +130,7 @@ class EnvoyRelay(Relay):
     # the response
 
     async def _response_head(self, attempt: Attempt) -> Any:
-        """Raises UpstreamTimedOut."""
+        """Wait for the head of the response. Raise UpstreamTimedOut."""
         seconds = attempt.request.deadline - self._context.clock.now()
         try:
             async with asyncio.timeout(seconds):
@@ -187,8 +188,8 @@ class EnvoyRelay(Relay):
                 body_out.settle()
 
     async def _hide_models(self, attempt: Attempt) -> None:
-        """Raise UnknownModel for a 404 that says that the pod does not have the model: it may list the models that it
-        has, and the key may not use all of them. Where the gateway sends the head before the body, any 404 counts."""
+        """Raise UnknownModel for a 404 that reports a missing model: the pod may list its models, and the key may not
+        use all of them. If the gateway sends the head before the body, any 404 counts."""
         stream, body, is_whole = self._stream, b"", False
         if stream.response_mode in (NONE, STREAMED):
             raise UnknownModel(attempt.request.model)
@@ -204,7 +205,7 @@ class EnvoyRelay(Relay):
         return self._held.popleft() if self._held else await self._stream.next()
 
     async def _pass_message(self, kind: str, message: Any, attempt: Attempt, body_out: ResponseBody) -> bool:
-        """Pass a message on. Return whether it ended the response."""
+        """Relay a message. Return whether it ended the response."""
         stream, mode = self._stream, self._stream.response_mode
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
@@ -233,7 +234,8 @@ class EnvoyRelay(Relay):
         self._stream.is_complete = True
 
     def _cut(self, attempt: Attempt) -> Ending:
-        """Return the ending: by the client or its pod, which a gateway does not tell apart, or by kvlane."""
+        """Return the ending of a cut response: by the client or its pod, which a gateway does not distinguish, or by
+        kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
             if self._call.answered:
@@ -243,7 +245,7 @@ class EnvoyRelay(Relay):
 
 
 def _status(text: str) -> int:
-    """Raise BadGateway for what is no status of a response."""
+    """Return the status. Raise BadGateway for an invalid one."""
     if text.isascii() and text.isdigit() and len(text) == len("200"):
         return int(text)
     raise BadGateway("The gateway passed a response on that has no valid status.")
@@ -259,14 +261,14 @@ def _failure(details: str) -> PassedOver | BadGateway | GatewayTimeout:
 
 
 UNSETTLED = 64
-"""Pieces after which the meter is settled."""
+"""Number of pieces after which the meter is settled."""
 
 
 class ResponseBody:
     """The body of a response on its way to the client. `changes`: its length may differ from the declared one."""
 
     def __init__(self, attempt: Attempt, content_type: str, coded: bool) -> None:
-        """`coded`: it is compressed, and passes as it is."""
+        """`coded`: the body is compressed and passes unchanged."""
         events = content_type.startswith("text/event-stream") and not coded
         changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
@@ -291,7 +293,7 @@ class ResponseBody:
         return out
 
     def settle(self) -> None:
-        """Settle the meter: no more bytes come."""
+        """Settle the meter at the end of the body."""
         self._meter.settle(self._attempt)
 
     def _shown(self, body: bytes, last: bool) -> bytes:

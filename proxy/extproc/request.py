@@ -1,4 +1,4 @@
-"""A request of a gateway: its gRPC stream, its body, and the pods that it may go to."""
+"""A request of a gateway: its gRPC stream, its body, and its allowed pods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GatewayRequest:
     wants_websocket = False
 
     def __init__(self, stream: Stream, ids: Iterator[str], received_at: float) -> None:
-        """`ids` are for requests that bring none; `received_at` is in monotonic seconds."""
+        """`ids` are for requests without an id; `received_at` is in monotonic seconds."""
         self.stream = stream
         fields = [
             (each.key, each.raw_value or each.value.encode()) for each in stream.head.request_headers.headers.headers
@@ -87,7 +87,7 @@ def fields_of(headers: Any) -> dict[str, str]:
 
 
 QUEUED = 64
-"""Queued messages; beyond that the gateway has to wait."""
+"""Largest number of queued messages; beyond that the gateway waits."""
 
 LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
 
@@ -100,7 +100,7 @@ class Stream:
     """The gRPC stream of one request. `head` is the message with the request's header fields."""
 
     def __init__(self, head: Any, write: Write, gone: tuple[type[Exception], ...] = ()) -> None:
-        """`gone`: errors of `write` after the gateway has gone."""
+        """`gone` are the errors of `write` after the gateway has disconnected."""
         config = head.protocol_config
         has_modes = head.HasField("protocol_config")
         self.head = head
@@ -109,20 +109,20 @@ class Stream:
         self._write = write
         self._gone = gone
         self.is_over = False
-        """The gateway has ended the stream: the client has left, or has its response."""
+        """Whether the gateway has ended the stream: the client has disconnected, or has its response."""
         self.is_complete = False
-        """The response is complete; only the last reply is left."""
+        """Whether the response is complete; only the last reply is left."""
         self.trailers = False
-        """Whether the request had some."""
+        """Whether the request had trailers."""
         self.is_idle = asyncio.Event()
-        """Whether no write is under way."""
+        """Whether no write is in progress."""
         self.is_idle.set()
         self.kind = "request_headers"
-        """Kind of the request's message that awaits a reply."""
+        """Kind of the request's message that waits for a reply."""
         self._messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
 
     async def write(self, reply: Any) -> None:
-        """Send a reply. After the gateway has gone, wait: the reader of the stream cancels this task."""
+        """Send a reply. After the gateway has disconnected, wait: the reader of the stream cancels this task."""
         self.is_idle.clear()
         try:
             await self._write(reply)
@@ -137,7 +137,7 @@ class Stream:
         await self._messages.put(message)
 
     def end(self) -> None:
-        """Note the end of the stream. Where the gateway shows no bodies, this ends the response."""
+        """Record the end of the stream. If the gateway sends no bodies, this ends the response."""
         self.is_over = True
         if self.is_complete and self.response_mode == NONE:
             if self._messages.full():
@@ -150,7 +150,7 @@ class Stream:
             self._messages.get_nowait()
 
     async def next(self) -> tuple[str, Any]:
-        """The kind of the next message, and the message."""
+        """Return the kind of the next message, and the message."""
         message = await self._messages.get()
         return message.WhichOneof("kind"), message
 
@@ -187,7 +187,7 @@ def _instead_of_a_body(kind: str, message: Any) -> RequestError:
 
 
 def metadata_of(message: Any) -> dict[str, Any]:
-    """By namespace."""
+    """Return the metadata by namespace."""
     return plain(message.metadata_context.filter_metadata)
 
 
@@ -208,7 +208,7 @@ class StreamedBodyReader:
         return False
 
     async def read(self, call: GatewayRequest) -> None:
-        """Raises BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
+        """Read the body. Raise BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
         if "upgrade" in call.headers:
             raise BadRequest("Upgrades are not supported through a gateway; connect to kvlane directly.")
         pieces: list[bytes] = []
@@ -231,8 +231,8 @@ class StreamedBodyReader:
         self._budget.give(size)
 
     async def _reserve(self, call: GatewayRequest, size: int) -> None:
-        """As much as that is of a body: all of it where its length is declared, for bodies that each hold half would
-        wait for each other."""
+        """Reserve memory for this part of a body. A body of declared length is reserved as a whole: bodies with half of
+        their memory would wait for each other."""
         if size > self._settings.max_body:
             raise too_large(self._settings.max_body)
         if size > call.retained:
@@ -242,7 +242,7 @@ class StreamedBodyReader:
 
 
 MOST_DIGITS = 18
-"""Of a declared length."""
+"""Largest number of digits of a declared length."""
 
 
 def _declared(call: GatewayRequest) -> int:
@@ -254,22 +254,22 @@ def _declared(call: GatewayRequest) -> int:
 
 
 KEPT = 30.0
-"""Seconds that a resolved name is kept."""
+"""Seconds for which a resolved name is cached."""
 
 REMEMBERED = 16_384
 
 
 class Addresses:
-    """Lives as long as the proxy."""
+    """The resolved addresses of pods. Lives as long as the proxy."""
 
     def __init__(self, clock: Clock, resolve: Resolve = look_up) -> None:
         self._clock = clock
         self._resolve = resolve
         self._found: dict[str, tuple[float, str]] = {}
-        """By URL: expiry and address."""
+        """Expiry and address by URL."""
 
     async def of(self, endpoint: Endpoint) -> str:
-        """Raises ConnectFailed if it cannot be found."""
+        """Return the address of a pod. Raise ConnectFailed if its name cannot be resolved."""
         found = self._found.get(endpoint.url)
         if found is not None and found[0] > self._clock.now():
             return found[1]
@@ -285,12 +285,13 @@ class Addresses:
         return address
 
     def known(self, endpoint: Endpoint) -> Set[str]:
-        """Without looking it up: host and port of its URL, and what was found last."""
+        """Return the addresses of a pod without resolving its name: host and port of its URL, and the last resolved
+        address."""
         found = self._found.get(endpoint.url)
         return {_named(endpoint.url), *(() if found is None else found[1:])}
 
     def at(self, address: str, endpoints: Iterable[Endpoint]) -> Endpoint | None:
-        """The one of them that is there."""
+        """Return the pod at this address."""
         return next((endpoint for endpoint in endpoints if address in self.known(endpoint)), None)
 
     async def _first(self, there: Address) -> str:
@@ -308,7 +309,7 @@ def _written(host: str, port: int) -> str:
 
 
 SUBSET = ":subset"
-"""Header of a request with the allowed addresses. No client can send a header of this name."""
+"""Header of a request with the allowed addresses. Clients cannot send a header of this name."""
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -321,7 +322,7 @@ def subset_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 class SubsetGate(Gate):
-    """Keeps the pods that the gateway of the request allows."""
+    """A gate that keeps the pods that the gateway allows for the request."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses

@@ -27,10 +27,10 @@ from proxy.http.service import Service
 from proxy.http.settings import ServerTls, server_context
 
 READY = ("", "readiness", messages.SERVICE)
-"""Services of the health check that are ready while kvlane is; liveness is apart."""
+"""Services of the health check that are ready while kvlane is ready; liveness is separate."""
 
 LAST_WORDS = 1.0
-"""Seconds for the last reply of requests that are cut off."""
+"""Seconds to send the last reply of aborted requests."""
 
 GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
 """Errors of writes to a stream that has ended."""
@@ -41,7 +41,7 @@ CUT = "the response is incomplete"
 
 
 class Picker:
-    """Listens between `start` and `stop`."""
+    """The gRPC server. It listens between `start` and `stop`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Picker:
         context: Callable[[], RelayContext],
         clock: Clock,
     ) -> None:
-        """`make_service` is called again by `renew`, and `context` with each request."""
+        """`make_service` is called again by `renew`, and `context` for each request."""
         self._make_service = make_service
         self.service = make_service()
         self._settings = settings
@@ -91,7 +91,7 @@ class Picker:
         return self._front.port
 
     async def stop(self, grace: float) -> None:
-        """Accept no new requests; running ones have `grace` seconds to end, then they are cut off."""
+        """Accept no new requests; running ones have `grace` seconds to end, then they are aborted."""
         self.service.stopping = True
         if self._server is None:
             return
@@ -109,7 +109,7 @@ class Picker:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are running."""
+        """Return whether requests are running."""
         return bool(self._tasks)
 
     def _handlers(self) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ class Picker:
         )
 
     async def _process(self, _: object, context: Any) -> None:
-        """One request. It is served beside what is read: the end of the stream ends it, whatever it waits for."""
+        """Serve one request while its stream is read: the end of the stream ends it in any state."""
         head = await context.read()
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
@@ -165,17 +165,17 @@ class Picker:
 
 
 QUIET = 1.0
-"""Seconds without a request after which a gateway counts as gone elsewhere."""
+"""Seconds without a request after which a gateway is considered to use another endpoint picker."""
 
 CHECK_INTERVAL = 0.02
 """Seconds."""
 
 
 class Front:
-    """Accepts connections of gateways between `start` and `leave`; ends with `close`."""
+    """A listener for the connections of gateways. It accepts between `start` and `leave`, and ends with `close`."""
 
     def __init__(self, path: str) -> None:
-        """Of gRPC's socket."""
+        """`path` is the path of gRPC's socket."""
         self.path = path
         self.tasks = Tasks()
         self.open: set[Gateway] = set()
@@ -191,8 +191,8 @@ class Front:
         return port_of(self._listeners)
 
     async def leave(self, grace: float, is_busy: Callable[[], bool]) -> None:
-        """Accept no new connections and ask gateways to leave. Return when all have left or are quiet, or after
-        `grace` seconds."""
+        """Accept no new connections and send GOAWAY to gateways. Return when all have disconnected or are quiet, or
+        after `grace` seconds."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             listener.close()
@@ -246,18 +246,19 @@ class End(asyncio.Protocol):
             self.other.close()
 
     def close(self) -> None:
-        """After what was written."""
+        """Close after the written data was sent."""
         if self._transport is not None:
             self._transport.close()
 
 
 class Gateway(End):
-    """A gateway's end."""
+    """The end of a gateway."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._early = bytearray()
-        """Until there is the other end. Not left unread: uvloop reads what was paused before it began."""
+        """Bytes received before the other end exists. They are read at once, because uvloop reads even if reading was
+        paused before the start."""
         self._frames = Frames()
         self._leaving = self._sent = False
 

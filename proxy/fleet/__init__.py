@@ -1,1 +1,1 @@
-"""The pods: which there are, what they say about themselves, and what this proxy has put on them."""
+"""The pods: their discovery, their reported state, and the load that this proxy has put on them."""

@@ -14,7 +14,7 @@ from proxy.core.ports import Clock
 
 
 class Bindings(Listener):
-    """Response id -> endpoint, for `ttl` seconds after the last use; at most `limit`, the least recently used go."""
+    """Response id -> endpoint, for `ttl` seconds after the last use; at most `limit`, least recently used evicted."""
 
     def __init__(self, clock: Clock, limit: int = 100_000, ttl: float = 3600.0) -> None:
         self._clock = clock
@@ -38,12 +38,12 @@ class Bindings(Listener):
             self.bind(attempt.response_id, attempt.endpoint)
 
     def recent(self, most: int) -> list[tuple[str, Endpoint]]:
-        """Those used last, the very last at the end."""
+        """Return the most recently used ones, the latest last."""
         first = max(0, len(self._bound) - most)
         return [(key, endpoint) for key, (endpoint, _) in islice(self._bound.items(), first, None)]
 
     def find(self, response_id: str) -> Endpoint | None:
-        """None if it was never bound, has expired, or its pod is gone."""
+        """Return None for an unknown or expired id, or if its pod is gone."""
         endpoint, expires = self._bound.get(response_id, (None, 0.0))
         if endpoint is None or expires <= self._clock.now():
             return None
@@ -51,7 +51,7 @@ class Bindings(Listener):
         return endpoint
 
     def pod_of(self, response_id: str, ready: Sequence[Endpoint]) -> Endpoint:
-        """The pod in whose memory it is. Raises UnknownResponse, or NoEndpoints while no pod is ready."""
+        """Return the pod that stores the response. Raise UnknownResponse, or NoEndpoints while no pod is ready."""
         endpoint = self.find(response_id)
         if endpoint is not None:
             return endpoint
@@ -60,19 +60,19 @@ class Bindings(Listener):
         raise UnknownResponse(response_id) if ready else NoEndpoints(NO_POD)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The pod is gone, or came back without its memory."""
+        """Drop a pod that was removed or restarted."""
         gone = [response_id for response_id, (other, _) in self._bound.items() if other is endpoint]
         for response_id in gone:
             del self._bound[response_id]
 
     def _oldest(self) -> float:
-        """When the least recently used expires: every use moves to the end and renews, so it is the first to."""
+        """Return when the least recently used one expires. Every use moves an entry to the end, so it is the first."""
         _, expires = next(iter(self._bound.values()))
         return expires
 
 
 class SharedBindings(Bindings):
-    """Bindings that siblings share: calls `bound` for every one that this process makes or uses."""
+    """Bindings that peers share: calls `bound` for every binding that this process creates or uses."""
 
     def __init__(self, clock: Clock, bound: Callable[[str, Endpoint], None]) -> None:
         super().__init__(clock)

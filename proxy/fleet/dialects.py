@@ -1,4 +1,4 @@
-"""How each engine names what the scheduler reads: tables, so that another engine is another row."""
+"""The metric names of each engine, as tables: another engine is another row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-typ
 """Labels that name a pod's engine, the older one last."""
 
 Specs = tuple[MetricSpec, ...]
-"""Names of one thing through an engine's versions: the first that the exposition has is read."""
+"""Names of one metric through an engine's versions: the first that is exposed is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Dialect:
     attributes: tuple[tuple[str, MetricSpec], ...] = ()
 
     def __hash__(self) -> int:
-        """Of one field: that of all would be most of the work of finding what was remembered for a dialect."""
+        """Hash one field: hashing all would dominate the look-up of cached results."""
         return hash(self.waiting)
 
     @property
     def names(self) -> frozenset[str]:
-        """The families that have to be looked for."""
+        """The metric families to search for."""
         groups = (self.waiting, self.running, self.kv_usage, self.lora, self.cache_info, self.block_size, self.blocks)
         counters = (self.prefix_queries, self.prefix_hits, self.prompt_tokens, self.generation_tokens)
         custom = tuple(spec for _, spec in self.attributes)
@@ -65,13 +65,13 @@ class Dialect:
         )
 
     def with_attributes(self, specs: Mapping[str, str]) -> Dialect:
-        """Adds custom values. Raises ValueError for a spec that does not parse; an empty one is not scraped."""
+        """Add custom values. Raise ValueError for an invalid spec; an empty one is not scraped."""
         parsed = ((key, parse_spec(text)) for key, text in specs.items())
         return replace(self, attributes=self.attributes + tuple((key, spec) for key, spec in parsed if spec))
 
 
 def specs(*texts: str) -> Specs:
-    """Raises ValueError for one that does not parse."""
+    """Raise ValueError for an invalid spec."""
     return tuple(spec for text in texts if (spec := parse_spec(text)))
 
 
@@ -130,7 +130,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Which dialect a pod speaks: its engine label's, else that of its `engine`, which is `default` if not set."""
+    """The dialect of a pod: that of its engine label, else of its `engine`, which is `default` if unset."""
 
     dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
     labels: tuple[str, ...] = ENGINE_LABELS
@@ -143,5 +143,5 @@ class Engines:
         return self.dialects[self.default if endpoint.engine == DEFAULT_ENGINE else endpoint.engine]
 
     def with_attributes(self, specs: Mapping[str, str]) -> Engines:
-        """As `Dialect.with_attributes`, for all."""
+        """As `Dialect.with_attributes`, for all dialects."""
         return replace(self, dialects={name: one.with_attributes(specs) for name, one in self.dialects.items()})

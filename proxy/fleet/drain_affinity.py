@@ -11,10 +11,10 @@ from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 PREFILL_RATE = 10_000.0
-"""Prompt tokens that a pod computes in a second, about: what a prefix is worth in seconds."""
+"""Approximate prompt tokens that a pod computes per second, which converts a prefix into seconds."""
 
 REQUEST_TOKENS = 512
-"""Tokens that one running or waiting request of a pod counts as, where there is no forecast."""
+"""Tokens that one running or waiting request counts as, without a prediction."""
 
 
 def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endpoint]) -> Decision:
@@ -37,7 +37,7 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
 
 
 def _is_near(request: InferenceRequest, match: PrefixMatch, successor: Endpoint, target: Endpoint, tokens: int) -> bool:
-    """Whether the successor is behind the target by no more than so many tokens of a prompt are worth."""
+    """Return whether the successor is behind the target by at most the time of this many prompt tokens."""
     forecast = request.state.read(LATENCY)
     if forecast is not None:
         its, chosen = forecast.costs((successor, target))

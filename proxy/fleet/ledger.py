@@ -1,4 +1,4 @@
-"""What is in flight on every pod, by this process and its siblings: the only writer of `endpoint.load`."""
+"""The load of each pod by this process and its peers: the only writer of `endpoint.load`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from proxy.fleet.rank_check import RankCheck
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
-"""In this time the memory of past work shrinks to 1/e."""
+"""Time in seconds in which past work decays to 1/e."""
 
 
 class Ledger(Listener):
-    """In exactly once and out exactly once per attempt, whatever is called how often and in which order: what an
-    attempt has put on its pod is written on the attempt, and taken off there.
-
-    It is the first of the listeners: it reads how much is cached before prefix blocks are reserved for the attempt.
-    """
+    """Counts each attempt in exactly once and out exactly once, in any order of calls: what an attempt has added to its
+    pod is stored in the attempt and subtracted from there. It is the first listener, because it reads the cached tokens
+    before prefix blocks are reserved for the attempt."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.entered = 0
-        """Attempts that started."""
+        """Number of started attempts."""
         self.rank_check: RankCheck | None = None
-        """Gets the ended attempts on data-parallel ranks. No listener of its own: fleets without ranks pay nothing."""
+        """Receives the ended attempts on data-parallel ranks. It is no listener of its own, so that fleets without
+        ranks pay nothing."""
         self._left = 0
 
     @property
     def in_flight(self) -> int:
-        """Attempts that started and have not ended."""
+        """Number of attempts that have started and not ended."""
         return self.entered - self._left
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -72,14 +71,13 @@ class Ledger(Listener):
                 self.rank_check.attempt_ended(attempt, error)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
-        """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would
-        win every tie, and get all of the traffic, until it had caught up with a minute of theirs."""
+        """Give a new pod as much past work as its least busy peer has. Without it, the pod would win every tie and get
+        all of the traffic for a minute."""
         least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-inf)
         vars(endpoint.load)["recent"] = max(endpoint.load.recent, least)
 
     def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
-        """What the siblings of this process have in flight on the pod, all of it, and the prompt tokens they sent it
-        since they last said so."""
+        """Set the load of the peers on the pod, and add the prompt tokens that they sent it since their last report."""
         load = endpoint.load
         endpoint.charge(requests - load.remote_requests, tokens - load.remote_tokens)
         vars(load).update(remote_requests=requests, remote_tokens=tokens)
@@ -87,16 +85,17 @@ class Ledger(Listener):
             self._remember(endpoint, work)
 
     def _remember(self, endpoint: Endpoint, work: int) -> None:
-        """Instead of shrinking all past work, later work counts for more, by a factor that grows with the time. The sum
-        is made of logarithms, which do not overflow; the past never is e^700 times the work of one request."""
+        """Add work. Instead of decaying all past work, later work counts for more, by a factor that grows with time.
+        The sum is kept as a logarithm, which does not overflow; the past is never e^700 times the work of one
+        request."""
         load = endpoint.ledger
         added = log(work / endpoint.weight) + self._clock.now() / RECENT_SECONDS
         load["recent"] = added + log1p(exp(load["recent"] - added))
 
 
 class SharedLedger(Ledger):
-    """A ledger that says what this process changed: `dispatched(endpoint, work)` after every request that it sent, with
-    the prompt tokens of it and one more, and `eased(endpoint)` where there is less."""
+    """A ledger that reports changes of this process: `dispatched(endpoint, work)` after every request, with its prompt
+    tokens plus one, and `eased(endpoint)` after a decrease."""
 
     def __init__(
         self, clock: Clock, dispatched: Callable[[Endpoint, int], None], eased: Callable[[Endpoint], object]

@@ -103,9 +103,8 @@ class Origin(Fleet):
 
 
 class Mirror(Fleet):
-    """A fleet that repeats another one: a pod leaves it when it has left the origin.
-
-    `apply` raises ValueError, KeyError or TypeError for a message that no origin sends, and changes nothing then."""
+    """A fleet that repeats another one. A pod leaves it when it has left the origin. `apply` raises ValueError,
+    KeyError or TypeError for an invalid message and changes nothing then."""
 
     def __init__(self, clock: Clock, **keys: Any) -> None:
         """`keys`: the keyword arguments of a fleet."""
@@ -122,7 +121,7 @@ class Mirror(Fleet):
             self._apply_roll(values)
 
     def _announce(self, record: PodRecord, was: EndpointState, state: EndpointState) -> None:
-        """The origin has logged it."""
+        """Log nothing: the origin has logged it."""
 
     def _apply_pod(self, values: dict[str, Any]) -> None:
         pod, ranks = _pod_settings(values["pod"]), int(values["ranks"])
@@ -183,7 +182,8 @@ def _pod_settings(values: dict[str, Any]) -> PodSettings:
 
 
 def _metrics(endpoint: Endpoint, now: float) -> bytes:
-    """Ages instead of times: no two clocks are compared. `in_flight` is what was on the pod when it was asked."""
+    """Send ages instead of times, because clocks differ. `in_flight` are the requests on the pod when it was
+    scraped."""
     metrics = endpoint.metrics
     values = {item.name: getattr(metrics, item.name) for item in dataclasses.fields(metrics)}
     values["active_models"] = list(metrics.active_models)

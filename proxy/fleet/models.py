@@ -47,7 +47,7 @@ class NamedModels:
         return is_new
 
     def knows(self, model: str) -> bool:
-        """False if no pod ever named the model, though they have spoken, and each that is there names its models."""
+        """Return False if no pod ever listed the model, although each pod has responded and lists its models."""
         if not self._known or model in self._known or self.is_listed(model):
             return True
         return any(record.takes_any for record in self._records.values())
@@ -81,24 +81,24 @@ class NamedModels:
 NOT_FOUND = 404
 
 ROUND_EVERY = 1.0
-"""Seconds between two rounds, and between two reads of one pod: clients that invent models cause no more."""
+"""Seconds between two rounds, and between two reads of one pod, whatever models clients invent."""
 
 LONGEST_WAIT = 2.0
 """Seconds that a request waits for a round, and a round for its pods."""
 
 
 class ModelReads(Protocol):
-    """How the gateway has the models of pods read."""
+    """Lets the gateway request reads of the pods' models."""
 
     def next_round(self) -> asyncio.Future[None]:
-        """Have the models of all ready pods read. The future is done after a round that begins after this call."""
+        """Request a read of all ready pods. The future is done after a round that starts after this call."""
 
     def read_soon(self, endpoint: Endpoint) -> None:
-        """Have the models of one pod read."""
+        """Request a read of one pod."""
 
 
 class ReadsAfterNotFound(Listener):
-    """Has the models of a pod read again after it responded with 404 to a request for a model."""
+    """Requests a read of a pod's models after it responded with 404."""
 
     def __init__(self, reads: ModelReads) -> None:
         self._reads = reads
@@ -110,10 +110,10 @@ class ReadsAfterNotFound(Listener):
 
 
 class ModelRounds:
-    """Rounds in which the models of all ready pods are read. Requests that come before a round begins share it."""
+    """Rounds in which the models of all ready pods are read. Requests that arrive before a round starts share it."""
 
     def __init__(self, read: Callable[[], Iterable[asyncio.Future[None]]], clock: Clock, tasks: Tasks) -> None:
-        """`read` begins a read of each pod, and returns what is done after each."""
+        """`read` starts a read of each pod and returns the futures."""
         self._read = read
         self._clock = clock
         self._tasks = tasks
@@ -121,7 +121,7 @@ class ModelRounds:
         self._not_before = 0.0
 
     def next(self) -> asyncio.Future[None]:
-        """Return what is done after the next round that begins."""
+        """Return a future that is done after the next round."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             self._tasks.start(self._read_all(self._next), "round of model reads")

@@ -14,19 +14,20 @@ from proxy.core.errors import RankOutOfRange
 from proxy.core.ports import Clock
 
 ENOUGH = 16
-"""Responses that are compared with the counters at a time."""
+"""Number of responses that are compared with the counters at a time."""
 
 SLACK = 0.5
 """Seconds after the end of a response until its tokens are certainly in a scrape."""
 
 MISPLACED = 0.25
-"""Share of prompt tokens on other ranks from which on the pod is taken to ignore ranks."""
+"""Share of prompt tokens on other ranks from which on the pod counts as ignoring ranks."""
 
 OBEDIENT = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))
-"""APIs for which current engines obey the rank. vLLM 0.32 and SGLang 0.5.19 choose that of /v1/responses themselves."""
+"""APIs for which current engines obey the rank. vLLM 0.32 and SGLang 0.5.19 choose the rank of /v1/responses
+themselves."""
 
 STRIKES = 2
-"""Comparisons in a row that must find that."""
+"""Number of consecutive comparisons that must agree."""
 
 
 class _Window:

@@ -16,16 +16,14 @@ log = logging.getLogger(__name__)
 
 
 RANKS_IGNORED = "ignores data-parallel ranks"
-"""The reason that does not eject a pod: it makes it one endpoint, in all processes."""
+"""A reason that does not eject a pod but makes it one endpoint, in all processes."""
 
 
 @dataclass(slots=True, eq=False)
 class PodRecord:
-    """A pod in the fleet. `endpoints` are its data-parallel ranks, or the one endpoint of a pod without ranks; all have
-    the state of the pod.
-
-    `contact` is starting, ready or ejected, whatever an operator wants; `leave_by` is set while it is being removed.
-    """
+    """A pod in the fleet. `endpoints` are its data-parallel ranks, or the single endpoint of a pod without ranks; all
+    have the state of the pod. `contact` is starting, ready or ejected, independent of drains; `leave_by` is set while
+    the pod is being removed."""
 
     endpoints: Sequence[Endpoint]
     pod: PodSettings
@@ -38,14 +36,14 @@ class PodRecord:
     ejection_reasons: dict[str, set[int]] = field(default_factory=dict)
     """Why a pod that responds gets no requests, and the processes that say so."""
     scrape_failure: str | None = None
-    """Why the last scrape came to nothing, if it did."""
+    """Why the last scrape failed, if it did."""
     refused_at: float | None = None
     """Since when it refuses connections."""
     restarted_at: float = -math.inf
 
     @property
     def endpoint(self) -> Endpoint:
-        """The first rank, which stands for the pod."""
+        """The first rank, which represents the pod."""
         return self.endpoints[0]
 
     @property
@@ -67,7 +65,7 @@ class PodRecord:
         return sum(endpoint.load.requests for endpoint in self.endpoints)
 
     def size_for(self, seen: int) -> int:
-        """Return how many endpoints the pod has, if its metrics are of so many ranks: 1 for one without ranks."""
+        """Return the number of endpoints of the pod if its metrics show this many ranks: 1 without ranks."""
         declared = self.pod.ranks_declared
         if declared == 1 or not self.obeys_ranks:
             return 1
@@ -92,7 +90,8 @@ class PodRecord:
 
     @property
     def first_names(self) -> Iterable[str]:
-        """A pod that serves one model under several names says so by their `root`."""
+        """The first name of each model. A pod that serves one model under several names reports this in their
+        `root`."""
         names: dict[str, str] = {}
         for card in self.shown_cards:
             names.setdefault(str(card.get("root") or card["id"]), card["id"])
@@ -100,7 +99,8 @@ class PodRecord:
 
     @property
     def shown_cards(self) -> Sequence[Card]:
-        """The pod's own, as far as its configuration lets it serve them, and bare ones for what it does not list."""
+        """The pod's own cards, restricted by its configuration, and bare ones for configured models that it does not
+        list."""
         configured = self.pod.models
         if not configured:
             return self.cards
@@ -119,7 +119,7 @@ class PodRecord:
         return is_new
 
     def uneject(self, why: str, who: int) -> bool:
-        """Take a reason back; return whether no process has it any more."""
+        """Remove a reason; return whether no process reports it any more."""
         whose = self.ejection_reasons[why]
         whose.discard(who)
         if not whose:
@@ -213,13 +213,13 @@ Place = tuple[str, str]
 
 
 class Successors:
-    """Pods that are not wanted any more and serve on until a successor does: a cut-over leaves no gap. `leave` lets a
-    pod go."""
+    """Removed pods that keep serving until a successor is ready, so that a cut-over leaves no gap. `leave` removes a
+    pod."""
 
     def __init__(self, leave: Callable[[PodRecord], None]) -> None:
         self._leave = leave
         self._held: dict[PodRecord, float] = {}
-        """And until when."""
+        """Held pods with their deadlines."""
 
     def replace(self, unwanted: Collection[PodRecord], records: Iterable[PodRecord], until: float) -> None:
         """Let the unwanted pods go, except those whose place only pods take that have not responded yet."""
@@ -234,19 +234,19 @@ class Successors:
                 self._leave(record)
 
     def came(self, record: PodRecord) -> None:
-        """Let the pods go whose place the record, which serves, takes."""
+        """Remove the pods whose place the given record, which now serves, takes."""
         if self._held and record not in self._held and record.endpoint.state is EndpointState.READY:
             place = _place(record.endpoint)
             for held in [held for held in self._held if _place(held.endpoint) == place]:
                 self._leave(held)
 
     def sweep(self, now: float) -> None:
-        """Let the pods go whose time is over."""
+        """Remove the pods whose deadline has passed."""
         for record in [record for record, until in self._held.items() if now >= until]:
             self._leave(record)
 
     def forget(self, record: PodRecord) -> None:
-        """The pod leaves, or is wanted again."""
+        """Drop a pod that leaves or is wanted again."""
         self._held.pop(record, None)
 
 
@@ -255,7 +255,7 @@ def _place(endpoint: Endpoint) -> Place:
 
 
 LEAST = 0.1
-"""Part of its share that a pod begins with: without requests nothing is learned of it."""
+"""Initial share of a returning pod: without requests nothing is learnt of it."""
 
 Of = Callable[[str], Sequence[Endpoint]]
 
@@ -281,8 +281,8 @@ class SlowStart:
         self._since.pop(endpoint, None)
 
     def thinned(self, of: Of, over: Callable[[], None]) -> Of:
-        """Return `of` without the endpoints in slow start that are left out this time. `over` is called when no slow
-        start is left."""
+        """Return `of` without the endpoints in slow start that are left out this time. Call `over` when no slow start
+        is left."""
 
         def thin(model: str) -> Sequence[Endpoint]:
             found = of(model)

@@ -22,12 +22,12 @@ from proxy.telemetry.exposition import SampleReader, ScrapeError
 log = logging.getLogger(__name__)
 
 STALE_AFTER = 3
-"""Missed scrapes."""
+"""Number of missed scrapes."""
 
 MODELS_INTERVAL = 5.0
 MODELS_RETRY = 1.0
 _MODELS_ROUNDS = 4
-"""A stretched refresh asks for the models in one round of so many at most: they are paid from the same budget."""
+"""In a large fleet the models are read in one of this many rounds, because they use the same CPU budget."""
 
 _JITTER = 0.1
 _RESTART_SLACK = 1.0
@@ -61,7 +61,7 @@ class Refresher:
         self._fetcher = fetcher
         self.settings = settings
         self.engines = engines
-        """Both may change, from the next round on."""
+        """May change; used from the next round on."""
         self._budget = PodBudget(budget)
         self._clock = clock
         self._rng = rng
@@ -69,29 +69,29 @@ class Refresher:
         self._refused = endpoint.state is EndpointState.EJECTED
         self._missed = 0
         self._last: Sequence[Metrics] = ()
-        """Of each rank."""
+        """The last metrics of each rank."""
         self._models_due = clock.now()
         self._models_wanted: asyncio.Future[None] | None = None
-        """Done after the read that `read_models` has asked for and that has not begun."""
+        """Done after the next read of the models, which `read_models` has requested."""
         self._may_read_from = clock.now()
         self._wake = asyncio.Event()
-        """Set while `_models_wanted` is there."""
+        """Set while `_models_wanted` is set."""
         self._bad_models = ""
-        """Why its last list of models was ignored."""
+        """Why the last list of models was ignored."""
         self._gpus = Gpus(endpoint, fetcher, clock)
         self.tried = asyncio.Event()
-        """Set after the first round, whatever came of it."""
+        """Set after the first round, whatever its result."""
 
     def read_models(self) -> asyncio.Future[None]:
-        """Scrape the pod and read its models now, but no more often than every ROUND_EVERY seconds or, in a large
-        fleet, than the CPU budget allows. The future is done after a read that begins after this call."""
+        """Scrape the pod and read its models now, but at most every ROUND_EVERY seconds or, in a large fleet, as often
+        as the CPU budget permits. The future is done after a read that starts after this call."""
         if self._models_wanted is None:
             self._models_wanted = asyncio.get_running_loop().create_future()
             self._wake.set()
         return self._models_wanted
 
     async def run(self, delay: float = 0.0) -> None:
-        """Begins after `delay` seconds."""
+        """Start after `delay` seconds."""
         try:
             await asyncio.sleep(delay)
             with self._budget:
@@ -114,7 +114,7 @@ class Refresher:
         return self._endpoint.pod_name
 
     def _pause(self, elapsed: float) -> float:
-        """The rest of the interval; a pod that takes longer than that has half an interval of peace."""
+        """Return the rest of the interval; at least half an interval after a slow scrape."""
         interval = self._budget.interval
         return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
 
@@ -177,7 +177,7 @@ class Refresher:
         return True
 
     async def _list_models(self) -> bool:
-        """A pod without this path serves any model; one that fails at it is asked again soon."""
+        """Read the models. A pod without this path serves any model; after an error the pod is asked again soon."""
         self._models_due = self._clock.now() + MODELS_RETRY
         try:
             status, body = await self._get(self._endpoint.url + "/v1/models")
@@ -245,7 +245,7 @@ class Refresher:
         self._sink.reached(self._endpoint)
 
     def _on_refusal(self) -> None:
-        """What refused has lost its process, and with it all that was in its memory."""
+        """Handle a refused connection: the process and everything in its memory are gone."""
         self._on_miss("connection refused")
         self._models_due = self._clock.now()
         if self._reached:
@@ -274,7 +274,7 @@ UNSEEN = 1.2
 loop happen outside of them. Measured with `bench/refresh.py`."""
 
 _MEMORY = 20
-"""Rounds over which the mean cost of a pod is taken."""
+"""Number of rounds over which the mean cost of a pod is computed."""
 
 _SPIKE = 4.0
 """A round counts at most this many times the round before it. A pause of the whole process during one round must not
@@ -323,7 +323,7 @@ class PodBudget:
 
     @property
     def affordable(self) -> float:
-        """Seconds between two rounds that the pod's part of the CPU allows, whatever the configured interval is."""
+        """Seconds between two rounds that the pod's share of the CPU permits, whatever the configured interval."""
         return self._budget.pods * self.cost / self._budget.max_core
 
     def charge(self, seconds: float) -> None:
@@ -339,7 +339,7 @@ class PodBudget:
 
 @types.coroutine
 def metered(work: Coroutine[Any, Any, T], clock: Clock, charge: Callable[[float], None]) -> Generator[Any, None, T]:
-    """Awaits `work`, then charges the seconds in which it was running, not those in which it waited."""
+    """Await `work` and charge the seconds in which it ran, not those in which it waited."""
     running, thrown = 0.0, None
     try:
         while True:
@@ -360,7 +360,7 @@ def metered(work: Coroutine[Any, Any, T], clock: Clock, charge: Callable[[float]
 
 
 GPU_UTILIZATION = "GPUUtilization"
-"""The attribute: of the pod's GPU that is busiest, from 0 to 1."""
+"""Attribute with the utilization of the pod's busiest GPU, from 0 to 1."""
 
 SERIES = "DCGM_FI_DEV_GPU_UTIL"
 
@@ -382,7 +382,7 @@ class Gpus:
         self.attributes: Mapping[str, float] = {}
 
     async def ask(self, settings: DcgmSettings) -> None:
-        """Unless it is too early."""
+        """Scrape the exporter if its interval has passed."""
         if self._clock.now() < self._due:
             return
         url = settings.url_of(self._endpoint)
@@ -411,6 +411,7 @@ async def utilization(text: bytes, pod: str) -> float:
 
 
 def _is_of(named: str, pod: str) -> bool:
-    """Discovery puts the namespace before a pod's name, and behind it which of several servers is meant."""
+    """Return whether the names match. Discovery puts the namespace before a pod's name, and the server's number after
+    it."""
     own = pod.rpartition("/")[2]
     return named in ("", own) or own.startswith(f"{named}-rank-")

@@ -1,4 +1,4 @@
-"""Starts and stops what keeps the fleet up to date: discovery, and one refresh loop per pod."""
+"""Starts and stops discovery and one refresh loop per pod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST_POD_INTERVAL = 0.5
 """Seconds between two looks for pods while the fleet has none: every request is refused until one is found."""
 
 FIRST_GAP = 0.0005
-"""Seconds between the first requests to pods that join together: at once, 500 of them hold up the loop for 0.1 s."""
+"""Seconds between the first scrapes of pods that join together: 500 at once would block the loop for 0.1 s."""
 
 
 STATIC = "static"
@@ -39,7 +39,7 @@ def named(source: str, pool: str) -> str:
 
 
 class FleetRunner:
-    """`async with FleetRunner(…)`: inside of it pods of a pool come, are asked, and go."""
+    """Discovery and scraping of the pods of a pool, inside `async with`."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class FleetRunner:
         return found[0].interval if found else 0.0
 
     def read_models(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
-        """Have the endpoint's models read, see Refresher; None if this runner does not scrape it."""
+        """Request a read of the endpoint's models, see Refresher; None if this runner does not scrape it."""
         found = self._loops.get(endpoint.lead)
         return found[0].read_models() if found else None
 
     async def first_contact(self, timeout: float) -> bool:
-        """Waits until discovery has looked once and every pod there is by then has been tried once, whatever came of
-        it. False if that takes longer than `timeout` seconds."""
+        """Wait until discovery has run once and each pod found by then was scraped once, whatever the result. Return
+        False after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 for polled in self._polled.values():
@@ -154,7 +154,7 @@ class FleetRunner:
         refresher.tried.set()
 
     def _discover_by(self, sources: Sequence[Source]) -> None:
-        """These from here on. Pods of others leave."""
+        """Use these sources from here on. Pods of others leave."""
         for search in self._searches:
             search.cancel()
         for name in self._polled.keys() - {source.name for source in sources}:

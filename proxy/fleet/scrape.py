@@ -19,24 +19,24 @@ Card = Mapping[str, Any]
 """One entry of /v1/models; it has an `id`, everything else is the engine's."""
 
 _COUNT_LIMIT = 2.0**53
-"""No count or sum is larger, so that JSON for other processes can hold it."""
+"""Upper limit of counts and sums, so that JSON for other processes can represent them."""
 
 MODELS_BYTES = 1024 * 1024
-"""Size of a model list that is read. Its cards are sent to all workers."""
+"""Largest model list. Its cards are sent to all workers."""
 
 MODELS_OPENINGS = 10_000
-"""Lists and objects of a model list that is read: it is read in one step of the event loop, 20 ms at worst. A card of
-vLLM has three."""
+"""Largest number of lists and objects in a model list, which is parsed in one step of the event loop, 20 ms at most. A
+card of vLLM has three."""
 
 MODELS_DEPTH = 32
-"""Nesting of a model list that is read. JSON can be read deeper than it can be written for other processes."""
+"""Largest nesting of a model list: JSON parsers accept deeper nesting than serialisers."""
 
 MOST_SAMPLES = 1000
-"""Samples of one family: three for each of 300 data-parallel ranks."""
+"""Largest number of samples of one family: three for each of 300 data-parallel ranks."""
 
 
 class Fetcher(Protocol):
-    """How a loop asks."""
+    """The HTTP client of a refresh loop."""
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
         """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if the pod refuses
@@ -44,15 +44,13 @@ class Fetcher(Protocol):
 
 
 def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
-    """Raises ScrapeError if nothing of the dialect is in the text.
-
-    The series of data-parallel ranks are added up, shares are averaged. Only lines of the dialect are looked at.
-    """
+    """Raise ScrapeError if the text has no metric of the dialect. The series of data-parallel ranks are added up,
+    shares are averaged. Only lines of the dialect are parsed."""
     return _metrics_of(_reader(dialect).read(text), dialect, scraped_at)
 
 
 def parse_ranks(text: bytes, dialect: Dialect) -> Scrape:
-    """Do the same as `parse`, for data-parallel ranks too."""
+    """As `parse`, for data-parallel ranks too."""
     return _scrape_of(_reader(dialect).read(text), dialect, 0.0)
 
 
@@ -64,8 +62,8 @@ class Scrape:
     ranks: Sequence[Metrics] = ()
 
     def of(self, endpoints: Sequence[Endpoint]) -> Sequence[Metrics]:
-        """Return the metrics of each of the pod's endpoints. Where the exposition tells no ranks apart, each rank has
-        an equal part of the counts."""
+        """Return the metrics of each of the pod's endpoints. If the exposition does not distinguish ranks, each has an
+        equal part of the counts."""
         if len(endpoints) == 1:
             return (self.total,)
         if len(endpoints) == len(self.ranks):
@@ -74,7 +72,7 @@ class Scrape:
 
 
 async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Scrape:
-    """Do the same as `parse_ranks`, and let the event loop run after every STEP bytes."""
+    """As `parse_ranks`, with the event loop running after every STEP bytes."""
     return _scrape_of(await _reader(dialect).read_in_steps(text), dialect, scraped_at)
 
 
@@ -85,8 +83,8 @@ def _scrape_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Scrape:
 
 
 def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
-    """Return the values of the rank label, in the order of the ranks; nothing for a pod without ranks. In vLLM's hybrid
-    balancing they do not begin at 0, and requests name a rank by its place."""
+    """Return the values of the rank label in the order of the ranks; empty for a pod without ranks. In vLLM's hybrid
+    balancing they do not start at 0, and requests name a rank by its position."""
     queues = _first(dialect.running, samples)
     if len(queues) < 2 or not dialect.rank_label:
         return ()
@@ -161,8 +159,8 @@ def _read(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
 
 
 def parse_models(body: bytes) -> tuple[Card, ...]:
-    """Return the cards of a /v1/models response. Raises ScrapeError for anything else, and for a list that is too large
-    or nested too deeply."""
+    """Return the cards of a /v1/models response. Raise ScrapeError for anything else, and for a list that is too large
+    or too deeply nested."""
     if len(body) > MODELS_BYTES:
         raise ScrapeError(f"the list of models is larger than {MODELS_BYTES} bytes")
     if body.count(b"{") + body.count(b"[") > MODELS_OPENINGS:
@@ -225,7 +223,7 @@ def _count(value: float) -> int:
 
 
 def _blocks(dialect: Dialect, samples: Samples) -> tuple[int, int]:
-    """Tokens per KV block, and blocks of all ranks together."""
+    """Return the tokens per KV block, and the blocks of all ranks together."""
     labels = [sample.labels for sample in _first(dialect.cache_info, samples)]
     if labels:
         sizes = [_number(label.get(dialect.block_size_label)) for label in labels]
@@ -235,12 +233,12 @@ def _blocks(dialect: Dialect, samples: Samples) -> tuple[int, int]:
 
 
 def _number(text: str | None) -> int:
-    """Engines write `None` before they know."""
+    """Engines write `None` before the value is known."""
     return int(text) if text and len(text) < 16 and text.isdecimal() else 0
 
 
 def _adapters(found: Sequence[Sample]) -> tuple[frozenset[str], frozenset[str], int]:
-    """Label sets of the past stay in the exposition; the value is the time each was last true."""
+    """Return the current adapters. Past label sets stay in the exposition; the value is the time each was last true."""
     if not found:
         return frozenset(), frozenset(), 0
     labels = max(found, key=lambda sample: sample.value).labels
@@ -260,6 +258,6 @@ def _stripped(names: Iterable[str]) -> Iterable[str]:
 
 
 def _attributes(dialect: Dialect, samples: Samples) -> dict[str, float]:
-    """Of several series the newest counts, and the first where they have no timestamps."""
+    """Of several series use the newest, or the first without timestamps."""
     found = ((key, spec.select(samples)) for key, spec in dialect.attributes)
     return {key: max(series, key=lambda sample: sample.timestamp).value for key, series in found if series}

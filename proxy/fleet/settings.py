@@ -22,7 +22,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 MOST_RANKS = 1024
 
 HOST_NAME, HOST_ADDRESS = "kubernetes.io/hostname", "status.hostIP"
-"""Labels of a pod that say where it runs; the second is its own field where Kubernetes says it."""
+"""Labels of a pod with its node. Kubernetes reports the second as a field of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PodSettings:
 
     @property
     def ranks_declared(self) -> int | None:
-        """The number of ranks behind the pod's port, as the settings or the pod's label have it."""
+        """The number of ranks behind the pod's port by its settings or its label."""
         if self.data_parallel is not None and self.data_parallel.size is not None:
             return self.data_parallel.size
         labelled = self.labels.get(SIZE_LABEL, "")
@@ -170,7 +170,7 @@ class RefreshSettings:
     dcgm: DcgmSettings | None = param(None, "DCGM exporter to scrape for the attribute GPUUtilization; null: none")
 
     def metrics_url(self, pod_url: str) -> str:
-        """Where the pod of this base URL is scraped."""
+        """Return the metrics URL of the pod with this base URL."""
         if self.port is None and self.scheme is None:
             return pod_url + self.path
         parts = urlsplit(pod_url)
@@ -178,7 +178,7 @@ class RefreshSettings:
         return f"{self.scheme or parts.scheme}://{bracketed(parts.hostname or '')}:{port}{self.path}"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an attribute that is no metric."""
+        """Raise ValueError for an attribute that is no metric."""
         for text in self.attributes.values():
             parse_spec(text)
 
@@ -212,12 +212,12 @@ class PodSources:
 
     @property
     def finds(self) -> bool:
-        """Whether pods are found by themselves."""
+        """Whether pods are discovered."""
         return bool(self.file or self.dns or self.kubernetes)
 
     @property
     def most(self) -> int:
-        """Pods that there can be; 0 where they are found by themselves."""
+        """Largest number of pods; 0 where they are discovered."""
         return 0 if self.finds else len(self.static)
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class PodSources:
 
 
 def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:
-    """A problem for every name and URL that an earlier pod has."""
+    """Return a problem for every name and URL of an earlier pod."""
     problems: list[Problem] = []
     first: dict[tuple[str, str], int] = {}
     for index, pod in enumerate(pods):
@@ -240,7 +240,7 @@ def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:
 
 
 def bracketed(host: str) -> str:
-    """The host as it stands in a URL: an IPv6 address in brackets."""
+    """Return the host as in a URL: an IPv6 address in brackets."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
@@ -248,7 +248,7 @@ def bracketed(host: str) -> str:
 
 
 def _ports(text: str) -> list[int]:
-    """Return the ports of `8000-8007`, or of several such separated by commas. Raises ValueError."""
+    """Return the ports of `8000-8007`, or of several ranges separated by commas. Raise ValueError."""
     ports: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = (side.strip() for side in part.partition("-"))
@@ -264,7 +264,7 @@ def _ports(text: str) -> list[int]:
 
 
 def _check_url(url: str) -> tuple[str, int]:
-    """Host as in a URL, and port. Raises ValueError."""
+    """Return host as in a URL, and port. Raise ValueError."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -315,7 +315,7 @@ class KubernetesSettings(ApiServer):
     data_parallel: DataParallelSettings | None = param(None, "data-parallel ranks behind each port of every pod")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what names no pods, or several sets of them."""
+        """Raise ValueError without a selection of pods, or for several."""
         ApiServer.__post_init__(self)
         if not (self.selector or self.service or self.inference_pool):
             raise ValueError("names no pods; write a selector, a service or an inferencePool")

@@ -177,16 +177,16 @@ class Fleet(NamedModels):
         return record.endpoint
 
     def remove(self, name: str) -> None:
-        """Remove the pod. Raises KeyError for an unknown name."""
+        """Remove the pod. Raise KeyError for an unknown name."""
         self._leave(self._named(name))
         self.sweep()
 
     def drain(self, name: str) -> None:
-        """Send no new requests until `undrain`. Raises KeyError for an unknown name."""
+        """Send no new requests until `undrain`. Raise KeyError for an unknown name."""
         self._set_draining(self._named(name), True)
 
     def undrain(self, name: str) -> None:
-        """Raises KeyError for an unknown name."""
+        """Raise KeyError for an unknown name."""
         self._set_draining(self._named(name), False)
 
     def drains(self, endpoint: Endpoint) -> bool:

@@ -1,1 +1,1 @@
-"""HTTP with clients, pods and operators."""
+"""HTTP servers and clients for clients, pods and operators."""

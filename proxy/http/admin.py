@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 1.0
-"""What control calls that still run get when the process stops."""
+"""Seconds that running admin requests get when the process stops."""
 
 MOST_CONNECTIONS = 256
-"""Connections of the port. Each holds a descriptor, and so do requests on the data port."""
+"""Largest number of connections of the port. They use descriptors that the data port needs too."""
 
 IDLE_TIMEOUT = 75.0
-"""Seconds that a connection stays open without a request, or with a part of a head."""
+"""Seconds that a connection stays open without a complete request head."""
 
 BACKLOG = 128
-"""Connections that wait for the event loop in the kernel."""
+"""Connections that the kernel queues for the event loop."""
 
 
 class AdminServer:
-    """`async with`: inside of it the port is open."""
+    """The admin port, which is open inside `async with`."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class AdminServer:
         idle_timeout: float = IDLE_TIMEOUT,
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        """`send_timeout`: seconds after which a connection is reset whose client reads nothing. With few descriptors
-        there are fewer than `most_connections`."""
+        """`send_timeout`: seconds after which the connection of a client that reads nothing is reset. With few
+        descriptors there are fewer than `most_connections`."""
         self._settings = settings
         self._send_timeout = send_timeout
         self._sweep = Sweep(SystemClock(), send_timeout)
@@ -92,7 +92,7 @@ class AdminServer:
         self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> AdminServer:
-        """Raises OSError if the address is taken or is none, or the certificate cannot be used."""
+        """Raise OSError if the address is in use or invalid, or if the certificate is unusable."""
         await self._runner.setup()
         try:
             tls = None if self._settings.tls is None else server_context(self._settings.tls)
@@ -118,8 +118,8 @@ class AdminServer:
         await self._tasks.stop()
 
     def check(self, now: float) -> None:
-        """For the sweep. A handler that closes its connection forgets the transport before the client is gone, so that
-        is taken when the handler is first seen."""
+        """Check all connections; called by the sweep. A handler that closes its connection drops the transport before
+        the client is gone, so the transport is stored when the handler is first seen."""
         known, self._progress = self._progress, {}
         for handler in [] if self._runner.server is None else self._runner.server.connections:
             if handler in known:
@@ -132,7 +132,7 @@ class AdminServer:
 
     @property
     def port(self) -> int:
-        """The one that is open, also where the settings say 0."""
+        """The open port, also if the settings say 0."""
         assert self._listener is not None
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
@@ -152,7 +152,7 @@ class _TurnedAway(asyncio.Protocol):
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Return False for requests that are not HTTP. aiohttp logs each with its traceback, so that anybody who reaches
+    """Return False for requests that are not HTTP. aiohttp logs each with a traceback, with which anyone who reaches
     the port could fill the log."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
@@ -167,7 +167,7 @@ BODY_TIMEOUT = 30.0
 
 
 class Routes(Protocol):
-    """Paths of another room."""
+    """The routes of another package."""
 
     def add_to(self, router: web.UrlDispatcher) -> None: ...
 
@@ -192,10 +192,10 @@ def admin_application(
     levels: LogLevels | None = None,
     body_timeout: float = BODY_TIMEOUT,
 ) -> web.Application:
-    """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
-    `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies, `workers` how
-    many processes serve and how many there should be, where there are several. `scaled` are the pools with a scaling
-    policy. `keys`: see `requiring`. `hosts`: see `serving_hosts`."""
+    """`config` returns the effective configuration as plain values with the origin of each. `session` connects to the
+    pods, `breaker` returns the breaker state of a pod, `replicas` the status of other proxies, `workers` the running
+    and configured number of processes, if there are several. `scaled` are the pools with a scaling policy. See
+    `requiring` for `keys` and `serving_hosts` for `hosts`."""
     checks = [audited, in_json, serving_hosts(hosts, keys), requiring(keys), reading_bodies(body_timeout)]
     app = web.Application(middlewares=checks, client_max_size=LARGEST_BODY)
     probes = _Probes(fleet, exposition, stopping, replicas, workers)
@@ -237,11 +237,11 @@ class _Probes:
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def alive(self, request: web.Request) -> web.Response:
-        """200 as long as the event loop turns."""
+        """200 while the event loop runs."""
         return json_answer({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 exactly when new requests are wanted."""
+        """200 exactly if new requests are accepted."""
         stopping, ready = self._stopping(), sum(pod is pod.lead for pod in self._fleet.ready)
         wanted = self._fleet.serves and not stopping
         detail = {
@@ -262,7 +262,7 @@ async def _to_dashboard(request: web.Request) -> web.Response:
 
 @web.middleware
 async def in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure in the shape of an OpenAI error; those of aiohttp itself too."""
+    """Return every failure, including those of aiohttp, as an OpenAI error."""
     try:
         return await handler(request)
     except RequestError as error:

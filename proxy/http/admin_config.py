@@ -1,4 +1,4 @@
-"""The part of the admin API that changes what is configured: versions, decisions, logging and autoscaling."""
+"""The admin API for configuration versions, decisions, logging and autoscaling."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 _SECRET = re.compile(
     r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token|collectorHeaders)(?:\[\d+\])?(?:\.|$)", re.IGNORECASE
 )
-"""Names, alone or in a path, whose values are nobody's business."""
+"""Names, alone or in a path, of secret values."""
 
 _SHOWN_OF_A_KEY = frozenset(("name", "tenant", "models", "objectives", "scopes", "limits", "expires"))
 
 _ABOUT = ("origin", "source")
-"""What is said about a value beside it."""
+"""Annotations beside a value."""
 
 
 class Configurations(Protocol):
-    """`proxy.config.reload.Configurations` is one."""
+    """Versions of the configuration; implemented by `proxy.config.reload.Configurations`."""
 
     def described(self) -> dict[str, Any]: ...
     def written(self) -> Any: ...
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
-        """Raises ConfigError."""
+        """Raise ConfigError."""
 
     async def roll_back(self) -> dict[str, Any]:
-        """Raises ConfigError or Conflict."""
+        """Raise ConfigError or Conflict."""
 
 
 class ConfigRoutes:
-    """`effective` gives all values, each with its origin; secrets are taken out here."""
+    """`effective` returns all values with their origins; secrets are removed here."""
 
     def __init__(self, effective: Callable[[], Any], configurations: Configurations, keys: Keys) -> None:
         self._effective = effective
@@ -63,12 +63,12 @@ class ConfigRoutes:
         return json_answer({"version": self._configurations.described(), **redacted(self._effective())})
 
     async def source(self, request: web.Request) -> web.Response:
-        """What was written, as YAML: with another value here and there it is what `change` takes."""
+        """Return the configuration as written, in YAML, which `change` accepts after edits."""
         written = yaml.safe_dump(redacted(self._configurations.written()), sort_keys=False, allow_unicode=True)
         return web.Response(text=written, content_type="application/yaml")
 
     async def change(self, request: web.Request) -> web.Response:
-        """With `?dry_run=1` it is only checked."""
+        """Apply a configuration; with `?dry_run=1` only check it."""
         try:
             text = (await request.read()).decode()
         except UnicodeDecodeError:
@@ -89,7 +89,7 @@ class ConfigRoutes:
 
 
 def _faults(error: ConfigError) -> web.Response:
-    """All of them, and nothing has changed."""
+    """Return all faults; nothing has changed."""
     problems = [{"path": problem.path, "message": problem.message} for problem in error.problems]
     message = f"The configuration has faults, and stays as it was: {error}"
     described = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_configuration"}
@@ -97,7 +97,7 @@ def _faults(error: ConfigError) -> web.Response:
 
 
 def redacted(value: Any, secret: bool = False) -> Any:
-    """A copy in which every secret is `***`; one that is not set stays null."""
+    """Return a copy in which every secret is `***`; an unset one stays null."""
     if isinstance(value, Mapping):
         return {
             key: item if secret and key in _ABOUT else redacted(item, secret or bool(_SECRET.search(str(key))))
@@ -109,7 +109,7 @@ def redacted(value: Any, secret: bool = False) -> Any:
 
 
 def _of_a_key(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One of `apiKeys`: who has it, and what it may."""
+    """Return one of `apiKeys` without its secret."""
     return {name: redacted(item, name not in _SHOWN_OF_A_KEY) for name, item in entry.items()}
 
 
@@ -125,22 +125,22 @@ class LoggingRoutes:
         return json_answer(self._levels.shown())
 
     async def change(self, request: web.Request) -> web.Response:
-        """Answers as GET does then."""
+        """Change the log levels and respond as GET does."""
         self._levels.change(await json_body(request))
         return json_answer(self._levels.shown())
 
 
 class Explained(Protocol):
-    """What is known of decisions, ready for JSON; `composition.dry_run.OwnDecisions` is one."""
+    """Explained decisions as JSON values; implemented by `dry_run.OwnDecisions`."""
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raises BadRequest."""
+        """Raise BadRequest."""
 
     async def shown(self, name: str) -> Mapping[str, Any]:
-        """By the id of a decision or of a request. Raises NotFound."""
+        """Return a decision by its id or that of its request. Raise NotFound."""
 
     async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raises RequestError."""
+        """Raise RequestError."""
 
 
 class DecisionRoutes:
@@ -153,23 +153,23 @@ class DecisionRoutes:
         router.add_post("/debug/explain", self.imagine)
 
     async def list(self, request: web.Request) -> web.Response:
-        """Those that are kept, the newest first; `?request=`, `pod`, `tenant`, `model`, `pool`, `outcome`, `slow`,
-        `asked` and `limit` say which."""
+        """Return the kept decisions, newest first; filtered by `?request=`, `pod`, `tenant`, `model`, `pool`,
+        `outcome`, `slow`, `asked` and `limit`."""
         return _uncached(json_answer(await self._explained.listed(request.query)))
 
     async def show(self, request: web.Request) -> web.Response:
         return _uncached(json_answer(await self._explained.shown(request.match_info["name"])))
 
     async def imagine(self, request: web.Request) -> web.Response:
-        """Of a request that is sent here it is said where it would go; it goes nowhere."""
+        """Explain where the request in the body would go, without sending it."""
         return _uncached(json_answer(await self._explained.imagined(await json_body(request), request.query)))
 
 
 LONGEST_ORDER = 86400.0
-"""Seconds for which an operator's order may hold."""
+"""Longest validity of an operator's override, in seconds."""
 
 LATEST = 100
-"""Decisions of the history that are shown unless more are asked for."""
+"""Number of decisions of the history that are returned by default."""
 
 
 class AutoscaleRoutes:
@@ -193,8 +193,8 @@ class AutoscaleRoutes:
         return json_answer({"pools": list(self._pools())})
 
     async def show(self, request: web.Request) -> web.Response:
-        """The latest decision; 503 before there is one. One that is not valid is 200 all the same: to KEDA an error is
-        a failure, and the last values are good."""
+        """Return the latest decision; 503 before the first. An invalid one is 200 too: KEDA takes an error for a
+        failure, and the last values are usable."""
         pool = self._named(request)
         decision = pool.loop.latest
         if decision is None:
@@ -211,7 +211,7 @@ class AutoscaleRoutes:
         return _uncached(answer)
 
     async def history(self, request: web.Request) -> web.Response:
-        """The latest `?n=` decisions, the oldest first; `kvlane autoscale replay` reads them."""
+        """Return the latest `?n=` decisions, oldest first, for `kvlane autoscale replay`."""
         count = _number(request.query.get("n", str(LATEST)))
         decisions = list(self._named(request).loop.history)[-count:]
         return _uncached(json_answer({"decisions": [one.as_dict() for one in decisions]}))
@@ -227,14 +227,14 @@ class AutoscaleRoutes:
         return json_answer({"paused": controls.paused})
 
     async def override(self, request: web.Request) -> web.Response:
-        """`{"roles": {"decode": 8}, "ttl": "30m"}`."""
+        """Apply `{"roles": {"decode": 8}, "ttl": "30m"}`."""
         controls, body = self._named(request).loop.controls, await json_body(request)
         seconds = _ttl(body.get("ttl") if isinstance(body, dict) else None)
         controls.override(_counts(body), seconds)
         return json_answer({"overrides": controls.overrides(), "seconds": seconds})
 
     async def acknowledge(self, request: web.Request) -> web.Response:
-        """`{"decision_id": 1841, "roles": {"decode": 8}}`: somebody has brought these roles to these sizes."""
+        """Record `{"decision_id": 1841, "roles": {"decode": 8}}`: another controller has scaled these roles."""
         pool, body = self._named(request), await json_body(request)
         counts = _counts(body)
         decision = body.get("decision_id")
@@ -244,8 +244,8 @@ class AutoscaleRoutes:
         return json_answer({"acknowledged": _acknowledged(pool.loop)})
 
     async def drain(self, request: web.Request) -> web.Response:
-        """For a `preStop` hook, which can only GET: the pod gets no new requests, and this is answered when its last
-        one has ended, or 202 after `?wait=`."""
+        """Drain a pod; for a `preStop` hook, which can only send GET. Respond when its last request has ended, or with
+        202 after `?wait=`."""
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Forbidden("A page of another site may not drain pods.")
         endpoint, seconds = named(self._fleet, request.match_info["pod"]), seconds_of(request.query.get("wait", "0s"))
@@ -254,7 +254,7 @@ class AutoscaleRoutes:
         return _uncached(json_answer(describe(endpoint), 200 if is_idle else 202))
 
     def _named(self, request: web.Request) -> ScaledPool:
-        """Raises NotFound."""
+        """Raise NotFound."""
         name, pools = request.match_info["pool"], self._pools()
         if name not in pools:
             raise NotFound(f"No pool '{name}' is scaled{suggestion(name, list(pools))}.")
@@ -272,7 +272,7 @@ def _acknowledged(loop: Loop) -> dict[str, Any] | None:
 
 
 def _counts(body: Any) -> dict[str, int]:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     roles = body.get("roles") if isinstance(body, dict) else None
     if not isinstance(roles, dict) or not roles:
         raise BadRequest("roles must be an object with a number for at least one role.", param="roles")
@@ -283,7 +283,7 @@ def _counts(body: Any) -> dict[str, int]:
 
 
 def _ttl(written: Any) -> float:
-    """Seconds. Raises BadRequest."""
+    """Return seconds. Raise BadRequest."""
     try:
         seconds = parse_duration(written) if isinstance(written, str) else float(written)
     except (TypeError, ValueError):
@@ -294,7 +294,7 @@ def _ttl(written: Any) -> float:
 
 
 def _number(text: str) -> int:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     if not text.isdecimal() or not int(text):
         raise BadRequest("n must be a whole number above 0.", param="n")
     return int(text)

@@ -19,17 +19,17 @@ from proxy.telemetry.logs import AUDIT
 audit = logging.getLogger(AUDIT)
 
 DOORSTEPS = ("/", "/dashboard/")
-"""Where people come who want the dashboard."""
+"""Paths that redirect to the dashboard."""
 
 METRICS = "/metrics"
 PROBES = ("/healthz", "/readyz")
 
 OPEN_PATHS = (METRICS, *PROBES, "/dashboard", *DOORSTEPS)
-"""What needs no key: orchestrators and Prometheus ask for it, and browsers for a page that is empty until its user has
-given one. Every other path does, those that do not exist too."""
+"""Paths that need no key: for orchestrators, Prometheus, and the dashboard page, which is empty until its user enters a
+key. All other paths need one, including unknown ones."""
 
 OPEN_FOLDER = "/dashboard/assets/"
-"""What that page is made of."""
+"""Files of the dashboard page."""
 
 LOCALHOST = "localhost"
 
@@ -45,7 +45,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 Keys = Callable[[], tuple[str | None, Authenticator | None]]
-"""The key of the settings, and who knows others; asked anew for every request."""
+"""Return the key of the settings and the authenticator of further keys. Called for every request."""
 
 Hosts = Callable[[], Collection[str]]
 """Return the host names of the settings, normalised by `host_name`. Called for every request."""
@@ -93,7 +93,8 @@ def _is_served(name: str, hosts: Collection[str]) -> bool:
 
 
 def requiring(keys: Keys) -> Any:
-    """One of them. With neither of both everything is open, which is for loopback."""
+    """Return a middleware that requires one of the keys. Without any key everything is open, which is for loopback
+    only."""
 
     async def name_of(request: web.Request) -> str:
         api_key, admins = keys()
@@ -118,8 +119,8 @@ def requiring(keys: Keys) -> Any:
 
 @web.middleware
 async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Outside of all that may refuse: what somebody was not allowed to do has its line too. The path is written as it
-    was sent, in which there is no line break."""
+    """Return a middleware that logs each change, outside of those that refuse requests, so that refused ones are logged
+    too. The path is logged as sent, which contains no line break."""
     result = "broke off"
     try:
         answer = await handler(request)
@@ -141,19 +142,20 @@ def _holds(expected: bytes, request: web.Request) -> bool:
 
 
 def _is_of_another_site(request: web.Request) -> bool:
-    """Browsers name the site of the page that sends; without a key, any page its user opens could send to loopback."""
+    """Return whether a page of another site sends the request. Browsers name the site; without a key, any page could
+    send requests to loopback."""
     origin = request.headers.get("origin")
     return origin is not None and origin.rpartition("//")[2] != request.host
 
 
 def json_answer(value: Any, status: int = 200) -> web.Response:
-    """Indented, for people with curl."""
+    """Return indented JSON, for users of curl."""
     body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
     return web.Response(status=status, body=body, content_type="application/json")
 
 
 async def json_body(request: web.Request) -> Any:
-    """Raises InvalidJson."""
+    """Raise InvalidJson."""
     body = await request.read()
     try:
         return orjson.loads(body)

@@ -1,4 +1,4 @@
-"""Admin API of pods: what is known of each, what changes them, and requests that are relayed to one."""
+"""The admin API of pods: their state, their changes, and requests that are relayed to one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from proxy.http.admin_keys import json_answer, json_body
 from proxy.http.settings import Trust
 
 LONGEST_WAIT = 600.0
-"""Seconds that an answer may wait for a pod to drain."""
+"""Seconds that a response may wait for a pod to drain."""
 
 LOOK_INTERVAL = 0.05
 
 FEW = 8
-"""Pods that are named where somebody names one that there is not."""
+"""Number of existing pods that the error about an unknown pod lists."""
 
 
 class PodRoutes:
@@ -52,9 +52,9 @@ class PodRoutes:
         return json_answer(self._describe(self._named(request)))
 
     async def add(self, request: web.Request) -> web.Response:
-        """201 for a new pod, in `pool` or else in the default one; 200 where a pod of this name was brought up to date,
-        which stays in its pool unless another is named. Raises Conflict where that is at another URL: requests,
-        caches and all that was learnt are of what stands there."""
+        """Respond 201 for a new pod, in `pool` or else in the default pool; 200 for an updated pod of this name, which
+        stays in its pool unless another is given. Raise Conflict if the pod has another URL: requests, caches and
+        learnt values belong to that address."""
         pod, pool = self._pod(await json_body(request))
         for other in self._fleet.pods:
             if other.url == pod.url and other.pod_name != pod.name:
@@ -71,13 +71,13 @@ class PodRoutes:
         return json_answer(self._describe(endpoint), 200 if endpoint is known else 201)
 
     async def remove(self, request: web.Request) -> web.Response:
-        """202: it goes when its last request has ended, or after the grace time."""
+        """Respond 202: the pod is removed when its last request has ended, or after the grace time."""
         endpoint = self._named(request)
         self._fleet.remove(endpoint.name)
         return json_answer(self._describe(endpoint), 202)
 
     async def drain(self, request: web.Request) -> web.Response:
-        """With `?wait=30s`: answered when its last request has ended, or 202 after that time."""
+        """Drain a pod. With `?wait=30s` respond when its last request has ended, or with 202 after that time."""
         endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
         is_idle = await drained(self._fleet, endpoint, seconds)
         return json_answer(self._describe(endpoint), 200 if is_idle or not seconds else 202)
@@ -93,7 +93,7 @@ class PodRoutes:
         return {**describe(endpoint), **trust, "scrapeAge": age, "scrapeFailure": failure}
 
     def _pod(self, data: Any) -> tuple[PodSettings, str]:
-        """And the pool that it names, if it does."""
+        """Return the pod and the pool of the body."""
         pool = data.pop("pool", "") if isinstance(data, dict) else ""
         if pool and pool not in self._fleet.pools:
             raise BadRequest(f"{pool!r} is none of the pools {', '.join(self._fleet.pools)}.", param="pool")
@@ -120,7 +120,7 @@ async def drained(fleet: Fleet, endpoint: Endpoint, seconds: float) -> bool:
 
 
 def named(fleet: Fleet, name: str) -> Endpoint:
-    """Raises UnknownPod."""
+    """Raise UnknownPod."""
     endpoint = fleet.get(name)
     if endpoint is None:
         raise UnknownPod(name, _those_there_are(name, [other.pod_name for other in fleet.pods]))
@@ -140,8 +140,8 @@ def _in_flight(endpoint: Endpoint) -> int:
 
 
 def describe(endpoint: Endpoint) -> dict[str, Any]:
-    """All that may be known of a pod; `view` is what scorers see. Its key is not shown. Of a pod with data-parallel
-    ranks, load and metrics are the sums, KV usage the mean, and `ranks` has those of each."""
+    """Return the state of a pod without its key; `view` is what scorers see. For a pod with data-parallel ranks, load
+    and metrics are sums, KV usage is the mean, and `ranks` has the values of each."""
     if endpoint.rank is None:
         return _pod_of(endpoint, endpoint.name, endpoint.metrics, endpoint.load, endpoint.view)
     ranks = endpoint.ranks
@@ -215,7 +215,7 @@ def _view(view: LoadView) -> dict[str, Any]:
 
 
 def seconds_of(text: str) -> float:
-    """Raises BadRequest."""
+    """Raise BadRequest."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
@@ -254,10 +254,10 @@ _NOT_PASSED_ON = frozenset(
 )
 
 _NOT_FROM_PODS = frozenset({*_NOT_PASSED_ON, "set-cookie", "clear-site-data"})
-"""Together with `access-control-*`: which pages may read responses of the admin port is not for a pod to say."""
+"""With `access-control-*`: a pod must not decide which pages may read responses of the admin port."""
 
 _UNTRUSTED = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
-"""A browser would run what a pod sends as a page of the admin port, which may change everything here."""
+"""A browser would execute content of a pod as a page of the admin port, which may change everything here."""
 
 
 class PodRelay:
@@ -267,7 +267,7 @@ class PodRelay:
         self._trust = trust
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
-        """Raises UnknownPod, BadGateway or GatewayTimeout; an answer that breaks off is cut off here too."""
+        """Raise UnknownPod, BadGateway or GatewayTimeout. A response that breaks off is cut here too."""
         endpoint = named(self._fleet, request.match_info["name"])
         answer: web.StreamResponse | None = None
         try:
@@ -296,7 +296,7 @@ class PodRelay:
 
 
 def _target(endpoint: Endpoint, request: web.Request) -> URL:
-    """The rest of the path and the query as the client wrote them."""
+    """Return the rest of the path and the query as the client wrote them."""
     _, _, _, _, _, tail = request.rel_url.raw_path.split("/", 5)
     query = request.rel_url.raw_query_string
     return URL(f"{endpoint.url}/{tail}{'?' + query if query else ''}", encoded=True)

@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole under a process-wide budget, or begun and then streamed."""
+"""Request bodies: read completely under a memory budget of the process, or in part and then streamed."""
 
 from __future__ import annotations
 
@@ -17,39 +17,36 @@ if TYPE_CHECKING:
     from proxy.http.request import HttpCall
 
 KEPT_BEGINNING = 64 * 1024
-"""Bytes of a streamed form that are kept: enough to find its model."""
+"""Bytes of a streamed form that are kept, which suffice to find its model."""
 
 COLLECTED = 1024 * 1024
 """Bytes of a body that its connection may collect."""
 
 JOINED = 512
 LARGE = 4096
-"""So many pieces of a body are joined, or those before one so large: a read of two bytes takes fifty more, and the
-budget counts the two."""
+"""This many pieces of a body are joined, or those before a piece of this size: a read of two bytes occupies fifty more,
+and the budget counts two."""
 
 BUFFERS = 8
-"""One part in so many of `listen.retainedBodies` is for what connections buffer before a request is served: heads that
-are not whole and pipelined requests. Bodies have the rest, so neither can take the place of the other."""
+"""Fraction of `listen.retainedBodies` for buffers of connections before a request is served: incomplete heads and
+pipelined requests. Bodies have the rest, so neither can displace the other."""
 
 SMALL_BODIES = 1024
-"""Small bodies that fit into the part of the budget that is theirs alone; it is as large as that of the buffers. By
-default a body of up to 64 KiB is small: a few clients that declare large bodies and hardly send them take all the rest,
-and cannot keep others from asking."""
+"""Number of small bodies that fit into the part of the budget reserved for them, which is as large as that of the
+buffers. By default a body of up to 64 KiB is small: clients that declare large bodies and hardly send them can use up
+only the rest."""
 
 UNCOUNTED = 4 * 1024
-"""Bytes that each connection may buffer without counting against the budget: most heads are smaller."""
+"""Bytes that each connection may buffer without counting against the budget; most heads are smaller."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Budget:
-    """Bytes that the process may hold. Takers that hold nothing yet queue; takers that hold a part already go first.
-
-    A taker that is alone gets what it wants, also beyond the limit. Takers that hold a part and wait for more could
-    wait for each other: where all of the budget is theirs, the last of them is refused.
-
-    Small takers, of up to a `SMALL_BODIES`th of `for_small` bytes, wait for no others as long as there is room. Others
-    leave `for_small` bytes to them."""
+    """A limit on the bytes that the process holds. Requests for memory that hold nothing yet queue; those that hold a
+    part go first. A single one may exceed the limit. Holders of parts that wait for more could wait for each other: if
+    they hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small`
+    bytes, do not wait for others while there is room; others leave `for_small` bytes to them."""
 
     def __init__(self, limit: int, for_small: int = 0) -> None:
         self._limit = limit
@@ -59,12 +56,12 @@ class Budget:
         self._small_waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._growing: dict[asyncio.Future[None], tuple[int, int]] = {}
-        """The wanted and the held bytes of takers that hold a part, in the order in which they began to wait."""
+        """The wanted and the held bytes of waiting holders of parts, in the order in which they started to wait."""
         self._held_by_growing = 0
         self.used = 0
 
     def take_now(self, size: int, held: int = 0) -> bool:
-        """Return whether `size` bytes were taken; False, and nothing taken, if they have to be waited for."""
+        """Take `size` bytes and return True; return False if that would require waiting."""
         used = self.used + size
         waits = self._waiting or self._growing
         if size and (waits or used > self._for_all):
@@ -79,7 +76,7 @@ class Budget:
         return self.used + size <= self._limit and self.take_now(size)
 
     async def take(self, size: int, held: int = 0) -> None:
-        """Wait for `size` bytes more than the `held` ones. Raises Saturated."""
+        """Wait for `size` bytes more than the `held` ones. Raise Saturated."""
         if self.take_now(size, held):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,7 +124,7 @@ class Budget:
             queue.popleft()
 
     def _fits(self, size: int, held: int = 0) -> bool:
-        """What small takers may have alone does not keep a large one from being alone."""
+        """The reserve for small bodies does not prevent a single large one."""
         limit = self._limit if size + held <= self._small else self._for_all
         return self.used - held <= self._for_small or self.used + size <= limit
 
@@ -135,7 +132,7 @@ class Budget:
         self._held_by_growing -= self._growing.pop(turn)[1]
 
     def _refuse_if_stuck(self) -> None:
-        """Refuse the last taker that holds a part if nothing can become free but what such takers hold."""
+        """Refuse the last holder of a part if only such holders could release memory."""
         if self._growing and self._held_by_growing >= self.used - self._for_small:
             turn = next(reversed(self._growing))
             self._end_growing(turn)
@@ -144,11 +141,11 @@ class Budget:
 
 
 class Upload:
-    """The rest of a body whose beginning is in `HttpCall.body`. `begun` says that some of it has been taken, so the
+    """The rest of a body whose start is in `HttpCall.body`. `begun` says that a part of it was read, so that the
     request cannot be sent a second time."""
 
     def __init__(self, payload: Body, already: int, form: multipart.Form, settings: Listen) -> None:
-        """`form` has read the beginning, which has `already` bytes."""
+        """`form` has parsed the start, which has `already` bytes."""
         self._payload = payload
         self._size = already
         self._form = form
@@ -156,7 +153,7 @@ class Upload:
         self.begun = False
 
     async def next(self) -> bytes:
-        """The next piece; empty at the end. Raises RequestError."""
+        """Return the next piece; empty at the end. Raise RequestError."""
         self.begun = True
         try:
             async with asyncio.timeout(self._settings.body_timeout):
@@ -185,11 +182,11 @@ class BodyReader:
         self.budget = Budget(settings.retained_bodies - buffers, buffers if buffers >= SMALL_BODIES else 0)
         self.buffers = Budget(buffers)
         self.give_back: Callable[[int], None] = self.budget.give
-        """Give bytes back to the budget."""
+        """Return bytes to the budget."""
 
     def collects(self, call: HttpCall, size: int) -> bool:
-        """Whether a body of `size` bytes that is still coming is one that nobody has to wait for, refuse, read in part
-        or be told to send. It has its place in the budget then, to be given back as `call.retained`."""
+        """Return whether a body of `size` bytes can be collected by its connection: without waiting, refusal, streaming
+        or a 100 response. It then holds memory of the budget, to be returned as `call.retained`."""
         fields = call.headers
         if (
             size > self._collected
@@ -203,8 +200,8 @@ class BodyReader:
         return True
 
     def is_here(self, call: HttpCall) -> bool:
-        """Whether `call.body` is all of it, allowed, and has its place in the budget: else it is to be `read`.
-        `call.retained` is for the caller to give back."""
+        """Return whether `call.body` is complete, allowed and counted; else it must be `read`. The caller returns
+        `call.retained`."""
         if call.retained:
             return True
         size = len(call.body)
@@ -214,8 +211,8 @@ class BodyReader:
         return True
 
     async def read(self, call: HttpCall) -> None:
-        """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` as above.
-        Raises BodyTooLarge, BodyTimeout, NoHttp or Saturated."""
+        """Fill `call.body`, and `call.upload` if the body is streamed; `call.retained` as above. Raise BodyTooLarge,
+        BodyTimeout, NoHttp or Saturated."""
         declared = call.content_length
         payload = call.payload
         if max(len(call.body), declared or 0) > self._max_body:
@@ -241,9 +238,9 @@ class BodyReader:
             self._sweep.watched.discard(progress)
 
     async def _collect(self, call: HttpCall, payload: Body, declared: int | None, progress: _Progress) -> None:
-        """A declared length is reserved at once: bodies that each hold half would wait for each other. A form that is
-        larger than `listen.keptUpload`, or for which the budget has no room now, is streamed if its beginning names the
-        model; with the file first it has to be read whole."""
+        """Collect the body. Its declared length is reserved at once, because bodies that each hold half would wait for
+        each other. A form that is larger than `listen.keptUpload`, or for which the budget has no room now, is streamed
+        if its start names the model; with the file first it must be read completely."""
         if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
             call.transport.write(CONTINUE)
         streamed = multipart.is_multipart(call.headers.get("content-type", ""))
@@ -283,12 +280,12 @@ class BodyReader:
         call.body = b"".join((*pieces, *small))
 
     def _keeps(self, size: int) -> bool:
-        """Whether a form of this size is read whole. It has its place in the budget then."""
+        """Return whether a form of this size is read completely; it then holds memory of the budget."""
         return size <= self._settings.kept_upload and self.budget.take_now(size)
 
     async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
-        """Take `size` more bytes of the budget. While they are waited for, nothing more is read from the client, and
-        what has been read counts against `buffers`. Raises Saturated."""
+        """Take `size` more bytes of the budget. While waiting, nothing is read from the client, and what was read
+        counts against `buffers`. Raise Saturated."""
         if not self.budget.take_now(size, call.retained):
             came = len(call.body) if call.payload is None else call.payload.total_bytes
             buffered = max(0, came - call.retained - UNCOUNTED)
@@ -309,10 +306,10 @@ class BodyReader:
 
 
 class _Progress:
-    """Watches one body arrive. The scope has no timer of its own: the sweep ends it."""
+    """Observes the arrival of one body. It has no timer of its own: the sweep ends it."""
 
     def __init__(self, limit: float, rate: int) -> None:
-        """`limit`: seconds between two pieces, and of all before `rate`, in bytes per second, counts."""
+        """`limit`: seconds between two pieces, and from the start until `rate`, in bytes per second, is required."""
         self._limit = limit
         self._rate = rate
         self.scope = asyncio.timeout(None)
@@ -333,7 +330,7 @@ class _Progress:
 
 
 def is_too_slow(received: int, seconds: float, limit: float, rate: int) -> bool:
-    """A body that comes byte by byte, each in time, would have its place in the budget for days."""
+    """Return whether a body arrives below the minimum rate: byte by byte, it would hold memory for days."""
     return received < rate * (seconds - limit)
 
 

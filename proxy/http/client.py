@@ -1,4 +1,4 @@
-"""One client's connection: one request after the other, and what becomes of the bytes that come in between."""
+"""One client connection: one request after the other, and the bytes that arrive in between."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_LIMIT = 64 * 1024
-"""Bytes behind the request that is served; at more, reading pauses."""
+"""Bytes after the current request at which reading pauses."""
 
 
 class Sink(Protocol):
-    """Who writes to the client's socket: must stop while it is full, and for good when the client is gone."""
+    """Writes to the client's socket. It must pause while the socket is full, and stop when the client is gone."""
 
     def pause(self) -> None: ...
 
@@ -35,16 +35,13 @@ class Sink(Protocol):
     def gone(self) -> None: ...
 
     def check(self, now: float) -> None:
-        """Asked by the sweep: ends what has stalled."""
+        """End a stalled response; called by the sweep."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes, lingers or
-    becomes a tunnel.
-
-    One request is served at a time, and what comes behind it is kept as it came. A reader finds out where each begins
-    and ends: the counted one, until a request is cut in its head or framed otherwise, then the whole one.
-    """
+    """States: waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes,
+    lingers or becomes a tunnel. One request is served at a time; following bytes are held unparsed. A reader finds the
+    limits of each request: the counted one until a request has a split head or another framing, then the whole one."""
 
     def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._clients = clients
@@ -59,27 +56,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.take: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
         self.call: HttpCall | None = None
-        """The request that is collected or served."""
+        """The request that is being collected or served."""
         self.task: asyncio.Task[None] | None = None
-        """Serves it. It is held here, and cancelled when its client leaves."""
+        """The task that serves it. It is held here, and cancelled when the client disconnects."""
         self._tail = b""
-        """What came behind it."""
+        """Bytes after the current request."""
         self.head_size = 0
-        """Bytes of memory for a head, from when it is not whole or is large, until its request has ended."""
+        """Bytes of memory for an incomplete or large head, until its request has ended."""
         self._counted = 0
-        """Bytes of the budget that it takes; see `count`."""
+        """Bytes of the budget that it holds; see `count`."""
         self._is_cut = False
-        """Whether bytes behind the request were dropped."""
+        """Whether bytes after the request were dropped."""
         self._paused = False
         self._deferred = False
-        """Whether the next request waits until there is room for its answer."""
+        """Whether the next request waits until the client has read the last response."""
         self._lingering: Lingering | None = None
         self.idle_since: float | None = None
         """When the sweep first saw it between two requests."""
         self._send_progress: SendProgress | None = None
-        """Set while the client has more to read than the kernel takes."""
+        """Set while the client has more to read than the kernel buffers."""
         self.is_fresh = True
-        """Nothing has come of it yet, and the sweep has not seen it twice: its first request is on the way."""
+        """Whether it is waiting for its first request and the sweep has not seen it twice."""
 
     # what the transport calls
 
@@ -108,8 +105,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @guarded
     def connection_lost(self, error: Exception | None) -> None:
-        """The task ends one turn of the loop later. Until then a pod's answer could still be written to a socket that
-        is no more, which uvloop takes for an error: so its writer is told at once."""
+        """Stop the writer at once. The task ends one turn of the loop later; until then a pod's response could be
+        written to a closed socket, which uvloop reports as an error."""
         self._clients.connections.discard(self)
         self.connected = False
         self.forget()
@@ -134,21 +131,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._go_on()
 
     def broke(self, error: Exception) -> None:
-        """Something that the client's bytes were given to failed: the request ends, and its connection. Not at once:
-        asyncio closes a transport twice that is aborted while it calls `resume_writing`."""
+        """End the request and the connection after a consumer of the client's bytes failed. Not at once: asyncio closes
+        a transport twice that is aborted during `resume_writing`."""
         log.error("request %s failed", "-" if self.call is None else self.call.id, exc_info=error)
         self._loop.call_soon(reset, self.socket)
 
     # what a reader calls
 
     def begin(self, call: HttpCall) -> None:
-        """Serves it. A task that the loop creates, and that has to make up its name, costs a quarter more."""
+        """Serve the request. A task that the loop creates, and which must generate its name, costs a quarter more."""
         self.take = self.hold
         self.call = call
         self.task = asyncio.Task(self._serve(call), loop=self._loop, name="request")
 
     def hold(self, data: bytes | memoryview) -> None:
-        """Takes what is behind the request that is served."""
+        """Hold the bytes after the current request."""
         if self._is_cut:
             return
         self._tail += data
@@ -159,8 +156,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._cut()
 
     def count(self) -> bool:
-        """Count the bytes that are buffered for this connection against the budget of all connections. Return False,
-        and change nothing, if the budget has no room for them."""
+        """Count the buffered bytes of this connection against the budget of all connections. Return False and change
+        nothing if the budget is exhausted."""
         more = max(0, self.head_size + len(self._tail) - UNCOUNTED) - self._counted
         if more > 0 and not self._clients.buffers.take_within(more):
             return False
@@ -170,12 +167,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def read_whole(self, data: memoryview) -> None:
-        """Has the whole reader read, from here on."""
+        """Switch to the whole reader."""
         self._reader = WholeReader(self, self._clients, self._loop)
         self._reader.feed(data)
 
     def refuse(self, call: HttpCall, error: RequestError) -> None:
-        """What does not come whole."""
+        """Refuse a request that did not arrive completely."""
         self.call = None
         try:
             self._clients.unserved(call, error)
@@ -183,7 +180,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._linger()
 
     def forget(self) -> None:
-        """No request follows, nor more of the one that is served."""
+        """Read nothing more from this connection."""
         self._reader = Reader()
         self.take = self._reader.feed
         self._tail = b""
@@ -208,19 +205,19 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is lost with it."""
+        """Return whether closing it loses nothing."""
         return self.call is None and self._lingering is None
 
     @property
     def makes_room(self) -> bool:
-        """Whether it can be closed for somebody else: between two requests, and nothing of the next one, or of the last
-        answer, is on its way. Of what the whole reader has only the sweep knows."""
+        """Return whether it can be closed for a new client: between two requests, with no bytes of the next request or
+        the last response pending. Only the sweep knows what the whole reader holds."""
         if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
             return False
         return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
 
     def answered(self, call: HttpCall) -> None:
-        """Ends every request that was served."""
+        """End every served request."""
         self.call = self.task = self.idle_since = None
         self.is_fresh = False
         if self.head_size:
@@ -239,7 +236,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.take = self._reader.feed
 
     def become_tunnel(self, tunnel: Tunnel) -> None:
-        """Bytes that come from here on, and those that came behind the upgrade request, go to `tunnel`."""
+        """Pass all bytes after the upgrade request to `tunnel`."""
         tail = self._reader.leftover() + self._tail
         self.forget()
         self.take = tunnel.feed_data
@@ -248,21 +245,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def close(self) -> None:
-        """What was written still goes out."""
+        """Close after the written bytes have been sent."""
         if self.connected:
             self.forget()
             self.socket.close()
             self._give_up(Ending.EVICTED)
 
     def evict(self) -> None:
-        """Ends a request that no pod answers, because the proxy stops."""
+        """End a request without a pod because the proxy stops."""
         self.forget()
         self._give_up(ShuttingDown())
         if self.task is not None:
             self.task.cancel()
 
     def check(self, now: float) -> None:
-        """Ends what does not move. `now` is monotonic seconds."""
+        """End stalled requests and connections. `now` is monotonic seconds."""
         if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
             self._clients.hung_up(HungUp.SEND_TIMEOUT, 1)
             reset(self.socket)
@@ -283,8 +280,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.close()
 
     def _does_not_read(self, now: float) -> bool:
-        """Whether the client has read nothing for `sendTimeout`. Between two requests `keepAlive` counts as well: it is
-        in the middle of nothing else."""
+        """Return whether the client has read nothing for `sendTimeout`. Between two requests `keepAlive` counts too."""
         if self._send_progress is None:
             self._send_progress = SendProgress(self.socket)
         stalled = self._send_progress.stalled_for(now)
@@ -297,7 +293,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # how a request ends
 
     def _go_on(self) -> None:
-        """With what came behind the last one. Not before the client reads: answers would pile up."""
+        """Continue with the held bytes, once the client reads: otherwise responses would accumulate."""
         self._deferred = self.writing_paused
         if self._deferred:
             self.take = self.hold
@@ -311,16 +307,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader.feed(memoryview(tail))
 
     def _give_up(self, why: RequestError | Ending) -> None:
-        """Ends a request that nobody has begun to serve. A task that is cancelled before its first step never takes it,
-        and could not give back what it holds."""
+        """End a request that is not being served yet. A task that is cancelled before its first step cannot release
+        what it holds."""
         call, task = self.call, self.task
         if call is not None and (task is None or _is_unstarted(task)):
             self.call = None
             self._clients.unserved(call, why)
 
     def _cut(self) -> None:
-        """Drop the requests behind the one that is served, for which there is no memory. The connection closes after
-        the response, so the client sends them again."""
+        """Drop the requests after the current one, for which there is no memory. The connection closes after the
+        response, so the client sends them again."""
         self._is_cut = True
         self._tail = b""
         self.count()
@@ -342,7 +338,7 @@ def _is_unstarted(task: asyncio.Task[None]) -> bool:
 
 
 class Tunnel(asyncio.Protocol):
-    """The protocol of the pod's socket; the client's connection hands it what the client sends."""
+    """The protocol of the pod's socket; the client's connection passes the client's bytes to it."""
 
     def __init__(
         self,
@@ -393,7 +389,7 @@ class Tunnel(asyncio.Protocol):
         self._pod.abort()
 
     def check(self, now: float) -> None:
-        """May be silent for as long as both sides like."""
+        """Do nothing: both sides may be silent for any time."""
 
     def pause(self) -> None:
         if not self._pod.is_closing():

@@ -17,7 +17,7 @@ OPENED = 0
 CLOSED = 1
 
 HELD_LIMIT = 64 * 1024
-"""Bytes of an unfinished chunk that wait for its end."""
+"""Bytes of an incomplete chunk that wait for its end."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -28,25 +28,25 @@ Marks = Sequence[int]
 class Framing(Protocol):
     @property
     def in_step(self) -> bool:
-        """Whether the pod's chunks pass, and all that came has gone out: a read that ends with a chunk may go out as it
-        is. `bodies` and `marks` that are fed next may begin with those of such reads."""
+        """Whether the pod's chunks pass unchanged and everything has been sent: a read that ends with a chunk may then
+        bypass the framing. `bodies` and `marks` of the next call may start with those of such reads."""
 
     @property
     def is_staged(self) -> bool:
-        """Whether the body goes through the stages of a pipeline: then no read goes out without it."""
+        """Whether the body goes through a pipeline, which no read may bypass."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
-        """`exact` says that nothing of another message follows in `raw`."""
+        """`exact`: no bytes of another message follow in `raw`."""
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
-        """What ends an event stream that the pod did not: `event` after a blank line, and the end of the framing. None
-        if it can only be aborted. `tail` is the end of all body that was fed."""
+        """Return what ends an interrupted event stream: `event` after a blank line, and the end of the framing; None if
+        the connection must be aborted. `tail` is the end of the body so far."""
 
 
 class Plain:
-    """The bare body, of the length that the head says: a read is a piece of it, and the last one's is the last."""
+    """The bare body, whose length is in the head."""
 
     __slots__ = ()
     in_step = False
@@ -80,7 +80,7 @@ class UntilClose:
 
 
 class Rechunked:
-    """A body that ended with the pod's connection, in chunks of its reads."""
+    """A body that ends with the pod's connection, sent as one chunk per read."""
 
     __slots__ = ()
     in_step = False
@@ -97,11 +97,9 @@ class Rechunked:
 
 
 class WholeChunks:
-    """The pod's own chunks as they came, each only when it is whole, so that there is always a boundary to stop at.
-
-    Reads that end with a chunk, which is nearly all, cost two comparisons. A chunk that outgrows HELD_LIMIT is sent in
-    chunks of its reads from then on.
-    """
+    """The pod's own chunks, unchanged, each sent only when it is complete, so that the stream can stop after any of
+    them. Nearly all reads end with a chunk and cost two comparisons. A chunk larger than HELD_LIMIT is sent as chunks
+    of its reads from then on."""
 
     __slots__ = ("_held", "_held_size", "_splitting", "in_step")
     is_staged = False
@@ -151,7 +149,7 @@ class WholeChunks:
         self._held_size += len(raw)
 
     def _join(self, raw: bytes) -> bytes:
-        """What is held, and `raw` behind it; nothing is held any more."""
+        """Return the held bytes followed by `raw`, and hold nothing."""
         if self._held:
             raw = b"".join((*self._held, raw))
             self._held.clear()
@@ -164,13 +162,13 @@ class WholeChunks:
 
 
 def chunk(body: bytes) -> bytes:
-    """A body as one chunk; nothing of an empty one, which would end the message."""
+    """Return the body as one chunk; nothing for an empty one, which would end the message."""
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
 
 
 def _whole(raw: bytes) -> int:
-    """The end of the last whole chunk in `raw`, which begins with a chunk that the parser found valid; the last chunk
-    of a message is not counted."""
+    """Return the end of the last complete chunk in `raw`, which starts with a valid chunk; the final chunk of a message
+    does not count."""
     at = 0
     while True:
         line_end = raw.find(b"\r\n", at)
@@ -184,7 +182,7 @@ def _whole(raw: bytes) -> int:
 
 
 def _body_of_part(raw: bytes) -> bytes:
-    """The body in `raw`, the beginning of one chunk."""
+    """Return the body in `raw`, the start of one chunk."""
     line_end = raw.find(b"\r\n")
     if line_end < 0:
         return b""
@@ -196,5 +194,5 @@ def _size(raw: bytes, start: int, line_end: int) -> int:
 
 
 def _after_blank_line(sent: bytes) -> bytes:
-    """What separates an event from what was sent before it."""
+    """Return the line ends that separate an event from the bytes sent before."""
     return b"" if not sent or sent.endswith(EVENT_ENDS) else b"\n\n"

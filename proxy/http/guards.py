@@ -1,4 +1,4 @@
-"""Guards of connections and requests that stall, fail or never end."""
+"""Guards against connections and requests that stall, fail or never end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 class Watched(Protocol):
     def check(self, now: float) -> None:
-        """Ends what has stalled. `now` is monotonic seconds."""
+        """End itself if it has stalled. `now` is monotonic seconds."""
 
 
 class Sweep:
-    """`watched` is added to and discarded from by whoever waits."""
+    """Checks all `watched` objects periodically. Their owners add and remove them."""
 
     def __init__(self, clock: Clock, shortest: float) -> None:
-        """`shortest` is the shortest timeout that is watched, in seconds: it is overrun by a quarter at most, or by a
+        """`shortest` is the shortest timeout to check, in seconds. Timeouts are exceeded by a quarter at most, or by a
         second."""
         self.watched: set[Watched] = set()
         self._clock = clock
@@ -35,11 +35,11 @@ class Sweep:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
         return min(1.0, max(0.02, self.shortest / 4))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(self.interval)
             self.look()
@@ -56,8 +56,7 @@ def _log(watched: Watched, error: Exception) -> None:
 
 
 def look_at(watched: Iterable[W], now: float, broke: Callable[[W, Exception], None] = _log) -> None:
-    """Check each of them. `broke` is given one whose check failed, with the error; the others are checked all the
-    same."""
+    """Check each object. Call `broke` with an object whose check failed and its error; the others are still checked."""
     for each in tuple(watched):
         try:
             each.check(now)
@@ -67,7 +66,7 @@ def look_at(watched: Iterable[W], now: float, broke: Callable[[W, Exception], No
 
 class Breakable(Protocol):
     def broke(self, error: Exception) -> None:
-        """End what is served, and log the error once with the id of the request."""
+        """End the request and log the error once with the id of the request."""
 
 
 P = ParamSpec("P")
@@ -75,8 +74,8 @@ B = TypeVar("B", bound=Breakable)
 
 
 def guarded(callback: Callable[Concatenate[B, P], None]) -> Callable[Concatenate[B, P], None]:
-    """Give an error of the callback to `broke`. A callback that is called for each read of a stream does so itself: the
-    call of a wrapper costs more than its `try`."""
+    """Return the callback with its errors passed to `broke`. A callback that runs for each read of a stream handles
+    errors itself: the wrapper costs more than its `try`."""
 
     @wraps(callback)
     def call(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -99,7 +98,7 @@ class HungUp(Enum):
 
 
 Tell = Callable[[HungUp, int], None]
-"""Why, and on how many."""
+"""Called with the reason and the number of connections."""
 
 _AFTER = {
     HeadTimeout: HungUp.HEAD_TIMEOUT,
@@ -110,27 +109,25 @@ _AFTER = {
 
 
 def after(refusal: RequestError) -> HungUp | None:
-    """None for what leaves its connection as it is."""
+    """Return None for a response that leaves its connection unchanged."""
     return _AFTER.get(type(refusal))
 
 
 def untold(why: HungUp, number: int) -> None:
-    """For those that nobody counts."""
+    """Count nothing."""
 
 
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing sends a reset and drops what the kernel still holds."""
+"""SO_LINGER: closing sends a reset and drops the data in the kernel."""
 
 _BYTES_ACKED = struct.Struct("=120xQ")
 """`tcpi_bytes_acked` in the kernel's `struct tcp_info`."""
 
 
 class SendProgress:
-    """Progress of one connection whose client has bytes to read, measured at each sweep.
-
-    Linux counts the bytes that the client's kernel has acknowledged. Elsewhere the write buffer has to shrink, which
-    under TLS is visible only each time that it is emptied.
-    """
+    """Progress of a client that has bytes to read, measured at each sweep. Linux counts the bytes that the client's
+    kernel has acknowledged. On other systems the write buffer must shrink, which under TLS is visible only when it
+    becomes empty."""
 
     __slots__ = ("_moved_at", "_sent", "transport")
 
@@ -140,7 +137,8 @@ class SendProgress:
         self._moved_at: float | None = None
 
     def stalled_for(self, now: float) -> float:
-        """Seconds since the client last took a byte; 0 if no byte waits for it. `now` is monotonic seconds."""
+        """Return the seconds since the client last read a byte; 0 if none is waiting for it. `now` is monotonic
+        seconds."""
         waiting = self.transport.get_write_buffer_size()
         if not waiting:
             self._moved_at = None
@@ -155,8 +153,8 @@ class SendProgress:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close with a reset and drop what was not sent: after an orderly close, an answer that ends with the connection
-    would look whole."""
+    """Close with a reset and drop unsent data: after an orderly close, a response that ends with the connection would
+    look complete."""
     sock = transport.get_extra_info("socket")
     is_open = not transport.is_closing() or transport.get_write_buffer_size()  # a closed one may be another's by now
     if sock is not None and is_open:
@@ -165,7 +163,7 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def _acknowledged(sock: Any) -> int | None:
-    """None where the kernel does not count it."""
+    """Return None if the kernel does not count them."""
     if sock is None or sys.platform != "linux":
         return None
     try:
@@ -178,12 +176,12 @@ def _acknowledged(sock: Any) -> int | None:
 
 LINGER = 5.0
 LINGER_BYTES = 64 * 1024 * 1024
-"""How long, and how much, such a client may go on sending."""
+"""Limits on how long and how much such a client may keep sending."""
 
 
 class Lingering:
-    """Closing while the client still sends would reset the connection, and take the answer with it: so one half is
-    closed, and what still comes is dropped until the client has closed the other. TLS has no halves to close."""
+    """A half-closed connection. Closing while the client sends would reset the connection and lose the response, so
+    received bytes are discarded until the client closes too. TLS cannot be half-closed."""
 
     __slots__ = ("_left", "_since", "_socket")
 
@@ -203,7 +201,7 @@ class Lingering:
             self._socket.abort()
 
     def check(self, now: float) -> None:
-        """For the sweep. `now` is monotonic seconds."""
+        """Called by the sweep. `now` is monotonic seconds."""
         if self._since is None:
             self._since = now
         elif now - self._since > LINGER:

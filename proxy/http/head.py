@@ -1,4 +1,4 @@
-"""Heads of messages, read and rewritten, and what a response says by its head and first event."""
+"""Heads of messages: parsed, rewritten and interpreted."""
 
 from __future__ import annotations
 
@@ -30,37 +30,33 @@ INTERNAL = frozenset(
         b"x-kv-cache-source-host-port",
     )
 )
-"""Fields by which routers steer engines; a client's never pass."""
+"""Fields by which routers control engines; they never pass from clients."""
 
 INTERNAL_PREFIXES = (b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")
 
 REMEMBERED = 2 * 1024
-"""Bytes of a head, or of the names in it, up to which what was found out about it is remembered."""
+"""Size of a head, or of its names, up to which results are cached."""
 
 LONGEST_FIELD = 32
-"""Bytes of the name of a field that are looked at; those that are read here are shorter. Names are remembered, and a
-pod's may have 256 KiB."""
+"""Longest field name that is examined; all known names are shorter. Names are cached, and a pod's may have 256 KiB."""
 
 LONGEST_TYPE = 256
-"""Bytes of a content type that are looked at, and remembered."""
+"""Longest content type that is examined and cached."""
 
 BODYLESS = (204, 304)
-"""Statuses of answers that end with their head, whatever it says."""
+"""Statuses of responses without a body, whatever the head says."""
 
 NO_CONTENT, TOO_MANY_REQUESTS, BAD_REQUEST, NOT_FOUND = 204, 429, 400, 404
 UNSURE = (BAD_REQUEST, NOT_FOUND)
-"""Statuses whose reason, in the body, says whether another pod is asked."""
+"""Statuses whose body decides whether to retry on another pod."""
 
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
 
 def passing(headers: RawHeaders, authorized: bool) -> bytes:
-    """The lines of a client's fields that pass to a pod, behind a CRLF. `authorized` says that the pod's key is sent in
-    the place of the client's.
-
-    Clients send the same names in the same order again and again: what becomes of each is remembered with them, which
-    makes a request's head three loops in C: 70 bytecodes for 7 fields, not 140.
-    """
+    """Return the lines of a client's fields that are relayed to a pod, after a CRLF. `authorized`: the pod's key
+    replaces the client's. Clients repeat the same names in the same order, so the result per list of names is cached,
+    which makes three loops in C of a request's head: 70 bytecodes for 7 fields instead of 140."""
     names = b":".join(map(_NAME, headers))
     find = _fates if len(names) <= REMEMBERED else _fates.__wrapped__
     passed, listing = find(names, authorized)
@@ -75,7 +71,7 @@ def passing(headers: RawHeaders, authorized: bool) -> bytes:
 
 @lru_cache(maxsize=128)
 def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
-    """The request line and the pod's name, without the last CRLF."""
+    """Return the request line and the Host field, without the last CRLF."""
     return b"%b %b%b HTTP/1.1\r\nhost: %b" % (
         method.encode(),
         base,
@@ -86,12 +82,10 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
 
 @frozen
 class AnswerHead:
-    """The head of a pod's answer. `start` is what passes of it: the status line and the end-to-end fields as they came,
-    in lines; the rest is read. `sized`: the body is as long as the head says; `events`: it is an uncompressed event
-    stream; `declines`: the status is that of a pod that cannot or does not want to; `simple`: sized, and the status
-    alone says that it is for the client; `final`: not an informational head that another one follows; `keeps`: the
-    connection stays open.
-    """
+    """The head of a pod's response. `start` is the relayed part: the status line and the end-to-end fields as received;
+    the rest is parsed. `sized`: the head gives the length of the body; `events`: it is an uncompressed event stream;
+    `declines`: the status means that the pod did not serve the request; `simple`: sized, and the status alone says that
+    it goes to the client; `final`: not an informational head; `keeps`: the connection stays open."""
 
     status: int
     start: bytes
@@ -106,16 +100,14 @@ class AnswerHead:
 
 
 BLANK = AnswerHead(0, b"", False, False, False, False, False, False, None, False)
-"""Of the empty lines that may precede a head."""
+"""Empty lines that may precede a head."""
 
 
 @lru_cache(maxsize=256)
 def read_answer_head(head: bytes) -> AnswerHead:
-    """Raises Garbled for what must not be relayed. The parser has checked the characters of names and values.
-
-    Cached: a pod's heads differ in date and length, so under load most are repeated within the second. Heads of more
-    than REMEMBERED bytes are for `__wrapped__`.
-    """
+    """Raise Garbled for a head that must not be relayed. The parser has checked the characters of names and values.
+    Cached: a pod's heads differ in date and length, so under load most repeat within the second. Use `__wrapped__` for
+    heads of more than REMEMBERED bytes."""
     status_line, *lines = head.strip(b"\r\n").split(b"\r\n")
     if not status_line:
         return BLANK
@@ -167,7 +159,8 @@ def read_answer_head(head: bytes) -> AnswerHead:
 def local_answer(
     status: int, headers: Pairs, body: bytes, *, connection: bytes = b"", head_only: bool = False
 ) -> bytes:
-    """A whole answer of our own. `connection` is the line of that name, and others that are encoded."""
+    """Return a complete response of kvlane's own. `connection` is the Connection field, encoded, with other encoded
+    fields."""
     return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n%b\r\n%b" % (
         status,
         HTTPStatus(status).phrase.encode(),
@@ -179,13 +172,13 @@ def local_answer(
 
 
 def encode_pairs(pairs: Pairs) -> bytes:
-    """Header lines. A line break inside would begin a header of somebody else's making: it becomes a space."""
+    """Return header lines. A line break in a value, which could inject a header, becomes a space."""
     return b"".join(starmap(header_line, pairs))
 
 
 @lru_cache(maxsize=1024)
 def header_line(name: str, value: str) -> bytes:
-    """Cached: what hooks add is mostly the name of one of a few pods."""
+    """Cached, because hooks mostly add the name of one of a few pods."""
     return b"%b: %b\r\n" % (_encode(name), _encode(value))
 
 
@@ -200,8 +193,8 @@ _DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL
 
 @lru_cache(maxsize=256)
 def _fates(names: bytes, authorized: bool) -> tuple[tuple[bool, ...], tuple[bool, ...] | None]:
-    """Which of a client's fields pass to a pod, and which of them list others that do not: Connection, None if there is
-    none. `names` are joined by colons, of which they have none. The first Authorization passes, unless the request is
+    """Return which of a client's fields pass to a pod, and which list others that do not: Connection, None if absent.
+    `names` are joined by colons, which names do not contain. The first Authorization passes unless the request is
     `authorized`."""
     passed = []
     lowered = names.lower().split(b":")
@@ -222,12 +215,12 @@ def _is_event_stream(content_type: bytes) -> bool:
 _READ = frozenset((b"content-length", b"content-type", b"content-encoding"))
 _OURS = frozenset((b"x-request-id", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"))
 _OUR_PREFIXES = (b"x-kvlane-", b"access-control-")
-"""Engines let pages of any site read their answers: which may is for the proxy to say."""
+"""Engines let pages of any site read their responses; the proxy decides this instead."""
 
 
 @lru_cache(maxsize=1024)
 def _answer_field(name: bytes) -> bytes:
-    """The lower-case name of a field that is not simply passed on."""
+    """Return the lower-case name of a field that needs handling."""
     lower = name.lower()
     special = lower in HOP_BY_HOP or lower in _READ or lower in _OURS or lower.startswith(_OUR_PREFIXES)
     return lower if special else b""
@@ -238,7 +231,7 @@ _NEVER_NAMED = _READ | {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id
 
 @lru_cache(maxsize=64)
 def _named_by(connection: bytes) -> frozenset[bytes]:
-    """The fields that a Connection header declares hop-by-hop; never one that frames or describes the body."""
+    """Return the fields that a Connection header declares hop-by-hop, except those that frame or describe the body."""
     return _tokens(connection) - _NEVER_NAMED
 
 
@@ -251,7 +244,7 @@ _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 
 def is_open(head: AnswerHead, beginning: bytes) -> bool:
-    """Whether it takes more of the body to know; the reason for a status may be anywhere in it."""
+    """Return whether more of the body is needed to decide; the reason of an error may be anywhere in it."""
     waits_for_end = head.declines or head.status in UNSURE
     return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
 
@@ -269,13 +262,14 @@ def refusal(head: AnswerHead, beginning: bytes, rank: int | None = None) -> Decl
 
 
 def declined_with(head: AnswerHead, beginning: bytes) -> Declined:
-    """By its status."""
+    """Return the error for the status."""
     text = beginning[: api_errors.LONGEST].decode("utf-8", "replace")
     return Declined(head.status, _retry_after(head.start), text)
 
 
 def _retry_after(head: bytes) -> float | None:
-    """Of RFC 9110, in either form. A moment is compared with the pod's own `date`, as clocks differ."""
+    """Return the seconds of a Retry-After (RFC 9110) in either form. A date is compared with the pod's own `date`,
+    because clocks differ."""
     after = _RETRY_AFTER.search(head)
     if after is None:
         return None

@@ -1,4 +1,4 @@
-"""Which paths the data port knows: a table of what is relayed and what is answered here; any other path is 404."""
+"""The paths of the data port: relayed or answered here; any other path is a 404."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.core.errors import MethodNotAllowed, NotFound
 
 
 class Kind(Enum):
-    """What becomes of a request."""
+    """How a request is handled."""
 
     RELAY = "relay"
     HEALTH = "health"
@@ -76,7 +76,8 @@ PATTERNS = (
     (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*/input_items"), _GET),
     (re.compile(r"/v1/models/.+"), _MODEL),
 )
-"""Matched against the path as it was sent: an encoded slash or dot is none here, so no pod can read it as one."""
+"""Matched against the path as sent: an encoded slash or dot does not count as one here, so no pod can read it as
+one."""
 
 CONTROL = frozenset(
     (
@@ -105,11 +106,12 @@ CONTROL = frozenset(
         "/abort_requests",
     )
 )
-"""What steers an engine: never relayed, whatever `relayPaths` says; the admin port reaches it per pod."""
+"""Paths that control an engine. They are never relayed, whatever `relayPaths` says; the admin port reaches them per
+pod."""
 
 
 class Paths:
-    """The table, extended by `security.relayPaths`."""
+    """The table of paths, extended by `security.relayPaths`."""
 
     def __init__(self, extensions: Sequence[str] = ()) -> None:
         exact = [path for path in extensions if not path.endswith("/*")]
@@ -121,10 +123,10 @@ class Paths:
             if route.kind is Kind.RELAY
             for method in route.methods
         )
-        """The (method, path) of most requests: `route` says RELAY of them, and of some others."""
+        """The (method, path) pairs of most requests, for which `route` returns RELAY."""
 
     def route(self, method: str, path: str) -> Route:
-        """Raises NotFound or MethodNotAllowed. `path` is as it was sent, without the query."""
+        """Raise NotFound or MethodNotAllowed. `path` is as sent, without the query."""
         route = self._routes.get(path) or self._pattern(path)
         if method not in route.methods:
             allowed = ", ".join(route.methods)
@@ -141,7 +143,7 @@ class Paths:
 
 
 def faults_of_extension(path: str) -> Iterator[str]:
-    """Why the path cannot be one of `security.relayPaths`."""
+    """Yield why the path cannot be one of `security.relayPaths`."""
     if not path.startswith("/") or "?" in path or not _is_plain(path.removesuffix("/*")):
         yield f"relayPaths: {path!r} must start with / and hold neither a query, '%', '//' nor '..'"
     elif path.rstrip("/") in CONTROL:
@@ -150,7 +152,7 @@ def faults_of_extension(path: str) -> Iterator[str]:
 
 @lru_cache(maxsize=64)  # of up to 64 KiB each
 def split_target(target: str) -> tuple[str, str]:
-    """The path and what follows it (query with its `?`), both as sent; of an absolute URL, without its authority."""
+    """Return the path and the query with its `?`, both as sent; of an absolute URL, without its authority."""
     if not target.startswith("/") and target.lower().startswith(("http://", "https://")):
         authority = target.index("//") + 2
         slash = target.find("/", authority)

@@ -28,7 +28,7 @@ LARGEST_WHOLE = 4 * 1024 * 1024
 unchanged."""
 
 ERROR = b'data: {"error"'
-"""The beginning of an event that says why the stream ends."""
+"""The start of an event that reports why the stream ends."""
 
 
 class Stage(Protocol):
@@ -51,9 +51,9 @@ class Pipeline:
         self._stages = tuple(stage.process for stage in stages)
         self._chunked = chunked
         self._begun = bytearray()
-        """An event that is not whole."""
+        """An incomplete event."""
         self._is_open = False
-        """Whether a part of such an event went out."""
+        """Whether a part of an incomplete event was sent."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return self.process(b"".join(bodies))
@@ -73,13 +73,13 @@ class Pipeline:
         return self._framed(_at_end(self._stages, events)) + (LAST_CHUNK if self._chunked else b"")
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
-        """An event that is not whole is dropped; whole events that a stage holds go out before `event`."""
+        """End the stream: drop an incomplete event, flush the stages, then append `event`."""
         separator = [b"\n\n"] if self._is_open else []
         events = [*separator, *_at_end(self._stages, []), event]
         return self._framed(events) + (LAST_CHUNK if self._chunked else b"")
 
     def resume(self) -> None:
-        """Go on with the events of another response. Nothing went out of an event that is not whole."""
+        """Continue with the events of another response. Nothing of the incomplete event was sent."""
         self._begun.clear()
 
     def _events(self, body: bytes) -> list[bytes]:
@@ -143,7 +143,7 @@ class WholeBody:
 
 
 class RenameModel:
-    """Stage that gives the model the name by which the client asked for it."""
+    """Stage that replaces the model name by the one that the client used."""
 
     __slots__ = ("_rename",)
 
@@ -156,7 +156,7 @@ class RenameModel:
 
 
 class PatchCachedTokens:
-    """Stage that says how much of the prompt was cached on the pod that computed it, where another pod answers."""
+    """Stage that reports the cached tokens of the pod that computed the prompt, if another one responds."""
 
     __slots__ = ("_attempt",)
 
@@ -195,21 +195,21 @@ def event_stages(attempt: Attempt, continuation: Continuation | None = None, nam
 
 
 class Record:
-    """Stage that records what the client has, so that another pod can go on when this one fails."""
+    """Stage that records what the client has received, so that another pod can continue."""
 
     __slots__ = ("_has_begun", "_partial", "_rest", "_takes_counts", "failure")
 
     def __init__(self, partial: Partial, takes_counts: bool) -> None:
-        """`takes_counts` out of the events after they were recorded."""
+        """`takes_counts`: remove the token counts from the events after they were recorded."""
         self.failure: UpstreamFailed | None = None
-        """Set when the stream says that its engine failed; the events from there on are dropped."""
+        """Set when the stream reports that its engine failed; the following events are dropped."""
         self._partial = partial
         self._takes_counts = takes_counts
         self._rest: Rest | None = None
         self._has_begun = False
 
     def resume(self) -> None:
-        """Go on with the response of another pod."""
+        """Continue with the response of another pod."""
         self._rest = Rest(self._partial)
         self.failure = None
 
@@ -230,7 +230,7 @@ class Record:
         return list(map(without_counts, passed)) if self._takes_counts else passed
 
     def _says_failure(self, event: bytes) -> bool:
-        """What vLLM says in a stream when its engine has died, or will."""
+        """Return the report of vLLM in a stream that its engine has died or will."""
         if ABORTED in event:
             self.failure = UpstreamFailed("it aborted the answer")
         elif ERROR in event:
@@ -239,24 +239,24 @@ class Record:
 
 
 class Continuation:
-    """One response of which several pods may send a part each."""
+    """One response of which several pods may send a part."""
 
     def __init__(self, request: InferenceRequest, counted: Counted) -> None:
         self.request = request
         self.counted = counted
         self.asked = request
-        """As pods are asked."""
+        """The request as pods receive it."""
         if counted.body is not request.body:
             self.asked = changed(request, body=counted.body, asks_usage=request.asks_usage or counted.asks_usage)
         self.partial = Partial()
         self.record: Record | None = None
-        """None for a response that is no stream of events."""
+        """None for a response that is no event stream."""
         self.pipeline: Pipeline | None = None
         """The pipeline of the stream while no pod sends it."""
 
     @property
     def failure(self) -> UpstreamFailed | None:
-        """What the stream says of its engine."""
+        """The failure of the engine that the stream reports."""
         return None if self.record is None else self.record.failure
 
     def record_events(self) -> Record:
@@ -264,18 +264,18 @@ class Continuation:
         return self.record
 
     def resume(self, pipeline: Pipeline) -> None:
-        """Another pod has begun to send the rest."""
+        """Continue with a pod that has started to send the rest."""
         if self.record is not None:
             self.record.resume()
         pipeline.resume()
 
     def end(self, event: bytes) -> bytes:
-        """Return what ends a stream that no pod goes on with: `event`, if the end is open."""
+        """Return the end of a stream that no pod continues: `event`, if the end is open."""
         pipeline, self.pipeline = self.pipeline, None
         return (pipeline and pipeline.cut(event, b"")) or b""
 
     def cut_short(self, error: UpstreamFailed) -> CutShort | None:
-        """Return the error that asks the gateway for the rest; None if no pod can send it."""
+        """Return the error that requests the rest from the gateway; None if no pod can send it."""
         request = self.asked
         body = None if self.record is None else rest(request.path, request.body, self.partial)
         if body is None:
@@ -286,7 +286,7 @@ class Continuation:
 
 
 class RestRefused(UpstreamFailed):
-    """A pod answered the request for the rest of a response in one piece, which says that no pod will send it."""
+    """A pod responded in one piece to the request for the rest, so no pod will send it."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it refused the rest of the answer: {status}")
@@ -294,10 +294,9 @@ class RestRefused(UpstreamFailed):
 
 
 def continuation_of(before: Continuation | None, attempt: Attempt, models: Sequence[str]) -> Continuation | None:
-    """Return the continuation of a response that has not begun; None if no pod could go on with it, or its model
-    matches none of the patterns `models`. The attempt's request becomes the one that asks for token counts.
-
-    `before` is the continuation of an earlier attempt, which failed before its response began."""
+    """Return the continuation of a response that has not started; None if no pod could continue it or its model matches
+    none of the patterns `models`. The attempt's request becomes the one with token counts. `before` is the continuation
+    of an earlier attempt that failed before its response started."""
     request = attempt.request
     if not request.stream or request.path not in PATHS or not any_matches(models, request.model):
         return None
@@ -319,7 +318,7 @@ def _at_end(stages: Sequence[Callable[[list[bytes], bool], list[bytes]]], events
 
 
 def _asked_name(attempt: Attempt) -> str | None:
-    """Return the name to give the model; None if it keeps its own."""
+    """Return the name to give to the model; None if it is unchanged."""
     request = attempt.request
     if request.naming is None or request.naming.asked == request.model:
         return None

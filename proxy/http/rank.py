@@ -1,8 +1,6 @@
-"""How a request names the data-parallel rank that is to answer it.
-
-vLLM reads the header since its pull requests 24945 and 29002 of 2025. SGLang reads the field of the body, and since its
-pull request 19832 of 2026 the header too; of its APIs some read the one only and some the other.
-"""
+"""How a request names its data-parallel rank. vLLM reads the header since its pull requests 24945 and 29002 of 2025.
+SGLang reads the field of the body, and since its pull request 19832 of 2026 the header too; some of its APIs read only
+one of them."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ ENGINES_WITH_FIELD = ("sglang",)
 
 
 class RankGate(Gate):
-    """Lets a request go only to the rank that its client names. Stands where `security.clientRanks` permits that."""
+    """Restricts a request to the rank that its client names, if `security.clientRanks` permits that."""
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Raise BadRequest if no endpoint is that rank."""
+        """Raise BadRequest if no endpoint has that rank."""
         named = request.headers.get(RANK_HEADER)
         if named is None:
             return endpoints
@@ -41,8 +39,8 @@ def rank_line(rank: int) -> bytes:
 
 
 def body_for(endpoint: Endpoint, body: bytes) -> bytes:
-    """Return the body with the rank of the endpoint in it, where its engine reads it there. The field comes last, so it
-    replaces one of the same name."""
+    """Return the body with the rank of the endpoint, if its engine reads it there. The field comes last, so it
+    overrides one of the same name."""
     if endpoint.rank is None or endpoint.engine not in ENGINES_WITH_FIELD:
         return body
     trimmed = body.strip()

@@ -1,4 +1,4 @@
-"""Readers of requests: find each request in the bytes of a connection."""
+"""Readers of requests, which find each request in the bytes of a connection."""
 
 from __future__ import annotations
 
@@ -57,12 +57,10 @@ class Reader:
 
 
 class CountedReader(Reader):
-    """Reads for one connection, until a request comes that is not as above.
-
-    A body that comes in several reads is collected before its request is served, if it has its place in the budget at
-    once. Else the request is served from its head on, and its body is a stream: that, a task to wait for it and a scope
-    for its timeout take 1100 bytecodes for a body that comes in one read behind its head.
-    """
+    """Reads for one connection until a request comes in another framing. A body that comes in several reads is
+    collected before its request is served, if the budget has room at once. Otherwise the request is served from its
+    head on and its body is a stream; that stream, a task and a timeout scope take 1100 bytecodes more for a body that
+    comes in one read after its head."""
 
     __slots__ = ("_clients", "_connection", "_left", "_loop", "_pieces", "_quiet_since")
 
@@ -71,11 +69,11 @@ class CountedReader(Reader):
         self._clients = clients
         self._loop = loop
         self._left = 0
-        """Bytes still to come of a body."""
+        """Missing bytes of a body."""
         self._pieces: list[bytes] = []
-        """What is collected of it."""
+        """The collected pieces of a body."""
         self._quiet_since: float | None = None
-        """When the sweep first saw that no more of it had come."""
+        """When the sweep first saw no progress."""
 
     def feed(self, data: memoryview) -> None:
         connection, clients = self._connection, self._clients
@@ -102,7 +100,7 @@ class CountedReader(Reader):
             self._begin_in_part(call, rest, size)
 
     def check(self, now: float) -> bool:
-        """A body that is collected has so much time between two pieces."""
+        """Refuse a body that makes no progress within the timeout."""
         call = self._connection.call
         if call is None:
             return False
@@ -116,7 +114,7 @@ class CountedReader(Reader):
         return True
 
     def _begin_in_part(self, call: HttpCall, data: bytes, size: int) -> None:
-        """With less than its body, or more."""
+        """Handle a request with less or more than its body."""
         connection = self._connection
         if len(data) > size:
             call.body = data[:size]
@@ -135,7 +133,7 @@ class CountedReader(Reader):
             connection.take(memoryview(data))
 
     def _collect(self, call: HttpCall, data: memoryview) -> None:
-        """Nothing is copied until all is there, unless it comes in very many pieces."""
+        """Collect a piece. Nothing is copied until the body is complete, unless there are very many pieces."""
         pieces = self._pieces
         pieces.append(data.tobytes())
         if len(pieces) > JOINED:
@@ -165,10 +163,10 @@ class CountedReader(Reader):
 
 FRAMING_LIMIT = 16 * 1024
 FRAMING_RATIO = 8
-"""Bytes on the wire that a chunked body may have for each of its own, and as many more."""
+"""Bytes on the wire that a chunked body may use per byte of content, and the same number in addition."""
 
 SLICE = 16 * 1024
-"""Bytes that the parser is fed at once: it keeps those behind the end of a request where nobody can count them."""
+"""Bytes that the parser is fed at once. It holds the bytes after the end of a request, where they cannot be counted."""
 
 HEAD_COPIES = 2
 """The parser keeps each field of a head as bytes and as text."""
@@ -180,29 +178,28 @@ SPACED = "between method, target and version is one space each"
 
 
 class WholeReader(Reader):
-    """Reads for one connection from the first such request on. Has all bytes but those that come between the end of a
-    body and its answer."""
+    """Reads for one connection from the first uncommon request on. It holds all bytes except those between the end of a
+    body and its response."""
 
     __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_head", "_parser", "_stopped")
 
     keeps = True
-    """The parser stops behind each request."""
+    """The parser stops after each request."""
 
     def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._clients = clients
         self._parser = whole_parser(connection, loop)
         self._begun_at: float | None = None
-        """When the first byte came of a head that is not whole yet."""
+        """When the first byte of an incomplete head arrived."""
         self._fed = 0
-        """Bytes of the body that is read, framing and all, since the read of its head."""
+        """Bytes of the body, including the framing, since the read with its head."""
         self._head = 0
-        """Bytes of a head that is not whole."""
+        """Bytes of an incomplete head."""
         self._stopped = False
-        """Whether the parser stopped behind a request, and may have kept bytes."""
+        """Whether the parser stopped after a request and may hold bytes."""
         self._first: bytes | None = b""
-        """The first line that comes, as far as it is there; None once it has been looked at. Where later ones begin
-        only the parser knows."""
+        """The start of the first line; None once it has been checked. Only the parser knows where later lines start."""
 
     def feed(self, data: memoryview) -> None:
         connection = self._connection
@@ -220,7 +217,7 @@ class WholeReader(Reader):
                 return
 
     def _parse(self, data: bytes) -> bool:
-        """Parse a slice. Return False if the connection takes no more."""
+        """Parse a slice. Return False if the connection accepts no more bytes."""
         connection = self._connection
         self._stopped = False
         try:
@@ -250,7 +247,7 @@ class WholeReader(Reader):
         return self._parser.feed_data(b"")[2]
 
     def check(self, now: float) -> bool:
-        """A head has so much time from its first byte, however steadily it comes."""
+        """Refuse a head that is not complete within the timeout, however steadily it arrives."""
         if self._begun_at is None:
             return False
         if now - self._begun_at > self._clients.settings.head_timeout:
@@ -258,14 +255,14 @@ class WholeReader(Reader):
         return True
 
     def _is_spaced(self, data: memoryview) -> bool:
-        """Whether the first line says by two spaces what it should say by one."""
+        """Return whether the first line contains two spaces in a row."""
         first = (self._first or b"") + data[:HEAD_LIMIT].tobytes()
         spaced = is_spaced(first)
         self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > HEAD_LIMIT else first
         return spaced
 
     def _is_begun(self, message: Head, body: Body, fed: int) -> bool:
-        """Serve a request, whose head is in the last `fed` bytes; False if it is refused."""
+        """Serve a request whose head is in the last `fed` bytes; return False if it is refused."""
         if fault := _fault(message):
             self._refuse(NoHttp(fault))
             return False
@@ -284,7 +281,7 @@ class WholeReader(Reader):
         return True
 
     def _is_head_counted(self, size: int) -> bool:
-        """Count `size` more bytes of a head that is not whole; False if it is refused."""
+        """Count `size` more bytes of an incomplete head; return False if it is refused."""
         if not size:
             return True
         if self._begun_at is None:
@@ -301,7 +298,8 @@ class WholeReader(Reader):
         return True
 
     def _is_mostly_body(self, body: Body, size: int) -> bool:
-        """Chunks of a byte are six; more than that are extensions, which nobody reads and no other limit counts."""
+        """Return whether chunk extensions are few. A chunk of one byte takes six bytes; more are extensions, which no
+        other limit counts."""
         self._fed += size
         if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
             self._break(_unread("its chunks are more framing than body"))
@@ -309,7 +307,7 @@ class WholeReader(Reader):
         return True
 
     def _break(self, error: RequestError) -> None:
-        """What came is not HTTP; where the next request begins nobody knows."""
+        """Refuse invalid HTTP and close: the start of the next request is unknown."""
         call = self._connection.call
         if call is None or call.payload is None:
             self._refuse(error)
@@ -318,7 +316,7 @@ class WholeReader(Reader):
             call.payload.set_exception(BodyBroke(error.message.removeprefix(UNREADABLE)))
 
     def _refuse(self, error: RequestError) -> None:
-        """What is not a request, but is counted and logged as one."""
+        """Refuse invalid input, which is counted and logged as a request."""
         since = self._clients.now() if self._begun_at is None else self._begun_at
         self._connection.refuse(HttpCall(RequestHead(UNREAD), None, self._connection, self._clients.ids, since), error)
 
@@ -328,15 +326,16 @@ def _unread(why: str) -> NoHttp:
 
 
 def _too_large() -> HeadTooLarge:
-    """What was too much is not repeated: it may be a key, and it is long."""
+    """Return the error without the oversized text, which may be a key."""
     return HeadTooLarge(
         f"The head of the request is too large: it may have {HEAD_LIMIT} bytes and {MOST_FIELDS} header fields."
     )
 
 
 def _fault(head: Head) -> str:
-    """What the parser takes and others read otherwise, or not at all; empty if there is nothing. The codings of a body
-    stay behind with its framing, so one that is not undone here would reach the pod undeclared."""
+    """Return the error of a request that the parser accepts but other servers read differently or not at all; empty if
+    there is none. The transfer codings of a body stay behind with its framing, so a coding that is not decoded here
+    would reach the pod undeclared."""
     if head.version not in VERSIONS:
         return "Of HTTP, versions 1.0 and 1.1 are spoken here."
     if head.method == "CONNECT":

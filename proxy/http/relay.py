@@ -1,4 +1,4 @@
-"""The way to one client: sends attempts to pods and waits for their responses to have passed."""
+"""The relay of one client request: send attempts to pods and wait until their responses have been relayed."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 CLOSE_RACE = 0.01
 """Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
-the request arrived. An engine that crashes as fast is told apart by the fresh connection: the pod refuses that."""
+the request arrived. An engine that crashes as quickly is detected on the fresh connection, which it refuses."""
 
 
 class DeadlineTimer:
-    """Checks an attempt when a deadline passes that the client has set: the sweep may be a second late."""
+    """Checks an attempt when the client's deadline passes; the sweep may be a second late."""
 
     __slots__ = ("_context", "_deadline", "_outlet", "_timer")
 
@@ -68,7 +68,7 @@ class DeadlineTimer:
             self._timer.cancel()
 
     def _check(self) -> None:
-        """Loops keep time less exactly than the clock, so the timer may be early; then it is set again."""
+        """Set the timer again if it fired early: event loops keep time less exactly than the clock."""
         now, self._timer = self._context.clock.now(), None
         if now <= self._deadline:
             self._timer = self._context.loop.call_later(self._deadline - now + 0.001, self._check)
@@ -77,7 +77,7 @@ class DeadlineTimer:
 
 
 class ClientRelay:
-    """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
+    """Implements `core.ports.Relay` for one request. `attempt` is its last attempt."""
 
     __slots__ = ("_call", "_context", "attempt")
 
@@ -94,11 +94,9 @@ class ClientRelay:
         return Race(self, call, self._context, begins)
 
     async def relay(self, attempt: Attempt, context: RelayContext | None = None, lane: Lane | None = None) -> None:
-        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again. `context`
-        and `lane` are given for one of several attempts.
-
-        If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
-        """
+        """See the port. Also raise RequestError if the client's upload broke off or cannot be sent again. `context` and
+        `lane` are given for one of several concurrent attempts. If the pod was closing the idle connection, send the
+        request again on a fresh one."""
         if context is None:
             context, self.attempt = self._context, attempt
         call = self._call
@@ -219,7 +217,7 @@ class ClientRelay:
         self._call.answer(*passed_on(attempt, body, self._call.id))
 
     def end(self) -> None:
-        """Tell the client that there is no more of an answer that no pod goes on with."""
+        """Tell the client that a partial response ends without completion."""
         call = self._call
         if call.continuation is not None and not call.transport.is_closing():
             out = call.continuation.end(stream_error(call.path, LOST))
@@ -227,7 +225,8 @@ class ClientRelay:
                 call.transport.write(out)
 
     def _met_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
-        """Return whether the pod was closing an idle connection when the request reached it: then it has not begun."""
+        """Return whether the pod was closing an idle connection when the request arrived, so that it has not seen the
+        request."""
         if not isinstance(error, Disconnected) or not error.silent:
             return False
         if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSE_RACE:
@@ -239,7 +238,7 @@ class ClientRelay:
     async def _upload(
         self, answer: Response, connection: Connection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
-        """The answer may come, and even end, before all is sent. `body` is the beginning."""
+        """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
         chunked = self._call.chunked
         connection.request_sent = False
         connection.send(answer, head, chunk(body) if chunked else body)
@@ -250,7 +249,7 @@ class ClientRelay:
     def _head(
         self, attempt: Attempt, address: Address, body: bytes, headers: RawHeaders, read: RequestHead | None = None
     ) -> bytes:
-        """`read` is the client's head, if it came with one of HTTP/1.1."""
+        """Return the head for the pod. `read` is the client's head, if it was parsed from HTTP/1.1."""
         call, key, rank = self._call, attempt.endpoint.api_key, attempt.endpoint.rank
         if body and call.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
@@ -273,7 +272,7 @@ class ClientRelay:
         return b"%b%b\r\n" % (first, ours)
 
     def _framing(self, longer: int) -> bytes:
-        """Of a body that is streamed, by so many bytes longer than the client's, or of none."""
+        """Return the framing of a streamed body that is this many bytes longer than the client's, or of no body."""
         call = self._call
         if call.upload is not None:
             if call.chunked:
@@ -285,7 +284,8 @@ class ClientRelay:
 
 
 async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, deadline: float) -> Connection:
-    """Return a fresh connection. Raises `raced` if the pod that met the close race is gone: it had the request."""
+    """Return a fresh connection. Raise `raced` if the pod that met the close race is gone: it may have had the
+    request."""
     try:
         return await pool.connect(pod, deadline)
     except ConnectFailed as error:
@@ -295,26 +295,26 @@ async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, de
 
 
 def passed_on(attempt: Attempt, body: bytes, request_id: str) -> tuple[int, Pairs, bytes]:
-    """Return status, headers and body of a collected response as the client gets it."""
+    """Return status, headers and body of a collected response for the client."""
     kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
     headers = [("content-type", kind), ("x-request-id", request_id), *attempt.response_headers]
     return attempt.status or 502, headers, body
 
 
 def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> bytes:
-    """With the lines that hooks added, of which one may be another id for the request."""
+    """Return the headers with the lines of hooks, which may contain another id for the request."""
     if any(name == "x-request-id" for name, _ in added):
         ours = ours.replace(id_line, b"", 1)
     return ours + encode_pairs(added)
 
 
 def _unpacked(headers: RawHeaders) -> RawHeaders:
-    """What we read ourselves is not to be compressed, whatever the client can read."""
+    """Return the headers for a response that kvlane reads itself and that must not be compressed."""
     return [pair for pair in headers if pair[0].lower() != b"accept-encoding"]
 
 
 def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
-    """Without the client's place in its trace, where a hook has added ours: both are told, or neither."""
+    """Return the headers without the client's trace context if a hook has added kvlane's own."""
     if not any(name == "traceparent" for name, _ in added):
         return headers
     return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
@@ -337,11 +337,8 @@ async def _pump(upload: Upload, connection: Connection, answer: Response, chunke
 
 
 class Race:
-    """Implements `core.ports.Race`. Stands for all legs before the client's connection.
-
-    An answer says so before it writes the first byte to the client: in that moment the others are ended, so that none
-    of them writes any.
-    """
+    """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces itself
+    before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
 
     def __init__(
         self, relay: ClientRelay, call: HttpCall, context: RelayContext, begins: Callable[[Attempt], None]
@@ -412,12 +409,12 @@ class Race:
         return [lane.sink for lane in self._lanes if lane.sink is not None]
 
     def _takes(self, attempt: Attempt, status: int) -> bool:
-        """While another leg may answer, a refusal is not for the client."""
+        """Return whether an error response waits while another attempt may respond."""
         return len(self._lanes) > 1 or self._takes_alone(attempt, status)
 
 
 class Lane:
-    """The client's connection as one of several attempts has it."""
+    """The client's connection as one of several attempts sees it."""
 
     __slots__ = ("_connection", "_race", "_task", "attempt", "sink")
 
@@ -433,11 +430,11 @@ class Lane:
         return self._connection.writing_paused
 
     def begins(self) -> None:
-        """This attempt answers, and no other."""
+        """Make this attempt the one that responds."""
         self._race.begins(self)
 
     def give_up(self) -> None:
-        """Another attempt answers."""
+        """End this attempt, because another one responds."""
         if isinstance(self.sink, Response):
             self.sink.abandon()
         elif self._task is not None:

@@ -1,4 +1,4 @@
-"""Requests of clients: heads as aiohttp's parser reads them, and what a request carries until its response."""
+"""Requests of clients: heads as aiohttp's parser reads them, and the state of a request until its response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Body = StreamReader
-"""The rest of a body, as it comes: `readany` it."""
+"""The rest of a body; read it with `readany`."""
 
 Head = RawRequestMessage
 UNREAD = RawRequestMessage(
@@ -41,36 +41,37 @@ UNREAD = RawRequestMessage(
     chunked=False,
     url=URL(),
 )
-"""The head of what is answered, though it could not be read."""
+"""The head of a request that could not be read but gets a response."""
 
 HTTP_11 = HttpVersion11
-"""The one object that the parser has for it."""
+"""The object that the parser uses for HTTP/1.1."""
 
 Parser = HttpRequestParser
 ParserError = HttpProcessingError
 
 HEAD_LIMIT = 64 * 1024
-"""Bytes of a request line and all header fields together. The largest heads of real clients have tokens, cookies and
-baggage of some 8 KiB each."""
+"""Largest size of request line and header fields, in bytes. Tokens, cookies and baggage of real clients take some 8 KiB
+each."""
 
 MOST_FIELDS = 128
-"""As the parser has it, if it is not told otherwise."""
+"""Largest number of header fields, as in the parser."""
 
 STREAM_LIMIT = 256 * 1024
-"""Bytes of a body that wait to be read; at twice as many, reading pauses."""
+"""Unread bytes of a body; at twice as many, reading from the client pauses."""
 
 
 class BodyBroke(Exception):
-    """What reading a body raises where its framing is broken."""
+    """Raised by reading a body whose framing is invalid."""
 
 
 def is_spaced(head: bytes) -> bool:
-    """Whether the request line has two spaces in a row: to the parser that is one. An empty line may precede it."""
+    """Return whether the request line contains two spaces in a row, which the parser accepts. An empty line may precede
+    it."""
     return head.find(b"  ", 0, head.find(b"\r\n", 2)) >= 0
 
 
 def is_too_large(error: ParserError) -> bool:
-    """Whether a head is in order, but for its size; of the number of fields the parser tells by a sentence alone."""
+    """Return whether a head is valid except for its size; the parser reports too many fields by its message only."""
     return isinstance(error, LineTooLong) or error.message.startswith("Too many headers")
 
 
@@ -80,20 +81,20 @@ def size_of(head: Head) -> int:
 
 
 def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
-    """For heads alone, each fed whole. To let aiohttp read the body too takes a stream and its calls into Python, 250
-    bytecodes for what mostly is one slice of bytes. The switch is meant for answers to HEAD; to a parser of requests it
-    says that the next message follows the head."""
+    """Return a parser for complete heads. Letting aiohttp parse the body too takes a stream and its Python calls, 250
+    bytecodes for what usually is one slice of bytes. The option is meant for responses to HEAD; in a parser of requests
+    it says that the next message follows the head."""
     return _parser(None, loop, response_with_body=False)
 
 
 def whole_parser(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Parser:
-    """For requests in any framing and any pieces. It stops behind each one and keeps what follows until it is fed
-    again: a read full of small requests would be as many objects at once."""
+    """Return a parser for requests in any framing and any pieces. It stops after each request and keeps the following
+    bytes until it is fed again, so that a read of many small requests does not create as many objects."""
     return _parser(reader, loop, max_msg_queue_size=1)
 
 
 def body_stream(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Body:
-    """For a body of declared length, whose end is found by counting."""
+    """Return a stream for a body of declared length, whose end is found by counting."""
     protocol: Any = reader  # aiohttp uses `connected`, `pause_reading` and `resume_reading`
     return StreamReader(protocol, STREAM_LIMIT, loop=loop)
 
@@ -116,10 +117,11 @@ HEAD_END = b"\r\n\r\n"
 HTTP_10 = (1, 0)
 
 HEADS = 256
-"""That are remembered, of REMEMBERED bytes at most."""
+"""Number of remembered heads, of at most REMEMBERED bytes each."""
 
 _USUAL_VERSION = b" HTTP/1.1\r\n"
-"""Stands behind as many bytes as method, a space and target have, if there is one space each and nothing before."""
+"""Follows after as many bytes as method, a space and target have, if there is exactly one space between them and
+nothing before."""
 
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: (\d{1,15})(?=\r\n[^ \t]|\Z)").match
 """A whole line of a head. What it is looked for by, for a third of what a search takes, stands so far in it:"""
@@ -129,11 +131,11 @@ _SOUGHT_AT = len(b"\r\nContent-L")
 
 
 MOST_BEGINNINGS = 64
-"""Beginnings of heads towards pods that are kept for each head of a client."""
+"""Number of heads for pods that are kept per head of a client."""
 
 
 class RequestHead:
-    """All that is the same in requests of the same head; nobody changes it."""
+    """The immutable part that requests with the same head share."""
 
     __slots__ = (
         "_beginnings",
@@ -158,19 +160,19 @@ class RequestHead:
         self.headers: Mapping[str, str] = head.headers
         length = self.headers.get("content-length")
         self.length = None if length is None else int(length)
-        """Of the body, as declared; the parser has checked that it is a number."""
+        """The declared length of the body; the parser has checked that it is a number."""
         self.raw_headers = head.raw_headers
         self.speaks_11 = (version := head.version) is HTTP_11 or version > HTTP_10
-        """An older client knows neither chunks nor informational answers."""
+        """Whether the client understands chunks and informational responses."""
         self.id = self.headers.get("x-request-id") or ""
         self.closing: bool = head.should_close
-        """Whether this is the connection's last answer."""
+        """Whether the connection closes after the response."""
         self.chunked = head.chunked
         self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
         self._beginnings: dict[tuple[bytes, bytes, bool], bytes] = {}
 
     def beginning(self, base: bytes, host: bytes, authorized: bool) -> bytes:
-        """Return the head towards the pod at this base path and host, without the fields of each request."""
+        """Return the head for the pod with this base path and host, without the fields that differ per request."""
         found = self._beginnings.get((base, host, authorized))
         if found is None:
             if len(self._beginnings) >= MOST_BEGINNINGS:
@@ -181,11 +183,9 @@ class RequestHead:
 
 
 class Heads:
-    """Reads the usual ones: HTTP/1.1, and a body of declared length.
-
-    A client's requests differ in the length of their bodies, and hardly in anything else of their heads. So that is
-    taken out, and what is left looked up: 7,000 instructions where the parser and what follows from it take 22,000.
-    """
+    """Reads common heads: HTTP/1.1 with a body of declared length. Requests of one client differ in the length of their
+    bodies and hardly in anything else of the head. So the length is cut out and the rest looked up: 7,000 instructions,
+    where the parser and the following steps take 22,000."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -193,7 +193,7 @@ class Heads:
         self._read_again = lru_cache(HEADS)(self._read)
 
     def read(self, head: bytes) -> tuple[RequestHead, int | None] | None:
-        """And the length of the body, if one is declared. None if it is not a usual one, or none at all. `head` is
+        """Return the head and the declared length of the body. Return None for an uncommon or invalid head. `head` is
         without the empty line at its end."""
         at = head.rfind(_SOUGHT) - _SOUGHT_AT
         length = _LENGTH(head, at) if at > 0 and len(head) <= REMEMBERED else None
@@ -236,15 +236,15 @@ class HttpCall:
         ids: Iterator[str],
         received_at: float,
     ) -> None:
-        """`length` is that of its body, as declared. `ids` are for requests that bring none. `received_at` is when the
-        head was whole, in monotonic seconds."""
+        """`length` is the declared length of the body. `ids` are for requests without an id. `received_at` is when the
+        head was complete, in monotonic seconds."""
         self.head = head
         self.content_length = length
         self.method = head.method
         self.path = head.path
         self.query = head.query
         self.headers = head.headers
-        """`content-length` may have been taken out."""
+        """`content-length` may have been removed."""
         self.raw_headers = head.raw_headers
         self.speaks_11 = head.speaks_11
         self.connection = connection
@@ -257,23 +257,24 @@ class HttpCall:
         self.wants_websocket = head.wants_websocket
         self.body = b""
         self.payload: Body | None = None
-        """Has the body if it is not collected before it is served."""
+        """The stream of a body that is not collected before the request is served."""
         self.retained = 0
-        """Bytes that its body takes of the budget."""
+        """Bytes of the memory budget that its body holds."""
         self.upload: Upload | None = None
-        """The rest of a body that is streamed."""
+        """The rest of a streamed body."""
         self.answered = 0
-        """The status that was sent; 0: nothing was."""
+        """The status that was sent; 0: none."""
         self.sent = 0
-        """Bytes of body in an answer of our own."""
+        """Bytes of the body of kvlane's own response."""
         self.answer_lines = b""
-        """Of every answer, a pod's or our own."""
+        """Header lines of every response, a pod's or kvlane's own."""
         self.identity: Identity | None = None
         self.continuation: Continuation | None = None
-        """Of an answer that may go on with another pod."""
+        """The state of a response that another pod may continue."""
 
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:
-        """Sends a whole answer, if the client is still there. It is the last one if the request was not read whole."""
+        """Send a complete response if the client is connected. The connection closes after it if the request was not
+        read completely."""
         if self.transport.is_closing():
             return
         if self.payload is not None and not self.payload.is_eof():
@@ -293,7 +294,7 @@ class HttpCall:
 
     @property
     def has_left(self) -> bool:
-        """The client has."""
+        """Return whether the client has disconnected."""
         return self.transport.is_closing()
 
     def break_off(self) -> None:
@@ -301,7 +302,7 @@ class HttpCall:
         reset(self.transport)
 
     def end(self) -> None:
-        """Of one that was served."""
+        """End a served request."""
         self.connection.answered(self)
 
     def connection_header(self) -> bytes:

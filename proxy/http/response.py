@@ -1,4 +1,4 @@
-"""A pod's answer on its way to the client: pushed in by the pod's connection, pushed out to the client's socket."""
+"""A pod's response on its way to the client: pushed by the pod's connection, written to the client's socket."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from proxy.http.relay import Lane
 
 ASK_AFTER = 1.0
-"""Seconds of silence after which it is asked whether there is anything to wait for."""
+"""Seconds of silence after which the pod's state decides whether to keep waiting."""
 
 _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
@@ -63,26 +63,26 @@ class RelayContext:
     timeouts: Timeouts
     clock: Clock
     loop: asyncio.AbstractEventLoop
-    """Asking for the running one costs a system call before Python 3.12."""
+    """Looking up the running loop costs a system call before Python 3.12."""
     takes: Callable[[Attempt, int], bool]
-    """Whether an answer of this status is not for the client: another pod is asked."""
+    """Return whether to retry on another pod instead of relaying a response of this status."""
     given_up: Callable[[Attempt, float], str]
-    """Why an answer of which nothing has come since then, in monotonic seconds, is not waited for; empty if it is."""
+    """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
+    waiting."""
     continued: Sequence[str] = ()
-    """Patterns of models whose answers another pod goes on with."""
+    """Patterns of models whose responses another pod can continue."""
 
 
 class Response:
-    """The response of one attempt, from the request being sent to its ending. `done` gets what went wrong while nothing
-    had reached the client, else None.
-
-    Attributes that most responses never change stand on the class, and are not stored for each.
-    """
+    """The response of one attempt, from sending the request to its ending. `done` gets the error if nothing had reached
+    the client, else None. Attributes that most responses never change are class attributes and are not stored per
+    response."""
 
     head: AnswerHead | None = None
-    """As the pod's connection has read it; None before that, and once it has been sent on."""
+    """The head as the pod's connection has read it; None before that and after it has been relayed."""
     reads_head = False
-    """Whether `begin` has to see the head of an answer that is simple: its body changes, or is the rest of another."""
+    """Whether `begin` must inspect the head of a simple response, because its body is changed or continues another
+    response."""
     paused = False
     upload_room: asyncio.Future[None] | None = None
     """Pending while the pod does not keep up with an upload."""
@@ -90,19 +90,19 @@ class Response:
     _framing_lines = b""
     _events = False
     _undecided = False
-    """Whether nothing goes out, head and all, until it is known that the pod does not decline."""
+    """Whether everything, including the head, is held back until it is known that the pod does not decline."""
     _held = b""
-    """What was read until then."""
+    """The bytes that are held back."""
     _is_plain = True
     """Whether it has neither a lane nor a continuation."""
     _lane: Lane | None = None
     _continuation: Continuation | None = None
     _resumes = False
-    """Whether this is the rest of an answer whose beginning another pod has sent."""
+    """Whether it continues a response that another pod started."""
     _fed = 0
-    """Pieces of the meter that have gone through the pipeline."""
+    """Number of pieces of the meter that have gone through the pipeline."""
     _passed = 0
-    """Bytes read of the body, framing and all."""
+    """Bytes of the body that were read, including the framing."""
     _settle_at = 0
     _seen = 0
     _seen_at = 0.0
@@ -110,7 +110,7 @@ class Response:
     def __init__(
         self, call: HttpCall, attempt: Attempt, context: RelayContext, connection: Connection, lane: Lane | None = None
     ) -> None:
-        """`lane` stands for the client's connection while several answers may begin."""
+        """`lane` replaces the client's connection while several responses may start."""
         self._call = call
         self._attempt = attempt
         self._context = context
@@ -126,7 +126,7 @@ class Response:
             self.reads_head = is_changed(attempt)
 
     def continue_with(self, continuation: Continuation) -> None:
-        """Let another pod go on with the answer when this one fails. If the client has a part of it, this is the
+        """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
         self._continuation, self._is_plain = continuation, False
         if self._call.answered:
@@ -137,7 +137,7 @@ class Response:
     # what the pod's connection calls
 
     def begin(self, head: AnswerHead) -> None:
-        """Chooses how to frame a body whose length nobody knows, or none, and what is to be seen of it first."""
+        """Choose the framing of a body of unknown length, or of no body, and the stages of its pipeline."""
         call = self._call
         if self._resumes:
             self._begin_rest(head)
@@ -166,7 +166,7 @@ class Response:
         self._undecided = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
-        """Any read but the last. From the second on, those of whole chunks go out without all this."""
+        """Relay a read that is not the last. From the second on, reads of whole chunks bypass this method."""
         if self._undecided and self.head is not None:
             self._decide(self.head, raw)
             return
@@ -196,8 +196,7 @@ class Response:
             self._check_engine(self._continuation)
 
     def finished(self, raw: bytes, exact: bool) -> None:
-        """The last read; of most answers that are no streams, the only one. A whole answer without a body has its first
-        byte now."""
+        """Relay the last read; most responses that are no streams have only this one."""
         head, attempt, context = self.head, self._attempt, self._context
         meter = self._connection.meter
         if head is not None and raw.find(ABORTED, -ENDING if self._events else 0) >= 0:
@@ -221,7 +220,7 @@ class Response:
             self.done.set_result(None)
 
     def _finish(self, head: AnswerHead | None, raw: bytes, exact: bool) -> bool:
-        """As `finished`, for an answer that is not simple; False if it failed."""
+        """As `finished`, for a response that is not simple; return False if it failed."""
         meter, framing = self._connection.meter, self._framing
         if self._undecided and head is not None:
             body = b"".join(meter.pieces)
@@ -273,7 +272,8 @@ class Response:
         self._close(error)
 
     def broke(self, error: Exception) -> None:
-        """The task of the request raises the error: it logs it and answers 500, or resets the client's connection."""
+        """Fail the attempt; the task of the request raises the error, logs it and sends a 500, or resets the client's
+        connection."""
         self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
         self._outlet.sink = None
         self._connection.abort()
@@ -289,7 +289,7 @@ class Response:
             room.set_result(None)
 
     def evict(self) -> None:
-        """Ends it because the proxy stops."""
+        """End the response because the proxy stops."""
         self._connection.abort()
         if self._has_begun:
             self._cut(Ending.EVICTED, STOPPED)
@@ -298,7 +298,7 @@ class Response:
             self._close(ShuttingDown())
 
     def abandon(self) -> None:
-        """The relay was cancelled: the client left, or has to see that there is no more."""
+        """End the response because the relay was cancelled."""
         if self._attempt.ending is not None:
             return
         self._connection.abort()
@@ -321,7 +321,8 @@ class Response:
         self._connection.resume_reading()
 
     def gone(self) -> None:
-        """Who closes after the last event, as official clients do before there is a last chunk, has all of it."""
+        """Handle the disconnection of the client. A client that closes after the last event, as official clients do
+        before the last chunk, has received everything."""
         if self._attempt.ending is None:
             self._connection.abort()
             self._end(Ending.CLIENT_GONE)
@@ -330,7 +331,7 @@ class Response:
                 self._attempt.usage = usage_from(tail, self._attempt.request.path)
 
     def check(self, now: float) -> None:
-        """For the sweep: ends what has stalled. `now` is monotonic seconds."""
+        """End a stalled response; called by the sweep. `now` is monotonic seconds."""
         timeouts, attempt = self._context.timeouts, self._attempt
         request = attempt.request
         passed = self._passed + self._connection.passed
@@ -350,7 +351,7 @@ class Response:
     # what `Connection.receive` is while events go through stages
 
     def _pass_events(self, raw: bytes) -> None:
-        """Reads of a response with stages."""
+        """Relay a read of a response with stages."""
         pieces = self._connection.meter.pieces
         body = pieces[-1] if len(pieces) == self._fed + 1 else b"".join(pieces[self._fed :])
         self._fed = len(pieces)
@@ -368,7 +369,7 @@ class Response:
     # below here in order of use
 
     def _begin_rest(self, head: AnswerHead) -> None:
-        """Raises UpstreamFailed for what is not the rest."""
+        """Raise UpstreamFailed for a response that does not continue the first one."""
         if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
         if head.status == BAD_REQUEST and self._attempt.endpoint.rank is not None:
@@ -384,11 +385,11 @@ class Response:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether the client has a part of the response."""
+        """Whether the client has received a part of the response."""
         return self._resumes or self._attempt.status is not None
 
     def _stages(self, head: AnswerHead) -> Sequence[Stage]:
-        """Of a body whose length nobody knows. Errors name no model but in their text."""
+        """Return the stages for a body of unknown length. Errors contain the model only in their text."""
         is_named = self.reads_head and head.status < 300
         if head.events:
             return event_stages(self._attempt, self._continuation, is_named)
@@ -400,13 +401,13 @@ class Response:
         self._fed = 0
 
     def _check_engine(self, continuation: Continuation) -> None:
-        """End the answer if the stream says that its engine failed."""
+        """End the response if the stream reports that its engine failed."""
         if (failure := continuation.failure) is not None:
             self._connection.abort()
             self.failed(failure)
 
     def _is_left_open(self, continuation: Continuation, error: KvlaneError, ending: Ending) -> bool:
-        """Whether another pod can go on with the answer, or is asked again for the rest of which nothing came."""
+        """Return whether another pod can continue the response, or is asked again for the missing rest."""
         if isinstance(error, RestRefused):
             said: KvlaneError | None = error.refusal
         elif self._resumes and self._attempt.status is None:
@@ -442,8 +443,8 @@ class Response:
         return is_cut(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 
     def _end_cut(self, head: AnswerHead | None, raw: bytes, exact: bool) -> None:
-        """In good order, but without an end: as if its pod had broken off. What is left of it goes out, unless nothing
-        has: then another pod is asked."""
+        """Handle a response that ended in valid HTTP but incomplete, as if the pod had broken off. The remaining bytes
+        are sent, unless none has been sent: then another pod is tried."""
         meter = self._connection.meter
         if head is None:
             out = self._framing.finish(raw, meter.pieces[self._fed :], exact)
@@ -457,7 +458,7 @@ class Response:
         meter.tail = b""
 
     def _declined(self, head: AnswerHead, beginning: bytes) -> UpstreamFailed | None:
-        """Only what another pod can be asked instead."""
+        """Return the error of a response for which another pod can be tried."""
         error = refusal(head, beginning, self._attempt.endpoint.rank)
         if error is None:
             return RestRefused(head.status) if self._resumes and head.status == BAD_REQUEST else None
@@ -469,7 +470,7 @@ class Response:
         return error
 
     def _opening(self, head: AnswerHead) -> bytes:
-        """The head towards the client, about to be sent. The rest of an answer has none."""
+        """Return the head for the client before it is sent. A continued response has none."""
         call, attempt = self._call, self._attempt
         if not self._is_plain:
             if self._resumes:
@@ -493,8 +494,8 @@ class Response:
         self.failed(UpstreamTimedOut(message))
 
     def _cut(self, ending: Ending, message: str) -> None:
-        """The client has a part of the answer and must not take it for the whole. Where the framing is ended in order,
-        its connection goes on: it may be sending its next request already."""
+        """End a partial response so that the client does not take it for complete. If the framing is ended in order,
+        the connection stays open: the client may be sending its next request already."""
         out = None
         if self._events:
             self._connection.meter.settle(self._attempt)
@@ -512,7 +513,7 @@ class Response:
             self._end(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
     def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
-        """Not by the pod's connection, or not well."""
+        """End the attempt for a reason other than a complete response."""
         self._connection.meter.settle(self._attempt)
         self._attempt.last_byte_at = self._context.clock.now()
         self._attempt.ending = ending

@@ -1,4 +1,4 @@
-"""The data port: accepts connections, hands requests for pods to the gateway and answers the others."""
+"""The data port: accept connections, pass requests for pods to the gateway and respond to the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ async def listeners(
     sockets: Sequence[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> list[asyncio.Server]:
-    """On `sockets`, which are bound; where there are none, on the port. Raises OSError if it cannot be had."""
+    """Return listening sockets: the given bound `sockets`, or new ones on the port. Raise OSError if the port is
+    unavailable."""
     loop = asyncio.get_running_loop()
     how: dict[str, Any] = {"backlog": BACKLOG}
     if tls is not None:
@@ -57,7 +58,7 @@ async def listeners(
 
 
 def port_of(listening: Sequence[asyncio.Server]) -> int:
-    """The same for all of them."""
+    """Return the port that all of them share."""
     port: int = listening[0].sockets[0].getsockname()[1]
     return port
 
@@ -66,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 class Handshake(asyncio.Protocol):
-    """Stands where a connection will be. One that fails goes as it came, and nothing else has been made for it."""
+    """The protocol of a connection during the TLS handshake. A failed handshake leaves nothing behind."""
 
     __slots__ = ("__weakref__", "_handshakes", "_transport")
 
@@ -86,16 +87,17 @@ class Handshake(asyncio.Protocol):
 
 
 class Handshakes:
-    """Called by a loop for each client. It tells nobody of a handshake that failed: that is one which was begun, is no
-    more, and has come to no connection. uvloop lets go of it at once; asyncio leaves it to the garbage collection."""
+    """Creates the protocol of each client for the event loop. The loop does not report a failed handshake: it is one
+    that was started, is gone, and led to no connection. uvloop frees it at once; asyncio leaves it to garbage
+    collection."""
 
     def __init__(self, connect: Callable[[], asyncio.BaseProtocol], failed: Callable[[int], None]) -> None:
-        """`failed` is told how many did since the last look."""
+        """`failed` is called with the number of failures since the last check."""
         self._connect = connect
         self._failed = failed
         self._open: WeakSet[Handshake] = WeakSet()
         self._begun = 0
-        """Those that have succeeded or were told of aside."""
+        """Handshakes that have succeeded or were reported separately."""
 
     def __call__(self) -> Handshake:
         handshake = Handshake(self)
@@ -109,7 +111,7 @@ class Handshakes:
         return self._connect()
 
     def check(self, now: float) -> None:
-        """For the sweep."""
+        """Count failed handshakes; called by the sweep."""
         if failed := self._begun - len(self._open):
             self._begun -= failed
             self._failed(failed)
@@ -119,21 +121,22 @@ READ_SIZE = 256 * 1024
 """Bytes that are read from a client at once."""
 
 ROOM_INTERVAL = 0.1
-"""Seconds between a look for idle connections that found none and the next one: each is a look at all there are."""
+"""Seconds between two searches for idle connections after one that found none, because each search looks at all
+connections."""
 
 Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
-"""Runs as a task of its own, and ends with `ClientConnection.answered`."""
+"""Runs as a task and ends with `ClientConnection.answered`."""
 
 Collects = Callable[[HttpCall, int], bool]
-"""Asked on the head of a call: whether its body, of so many bytes, is collected before the call is served. If not, the
-call is served at once, with a stream, and may be refused on its head."""
+"""Called with a request and the length of its body: return whether to collect the body before serving. Otherwise the
+request is served at once with a stream, and may be refused by its head."""
 
 Unserved = Callable[[HttpCall, RequestError | Ending], None]
-"""Ends a call that was not served: it could not be read and is to be refused, or its connection ended."""
+"""End a request that was not served: it could not be read, or its connection ended."""
 
 
 class Clients:
-    """Makes a connection when it is called, as a loop asks of what its server is given."""
+    """Creates the protocol of each accepted connection for the event loop."""
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ class Clients:
         buffers: Budget,
         hung_up: Tell = untold,
     ) -> None:
-        """`buffers` bounds what all connections buffer: see `ClientConnection.count`."""
+        """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
         self.serve = serve
         self.collects = collects
         self.unserved = unserved
@@ -153,7 +156,7 @@ class Clients:
         self.now = clock.now
         self.buffers = buffers
         self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
-        """Of requests that have none."""
+        """Ids for requests without one."""
         self.connections: set[ClientConnection] = set()
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._loop = asyncio.get_running_loop()
@@ -169,15 +172,14 @@ class Clients:
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests that have not ended, or begun."""
+        """Return whether any request is being read or served."""
         return any(connection.call is not None or connection.is_fresh for connection in self.connections)
 
     def has_room(self, descriptor: int) -> bool:
-        """Return whether one connection more, which has this descriptor, may stay. Where there is no room, those that
-        have been idle for longest are closed. None comes in after the end: the loop may have accepted it just before.
-
-        The kernel gives out the lowest free descriptor, so a high one means that nearly all are in use. At the limit
-        itself uvloop closes new connections without a word."""
+        """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
+        None is accepted after the shutdown, though the loop may have accepted it just before. The kernel assigns the
+        lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes new
+        connections silently."""
         if self._is_over:
             return False
         is_out_of_files = descriptor >= self._last_file
@@ -197,20 +199,20 @@ class Clients:
         return False
 
     def check(self, now: float) -> None:
-        """For the sweep: one look at all of them costs less than a timer for each."""
+        """Check all connections; called by the sweep, which costs less than a timer per connection."""
         look_at(self.connections, now, ClientConnection.broke)
         if self._turned_away:
             limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
             log.warning("hung up on %d clients: listen.maxConnections (%d) are connected", turned_away, limit)
 
     def close_idle(self) -> None:
-        """Closes the connections that are between requests; those whose first one is to come are given a moment."""
+        """Close the connections between two requests. Connections that wait for their first request get a moment."""
         for connection in tuple(self.connections):
             if connection.idle and not connection.is_fresh:
                 connection.close()
 
     async def shutdown(self, timeout: float) -> None:
-        """Requests have `timeout` seconds to end, and as many again once they are cancelled."""
+        """Give requests `timeout` seconds to end, and as many again after they were cancelled."""
         self._is_over = True
         for cancel in (False, True):
             running = [connection.task for connection in self.connections if connection.task is not None]
@@ -223,8 +225,8 @@ class Clients:
             connection.close()
 
     def _close_longest_idle(self) -> bool:
-        """Those that the sweep has not seen idle yet are so for a shorter time than the others. They count no more at
-        once: the loop tells of their end only later, and whoever comes until then would have as many closed again."""
+        """Close the connections that the sweep has seen idle the longest. They stop counting at once: the loop reports
+        their end later, and each new client would close as many again."""
         idle = [each for each in self.connections if each.makes_room]
         idle.sort(key=lambda each: math.inf if each.idle_since is None else each.idle_since)
         for each in idle[: 1 + self.settings.max_connections // 20]:
@@ -234,15 +236,13 @@ class Clients:
 
 
 TURNS = 3
-"""Of the loop, in which what it has accepted becomes a connection, to be served as others are when the port closes."""
+"""Turns of the loop in which accepted sockets become connections, which are served although the port closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How requests are served under one configuration.
-
-    `takes`, `given_up` and `continued`: see `RelayContext`. Without a door no credentials are asked for.
-    """
+    """How requests are served under one configuration. See `RelayContext` for `takes`, `given_up` and `continued`.
+    Without an authenticator no keys are required."""
 
     gateway: Gateway
     security: Security
@@ -281,8 +281,8 @@ class DataServer:
         self._listeners: list[asyncio.Server]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had, or the
-        certificate cannot."""
+        """Listen on the bound `sockets`, else on the port of the settings. Raise OSError if the port or the certificate
+        is unavailable."""
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
         buffers = self._bodies.buffers
@@ -305,23 +305,22 @@ class DataServer:
 
     @property
     def context(self) -> RelayContext:
-        """That of requests which come now."""
+        """The TLS context of new connections."""
         return self._context
 
     @property
     def budget(self) -> Budget:
-        """Of request bodies, wherever they come in."""
+        """The memory budget of request bodies on all ports."""
         return self._bodies.budget
 
     @property
     def retained(self) -> int:
-        """Bytes of request bodies, heads and pipelined requests in memory that count against
-        `listen.retainedBodies`."""
+        """Bytes of request bodies, heads and pipelined requests that count against `listen.retainedBodies`."""
         return self._bodies.budget.used + self._bodies.buffers.used
 
     @property
     def served(self) -> Served:
-        """Replaced as a whole: new requests follow, running ones go on as they began. CORS stays as it was."""
+        """Replaced as a whole: new requests use the new value, running ones keep theirs. CORS does not change."""
         return self._served
 
     @served.setter
@@ -334,17 +333,17 @@ class DataServer:
         self._make_context()
 
     def service_of(self, bodies: Bodies[C], hung_up: Tell = untold) -> Service[C]:
-        """Return what serves the requests of a port whose bodies these are."""
+        """Return the service of a port with these bodies."""
         served = self._served
         return Service(served.gateway, served.security, served.door, bodies, served.listeners, hung_up)
 
     def settle(self) -> None:
-        """What comes is served, and told not to come again: connections close after their answers."""
+        """Keep serving, but close each connection after its response."""
         self.service.stopping = True
 
     async def stop(self, grace: float) -> None:
-        """No new connections; requests in flight have `grace` seconds to end, then they are cut, or refused
-        if nothing was answered."""
+        """Accept no new connections. Requests in flight have `grace` seconds to end; then they are aborted, or refused
+        if nothing was sent."""
         self.service.stopping = True
         for listener in self._listeners:
             listener.close()
@@ -371,7 +370,8 @@ class DataServer:
         self._context = RelayContext(self.pool, served.timeouts, self._clock, loop, *told)
 
     def _collects(self, call: HttpCall, size: int) -> bool:
-        """What is refused on its head, or answered here, does not wait for its body."""
+        """Return whether the request waits for its body. Requests that are refused by their head or answered here do
+        not."""
         return self.service.wants(call) and self._bodies.collects(call, size)
 
     def _serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
@@ -381,13 +381,13 @@ class DataServer:
         self.service.unserved(call, why)
 
     def _permitted(self, call: HttpCall) -> None:
-        """What was answered in the place of `_serve`."""
+        """Serve a request that was authenticated instead of `_serve`."""
         self.service.ended(call, Ending.COMPLETE, None)
         call.end()
 
     def _evict(self) -> None:
-        """Closing their connections would make some answers look whole. All at once, so that nobody who waits gets the
-        room that others leave."""
+        """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections
+        would make some responses look complete."""
         for connection in tuple(self._clients.connections):
             if isinstance(connection.sink, Response | Race):
                 connection.sink.evict()

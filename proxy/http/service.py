@@ -1,4 +1,4 @@
-"""What becomes of a request, whoever has brought it: a pod answers it, kvlane does, or it is refused."""
+"""Serve one request independently of its transport: a pod responds, kvlane responds, or the request is refused."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from proxy.gateway import Gateway
 
 OPEN_PATHS = ("/health", "/ping")
-"""What load balancers ask, without a key."""
+"""Paths for load balancers, which need no key."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
-"""Fields that end here: what opens this door is not for a pod."""
+"""Header fields that are not relayed: they authenticate to kvlane, not to a pod."""
 
 
 class Visitor(Protocol):
-    """Who brings a request; `raw_headers` are those that go on to a pod."""
+    """The sender of a request; `raw_headers` are the fields that are relayed to a pod."""
 
     path: str
     headers: Mapping[str, str]
@@ -48,7 +48,7 @@ class Entrance:
         self._door = door
 
     def is_let_in(self, call: Visitor) -> bool:
-        """At once. If not, `let_in` says why, or waits."""
+        """Return whether the request is admitted at once. If not, `let_in` raises the reason or waits."""
         try:
             identity = self._door.find(call.headers)
         except RequestError:
@@ -58,13 +58,13 @@ class Entrance:
         return identity is not None
 
     async def let_in(self, call: Visitor) -> None:
-        """Raises Unauthorized or Forbidden."""
+        """Raise Unauthorized or Forbidden."""
         if call.path not in OPEN_PATHS:
             _welcome(call, await self._door.authenticate(call.headers))
 
 
 def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[str, Any]]:
-    """Of the cards of models, those that it may ask for."""
+    """Return the model cards that the identity may see."""
     if identity is None or identity.models is None:
         return cards
     return [card for card in cards if allows(identity.models, card["id"])]
@@ -77,10 +77,10 @@ def _welcome(call: Visitor, identity: Identity) -> None:
 
 ANY = "*"
 MAX_AGE = "600"
-"""Seconds that a browser need not ask again."""
+"""Seconds for which a browser caches a preflight response."""
 
 EXPOSED = "x-request-id, x-kvlane-endpoint, x-kvlane-reason, retry-after"
-"""Fields of answers that a page may read beside the usual ones."""
+"""Response fields that a web page may read in addition to the safelisted ones."""
 
 Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
 
@@ -88,11 +88,11 @@ _NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:[ \t]*,[ \t]*[\w!#$%&'*+.^`|~-]+)*",
 
 
 class Cors:
-    """Stands before `serve`, where origins are configured. Browsers ask without a key, so a question is answered before
-    one is looked for. No cookie is ever allowed: keys come in headers."""
+    """Cross-origin requests, if origins are configured. Runs before `serve`, because browsers send preflight requests
+    without a key. Cookies are never allowed: keys come in headers."""
 
     def __init__(self, origins: Sequence[str], serve: Serve, done: Callable[[HttpCall], None]) -> None:
-        """`done` ends a call that was answered here."""
+        """`done` ends a request that was responded to here."""
         self._any = ANY in origins
         self._origins = frozenset(origins)
         self._serve = serve
@@ -127,33 +127,33 @@ JSON = [("content-type", "application/json")]
 
 
 class Brought(Visitor, Call, Protocol):
-    """A request, and the way back to whoever has brought it."""
+    """A request and the way to respond to it."""
 
     retained: int
-    """Bytes that its body takes of the budget."""
+    """Bytes of the memory budget that its body holds."""
     closing: bool
-    """Whether it is the last one from there."""
+    """Whether the connection closes after the response."""
 
     @property
     def answered(self) -> int:
-        """The status that was sent; 0: nothing was."""
+        """The status that was sent; 0: none."""
 
     @property
     def sent(self) -> int:
-        """Bytes of body in an answer of our own."""
+        """Bytes of the body of kvlane's own response."""
 
     @property
     def has_left(self) -> bool:
-        """Whether nobody waits for the answer."""
+        """Return whether the client has disconnected."""
 
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:
-        """The whole of it."""
+        """Send a complete response."""
 
     def break_off(self) -> None:
-        """What was sent of an answer must not look whole."""
+        """Abort the connection, so that a partial response does not look complete."""
 
     def end(self) -> None:
-        """Once, after all else."""
+        """End the request; called once, last."""
 
 
 C = TypeVar("C", bound=Brought)
@@ -161,33 +161,32 @@ Taken = TypeVar("Taken", bound=Brought, contravariant=True)
 
 
 class Bodies(Protocol[Taken]):
-    """Collects those of requests, under a budget."""
+    """Reads the bodies of requests under a memory budget."""
 
     def is_here(self, call: Taken) -> bool:
-        """Whether it need not be `read`."""
+        """Return whether the body is complete and need not be `read`."""
 
     async def read(self, call: Taken) -> None:
-        """Raises RequestError."""
+        """Read the body. Raise RequestError."""
 
     def give_back(self, size: int) -> None:
-        """To the budget."""
+        """Return the memory of the body to the budget."""
 
 
 class Journey(Relay, Protocol):
-    """A relay that remembers."""
+    """A relay that remembers its attempts."""
 
     @property
     def attempt(self) -> Attempt | None:
-        """The last leg."""
+        """The last attempt."""
 
     def end(self) -> None:
-        """Nobody goes on with what was begun, if anything was."""
+        """End a partial response that no pod continues."""
 
 
 class Service(Generic[C]):
-    """Serves requests under one configuration.
-
-    `stopping`: whoever asks how we are is told that new requests are not wanted."""
+    """Serves requests under one configuration. While `stopping`, health checks report that no new requests are
+    accepted."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class Service(Generic[C]):
         listeners: Listeners,
         hung_up: Tell = untold,
     ) -> None:
-        """Without a door nobody is asked who he is."""
+        """Without an authenticator, requests need no key."""
         self.listeners = listeners
         self.stopping = False
         self._gateway = gateway
@@ -209,7 +208,7 @@ class Service(Generic[C]):
         self._entrance = None if door is None else Entrance(door)
 
     def wants(self, call: C) -> bool:
-        """Whether that can be said at once, by its head, and a pod is to have it. If not, it is served all the same."""
+        """Return whether the request goes to a pod, as far as its head shows at once. Otherwise it is served too."""
         if (call.method, call.path) not in self._relayed:
             return False
         return self._entrance is None or self._entrance.is_let_in(call)
@@ -254,7 +253,7 @@ class Service(Generic[C]):
                 call.end()
 
     def unserved(self, call: C, why: RequestError | Ending) -> None:
-        """Ends what `serve` was not given, or not yet."""
+        """End a request that `serve` did not receive."""
         call.closing = True
         self._bodies.give_back(call.retained)
         if isinstance(why, RequestError):
@@ -279,7 +278,8 @@ class Service(Generic[C]):
             call.answer(*render(error, call.path, call.id))
 
     def _cancelled(self, call: C, relay: Journey) -> Ending | Reason:
-        """Its client left, or the proxy stops: who has got nothing is told to come again."""
+        """End the request of a client that disconnected or of a proxy that stops. A client without a response is told
+        to retry."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
         attempt = relay.attempt
         if call.has_left and call.answered and attempt is not None and attempt.ending is Ending.COMPLETE:
@@ -292,11 +292,11 @@ class Service(Generic[C]):
         return outcome
 
     def _kind(self, call: C) -> Kind:
-        """Raises NotFound or MethodNotAllowed."""
+        """Return the kind of the path. Raise NotFound or MethodNotAllowed."""
         return self._paths.route(call.method, call.path).kind
 
     def _answer(self, call: C) -> None:
-        """What needs no pod. Raises RequestError."""
+        """Respond to a request that needs no pod. Raise RequestError."""
         kind = self._kind(call)
         if kind is Kind.HEALTH:
             if self.stopping:

@@ -21,20 +21,18 @@ from proxy.http.paths import faults_of_extension
 log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a client has to get through its handshake. Until then it is not counted as a connection."""
+"""Seconds for the TLS handshake. Until then a client does not count as a connection."""
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class Followed:
-    """A context made of files, and made again when they have changed.
-
-    Looking whether they have is a few microseconds, next to the millisecond of a handshake: so it is done at each, and
-    nothing has to watch. Files that cannot be used, half of them written perhaps, leave the context that there is.
-    """
+    """A TLS context that is reloaded when its files change. Checking the files takes a few microseconds beside the
+    millisecond of a handshake, so each handshake does it. Unusable files, such as half-written ones, leave the current
+    context."""
 
     def __init__(self, files: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
-        """Raises OSError or ValueError if they cannot be used now."""
+        """Raise OSError or ValueError if they are unusable now."""
         self._files = WatchedFiles([file for file in files if file], settles=False)
         self._make = make
         self._context = self._files.read(make)
@@ -56,8 +54,8 @@ class Followed:
 
 
 def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
-    """For listeners, as long as they live: it puts the context of the present files in its place in every handshake.
-    Raises OSError that names what cannot be used."""
+    """Return the context of a listener, which uses the current files in every handshake. Raise OSError that names an
+    unusable file."""
     make = partial(_server, settings, protocols)
     try:
         followed = Followed((settings.cert, settings.key, settings.client_ca), make)
@@ -89,7 +87,7 @@ def _server(settings: ServerTls, protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def no_password() -> str:
-    """OpenSSL would ask the terminal, and wait."""
+    """Fail instead of letting OpenSSL prompt on the terminal."""
     raise ValueError("the key is encrypted; leave it unencrypted, in a file that only kvlane may read")
 
 
@@ -97,7 +95,7 @@ Where = tuple[str | None, int]
 
 
 class Trust:
-    """What is known of pods is read off the fleet whenever a connection is made: pods move and change."""
+    """TLS towards pods. Settings are read from the fleet for each connection, because pods change."""
 
     def __init__(
         self,
@@ -105,21 +103,21 @@ class Trust:
         endpoints: Callable[[], Iterable[Endpoint]] = tuple,
         pools: Mapping[str, PodTls] = MappingProxyType({}),
     ) -> None:
-        """`default` is for pods that say nothing of their own, in pools that are not among `pools`."""
+        """`default` applies to pods without settings of their own, in pools that are not among `pools`."""
         self.default = default or PodTls()
         self.pools = pools
-        """Where these change, new connections follow."""
+        """Changes apply to new connections."""
         self._endpoints = endpoints
         self._made: dict[PodTls, Followed] = {}
 
     def at(self, host: str, port: int) -> tuple[ssl.SSLContext, str]:
-        """The context to speak to a pod with, and the name that its certificate must have. A port where no pod serves
-        is that of the metrics of the pod at this host. Raises OSError or ValueError for files that cannot be used."""
+        """Return the context for a pod and the required name of its certificate. A port without a pod is the metrics
+        port of the pod at this host. Raise OSError or ValueError for unusable files."""
         settings = self._tls_at(host, port)
         return self._context(settings), settings.server_name or host
 
     def of(self, endpoint: Endpoint) -> tuple[ssl.SSLContext, str | None]:
-        """As `at`; without a name it is that of the URL."""
+        """As `at`, for a URL; the name defaults to its host."""
         settings = self._own(endpoint) or self.default
         return self._context(settings), settings.server_name
 
@@ -250,7 +248,7 @@ class Admin:
     tls: ServerTls | None = param(None, "serve HTTPS instead of HTTP")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an empty key, which would open what it was meant to close, and for invalid hosts."""
+        """Raise ValueError for an empty key, which would open the port, and for invalid hosts."""
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("apiKey is empty; set it, or leave it out to go without one")
         for name in self.hosts:
@@ -281,7 +279,7 @@ class CorsSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no browser calls an origin."""
+        """Raise ValueError for an invalid origin."""
         for origin in self.origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"origins: {origin!r} is none; write https://host, with the port if it is another")

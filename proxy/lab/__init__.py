@@ -1,1 +1,1 @@
-"""What if: requests that were recorded, before other configurations, on a virtual clock."""
+"""What-if simulation: replay recorded requests through other configurations, on a virtual clock."""

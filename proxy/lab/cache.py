@@ -1,7 +1,7 @@
-"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt.
+"""The KV cache of one pod, counted in blocks and stored by chunks of a prompt.
 
-A sequence that holds a block of a chunk holds all blocks before it, and blocks are given back from the end of a prompt
-to its beginning. So the cached part of a chunk is always its beginning, and a number describes it. An engine that knows
+A sequence that holds a block of a chunk holds all blocks before it, and blocks are released from the end of a prompt to
+its beginning. So the cached part of a chunk is always its beginning, and one number describes it. An engine that knows
 the text of each block makes chunks of one block.
 """
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Parts = Sequence[tuple[int, int]]
-"""(name of a chunk together with all before it, its blocks), from the beginning of a prompt on."""
+"""(name of a chunk together with all chunks before it, number of its blocks), from the beginning of a prompt."""
 
 
 def blocks_of(hashes: Iterable[int]) -> Parts:
@@ -20,8 +20,9 @@ def blocks_of(hashes: Iterable[int]) -> Parts:
 
 
 class _Chunk:
-    """`resident` blocks from its beginning are cached, the first `held` of them in use. `holders` are the blocks that
-    each sequence holds of it; `pieces` are the idle rest, as keys of the pool's order of eviction."""
+    """The state of one chunk: its first `resident` blocks are cached, and the first `held` of them are in use.
+    `holders` lists how many blocks each sequence holds; `pieces` are the idle blocks, as keys of the pool's eviction
+    order."""
 
     __slots__ = ("held", "holders", "pieces", "resident")
 
@@ -32,8 +33,8 @@ class _Chunk:
 
 
 class ChunkPool:
-    """`used` blocks are held by sequences, named ones and private ones alike; `idle` ones are kept for reuse.
-    `on_evicted` is called with the name of each chunk that is no longer cached."""
+    """A KV cache of `capacity` blocks. Sequences hold `used` blocks, named and private ones; `idle` blocks are kept for
+    reuse. `on_evicted` is called with the name of each chunk that is no longer cached."""
 
     def __init__(self, capacity: int, on_evicted: Callable[[int], object] | None = None) -> None:
         self.capacity = capacity
@@ -43,7 +44,7 @@ class ChunkPool:
         self.evictions = 0
         self._chunks: dict[int, _Chunk] = {}
         self._order: OrderedDict[int, list[int]] = OrderedDict()
-        """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is private: it is never found."""
+        """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is private: no prompt matches it."""
         self._next_key = 0
 
     @property
@@ -51,26 +52,27 @@ class ChunkPool:
         return self.capacity - self.used
 
     def resident(self, name: int) -> int:
-        """Blocks of a chunk that are here."""
+        """Return the number of cached blocks of a chunk."""
         chunk = self._chunks.get(name)
         return chunk.resident if chunk else 0
 
     def held(self, name: int) -> int:
-        """Blocks of a chunk that are in use."""
+        """Return the number of blocks of a chunk that are in use."""
         chunk = self._chunks.get(name)
         return chunk.held if chunk else 0
 
     def holders(self, name: int) -> int:
-        """Sequences that use any of them."""
+        """Return the number of sequences that use blocks of a chunk."""
         chunk = self._chunks.get(name)
         return len(chunk.holders) if chunk else 0
 
     def pieces(self) -> Iterator[list[int]]:
-        """[chunk, first block, end] of what is idle, in the order in which it would be forgotten, each from its end."""
+        """Return the idle pieces as [chunk, first block, end], in the order of eviction. A piece is evicted from its
+        end."""
         return iter(self._order.values())
 
     def match(self, parts: Parts, most: int) -> int:
-        """Blocks from the beginning of the prompt that are here, `most` at most."""
+        """Return the number of blocks from the beginning of the prompt that are cached, at most `most`."""
         matched = 0
         chunks = self._chunks
         for name, blocks in parts:
@@ -86,22 +88,22 @@ class ChunkPool:
         return min(matched, most)
 
     def count_idle(self, parts: Parts, blocks: int) -> int:
-        """Return how many of the first `blocks` blocks of the prompt, all of them here, are idle."""
+        """Return how many of the first `blocks` blocks of the prompt are idle; all of them must be cached."""
         return sum(max(0, here - self._chunks[name].held) for name, here in first(parts, blocks))
 
     def open(self, blocks: int) -> None:
-        """Private blocks, to be filled; the caller has made sure that so many are free."""
+        """Allocate private blocks; the caller has checked that enough are free."""
         self.used += blocks
         self._fit()
 
     def hold(self, parts: Parts) -> None:
-        """Take cached blocks into use; each must be here."""
+        """Use cached blocks for a sequence; all of them must be cached."""
         for name, blocks in parts:
             self._hold(name, 0, blocks)
 
     def name(self, parts: Parts, named: int, whole: int) -> None:
-        """Of the first `whole` blocks of a prompt, its sequence holds the first `named` under their names and the
-        others as private ones; from here on all have names. One that is here already is shared."""
+        """Name the first `whole` blocks of a prompt. Its sequence holds the first `named` blocks under their names
+        already and the others as private ones. A block that is already cached under its name is shared."""
         for name, blocks in first(parts, whole):
             if blocks > named:
                 self.used -= blocks - max(0, named)
@@ -109,8 +111,8 @@ class ChunkPool:
             named -= blocks
 
     def release(self, parts: Parts, kept: int = 0, dropped: int = 0) -> None:
-        """Give back all blocks of one sequence: `dropped` private ones that were not full, `kept` that were, and the
-        named ones, the end of the prompt first."""
+        """Release all blocks of one sequence: `dropped` private blocks that were not full, `kept` private blocks that
+        were full, and the named blocks, from the end of the prompt."""
         self.used -= dropped
         if kept:
             self.used -= kept
@@ -124,7 +126,7 @@ class ChunkPool:
                 chunk.pieces.append(self._shelve(name, held, blocks))
 
     def _hold(self, name: int, before: int, blocks: int) -> None:
-        """One sequence holds so many blocks of a chunk instead of `before`."""
+        """Record that one sequence holds `blocks` blocks of a chunk instead of `before`."""
         chunk = self._chunks.get(name)
         if chunk is None:
             chunk = self._chunks[name] = _Chunk()
@@ -146,7 +148,7 @@ class ChunkPool:
         return self._next_key
 
     def _reuse_idle(self, chunk: _Chunk, blocks: int) -> None:
-        """What is idle of the first `blocks` of the chunk is idle no more."""
+        """Remove the first `blocks` blocks of the chunk from its idle pieces."""
         for key in list(chunk.pieces):
             piece = self._order[key]
             if piece[1] >= blocks:
@@ -163,7 +165,7 @@ class ChunkPool:
         self._drop(self.idle)
 
     def _fit(self) -> None:
-        """Evict the blocks that were used longest ago, until all fits."""
+        """Evict the least recently used blocks until the rest fits into the capacity."""
         if (excess := self.used + self.idle - self.capacity) > 0:
             self.evictions += excess
             self._drop(excess)
@@ -193,7 +195,7 @@ class ChunkPool:
 
 
 def first(parts: Parts, blocks: int) -> list[tuple[int, int]]:
-    """The parts that make up the first `blocks` blocks."""
+    """Return the parts that contain the first `blocks` blocks."""
     found = []
     for name, here in parts:
         if blocks <= 0:

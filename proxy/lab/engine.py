@@ -1,8 +1,8 @@
-"""The engine of `proxy.lab.sim`, counted instead of played: the same steps at the same times, hundreds of times faster.
+"""A counting version of the engine of `proxy.lab.sim`: the same steps at the same times, hundreds of times faster.
 
-While a batch only decodes, each of its steps is known in advance: which sequence ends when, which needs a block when,
-and how much is read. Such steps are taken together, up to the next one in which something else happens. The tests
-compare it with `proxy.lab.sim.Engine`, step by step.
+While a batch only decodes, each of its steps is known in advance: when each sequence ends, when it needs a block, and
+how much is read. Such steps are computed together, up to the next step with another event. The tests compare this
+engine with `proxy.lab.sim.Engine`, step by step.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from proxy.lab.sim.engine import Pace
 
 
 class Link:
-    """What is fetched at a time shares it, first come, first served."""
+    """The network link of a pod. Concurrent fetches share it in the order of their requests."""
 
     def __init__(self, timing: TransferTiming) -> None:
         self._timing = timing
         self._free_at = 0.0
 
     def fetch(self, tokens: int, now: float) -> float:
-        """When so many tokens that are asked for at this time are here."""
+        """Return the time at which the fetch of this many tokens, requested at `now`, is complete."""
         self._free_at = max(now, self._free_at - self._timing.base) + self._timing.seconds(tokens)
         return self._free_at
 
 
 MOST_STEPS = 256
-"""That are taken together."""
+"""Largest number of steps that are computed together."""
 
 _RESPONSES = 1 << 60
-"""Names of chunks from here on are responses of sequences that were pre-empted."""
+"""Names of chunks from this number on belong to responses of pre-empted sequences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,17 +49,17 @@ class Counted:
     prompt: int
     max_tokens: int
     parts: Parts
-    """The whole blocks of the prompt."""
+    """The full blocks of the prompt."""
     grown: Parts = ()
-    """The whole blocks of prompt and response together, if a later prompt may have them."""
+    """The full blocks of prompt and response together, if a later prompt may contain them."""
     stays: bool = field(default=False, kw_only=True)
-    """Its blocks are kept at its end, until they are let go."""
+    """Whether its blocks are kept after its end, until `let_go`."""
     comes: bool = field(default=False, kw_only=True)
-    """Another pod has computed the prompt, and it is fetched from there."""
+    """Whether another pod has computed the prompt, so that this pod fetches it."""
     generated: int = 0
     computed: int = 0
     named: int = 0
-    """Blocks it holds under a name; the others it holds are private."""
+    """Number of blocks that it holds under a name; its other blocks are private."""
     order: int = 0
     offset: int = 0
     ends_at: int = -1
@@ -75,7 +75,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A sequence has its first token, or its last, or both; or its prompt has come."""
+    """The first token of a sequence, its last token or both; or the arrival of its prompt from another pod."""
 
     sequence: Counted
     first: bool
@@ -84,8 +84,9 @@ class Event:
 
 
 class CountingEngine:
-    """`until` is when the steps under way end, infinite while the engine is idle. Then call `finish`: it returns their
-    events and starts the next steps. `submit` may bring that time forward."""
+    """The counting engine of one pod or rank. `until` is when the current steps end; it is infinite while the engine
+    is idle. Then call `finish`, which returns their events and starts the next steps. `submit` may make `until`
+    earlier."""
 
     def __init__(self, config: SimConfig) -> None:
         if config.max_num_seqs >= config.max_num_batched_tokens:
@@ -99,33 +100,33 @@ class CountingEngine:
         self.steps = 0
         self.preemptions = 0
         self.prefilled_tokens = 0
-        """Prompt tokens that were computed, of requests that were pre-empted too."""
+        """Prompt tokens that were computed, including requests that were pre-empted later."""
         self.queried_tokens = 0
         self.hit_tokens = 0
         self._generated = 0
-        """Tokens of the steps that have ended."""
+        """Tokens that the completed steps generated."""
         self.ends: list[float] = []
-        """When each of the steps that are under way ends."""
+        """The end of each of the current steps."""
         self.prefilling: list[tuple[Counted, int]] = []
-        """Sequences that compute a prompt in the step under way, each with its number of tokens."""
+        """Sequences that compute a prompt in the current step, each with its number of tokens."""
         self.partial: Counted | None = None
-        """The last of the running ones, while its prompt is not computed to its end."""
+        """The last of the running sequences, while its prompt is not completely computed."""
         self.decoding = 0
         self.read = 0
-        """Computed tokens of all that decode."""
+        """Computed tokens of all decoding sequences."""
         self.opening = [0] * config.block_size
-        """How many need a block in a step, by the step's number modulo the block size."""
+        """Number of sequences that need a block in a step, by the step's number modulo the block size."""
         self.endings: list[tuple[int, int, Counted]] = []
-        """A heap of (number of the step that ends it, order, sequence that decodes); some are out of date."""
+        """A heap of (number of the step that ends it, order, decoding sequence); some entries are out of date."""
         self._order = 0
         self._link = Link(config.transfer)
         self._coming: list[tuple[float, int, Counted]] = []
-        """A heap of (when its prompt will be here, number, sequence): each has its blocks, and waits."""
+        """A heap of (arrival time of its prompt, number, sequence): each sequence has its blocks and waits."""
         self._came: deque[Counted] = deque()
         self._kept = 0
-        """Sequences that have ended and hold their blocks."""
+        """Number of ended sequences that still hold their blocks."""
         self.lockstep: Lockstep | None = None
-        """What paces the steps of this engine, if it steps together with others."""
+        """The lockstep that paces this engine, if it steps together with others."""
 
     @property
     def busy(self) -> bool:
@@ -133,11 +134,11 @@ class CountingEngine:
 
     @property
     def fetching(self) -> int:
-        """Sequences whose prompt is on its way, or here and not yet read."""
+        """Return the number of sequences whose prompt is being fetched, or was fetched and is not scheduled yet."""
         return len(self._coming) + len(self._came)
 
     def submit(self, sequence: Counted, now: float) -> None:
-        """A request behind others that wait cannot change what they wait for."""
+        """Add a request to the queue. Behind other waiting requests it cannot change the current steps."""
         self.waiting.append(sequence)
         if self.lockstep:
             self.lockstep.submitted(len(self.waiting) == 1, now)
@@ -148,14 +149,14 @@ class CountingEngine:
             self.until = self.ends[-1]
 
     def finish(self) -> list[Event]:
-        """To be called at the time of `until`."""
+        """Complete the current steps and start the next ones; must be called at the time of `until`."""
         now = self.until
         events = self.end_steps(now)
         self._plan(now)
         return events
 
     def end_steps(self, now: float) -> list[Event]:
-        """Return what came of the steps under way."""
+        """Complete the current steps and return their events."""
         taken = len(self.ends)
         if taken:
             self.pool.open(self.opened(1, taken))
@@ -172,7 +173,7 @@ class CountingEngine:
         return events
 
     def let_go(self, sequence: Counted, now: float) -> None:
-        """Of one that has ended, and stayed."""
+        """Release the blocks of an ended sequence with `stays`."""
         self._kept -= 1
         self._release(sequence)
         if self.lockstep:
@@ -181,7 +182,7 @@ class CountingEngine:
             self._plan(now)
 
     def used_at(self, now: float) -> int:
-        """Blocks held at some moment of the steps under way."""
+        """Return the number of held blocks at a moment of the current steps."""
         begun = min(len(self.ends), bisect_left(self.ends, now) + 1)
         return self.pool.used + (self.opened(1, begun) if begun else 0)
 
@@ -189,18 +190,18 @@ class CountingEngine:
         return self.used_at(now) / self.pool.capacity
 
     def generated_tokens(self, now: float) -> int:
-        """Return the tokens of all responses, including steps under way that have ended by `now`."""
+        """Return the tokens of all responses, including the current steps that have ended by `now`."""
         return self._generated + self.decoding * sum(end <= now for end in self.ends)
 
     def opened(self, start: int, end: int) -> int:
-        """Blocks that decoding opens in steps `start` to `end` from here on."""
+        """Return the number of blocks that decoding allocates in steps `start` to `end`, counted from now."""
         size = self.config.block_size
         rounds, rest = divmod(end - start, size)
         first_step = self.steps + start
         return rounds * self.decoding + sum(self.opening[(first_step + at) % size] for at in range(rest))
 
     def _plan(self, now: float) -> None:
-        """Decide what the engine does next, and until when."""
+        """Start the next steps and set `until`."""
         if steps := self.start_steps(now):
             self.ends = list(accumulate(self.durations(steps), initial=now))[1:]
             if self._coming and steps > 1:
@@ -208,8 +209,8 @@ class CountingEngine:
             self.until = self.ends[-1]
 
     def start_steps(self, now: float) -> int:
-        """Schedule the next step, and return how many steps from here on differ in the tokens read only; 0 if no step
-        starts."""
+        """Schedule the next step. Return how many steps, from this one on, differ only in the tokens that they read; 0
+        if no step starts."""
         self.prefilling = []
         if not self.busy:
             self.ends, self.until = [], math.inf
@@ -223,7 +224,7 @@ class CountingEngine:
         return 1 if budget is None else self._steps_alike()
 
     def _schedule_running(self) -> int | None:
-        """Return the tokens of the budget that are left; None if a sequence was pre-empted: then none is admitted."""
+        """Return the remaining token budget; None if a sequence was pre-empted: then no sequence is admitted."""
         budget = self.config.max_num_batched_tokens - self.decoding
         partial = self.partial
         opening = self.opening[self.steps % self.config.block_size]
@@ -236,7 +237,8 @@ class CountingEngine:
         return budget - chunk
 
     def _schedule_tightly(self) -> int | None:
-        """Schedule one by one, pre-empting the youngest; a sequence without a younger one is pre-empted itself."""
+        """Schedule the sequences one by one and pre-empt the youngest if blocks run out; a sequence without a younger
+        one is pre-empted itself. Return as `_schedule_running` does."""
         size, budget, preempted = self.config.block_size, self.config.max_num_batched_tokens, False
         index = 0
         while index < len(self.running):
@@ -259,14 +261,14 @@ class CountingEngine:
         return None if preempted else budget
 
     def _wait_for_others(self) -> None:
-        """Until a prompt comes, or blocks are let go that others hold."""
+        """Wait until a prompt arrives, or until blocks that other sequences hold are released."""
         if not (self._coming or self._kept):
             raise RuntimeError("a request needs more blocks than the pod has")
         self.ends, self.until = [], self._coming[0][0] if self._coming else math.inf
 
     def _start_those_that_came(self, budget: int) -> int:
-        """Return the tokens of the budget that are left. The last token of a prompt is computed once more, for the
-        first token of the response; all blocks are there."""
+        """Start the sequences whose prompts have arrived and return the remaining token budget. The last token of a
+        prompt is computed again, for the first token of the response; all blocks are allocated."""
         while self._came and budget > 0:
             sequence = self._came.popleft()
             self._run(sequence)
@@ -305,7 +307,8 @@ class CountingEngine:
         self.running.append(sequence)
 
     def _fetch(self, sequence: Counted, tokens: int, now: float) -> None:
-        """All but what is cached here, once: should it be pre-empted, it is computed here."""
+        """Fetch the part of the prompt that is not cached here. This happens once: after a pre-emption, this pod
+        computes the prompt."""
         self.pool.open(self._missing(sequence, tokens))
         sequence.computed, sequence.comes = sequence.tokens - 1, False
         heappush(self._coming, (self._link.fetch(tokens, now), sequence.index, sequence))
@@ -319,7 +322,7 @@ class CountingEngine:
         return events
 
     def _compute(self, sequence: Counted, tokens: int) -> None:
-        """In the step that is planned; the last tokens give all whole blocks their names."""
+        """Add this many tokens of a prompt to the next step; the last tokens give all full blocks their names."""
         self.pool.open(self._missing(sequence, tokens))
         self.prefilling.append((sequence, tokens))
         if sequence.computed + tokens == sequence.tokens:
@@ -329,12 +332,12 @@ class CountingEngine:
             self.partial = sequence
 
     def _name_blocks(self, sequence: Counted, whole: int) -> None:
-        """Its first `whole` blocks, which are computed, can be found by others from here on."""
+        """Make the first `whole` blocks of a sequence, which are computed, available to other sequences."""
         self.pool.name(sequence.parts, sequence.named, whole)
         sequence.named = whole
 
     def _preempt_youngest(self) -> Counted:
-        """It loses its blocks and waits, first in line, to be computed again."""
+        """Take the blocks of the youngest sequence and put it first in the queue, to be computed again."""
         victim = self.running.pop()
         size = self.config.block_size
         if victim.decoding:
@@ -355,7 +358,7 @@ class CountingEngine:
         return victim
 
     def _steps_alike(self) -> int:
-        """How many steps from here on differ in nothing but what is read."""
+        """Return how many steps, from the next one on, differ only in the tokens that they read."""
         if self.prefilling or self._came or (self.waiting and len(self.running) < self.config.max_num_seqs):
             return 1
         while self.endings[0][2].ends_at != self.endings[0][0]:
@@ -392,7 +395,7 @@ class CountingEngine:
         return events
 
     def _add_token(self, sequence: Counted) -> Event:
-        """The one that comes of a prompt's last tokens."""
+        """Add the first token, which the step with the last tokens of the prompt generates."""
         sequence.generated += 1
         self._generated += 1
         ended = sequence.generated >= sequence.max_tokens
@@ -435,7 +438,7 @@ class CountingEngine:
         self.pool.release(first(sequence.parts, sequence.named), whole - sequence.named, dropped)
 
     def _missing(self, sequence: Counted, tokens: int) -> int:
-        """Blocks to open before it can compute so many tokens."""
+        """Return the number of blocks to allocate before a sequence can compute this many tokens."""
         size, computed = self.config.block_size, sequence.computed
         return -(-(computed + tokens) // size) - -(-computed // size)
 
@@ -445,21 +448,19 @@ class CountingEngine:
 
 class Lockstep:
     """The engines of a pod's data-parallel ranks, which step together: each step takes as long as on the slowest rank.
-
-    `until` and `finish` mean what they mean for one engine. Prompts cannot come from other pods.
-    """
+    `until` and `finish` have the same meaning as for one engine. Prompts cannot come from other pods."""
 
     def __init__(self, engines: Sequence[CountingEngine]) -> None:
         self.until = math.inf
         self._engines = list(engines)
         self._ends: list[float] = []
         self._stepping: list[CountingEngine] = []
-        """Those with work in the steps under way."""
+        """The engines with work in the current steps."""
         for engine in engines:
             engine.lockstep = self
 
     def submitted(self, is_first: bool, now: float) -> None:
-        """Let a rank that has got work join: now if no rank steps, after the step under way if the work `is_first` in
+        """Let a rank with new work join: at once if no rank steps, or after the current step if the work `is_first` in
         its queue."""
         if not self._ends:
             self._plan(now)

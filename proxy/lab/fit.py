@@ -1,4 +1,4 @@
-"""What an engine step costs on the pods of a record, by least squares over the recorded times."""
+"""Fit of the cost of an engine step to the recorded times of pods, by least squares."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from proxy.lab.sim import StepTiming
 from proxy.lab.workload import Job
 
 Row = tuple[Sequence[float], float]
-"""(what each unknown counts in it, what came of it)."""
+"""(the coefficient of each unknown, the measured value)."""
 
 TINY = 1e-12
 
 
 def fitted(rows: Sequence[Row], unknowns: int) -> list[float]:
-    """The least squares of relative errors: every row is divided by what came of it. An unknown that would be negative
-    is 0, and the others are fitted without it; so is one that the rows say nothing about."""
+    """Return the least-squares solution for relative errors: every row is divided by its measured value. An unknown
+    that would be negative is 0, and the others are fitted without it. An unknown without coefficients is 0 too."""
     scaled = [([value / seen for value in values], 1.0) for values, seen in rows if seen > 0.0]
     active = [at for at in range(unknowns) if any(values[at] for values, _ in scaled)]
     while active:
@@ -40,7 +40,8 @@ def predicted(coefficients: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _solved(rows: Sequence[Row], active: Sequence[int]) -> list[float]:
-    """The normal equations of the active unknowns, each in units of its own size, by Gauss and Jordan."""
+    """Solve the normal equations of the active unknowns by Gauss-Jordan elimination. Each column is scaled to length
+    1."""
     columns = [[values[at] for values, _ in rows] for at in active]
     sizes = [_product(column, column) ** 0.5 for column in columns]
     units = [[value / size for value in column] for column, size in zip(columns, sizes, strict=True)]
@@ -66,38 +67,39 @@ def _product(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 FEWEST = 20
-"""Streams that a fit needs, and first tokens of idle pods."""
+"""Smallest number of streams, and of first tokens on idle pods, that a fit needs."""
 
 FEWEST_OF_POD = 8
-"""Times that must be known of a pod before it is taken to be slower or faster: slow ones get few requests."""
+"""Smallest number of known times of a pod for a slowdown of its own. Slow pods get few requests."""
 
 MOST_ROWS = 20_000
 
 ROUNDS = 4
 
 ALIKE = 0.1
-"""Pods whose speeds differ by less count as equal."""
+"""Difference of slowdowns below which pods count as equally fast."""
 
 OUTLIER = 4.0
-"""Rows whose relative error is so many times the median one are left out, and the rest is fitted again."""
+"""Rows whose relative error is this many times the median error are left out, and the rest is fitted again."""
 
 TOGETHER = 0.25
-"""Responses whose steps took less than this share of the median came in one piece after a pause: they do not show the
-pace of their pod, and as errors count relatively they would decide the fit."""
+"""Responses whose steps took less than this share of the median arrived in one piece after a pause: they do not show
+the pace of their pod, and because errors count relatively they would dominate the fit."""
 
 UNKNOWNS = 5
-"""base, per_prefill_token, per_sequence, per_attended, per_token_read; see `StepTiming`."""
+"""The number of unknowns: base, per_prefill_token, per_sequence, per_attended, per_token_read; see `StepTiming`."""
 
 
 class TooLittle(KvlaneError):
-    """The record does not say how fast its pods are."""
+    """The record contains too little data to fit the speed of its pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`slowdowns` say of each pod how many times longer its steps take than `timing` says. `first_token` and `pace` are
-    median errors, as shares of what was seen, of times to the first token on idle pods and of the times from there to
-    the end; `first_tokens` and `paces` say of how many requests."""
+    """The result of a fit. `slowdowns` maps each pod to the factor by which its steps take longer than `timing`.
+    `first_token` and `pace` are median errors, as shares of the measured value, of times to the first token on idle
+    pods and of times from the first token to the end; `first_tokens` and `paces` are the numbers of requests that were
+    compared."""
 
     timing: StepTiming
     slowdowns: Mapping[str, float]
@@ -109,7 +111,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """One request on its pod."""
+    """The time that one request spent on its pod."""
 
     job: Job
     seen: Seen
@@ -119,7 +121,7 @@ class _Stay:
 
 
 def fit(record: Record, budget: int) -> Fit:
-    """`budget` are the tokens that a step computes at most. Raises TooLittle."""
+    """Return the fit for a record. `budget` is the largest number of tokens that a step computes. Raise TooLittle."""
     by_pod: defaultdict[str, list[_Stay]] = defaultdict(list)
     for job, seen in zip(record.workload.jobs, record.seen, strict=bool(record.seen)):
         if seen.ttft is not None:
@@ -165,8 +167,8 @@ def _step(pace: Row) -> float:
 
 
 def _slowdowns(rows: Mapping[str, list[Row]]) -> dict[str, float]:
-    """Of each pod against the pod in the middle, and 1 where that is near; a fit to all and the pods' places in it take
-    turns, until they agree."""
+    """Return the slowdown of each pod relative to the median pod; 1 for a pod close to it. A fit to all pods and the
+    slowdowns relative to that fit are computed in turns, `ROUNDS` times."""
     slow = dict.fromkeys(rows, 1.0)
     for _ in range(ROUNDS):
         timing = fitted(_without_outliers(_all(_as_if_alike(rows, slow))), UNKNOWNS)
@@ -177,7 +179,7 @@ def _slowdowns(rows: Mapping[str, list[Row]]) -> dict[str, float]:
 
 
 def _factor(timing: Sequence[float], rows: Sequence[Row]) -> float:
-    """How many times longer the pod takes; 1 while little is known of it."""
+    """Return how many times longer the steps of a pod take; 1 if the pod has too few rows."""
     ratios = [seen / guess for values, seen in rows if (guess := predicted(timing, values)) > 0.0]
     return _median(ratios) if len(ratios) >= FEWEST_OF_POD else 1.0
 
@@ -187,13 +189,14 @@ def _as_if_alike(rows: Mapping[str, list[Row]], slow: Mapping[str, float]) -> di
 
 
 def _all(rows: Mapping[str, list[Row]]) -> list[Row]:
-    """No more than a fit takes seconds for."""
+    """Return the rows of all pods, thinned to a number that a fit can process in seconds."""
     found = [row for of_pod in rows.values() for row in of_pod]
     return found[:: -(-len(found) // MOST_ROWS)] if found else []
 
 
 def _in_company(stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, int]]:
-    """Each with the number of others that were on the pod when it came, or came before its first token."""
+    """Yield each request with the number of other requests that were on the pod when it arrived, or arrived before its
+    first token."""
     begins = sorted(stay.start for stay in stays)
     ends = sorted(stay.end for stay in stays)
     for stay in stays:
@@ -217,7 +220,8 @@ def _first_token(stay: _Stay, budget: int) -> Row:
 
 
 def _pace(stay: _Stay, others: Sequence[_Stay]) -> Row:
-    """From the first token to the last: a step per token, with all that decode, and the prompts in between."""
+    """Return the row for the time from the first token to the last: a step per token with all decoding sequences, and
+    the prompts in between."""
     seconds, steps = stay.end - stay.first, stay.job.output_tokens - 1
     sequences, prefill, attended = float(steps), 0.0, 0.0
     read = steps * (stay.job.prompt_tokens + steps / 2)

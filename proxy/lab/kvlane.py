@@ -42,7 +42,7 @@ BYTES_PER_EVENT = 220
 """Approximate size of the event of one streamed token."""
 
 COUNTED_EVERY = 256
-"""Requests between two counts of recorded events, which otherwise pile up."""
+"""Number of requests after which recorded events are counted, so that they do not accumulate."""
 
 
 class VirtualRelay:
@@ -84,10 +84,9 @@ class _NoConnections(UpstreamPool):
 
 
 class Kvlane(App, Policy):
-    """The proxy of these settings; it is never entered, so nothing listens and nothing is polled.
-
-    `says_cached`: pods report `cached_tokens` with the usage of a request. Pods have the labels, roles and weights of
-    the static pods of the settings, in their order and over again; they serve any model."""
+    """The proxy with these settings. It is never entered, so it opens no port and polls no pod. `says_cached`: pods
+    report `cached_tokens` with the usage of a request. Pods repeat the labels, roles and weights of the static pods of
+    the settings, in their order; they serve any model."""
 
     _timer = Unconnected()  # retries wait for milliseconds, too short to matter
 
@@ -168,7 +167,7 @@ class Kvlane(App, Policy):
         return self._endpoints[pod].load.requests
 
     def scraped(self, pod: int, reading: Metrics | None, sent: int, sent_at: float) -> None:
-        """Do what the refresh loop of a pod does. The first rank of a pod determines its state."""
+        """Update the state of a pod as its refresh loop does. The first rank of a pod determines its state."""
         endpoint, last = self._endpoints[pod], self._last[pod]
         is_lead = endpoint is endpoint.lead
         if reading is None:
@@ -205,8 +204,8 @@ class Kvlane(App, Policy):
 
 
 def _simulated(settings: Settings) -> Settings:
-    """Return the sections that a simulation has: its clients have no keys, its queues are in the pods, and a pod that
-    comes back gets its full share at once."""
+    """Return the sections that apply in a simulation: clients have no keys, requests queue in the pods, and a pod that
+    recovers gets its full share at once."""
     reliability = settings.reliability
     breaker = replace(reliability.breaker, slow_start=Duration(0.0))
     return Settings(

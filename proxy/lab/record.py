@@ -1,4 +1,4 @@
-"""Reads what was recorded, and traces in Mooncake's format, as a workload."""
+"""Reader of recorded requests, and of traces in Mooncake's format, as a workload."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ COMPUTED = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value, Ending.EVICTED.valu
 """Outcomes of requests that a pod computed, if only in part."""
 
 _ENDS = tuple(depth * BLOCK_TOKENS for depth in DEPTHS[1:] if depth <= MOST_BLOCKS)
-"""The tokens after which each piece of a prompt ends that has a hash of its own."""
+"""The number of tokens at the end of each piece of a prompt that has its own hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Recorded result of a request. Seconds; None: not known. The time to the first token is known of streams only."""
+    """Recorded result of a request, in seconds; None if unknown. The time to the first token is recorded for streams
+    only."""
 
     pod: str
     ttft: float | None
@@ -36,8 +37,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`seen` has an entry per job, or is empty for a trace; `pods` are the pods that responded, with the tokens that
-    their KV caches hold (0: not known). `left_out` counts requests that cannot be replayed, by reason."""
+    """Recorded requests and their results. `seen` has an entry per job, and is empty for a trace; `pods` maps the pods
+    that responded to the size of their KV caches in tokens (0: unknown). `left_out` counts requests that cannot be
+    replayed, by reason."""
 
     workload: Workload
     seen: tuple[Seen, ...] = ()
@@ -45,7 +47,7 @@ class Record:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def fitting(self, tokens: int) -> Record:
-        """Without requests that no pod could ever take, as `Workload.fitting`."""
+        """Return the record without requests that fit on no pod, as `Workload.fitting` does."""
         fits = [job.prompt_tokens + job.output_tokens <= tokens for job in self.workload.jobs]
         if all(fits):
             return self
@@ -74,12 +76,12 @@ def _is_record(path: Path) -> bool:
 
 
 _Line = tuple[Job, Sequence[str], Seen]
-"""A recorded request, the names of the pieces of its prompt, and its result. The job has no pieces yet, and 0 prompt
-tokens if they are not known."""
+"""A recorded request, the names of the pieces of its prompt, and its result. The job has no pieces yet; its prompt has
+0 tokens if the number is unknown."""
 
 
 class _Reader:
-    """Lives as long as one `load`."""
+    """The state of one `load`."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool

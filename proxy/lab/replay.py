@@ -1,4 +1,4 @@
-"""Replay of one workload through several configurations, and the figures to compare them."""
+"""Replay of one workload through several configurations, with the metrics to compare them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Objectives of requests without their own, in seconds."""
+    """Default objectives in seconds, for requests without their own."""
 
     ttft: float = 2.0
     tpot: float = 0.05
@@ -102,14 +102,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def judged(ttft: float, tpot: float, own: tuple[float | None, float | None], objectives: Objectives) -> bool:
-    """Return whether a request kept its `own` objectives, or the general objectives if it has none."""
+    """Return whether a request met its `own` objectives, or the general objectives if it has no own ones."""
     most_ttft = objectives.ttft if own[0] is None else own[0]
     most_tpot = objectives.tpot if own[1] is None else own[1]
     return ttft <= most_ttft and not tpot > most_tpot
 
 
 def _fared(one: Outcome, objectives: Objectives) -> Fared:
-    """Return the times of one request; the first token of a whole response comes with the last one."""
+    """Return the times of one request; the first token of a non-streamed response arrives with the last one."""
     job = one.job
     if one.first_token is None or one.ended is None:
         return Fared(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
@@ -125,7 +125,7 @@ def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: Objec
 
 
 class TooLarge(KvlaneError):
-    """No pod of the fleet could take any of the requests."""
+    """Every request is too large for every pod of the fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +139,12 @@ class Fleet:
     says_cached: bool = True
 
     def of_size(self, pods: int) -> Fleet:
-        """Return the fleet with so many pods; further pods are like the first one, at the usual speed."""
+        """Return the fleet with this many pods; additional pods equal the first one, at normal speed."""
         more = [replace(self.configs[0], slowdown=1.0)] * (pods - len(self.configs))
         return replace(self, configs=(*self.configs[:pods], *more))
 
     def fitting(self, record: Record) -> Record:
-        """Return the record without requests that no pod could hold. Raise TooLarge if none is left."""
+        """Return the record without requests that fit on no pod. Raise TooLarge if no request remains."""
         fitting = record.fitting(min(config.context_length for config in self.configs))
         if not fitting.workload.jobs:
             raise TooLarge(f"every request of {record.workload.name} is larger than a pod's KV cache; see --kv-tokens")
@@ -153,7 +153,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`fared` are the requests that count, in order of arrival."""
+    """The result of a replay. `fared` are the counted requests, in order of arrival."""
 
     fared: Sequence[Fared]
     outcomes: Sequence[Outcome]

@@ -1,4 +1,4 @@
-"""The loop on the virtual clock: arrivals, engine steps and scrapes in order of time, for any routing policy."""
+"""The event loop on the virtual clock: arrivals, engine steps and scrapes in order of time, for any routing policy."""
 
 from __future__ import annotations
 
@@ -51,15 +51,13 @@ class Engine(Protocol):
 
 
 EPOCH = 1_700_000_000.0
-"""The wall clock at the beginning of a simulation."""
+"""The wall clock at the start of a simulation."""
 
 
 class VirtualPod:
-    """An engine that may die, and comes back with an empty cache: a pod, or one of the data-parallel ranks of a pod.
-
+    """An engine that may crash and restart with an empty cache: a pod, or one of the data-parallel ranks of a pod.
     `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks. `stepper` paces the
-    engine's steps: the engine itself, or the lockstep of all ranks of the pod.
-    """
+    engine's steps: the engine itself, or the lockstep of all ranks of the pod."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class VirtualPod:
         )
 
     def go_down(self) -> None:
-        """Lose all sequences and all cached blocks."""
+        """Crash: lose all sequences and all cached blocks."""
         self.engine = self.stepper = self._make(self.config)
         self._kept = {}
         self.up = False
@@ -136,8 +134,8 @@ class VirtualPod:
 def fleet_of(
     configs: Sequence[SimConfig], make: Callable[[int, SimConfig, int, int | None], VirtualPod] | None = None
 ) -> list[VirtualPod]:
-    """Return the engines of a fleet, in order of pods and ranks; `make` gets the index, the configuration, the pod and
-    the rank of each."""
+    """Return the engines of a fleet, in order of pods and ranks; `make` receives the index, the configuration, the pod
+    and the rank of each."""
     make = make or (lambda index, config, pod, rank: VirtualPod(index, config, pod=pod, rank=rank))
     found: list[VirtualPod] = []
     for pod, config in enumerate(configs):
@@ -151,7 +149,7 @@ def fleet_of(
 
 
 def step_together(ranks: Sequence[VirtualPod]) -> None:
-    """Put the ranks of a pod in lockstep, if its configuration says so."""
+    """Put the ranks of a pod in lockstep, if its configuration sets `lockstep`."""
     engines = [rank.engine for rank in ranks if isinstance(rank.engine, CountingEngine)]
     if ranks[0].config.lockstep and len(engines) == len(ranks) > 1:
         lockstep = Lockstep(engines)
@@ -164,22 +162,22 @@ def _of_rank(config: SimConfig, rank: int) -> SimConfig:
 
 
 class Policy:
-    """A router. The simulation calls it for everything that a router sees, in that order. `index` numbers requests."""
+    """A router. The simulation calls it for every event that a router sees, in order. `index` numbers requests."""
 
     scrapes = 0.0
     """Seconds between two scrapes of a pod; 0 for a router that reads no metrics."""
 
     def place(self, index: int, job: Job, now: float) -> int | None:
-        """Return the pod that gets the request; None refuses it."""
+        """Return the pod for the request; None to refuse the request."""
         raise NotImplementedError
 
     def stage(self, index: int) -> Stage:
-        """Return the part of the request that its last pod computes. A prefill pod keeps the prompt until it is
-        fetched, or until a pod that does not fetch it gets the request."""
+        """Return the part of the request that its last pod computes. A prefill pod keeps the prompt until another pod
+        fetches it, or until the request is sent to a pod that does not fetch it."""
         return Stage.WHOLE
 
     def prefilled(self, index: int, now: float, cached_tokens: int) -> int | None:
-        """Return the pod that continues the request; the prompt is computed, and so many of its tokens were cached."""
+        """Return the pod that continues the request. The prompt is computed; `cached` of its tokens were cached."""
         return None
 
     def first_byte(self, index: int, now: float) -> None:
@@ -189,7 +187,7 @@ class Policy:
         pass
 
     def failed(self, index: int, now: float) -> int | None:
-        """Return the next pod of a request whose pod broke off before the response began; None if it gets none."""
+        """Return the next pod for a request whose pod failed before the response started; None to end the request."""
         return None
 
     def predicted(self, index: int) -> int | None:
@@ -204,7 +202,7 @@ class Policy:
 
 
 SCRAPE_SECONDS = 0.004
-"""From the request for metrics to their arrival; the pod measures in the middle."""
+"""Seconds from the request for metrics to their arrival; the pod measures halfway."""
 
 SCRAPE_JITTER = 0.1
 
@@ -212,13 +210,13 @@ PREFILL_WINDOW = 10.0
 """Seconds over which the prefill work of engines is compared."""
 
 GAUGE_SECONDS = 0.5
-"""Between two samples of the gauges."""
+"""Seconds between two samples of the gauges."""
 
 
 @dataclass(slots=True)
 class Outcome:
     """Result of one request. Times are seconds on the virtual clock, None for an event that did not happen.
-    `prefill_pod` has computed the prompt, if it is not the `pod` that sent the response."""
+    `prefill_pod` computed the prompt, if it is not the `pod` that sent the response."""
 
     job: Job
     pod: int = -1
@@ -233,7 +231,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class Gauges:
-    """Sampled over the run: the fleet's KV use, the fullest pod's, and the busiest pod's requests over the mean."""
+    """Samples over the run: the KV use of the fleet, the KV use of the fullest pod, and the requests on the busiest pod
+    relative to the mean."""
 
     samples: int = 0
     kv_mean: float = 0.0
@@ -241,13 +240,14 @@ class Gauges:
     imbalance: float = 0.0
     balanced_samples: int = 0
     prefills: list[tuple[float, float]] = field(default_factory=list)
-    """Of each window of 10 s the mean of computed prompt tokens per engine, and the most over the mean."""
+    """For each window of 10 s: the mean number of computed prompt tokens per engine, and the largest number relative to
+    the mean."""
     _window_ends: float = 0.0
     _prefilled: Sequence[int] = ()
 
     def add(self, usage: Sequence[float], busy: Sequence[int]) -> None:
-        """Add a sample: each pod's KV use, and the requests on it. Balance counts while there is a request for each
-        pod."""
+        """Add a sample of each pod's KV use and requests. Balance is sampled only while there are at least as many
+        requests as pods."""
         self.samples += 1
         self.kv_mean += (sum(usage) / len(usage) - self.kv_mean) / self.samples
         self.kv_max = max(self.kv_max, *usage)
@@ -256,7 +256,7 @@ class Gauges:
             self.imbalance += (max(busy) * len(busy) / sum(busy) - self.imbalance) / self.balanced_samples
 
     def add_prefilled(self, now: float, tokens: Sequence[int]) -> None:
-        """Compare the prompt tokens that each engine has computed since it started, every 10 seconds."""
+        """Compare the prompt tokens that each engine has computed since its start, every 10 seconds."""
         if now < self._window_ends:
             return
         done = [max(0, after - before) for after, before in zip(tokens, self._prefilled, strict=False)]
@@ -266,15 +266,15 @@ class Gauges:
 
     @property
     def prefill_skew(self) -> float:
-        """The most prefill work of an engine over the mean, in the worst window of 10 s with at least a quarter of the
-        usual work. nan without any."""
+        """Return the largest prefill work of an engine relative to the mean, in the worst window of 10 s with at least
+        a quarter of the usual work; nan without such a window."""
         usual = sum(mean for mean, _ in self.prefills) / max(1, len(self.prefills))
         return max((skew for mean, skew in self.prefills if mean >= usual / 4), default=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The pod's process dies at `at` seconds, and is back, with nothing in its memory, `down` seconds later."""
+    """A restart of a pod: its process dies at `at` seconds and is back, with an empty cache, `down` seconds later."""
 
     pod: int
     at: float
@@ -282,7 +282,7 @@ class Restart:
 
 
 class Simulation:
-    """Runs until the last request has ended. `clock` must stand at 0."""
+    """One run until the last request has ended. `clock` must be at 0."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class Simulation:
         self._submit(index, self._policy.place(index, self.outcomes[index].job, self.now))
 
     def _submit(self, index: int, chosen: int | None) -> None:
-        """Submit the request to a pod. A pod that is down refuses, and the router is notified at once."""
+        """Submit the request to a pod. A pod that is down refuses it, and the router is notified at once."""
         outcome = self.outcomes[index]
         while chosen is not None and not self.pods[chosen].up:
             outcome.retries += 1
@@ -353,7 +353,7 @@ class Simulation:
             self._live[index] = (pod.submit(index, outcome.job, self.now, stage), stage)
 
     def _let_go(self, index: int) -> None:
-        """Free the prompt that a pod keeps for another pod, if there is one."""
+        """Free the prompt that a pod keeps for another pod, if any."""
         keeper = self.outcomes[index].prefill_pod
         if keeper >= 0:
             with self._rescheduled(self.pods[keeper]):
@@ -361,14 +361,14 @@ class Simulation:
 
     @contextmanager
     def _rescheduled(self, pod: VirtualPod) -> Iterator[None]:
-        """Schedule the end of the pod's steps again, if the context changes it."""
+        """Schedule the end of the pod's steps again if the body of the `with` block changes it."""
         due = pod.stepper.until
         yield
         if pod.stepper.until != due and pod.stepper.until < math.inf:
             self._at(pod.stepper.until, self._end_steps, (pod, pod.stepper))
 
     def _end_steps(self, ended: tuple[VirtualPod, Engine | Lockstep]) -> None:
-        """End the steps of an engine that still exists, if they still end at this time."""
+        """End the steps of an engine if it still exists and the steps still end at this time."""
         pod, stepper = ended
         if stepper.until != self.now or pod.stepper is not stepper:
             return

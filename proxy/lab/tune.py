@@ -1,4 +1,4 @@
-"""Searches a configuration's weights for values that would have served recorded requests better."""
+"""Search for weights of a configuration that would have served recorded requests better."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from proxy.scheduling.layout import Origin, ProfileLayout
 from proxy.settings import Settings
 
 NEVER = 120.0
-"""Seconds that a request without a response counts as."""
+"""Seconds that count for a request without a response."""
 
 BLOCKS = 50
-"""Into so many pieces the requests of a run are cut: neighbours wait for each other, so they are drawn together."""
+"""Number of blocks of consecutive requests that the bootstrap draws from. Neighbouring requests wait for each other, so
+they are drawn together."""
 
 DRAWS = 500
 
 Run = Sequence[Fared]
 
 Objective = Callable[[Run], float]
-"""What is to become less."""
+"""The figure to minimise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Of `before`, the share by which `after` is less; `low` and `high` bound it in 95 of 100 cases."""
+    """The relative reduction from `before` to `after`; `low` and `high` are the bounds of its 95 % confidence
+    interval."""
 
     before: float
     after: float
@@ -62,7 +64,7 @@ def e2e_mean(found: Run) -> float:
 
 
 def missed(found: Run) -> float:
-    """The share that did not keep its objectives."""
+    """Return the share of requests that missed their objectives."""
     return 1.0 - sum(one.is_good for one in found) / len(found)
 
 
@@ -74,12 +76,12 @@ OBJECTIVES: Mapping[str, tuple[Objective, str]] = MappingProxyType(
         "goodput": (missed, "share of requests that miss their objectives"),
     }
 )
-"""By the name that `kvlane tune` knows."""
+"""Objectives and their titles, by the name that `kvlane tune` accepts."""
 
 
 def gain(before: Sequence[Run], after: Sequence[Run], objective: Objective, rng: Random) -> Gain:
-    """Each has a list of the same requests per run. The interval is that of a bootstrap over blocks of requests, the
-    same blocks of both."""
+    """Return the gain of `after` over `before`; each has a list of the same requests per run. The confidence interval
+    is that of a bootstrap over blocks of requests, with the same blocks for both."""
     pairs = [pair for runs in zip(before, after, strict=True) for pair in zip(*map(_blocks, runs), strict=True)]
     drawn = sorted(_share(objective, rng.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
     was, will = _both(objective, pairs)
@@ -107,18 +109,18 @@ PARAMETERS: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
         "predicted-latency-producer": {"workCost": (0.0, 5.0), "decodeCost": (0.0, 1.0)},
     }
 )
-"""Plugin type -> parameter -> the least and the most that is tried."""
+"""Plugin type -> parameter -> the smallest and the largest value to try."""
 
 REACH = 32.0
-"""A weight is at most multiplied or divided by so much."""
+"""The largest weight to try is this many times the largest weight of the profile."""
 
 SMALLEST = 0.01
-"""What a parameter or weight that is 0 is taken for when it is multiplied."""
+"""Replaces a parameter or weight of 0 when it is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A weight in a profile, or a parameter of a plugin: `owner` is the profile, or empty."""
+    """A weight in a profile, or a parameter of a plugin. `owner` is the profile; empty for a parameter."""
 
     owner: str
     plugin: str
@@ -128,7 +130,7 @@ class Knob:
     most: float
 
     def within(self, value: float) -> float:
-        """The nearest that may be tried, to three digits."""
+        """Return the nearest value within the limits, rounded to three digits."""
         return float(f"{min(self.most, max(self.least, value)):.3g}")
 
     def __str__(self) -> str:
@@ -136,7 +138,7 @@ class Knob:
 
 
 Values = tuple[float, ...]
-"""One for every knob."""
+"""One value for each knob."""
 
 
 class Tunable:
@@ -152,12 +154,12 @@ class Tunable:
 
     @property
     def values(self) -> Values:
-        """As they are."""
+        """The values of the configuration."""
         return tuple(knob.value for knob in self.knobs)
 
     @property
     def apart(self) -> list[str]:
-        """Names of the document that belong to the data layer: sections do not have them."""
+        """Names of document plugins that belong to the data layer; sections do not contain them."""
         document = self._settings.scheduling
         known = {entry.label for entry in document.plugins}
         return [name for name in document.names if name not in known]
@@ -166,7 +168,7 @@ class Tunable:
         return replace(self._settings, scheduling=read(self.section(values), "scheduling"))
 
     def section(self, values: Values) -> dict[str, Any]:
-        """The `scheduling` section with these values; what is by default as it is stays unsaid."""
+        """Return the `scheduling` section with these values; unchanged defaults are omitted."""
         found = dict(zip(self.knobs, values, strict=True))
         weights = {(knob.owner, knob.plugin): value for knob, value in found.items() if knob.owner}
         parameters = {
@@ -211,29 +213,29 @@ def _profile(profile: ProfileLayout, weights: Mapping[tuple[str, str], float]) -
 
 
 TUNED = 0.6
-"""The share of the requests, the earliest, that is searched on; the others are held out."""
+"""Share of the requests, the earliest, that the search uses; the others are held out."""
 
 FEWEST = 200
-"""Requests that a search needs."""
+"""Smallest number of requests for a search."""
 
 SPREAD = 1.2
-"""Standard deviation of the logarithm of what a knob is multiplied by."""
+"""Standard deviation of the logarithm of the factor for a knob."""
 
 UNTOUCHED, OFF, REDRAWN = 0.3, 0.1, 0.2
-"""Chances that a knob of a random candidate stays as it is, that it is set to its least, and that it is drawn from all
-that may be tried."""
+"""Probabilities that a knob of a random candidate keeps its value, is set to its smallest value, and is drawn from its
+whole range."""
 
 DECADES = 4.0
-"""Of what may be tried, below the most."""
+"""The whole range spans this many decades below the largest value."""
 
 RUNGS = (0.25, 0.5, 1.0)
-"""Shares of the requests that candidates are tried on; after each a third of them goes on."""
+"""Shares of the requests that candidates are tried on; after each share, a third of the candidates remains."""
 
 STEPS = (2.0, 0.5, 1.25, 0.8)
-"""What one knob after the other is multiplied by, at the end."""
+"""Factors that are tried on one knob after the other at the end of the search."""
 
 WORTH = 0.005
-"""A change that gains less is not made."""
+"""Smallest relative gain for which a change is kept."""
 
 HELD_OUT_SEEDS = 3
 
@@ -241,12 +243,12 @@ Say = Callable[[str], None]
 
 
 class TooFew(KvlaneError):
-    """Too few requests, or nothing to tune."""
+    """The record has too few requests, or the configuration has no knobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best values that were found, and what they gain on the requests that were held out."""
+    """The best values that were found, and their gain on the held-out requests."""
 
     values: Values
     gain: Gain
@@ -256,7 +258,7 @@ class Tuned:
 def tune(
     tunable: Tunable, workload: Workload, fleet: Fleet, objective: Objective, trials: int, seed: int, say: Say
 ) -> Tuned:
-    """`trials` is the number of random candidates. Raises TooFew."""
+    """Search for better values. `trials` is the number of random candidates. Raise TooFew."""
     jobs = len(workload.jobs)
     if jobs < FEWEST:
         raise TooFew(f"{jobs} requests are too few to tune on; {FEWEST} is the least, and thousands are better")
@@ -277,7 +279,7 @@ def _from_zero(workload: Workload) -> Workload:
 
 
 class _Search:
-    """Every candidate meets the same requests and the same dice."""
+    """A search in which every candidate gets the same requests and the same random numbers."""
 
     def __init__(
         self, tunable: Tunable, workload: Workload, fleet: Fleet, objective: Objective, seed: int, say: Say
@@ -296,7 +298,8 @@ class _Search:
         return len(self._costs)
 
     def halved(self, trials: int) -> Values:
-        """The best of so many random candidates, by successive halving; what is there already is never dropped."""
+        """Return the best of this many random candidates, by successive halving; the values of the configuration are
+        never dropped."""
         own = self._tunable.values
         candidates = list(dict.fromkeys([own, *(self._drawn() for _ in range(trials))]))
         for share in RUNGS:
@@ -308,7 +311,7 @@ class _Search:
         return candidates[0]
 
     def climbed(self, best: Values) -> Values:
-        """One knob after the other, a little up and down."""
+        """Improve one knob after the other by small changes."""
         for at, knob in enumerate(self._tunable.knobs):
             for step in STEPS:
                 value = knob.within((best[at] or SMALLEST) * step)
@@ -332,7 +335,7 @@ class _Search:
         return knob.within((knob.value or SMALLEST) * self._rng.lognormvariate(0.0, SPREAD))
 
     def _cost(self, values: Values, share: float) -> float:
-        """Of the first share of the requests."""
+        """Return the objective on the first share of the requests."""
         known = self._costs.get((values, share))
         if known is None:
             part = _from_zero(self._workload.window(0, max(1, int(len(self._workload.jobs) * share))))

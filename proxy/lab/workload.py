@@ -1,4 +1,5 @@
-"""Requests to replay: when each arrives, the identity of every piece of its prompt, and the text that routers read."""
+"""Requests to replay: the arrival time of each, the identity of every piece of its prompt, and the text that routers
+read."""
 
 from __future__ import annotations
 
@@ -20,30 +21,31 @@ from proxy.core.request import BYTES_PER_TOKEN
 from proxy.lab.cache import Parts
 
 CHUNK = 512
-"""Tokens of a prompt that one id of a trace in Mooncake's format stands for."""
+"""Tokens of a prompt per id in a trace in Mooncake's format."""
 
 BUCKET = 3.0
-"""Seconds: traces of production give arrivals in steps of it; arrivals at one moment are spread over so long."""
+"""Seconds. Production traces round arrivals to this step; arrivals at one moment are spread over it."""
 
 
 class BadTrace(KvlaneError):
-    """A file that is neither a record nor a trace; the message names line and reason."""
+    """A file that is neither a record nor a trace; the message contains line and reason."""
 
 
 class CutShort(BadTrace):
-    """The last line has no end: it may still be being written."""
+    """The last line is incomplete: the file may still be written to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParams:
-    """What a client sends besides its prompt. `max_tokens` 0: no limit; None: the length of the response."""
+    """The fields that a client sends in addition to its prompt. `max_tokens` 0: no limit; None: the length of the
+    response."""
 
     model: str = ""
     stream: bool = True
     max_tokens: int | None = None
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ttft: float | None = None
-    """Its objective, in seconds; None: that of all."""
+    """Its objective for the time to the first token, in seconds; None: the general objective."""
     tpot: float | None = None
 
 
@@ -52,12 +54,12 @@ DEFAULT_PARAMS = RequestParams()
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request. `ids` name the pieces of the prompt: equal ids are equal text, the last piece is cut at the prompt's
-    end. `nodes` name the same pieces together with all text before them. Where a later prompt continues the response,
-    `continued` are the ids of prompt and response together. `session` is what clients call the conversation.
-
-    `ends` are the tokens after which each piece ends, four bytes of text to the token; without any a piece is 512.
-    The text has `text_tokens` of these (0: as many as the prompt); each is `scale` tokens of the engine."""
+    """One request. `ids` name the pieces of the prompt: equal ids mean equal text, and the last piece is cut at the
+    prompt's end. `nodes` name the same pieces together with all text before them. If a later prompt continues the
+    response, `continued` are the ids of prompt and response together. `session` is the clients' name of the
+    conversation. `ends` are the numbers of tokens at the end of each piece, with four bytes of text per token; without
+    `ends`, a piece has 512 tokens. The text has `text_tokens` such tokens (0: as many as the prompt); each is `scale`
+    tokens of the engine."""
 
     arrival: float
     prompt_tokens: int
@@ -77,7 +79,7 @@ class Job:
         return self.text_tokens or self.prompt_tokens
 
     def ends_of(self, pieces: int) -> Sequence[int]:
-        """Of so many first pieces, in tokens of text."""
+        """Return the ends of the first pieces, in tokens of text."""
         return self.ends[:pieces] if self.ends else range(CHUNK, (pieces + 1) * CHUNK, CHUNK)
 
 
@@ -88,27 +90,27 @@ class Workload:
 
     @property
     def rate(self) -> float:
-        """Requests per second, as they come in the source."""
+        """Requests per second in the source."""
         first, last = self.jobs[0].arrival, self.jobs[-1].arrival
         return len(self.jobs) / (last - first) if last > first else float(len(self.jobs))
 
     def at_rate(self, rate: float) -> Workload:
-        """The same with time scaled, from 0 on."""
+        """Return the workload with scaled arrival times, starting at 0."""
         factor, first = self.rate / rate, self.jobs[0].arrival
         return replace(self, jobs=tuple(replace(job, arrival=(job.arrival - first) * factor) for job in self.jobs))
 
     def fitting(self, tokens: int) -> Workload:
-        """Return the workload without requests that have more tokens of prompt and response together."""
+        """Return the workload without requests whose prompt and response together exceed this number of tokens."""
         return replace(self, jobs=tuple(job for job in self.jobs if job.prompt_tokens + job.output_tokens <= tokens))
 
     def window(self, first: int, count: int) -> Workload:
-        """`count` requests in a row, so that prefixes that are shared stay shared."""
+        """Return `count` consecutive requests, so that shared prefixes stay shared."""
         return replace(self, jobs=self.jobs[first : first + count])
 
 
 def load_trace(path: Path, rng: Random) -> Workload:
-    """Mooncake's format, a JSON object to the line, gzipped or not. Arrivals at one moment are spread over the time
-    to the next bucket. Raises BadTrace."""
+    """Read a trace in Mooncake's format: a JSON object per line, optionally gzipped. Arrivals at one moment are spread
+    over the time to the next bucket. Raise BadTrace."""
     jobs = [_traced(path, number, row) for number, row in rows(path)]
     if not jobs:
         raise BadTrace(f"{path}: there is no request in it")
@@ -116,7 +118,7 @@ def load_trace(path: Path, rng: Random) -> Workload:
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number of each line that is not empty, and the object on it. Raises BadTrace."""
+    """Yield the number of each non-empty line and its object. Raise BadTrace."""
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
@@ -139,7 +141,7 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str, least: f
 
 
 def named(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """In order of arrival, with the nodes filled in."""
+    """Return the jobs in order of arrival, with their nodes."""
     known: dict[tuple[int, int], int] = {}
 
     def nodes(ids: Sequence[int]) -> tuple[int, ...]:
@@ -156,7 +158,7 @@ def named(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 def reusable_share(jobs: Sequence[Job]) -> float:
-    """The share of prompt tokens that one cache without limit would have when they come."""
+    """Return the share of prompt tokens that one cache without limit would contain on arrival."""
     seen: set[int] = set()
     reused = 0.0
     for job in jobs:
@@ -193,7 +195,7 @@ def _traced(path: Path, line: int, row: Mapping[str, Any]) -> Job:
 
 
 def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
-    """Only if several come at once: a trace with times of its own keeps them."""
+    """Spread arrivals over their bucket if several requests arrive at once. A trace with exact times keeps them."""
     moments = {job.arrival for job in jobs}
     if len(moments) > len(jobs) / 2:
         return list(jobs)
@@ -201,14 +203,14 @@ def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
 
 
 def prompt_text(job: Job) -> bytes:
-    """Four characters to the token; the same id is the same text everywhere."""
+    """Return the text of the prompt, four characters per token; the same id is the same text in all prompts."""
     ends = (0, *job.ends_of(len(job.ids)))
     pieces = [_piece_text(one, end - start) for one, (start, end) in zip(job.ids, pairwise(ends), strict=True)]
     return b"".join(pieces)[: job.text_length * BYTES_PER_TOKEN]
 
 
 def request_body(job: Job, model: str) -> bytes:
-    """A completion: no chat template stands between the text and the engine's blocks."""
+    """Return the body of a completion, because a chat template would shift the text relative to the engine's blocks."""
     params = job.params
     limit = job.output_tokens if params.max_tokens is None else params.max_tokens
     return b'{"model":%b,"stream":%b,%b"ignore_eos":true,%b"prompt":"%b"}' % (
@@ -221,19 +223,20 @@ def request_body(job: Job, model: str) -> bytes:
 
 
 def prompt_blocks(job: Job, block_size: int) -> Parts:
-    """The whole blocks of the prompt, by piece."""
+    """Return the full blocks of the prompt, by piece."""
     return _blocks(job, job.nodes, job.prompt_tokens // block_size, block_size)
 
 
 def blocks_with_response(job: Job, block_size: int) -> Parts:
-    """Return the blocks that later prompts can find, empty if none continues the response. The last token is generated
-    and never computed."""
+    """Return the blocks that later prompts can reuse; empty if no prompt continues the response. The last token is
+    generated and never computed."""
     whole = (job.prompt_tokens + job.output_tokens - 1) // block_size
     return _blocks(job, job.continued_nodes, whole, block_size) if job.continued_nodes else ()
 
 
 def _blocks(job: Job, nodes: Sequence[int], whole: int, block_size: int) -> Parts:
-    """Where a piece ends does not depend on the prompt, but for the last one, which has all that is left."""
+    """Return the blocks of each piece. The end of a piece does not depend on the prompt, except for the last piece,
+    which has all remaining blocks."""
     found, start = [], 0
     for at, (node, end) in enumerate(zip(nodes, job.ends_of(len(nodes)), strict=True), 1):
         blocks = whole if at == len(nodes) else min(int(end * job.scale) // block_size, whole)

@@ -1,1 +1,2 @@
-"""The wire formats without the wire: what a request asks for, what a response says, how an error looks."""
+"""The wire formats of the OpenAI, Anthropic and SGLang APIs, without I/O: requests, responses, stream events and
+errors."""

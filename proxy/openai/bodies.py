@@ -1,4 +1,4 @@
-"""Bodies of requests as bytes: how long it takes to read one, and another model's name in it."""
+"""Request bodies as bytes: how expensive one is to parse, and the replacement of the model name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import orjson
 from proxy.openai import multipart
 
 LARGE = 256 * 1024
-"""Bytes. A body takes 4 us per KiB as one text, and no thread can help, for the parser holds the interpreter."""
+"""Bytes above which a body is not parsed on the event loop. Text takes 4 us per KiB, and a thread does not help,
+because the parser holds the interpreter lock."""
 
 SMALL = 16 * 1024
-"""Bytes that are read in 4 ms whatever is in them."""
+"""Bytes that are parsed within 4 ms whatever they contain."""
 
 _MOST = 8_000
-"""Commas, and brackets by four: what costs most of that weight takes 4 ms, to parse and to ask for usage."""
+"""Limit on commas, plus four per bracket. The most expensive body of this weight takes 4 ms to parse and to rewrite."""
 
 _DIGITS = 400
-"""Of an integer. Converting 4,000 takes 75 us."""
+"""Largest number of digits of an integer. Converting 4,000 takes 75 us."""
 
 MOST_VALUES = 250_000
-"""Values of a body that is read a second time, on the event loop: 50 ms. A prompt of tokens has as many."""
+"""Values of a body that may be parsed a second time on the event loop, in 50 ms. A prompt of token ids has as many."""
 
 _NO_VALUE_SIGNS = bytes(byte for byte in range(256) if byte not in b'",[{')
 
@@ -40,8 +41,8 @@ _BACKSLASH, _BRACE = b"\\{"
 
 
 def is_light(body: bytes, content_type: str = "") -> bool:
-    """Return whether a body can be read on the event loop: in at most 5 ms, whatever is in it. Text with many commas or
-    brackets may be taken for values; it is only read elsewhere then."""
+    """Return whether a body can be parsed on the event loop: in at most 5 ms, whatever it contains. Text with many
+    commas or brackets may count as values; it is then parsed elsewhere."""
     size = len(body)
     if size <= SMALL:
         return True
@@ -92,8 +93,8 @@ def _occurrences(body: bytes, sign: bytes) -> int:
 
 
 def has_many_values(body: bytes) -> bool:
-    """Return whether a body, which is valid JSON, has more than about MOST_VALUES values: 40 MB of them hold up the
-    event loop for seconds, where as much text takes 0.2 s."""
+    """Return whether a body of valid JSON has more than about MOST_VALUES values. 40 MB of values block the event loop
+    for seconds, where as much text takes 0.2 s."""
     if len(body) <= 2 * MOST_VALUES:
         return False
     if _occurs_more(body, b'"', 2 * MOST_VALUES):
@@ -111,12 +112,12 @@ def _occurs_more(body: bytes, sign: bytes, most: int) -> bool:
 
 
 def bounded_int(digits: str) -> int | float:
-    """Return a JSON integer; infinity for one that no engine takes, which would take long to convert."""
+    """Return a JSON integer; infinity for one that no engine accepts and that would take long to convert."""
     return int(digits) if len(digits) <= _DIGITS else math.inf
 
 
 _KEY = re.compile(rb'"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])"\s*:\s*')
-"""The key as JSON may spell it, up to its value."""
+"""The key in any JSON spelling, up to its value."""
 
 _NAME = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|null', re.DOTALL)
 _START = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
@@ -125,16 +126,17 @@ _EMPTY = re.compile(rb"\s*\}")
 _NO_SIGNS = bytes(byte for byte in range(256) if byte not in b'"{}[]')
 
 MOST_KEYS = 5_000
-"""Keys of this name, at any depth, that are looked at: about 5 ms. No API has as many in one body."""
+"""Keys of this name, at any depth, that are examined in about 5 ms. No API has as many in one body."""
 
 
 class NoPlace(ValueError):
-    """The body does not allow to exchange the name of its model."""
+    """The model name in the body cannot be replaced."""
 
 
 def with_model(body: bytes, model: str) -> bytes | None:
-    """Return the JSON object with `model` as its model, whether it named one or not. None for what is no UTF-8 object,
-    names something that is no text, or has more than `MOST_KEYS` such keys. Otherwise the body is taken to be valid."""
+    """Return the JSON object with `model` as its model, whether it had one or not. Return None if the input is no
+    object in UTF-8, if its model is no text, or if it has more than `MOST_KEYS` such keys. The rest of the body is
+    assumed to be valid."""
     start = _START.match(body)
     if start is None or b"\0" in body[:4]:
         return None
@@ -159,19 +161,17 @@ def renamed(body: bytes, model: str) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def renaming(names: frozenset[str], model: str) -> Callable[[bytes], bytes]:
-    """Exchanges any of `names` for `model`, wherever events name their model. What a model has written is left alone:
-    inside a JSON string the quotes are escaped."""
+    """Return a function that replaces any of `names` by `model` where events contain the model name. Generated text is
+    unchanged, because quotes are escaped inside a JSON string."""
     written = {text for name in names for text in (_quoted(name), json.dumps(name).encode())}
     search = re.compile(rb'("model"\s*:\s*)(?:%b)' % b"|".join(map(re.escape, sorted(written))))
     return partial(search.sub, rb"\g<1>" + _quoted(model).replace(b"\\", b"\\\\"))
 
 
 def _place(body: bytes) -> tuple[int, int] | None:
-    """Return where the name of the model stands: the value of the last such key of the outer object, as parsers take
-    it; None if there is no such key. Raise NoPlace if its value is no text, or if there are too many such keys.
-
-    The work is done by methods of bytes, whose time is linear: 1.3 MB of 15,000 messages take 4 to 13 ms, and each key
-    of this name 1 us."""
+    """Return the position of the model name: the value of the last such key of the outer object, which parsers use;
+    None without such a key. Raise NoPlace if its value is no text or if there are too many such keys. Methods of bytes
+    do the work in linear time: 1.3 MB of 15,000 messages take 4 to 13 ms, and each key of this name 1 us."""
     text = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
     found = None
     depth = at = 0
@@ -191,8 +191,8 @@ def _place(body: bytes) -> tuple[int, int] | None:
 
 
 def _depth(text: bytes) -> int:
-    """Return by how much the nesting is deeper behind `text`, which has no escaped quotes and ends no string that it
-    does not begin. Strings without brackets are taken out first: there are many, and each is a piece otherwise."""
+    """Return the change of the nesting depth after `text`, which has no escaped quotes and ends no string that it does
+    not start. Strings without brackets are removed first, because each of them would be a piece."""
     outside = b"".join(text.translate(None, _NO_SIGNS).replace(b'""', b"").split(b'"')[::2])
     return outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
 
@@ -202,7 +202,7 @@ def _spliced(body: bytes, place: tuple[int, int], model: str) -> bytes:
 
 
 def _quoted(name: str) -> bytes:
-    """What clients send may have halves of surrogate pairs in it, which are no UTF-8."""
+    """Return the JSON text of the name. Clients may send lone surrogates, which UTF-8 cannot represent."""
     try:
         return orjson.dumps(name)
     except TypeError:

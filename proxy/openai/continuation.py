@@ -16,18 +16,20 @@ COMPLETIONS = "/v1/completions"
 PATHS = (CHAT, COMPLETIONS)
 
 READ_AT = 64 * 1024
-"""Bytes of events that are kept before they are read: 250 of them, in 1.5 ms."""
+"""Bytes of events that are collected before they are parsed: 250 events, in 1.5 ms."""
 
 LONGEST = 1024 * 1024
 """Characters. A longer response is not continued."""
 
 LONGEST_STOP = 1
-"""Characters. To find a longer one, engines hold text back, so that what was sent ends within a token."""
+"""Largest number of characters of a stop sequence. For longer ones engines hold text back, so that the sent text ends
+within a token."""
 
 DONE = b"data: [DONE]"
 
 COUNTING = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-"""Has engines say in each event how many tokens there are so far: it may have several, as with speculative decoding."""
+"""Makes engines report the token count in each event, which may contain several tokens, for example with speculative
+decoding."""
 
 _SAME = """
 model messages prompt stream stream_options max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p
@@ -35,7 +37,7 @@ repetition_penalty logit_bias bad_words ignore_eos stop_token_ids include_stop_s
 spaces_between_special_tokens chat_template chat_template_kwargs reasoning_effort cache_salt priority user metadata
 store service_tier request_id safety_identifier prompt_cache_key kv_transfer_params
 """
-"""Fields that mean the same for the rest as for the whole, or that are changed for it."""
+"""Fields that mean the same for the rest as for the whole response, or that are rewritten for it."""
 
 _ANYTHING = frozenset(_SAME.split())
 
@@ -55,7 +57,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-"""Values besides null by which these fields ask for nothing."""
+"""Values besides null with which these fields have no effect."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PARTS_OF_TEXT = frozenset(("role", "content"))
@@ -111,11 +113,11 @@ class Partial:
 
     def __init__(self) -> None:
         self.shown = 0
-        """Tokens up to the end of the text: as many as the engine says, or else one for each event."""
+        """Tokens up to the end of the text: as the engine reports, else one per event."""
         self.produced = 0
         """The same, with tokens that were not shown when the response ended."""
         self.prompt: int | None = None
-        """Tokens of it, where the engine has said so."""
+        """Tokens of the prompt, if reported."""
         self.stamp: Fields = {}
         """What all events of the response have in common."""
         self.is_plain = True
@@ -127,7 +129,7 @@ class Partial:
         self._unread_size = 0
 
     def add(self, events: bytes) -> None:
-        """Whole events."""
+        """Add complete events."""
         if self.is_plain and events:
             self._unread.append(events)
             self._unread_size += len(events)
@@ -135,7 +137,7 @@ class Partial:
                 self.read()
 
     def settled(self) -> str:
-        """The text; all else is up to date then. Tokens that were not shown will be produced again."""
+        """Parse all events and return the text. Tokens whose text was not sent will be generated again."""
         self.read()
         if not self.is_finished:
             self.produced = self.shown
@@ -172,7 +174,7 @@ class Partial:
             self.has_usage = True
 
     def _count(self, usage: Fields) -> int:
-        """The tokens that are produced with an event that has this usage."""
+        """Count the tokens of an event with this usage."""
         if isinstance(prompt := usage.get("prompt_tokens"), int):
             self.prompt = prompt
         given = usage.get("completion_tokens")
@@ -231,7 +233,7 @@ class Rest:
         self._is_over = partial.is_done
 
     def event(self, event: bytes) -> bytes:
-        """Empty if its client has had it, or something like it."""
+        """Return the rewritten event; empty if the client has already received an equivalent."""
         if self._is_over:
             return b""
         if event.startswith(DONE):
@@ -251,7 +253,7 @@ class Rest:
         return b"data: %b\n\n" % orjson.dumps(fields | self._stamp)
 
     def _is_news(self, choice: Fields) -> bool:
-        """Takes the role out if it was given."""
+        """Return whether the event has new content; remove a role that was already sent."""
         delta = choice.get("delta")
         if not self._has_role or delta is None or "role" not in delta:
             return True
@@ -259,7 +261,7 @@ class Rest:
         return bool(_text_of(choice)[0]) or choice.get("finish_reason") is not None
 
     def _merged(self, usage: Fields) -> Fields:
-        """The prompt of the rest has the text in it that was shown."""
+        """Return the usage of the whole response. The prompt of the rest includes the text that was shown."""
         prompt = self._prompt
         if prompt is None:
             prompt = max(0, _count(usage, "prompt_tokens") - self._shown)
@@ -299,7 +301,7 @@ def _is_harmless(name: str, value: Any, fields: Fields) -> bool:
 
 
 def _limit(fields: Fields, partial: Partial) -> bool:
-    """Takes what was shown from the limits; False if nothing is left."""
+    """Subtract the shown tokens from the limits; return False if nothing is left."""
     if partial.is_finished:
         given = [name for name in _LIMITS if fields.get(name) is not None] or ["max_tokens"]
         fields |= dict.fromkeys(given, 1)
@@ -312,7 +314,7 @@ def _limit(fields: Fields, partial: Partial) -> bool:
 
 
 def _choices(fields: Fields) -> list[Fields] | None:
-    """None for what is no event of these APIs."""
+    """Return the choices; None if this is no event of these APIs."""
     choices = fields.get("choices")
     return choices if isinstance(choices, list) and all(map(_is_choice, choices)) else None
 

@@ -1,4 +1,4 @@
-"""Errors as each API words them, and what the response of a pod says by one."""
+"""Errors in the format of each API, and the interpretation of error responses of pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.core.errors import Declined, MethodNotAllowed, RankOutOfRange, RateLi
 from proxy.openai.events import EVENT_END, fields_of
 
 Rendered = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers, body."""
+"""Status, headers and body."""
 
 ANTHROPIC_PATHS = "/v1/messages"
 RESPONSES_PATHS = "/v1/responses"
@@ -54,7 +54,7 @@ def render(error: RequestError, path: str, request_id: str) -> Rendered:
 
 
 def stream_error(path: str, message: str) -> bytes:
-    """A whole server-sent event that says that the stream was cut."""
+    """Return a server-sent event which reports that the stream was interrupted."""
     if path.startswith(ANTHROPIC_PATHS):
         return _event("error", {"type": "error", "error": {"type": "api_error", "message": message}})
     if path.startswith(RESPONSES_PATHS):
@@ -73,7 +73,7 @@ def _body(error: RequestError, path: str, request_id: str) -> dict[str, Any]:
 
 
 def _writable(text: str) -> str:
-    """What clients send may hold bytes that are no UTF-8, and JSON lone surrogates: neither can be written as it is."""
+    """Return the text without invalid UTF-8 and lone surrogates, which clients may send and which cannot be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -82,7 +82,7 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
 
 
 LONGEST = 8 * 1024
-"""Bytes of a first event that are waited for. Errors are shorter."""
+"""Bytes of a first event that are awaited. Errors are shorter."""
 
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
@@ -105,18 +105,18 @@ _STATUSES = {
     "internalservererror": 500,
     "server_error": 500,
 }
-"""Of errors that have none, by type or code in lower case."""
+"""Statuses of errors without one, by type or code in lower case."""
 
 
 def is_whole(beginning: bytes) -> bool:
-    """Whether there is as much of the body as it takes."""
+    """Return whether enough of the body has arrived."""
     if beginning.find(b"\n\n") >= 0 or len(beginning) > LONGEST:  # the usual end, without 5,000 instructions of `re`
         return True
     return EVENT_END.search(beginning) is not None
 
 
 def declined(beginning: bytes) -> Declined | None:
-    """Why a pod has not begun; None if it has, or found fault with the request."""
+    """Return the error of a pod that has not started the request; None if it has, or if the request is invalid."""
     # A stream that comes whole may have 17 KB in 64 events: to look for a word in all of it takes 24,000 instructions.
     end_at = beginning.find(b"\n\n", 0, LONGEST)
     if beginning.find(b"error", 0, LONGEST if end_at < 0 else end_at) < 0:
@@ -140,7 +140,7 @@ def declined(beginning: bytes) -> Declined | None:
 _OUT_OF_RANGE = re.compile(
     r"data[_ ]parallel[_ ]rank (\d{1,6}) is out of range (?:\[0, |for )(\d{1,6})(?:\)\.(?: None)?| engine\(s\))"
 ).fullmatch
-"""The message of vLLM's server in Python, which adds the cause of an error in some versions, and of that in Rust."""
+"""The message of vLLM's Python server, to which some versions add the cause, and of its Rust server."""
 
 
 def _rank_out_of_range(error: dict[str, Any]) -> RankOutOfRange | None:
@@ -151,12 +151,12 @@ def _rank_out_of_range(error: dict[str, Any]) -> RankOutOfRange | None:
 
 
 def names_rank_out_of_range(body: bytes) -> RankOutOfRange | None:
-    """Return what the body of a 400 says of the data-parallel rank; None if it finds fault with something else."""
+    """Return the data-parallel rank that the body of a 400 reports; None for another error."""
     return _rank_out_of_range(_error_of(body) or {})
 
 
 def aborted() -> Declined:
-    """What it amounts to that the pod has broken off, under a head that says 200."""
+    """Return the error that corresponds to a pod that broke off after a head with status 200."""
     return Declined(UNAVAILABLE, text="it aborted the response")
 
 
@@ -171,15 +171,15 @@ def _status(error: dict[str, Any]) -> int:
 
 _GZIP = b"\x1f\x8b"
 _ANY_FORMAT = zlib.MAX_WBITS | 32
-"""Window bits of zlib for gzip and zlib."""
+"""Window bits of zlib for both gzip and zlib."""
 
 _MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
 _MISSING = re.compile(r"\b(?:does not exist|not found)\b", re.IGNORECASE)
 
 
 def says_that_model_is_missing(body: bytes) -> bool:
-    """Return whether the body of a 404 is about the model, not about an unknown path or anything else. A body that
-    cannot be read, because it is compressed, counts as one: it may list models."""
+    """Return whether the body of a 404 is about the model instead of, for example, an unknown path. An unreadable body,
+    such as a compressed one, counts as one: it may list models."""
     if body.startswith(_GZIP):
         with suppress(zlib.error):
             body = zlib.decompressobj(_ANY_FORMAT).decompress(body, LONGEST)

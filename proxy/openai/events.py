@@ -1,4 +1,4 @@
-"""Server-sent events and usage: where an event ends, whether a response is whole, and its token counts."""
+"""Server-sent events and usage: the ends of events and streams, and token counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 FLAT_OBJECT = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
-"""Pattern of a JSON object such as usage: its values may be objects, theirs not, and no text in it has braces."""
+"""Pattern of a JSON object such as usage: nested one level deep, without braces in its texts."""
 
 
 def fields_of(event: bytes) -> dict[str, Any]:
@@ -34,21 +34,21 @@ def fields_of(event: bytes) -> dict[str, Any]:
 
 
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(' + FLAT_OBJECT + rb")")
-"""With objects of details in it, which have none in them."""
+"""Matches usage with nested details."""
 
 _USUAL = re.compile(
     rb'(?<!\\)"usage":\s?{"prompt_tokens":\s?(\d{1,18}),\s?"total_tokens":\s?\d{1,18},\s?"completion_tokens":\s?(\d{1,18})'
     rb'(?:,\s?"prompt_tokens_details":\s?(?:null|{"cached_tokens":\s?(\d{1,18})}))?}'
 ).match
-"""The same as vLLM and SGLang write it: two thirds of the price of an object of any form."""
+"""Matches usage as vLLM and SGLang write it, at two thirds of the cost of the general pattern."""
 
 _META_INFO = re.compile(rb'(?<!\\)"meta_info"\s*:\s*(' + FLAT_OBJECT + rb")")
-"""What SGLang's own API says at the end of each event, of all tokens so far."""
+"""Matches the token counts that SGLang's own API reports at the end of each event."""
 
 USAGE_LAST = ("/v1/chat/completions", "/v1/completions")
 USAGE_WITHIN = 2 * 1024
-"""Bytes of the end of a stream of these, where usage has an event of its own or comes with the last choice. Where no
-client has asked for it, it is not looked for further up, for 15,000 instructions."""
+"""Bytes at the end of a stream of these APIs in which usage is searched. Searching the whole stream costs 15,000
+instructions."""
 
 DONE = b"[DONE]"
 
@@ -63,8 +63,8 @@ _ENDS_WHOLE = re.compile(
 
 
 class _Marks(NamedTuple):
-    """Two ways to find an event: by what its data says, and by its name. A model cannot write either: its quotes and
-    line ends are escaped."""
+    """Patterns that find an event by its data and by its name. Generated text contains neither: its quotes and line
+    ends are escaped."""
 
     data: re.Pattern[bytes]
     name: re.Pattern[bytes]
@@ -74,11 +74,11 @@ class _Marks(NamedTuple):
 
 
 NOTHING = rb"(?!)"
-"""Pattern of no name."""
+"""A pattern that matches no name."""
 
 
 def _marks(names: bytes, data: bytes = b"") -> _Marks:
-    """One pattern of both takes 160 us for 8 KB, not 10: it has no literal to look for."""
+    """Return two patterns: a single one has no literal to search for and takes 160 us for 8 KB instead of 10."""
     name = rb"event:(?<![^\r\n]event:)[ \t]*(?:" + names + rb")[ \t]*(?=[\r\n]|\Z)"
     return _Marks(re.compile(data or rb'"(?:' + names + rb')"'), re.compile(name))
 
@@ -103,12 +103,12 @@ _NOT_GIVEN = [None] * 4
 """What engines give for the last four, unless they count hits."""
 
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[!#-\[\]-~]{1,256})"')
-"""Printable ASCII. Any other id is not remembered."""
+"""Printable ASCII. Other ids are not remembered."""
 
 
 def usage_from(tail: bytes, path: str = "") -> Usage | None:
-    """The last usage object in the end of a body, streamed or not. Text of the model cannot be taken for one: inside
-    a JSON string its quotes are escaped."""
+    """Return the last usage object at the end of a body or stream. Generated text cannot contain one: inside a JSON
+    string its quotes are escaped."""
     if path == GENERATE:
         return _last(tail, tail.rfind(b'"meta_info"'), b'"meta_info"', _META_INFO)
     at = tail.rfind(b'"usage"')  # in 8 KB without usage 19,000 instructions: it is looked for once
@@ -122,7 +122,7 @@ def usage_from(tail: bytes, path: str = "") -> Usage | None:
 
 
 def ends_whole(tail: bytes) -> bool:
-    """Whether the end of an event stream is the event after which there are no more."""
+    """Return whether an event stream ends with its last event."""
     if not tail.endswith(_BLANK_LINES):
         return False
     last = tail.rstrip(b"\r\n")
@@ -144,7 +144,7 @@ def response_id_from(head: bytes) -> str | None:
 
 
 def _last(tail: bytes, at: int, name: bytes, pattern: re.Pattern[bytes]) -> Usage | None:
-    """`at` is where its name is found last."""
+    """`at` is the last position of its name."""
     while at >= 0:
         found = pattern.match(tail, at)
         if found and (usage := _usage(found[1])) is not None:
@@ -168,7 +168,7 @@ def _usage(text: bytes) -> Usage | None:
 
 
 _used = partial(tuple.__new__, Usage)
-"""Of a tuple of its fields, without the Python frame that a NamedTuple's own constructor takes."""
+"""Builds the named tuple without the Python frame of its constructor."""
 
 
 def _cached(fields: dict[str, Any]) -> int | None:
@@ -193,7 +193,7 @@ _PLACES = (
     (re.compile(rb'"stream_options"\s*:\s*\{(?=\s*\})'), re.compile(rb""), b'"include_usage":true'),
     (re.compile(rb'"stream_options"\s*:\s*\{'), re.compile(rb""), b'"include_usage":true,'),
 )
-"""Where it can be asked in options that are there: behind the first, in place of the second."""
+"""Where the request for usage is added to existing options: after the first field, or instead of the second."""
 
 _TRIES = 2
 
@@ -210,8 +210,8 @@ def with_usage(request: InferenceRequest) -> InferenceRequest:
 
 
 def with_question(body: bytes, path: str) -> bytes | None:
-    """The body, a JSON object that asks for a stream, with the question; None if that is not to be, or not certain to
-    change nothing else."""
+    """Return the body of a streaming request with usage added; None if that is impossible or could change anything
+    else."""
     if _is_plain(body, path):
         return at_the_end(body, OPTIONS)
     if not is_light(body) or b"\0" in body[:4]:  # in UTF-16 and UTF-32, which Python reads too
@@ -239,23 +239,21 @@ def at_the_end(body: bytes, field: bytes) -> bytes | None:
 
 
 IN_QUESTION = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"').search
-"""Finds what events have that may have to be changed. Text of the model has no such thing: its quotes are escaped."""
+"""Finds the parts of events that may have to change. Generated text contains none: its quotes are escaped."""
 
 
 class DropUsage:
-    """Stage that gives the events of a stream as they would be without the question.
-
-    vLLM, asked, sends a chunk with usage and without choices, and in it the `system_fingerprint` that would else be in
-    the last chunk before it: so the last chunk waits for what follows, which comes at once. An engine that tells usage
-    in chunks with choices tells it to everybody: its stream passes as it is.
-    """
+    """Stage that removes the usage that kvlane requested. vLLM then sends a chunk with usage and without choices, which
+    contains the `system_fingerprint` that would otherwise be in the last chunk before it. So the last chunk waits for
+    the next one, which arrives at once. A stream of an engine that reports usage in chunks with choices, which it does
+    in every case, is unchanged."""
 
     __slots__ = ("_last", "_passes_all")
 
     def __init__(self) -> None:
         self._passes_all = False
         self._last = b""
-        """An event that gives a reason to finish."""
+        """An event with a finish reason."""
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         if self._passes_all or (len(events) == 1 and not self._last and not IN_QUESTION(events[0])):
@@ -285,7 +283,7 @@ class DropUsage:
 
 
 def _is_plain(body: bytes, path: str) -> bool:
-    """Whether it can be seen at once that the object has no options and one choice. A key can hide only in escapes."""
+    """Return whether the object certainly has no options and one choice. Escapes could hide a key."""
     if b'"stream_options"' in body or b'"n"' in body or b"\\u00" in body or b"\0" in body[:4]:
         return False
     return path != "/v1/completions" or (body.count(b'"prompt"') == 1 and _TEXT_PROMPT.search(body) is not None)
@@ -313,7 +311,7 @@ def _within(body: bytes, wanted: dict[str, Any]) -> bytes | None:
 
 
 def _read(body: bytes) -> Any:
-    """As engines do; None for what is no JSON."""
+    """Parse as engines do; return None for invalid JSON."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -332,7 +330,7 @@ def _stamped(event: bytes, fingerprint: Any) -> bytes:
 
 
 _USAGE_VALUE = re.compile(rb'("usage"\s*:\s*)(' + FLAT_OBJECT + rb")")
-"""With objects of details in it, which have none in them. Inside a JSON string the quotes are escaped."""
+"""Matches usage with nested details. Inside a JSON string the quotes are escaped."""
 
 
 def telling(cached: int) -> Callable[[bytes], bytes]:

@@ -22,7 +22,7 @@ LONGEST_MODEL = 8 * 1024
 """Bytes of the value of the model field."""
 
 STEP = 256 * 1024
-"""Bytes that are searched at once: in 0.1 ms."""
+"""Bytes that are searched at once, in 0.1 ms."""
 
 _CONTENT_TYPE = re.compile(
     rb'(?i)multipart/form-data((?:[ \t]*;[ \t]*[a-z0-9-]+=(?:"[!#-:<-\[\]-~]*"|[!#-+\--:=?-\[\]-~]+))+)[ \t]*;?'
@@ -34,7 +34,7 @@ _DISPOSITION = re.compile(rb'(?i)form-data((?:[ \t]*;[ \t]*[a-z-]+\*?=(?:"[^"]*"
 _OPTION = re.compile(rb';[ \t]*([A-Za-z-]+\*?)=("[^"]*"|[^\s";\\]+)')
 _UNCODED = (b"7bit", b"8bit", b"binary")
 _CHARSET = re.compile(rb'(?i)[^;]*;[ \t]*charset="?(?:(utf-8)|us-ascii|iso-8859-1)"?')
-"""Of text that has the same bytes in UTF-8: where it is not UTF-8 itself, if all of it is ASCII."""
+"""Charsets whose bytes equal UTF-8 for this text: UTF-8, or another one if the text is ASCII."""
 
 
 class Form:
@@ -42,23 +42,23 @@ class Form:
     where the value begins and ends, counted from the start of the form."""
 
     def __init__(self, content_type: str) -> None:
-        """Raises BadRequest."""
+        """Raise BadRequest."""
         self._delimiter = b"\r\n--" + _boundary(content_type)
         self._buffer = b""
         self._at = 0
-        """So much of the buffer is read."""
+        """Number of parsed bytes of the buffer."""
         self._offset = 0
-        """Where the buffer begins in the form."""
+        """Position of the buffer in the form."""
         self._read_on = self._start
         self._encoding = ""
-        """Of the value of the model field."""
+        """Encoding of the value of the model field."""
         self._parts = 0
         self._ended = False
         self.model: str | None = None
         self.place: tuple[int, int] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Raises BadRequest."""
+        """Parse a piece. Raise BadRequest."""
         for start in range(0, len(data), STEP):
             if self._ended:  # what follows the last boundary means nothing
                 return
@@ -69,7 +69,7 @@ class Form:
                 pass
 
     def finish(self) -> None:
-        """The form is whole. Raises BadRequest if it is not."""
+        """End the form. Raise BadRequest if it is incomplete."""
         if not self._ended:
             raise _unreadable("its last boundary is missing")
 
@@ -148,7 +148,7 @@ def is_multipart(content_type: str) -> bool:
 
 
 def model_of(form: bytes, content_type: str) -> str | None:
-    """The model that a whole form names. Raises BadRequest."""
+    """Return the model of a complete form. Raise BadRequest."""
     reader = Form(content_type)
     reader.feed(form)
     reader.finish()
@@ -156,8 +156,8 @@ def model_of(form: bytes, content_type: str) -> str | None:
 
 
 def with_model(start: bytes, content_type: str, model: str) -> bytes | None:
-    """The form, or the beginning of one, with another value of its model field and all other bytes as they are; None
-    if the field is missing or the value could be taken for something else."""
+    """Return the form, or the start of one, with another model and all other bytes unchanged; None if the field is
+    missing or its value is ambiguous."""
     reader = Form(content_type)
     for at in range(0, len(start), STEP):
         reader.feed(start[at : at + STEP])
@@ -170,7 +170,7 @@ def with_model(start: bytes, content_type: str, model: str) -> bytes | None:
 
 
 def _boundary(content_type: str) -> bytes:
-    """Exactly one, and nothing beside it that changes how a parser reads the form."""
+    """Return the only boundary. Raise BadRequest for a header that parsers read differently."""
     found = _CONTENT_TYPE.fullmatch(content_type.encode("utf-8", "surrogateescape").strip(b" \t"))
     if found is None:
         raise BadRequest("Content-Type must be multipart/form-data with one boundary and plain parameters.")
@@ -219,7 +219,7 @@ def _encoding_of_model(head: bytes) -> str:
 
 
 def _options(disposition: bytes | None) -> dict[bytes, bytes]:
-    """Return the parameters. Of their values only that of the name is sure to be as it was sent."""
+    """Return the parameters. Only the value of `name` is certain to be unchanged."""
     found = None
     if disposition is not None and b'\\\\"' not in disposition:
         found = _DISPOSITION.fullmatch(disposition.replace(b'\\"', b"\\\\"))  # each quote left ends a value

@@ -1,4 +1,4 @@
-"""What a request asks for: model, prompt, stream and limits; every API has its reader in one table."""
+"""What a request wants: model, prompt, stream and limits; one table has a parser per API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STORED_RESPONSE = re.compile(rf"{_STORED}([^/]+)")
 
 @lru_cache(maxsize=64)
 def response_id(path: str) -> str | None:
-    """The stored response that a path is about."""
+    """Return the id of the stored response in a path."""
     if not path.startswith(_STORED):
         return None
     found = _STORED_RESPONSE.match(path)
@@ -30,8 +30,8 @@ def response_id(path: str) -> str | None:
 
 
 def model_in(query: str) -> str | None:
-    """The model that a query names: `/v1/realtime?model=…` has no body to name one. Raises BadRequest if it names
-    several, because servers differ in which one counts."""
+    """Return the model in a query: `/v1/realtime?model=…` has no body. Raise BadRequest for several models, because
+    servers differ in which one they use."""
     if "model" not in query and "%" not in query:
         return None
     named = [value for name, value in parse_qsl(query.removeprefix("?"), keep_blank_values=True) if name == "model"]
@@ -54,18 +54,18 @@ ENGINE_INTERNALS = frozenset(
         "disagg_prefill_dp_rank",
     )
 )
-"""Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
+"""Fields by which routers control engines. From a client they could redirect or crash a pod."""
 
 _CARRIERS = frozenset(("vllm_xargs", "extra_args", "sampling_params"))
 """Objects of a body whose fields engines merge with those: as good as the body itself for steering an engine."""
 
 _ADAPTERS = ("lora_path", "lora_request")
-"""Fields by which SGLang and TensorRT-LLM take an adapter beside the model."""
+"""Fields with which SGLang and TensorRT-LLM select an adapter in addition to the model."""
 
 _SUSPECT = ENGINE_INTERNALS | _CARRIERS | frozenset(_ADAPTERS)
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""What bodies begin with that are compressed. kvlane unpacks none, so that none is a bomb."""
+"""First bytes of compressed bodies. kvlane decompresses none, which excludes decompression bombs."""
 
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 """Texts that pydantic converts to True, in any case."""
@@ -79,12 +79,12 @@ CONVERSATION = 3
 """Messages at least of a conversation that goes on: a question, its response, and the next question."""
 
 GENERATE = "/generate"
-"""SGLang's own: it has other names for what others ask for too."""
+"""SGLang's own API, which has other names for the common fields."""
 
 
 class Parsed(NamedTuple):
-    """`model` is None where the client named none; `body` is what goes to the pod: the client's bytes, unless an
-    engine-internal field had to be taken out; `adapters` are named beside the model."""
+    """`model` is None if the client named none; `body` goes to the pod: the client's bytes unless an engine-internal
+    field was removed; `adapters` are named in addition to the model."""
 
     model: str | None
     body: bytes
@@ -96,7 +96,7 @@ class Parsed(NamedTuple):
 
 
 def parse(path: str, body: bytes, content_type: str = "application/json") -> Parsed:
-    """Raises BadRequest for what no engine could understand; what an engine may judge is left to it."""
+    """Raise BadRequest for a body that no engine could understand. Validation is left to the engine."""
     if content_type != "application/json" and multipart.is_multipart(content_type):
         return Parsed(multipart.model_of(body, content_type), body)
     try:
@@ -136,11 +136,12 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
 
 
 _parsed = partial(tuple.__new__, Parsed)
-"""Of a tuple of its fields, without the Python frame that a NamedTuple's own constructor takes."""
+"""Builds the named tuple without the Python frame of its constructor."""
 
 
 def _lenient(body: bytes, strict: ValueError) -> Any:
-    """Engines read JSON with Python's parser, which takes NaN and lone surrogates: what they accept is not refused."""
+    """Parse with Python's parser, which accepts NaN and lone surrogates: engines use it, so kvlane must not refuse
+    them."""
     if not body:
         raise InvalidJson("The request has no body; send a JSON object.")
     try:
@@ -179,7 +180,7 @@ def _adapters(fields: Body) -> Iterator[str]:
 
 
 def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
-    """The body, and the objects in it where engines look for their internals too."""
+    """Return the body and the objects in it in which engines also read their internal fields."""
     yield fields
     for name in _CARRIERS:
         carrier = fields.get(name)
@@ -190,7 +191,7 @@ def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
 
 
 def _model(model: Any) -> str | None:
-    """Return None for no name: null, or the empty text, for which vLLM takes the model that it serves."""
+    """Return None for no model: null, or the empty text, for which vLLM uses the model that it serves."""
     if model is None or model == "":
         return None
     if not isinstance(model, str):
@@ -199,15 +200,16 @@ def _model(model: Any) -> str | None:
 
 
 def _flag(value: Any) -> bool:
-    """Return what engines read of a value that is no boolean, as pydantic converts 1, "true", "yes" and their like;
-    False for what it refuses, which the engine refuses too."""
+    """Return what engines read from a value that is no boolean, as pydantic converts 1, "true" and "yes"; False for
+    what it refuses, because the engine will refuse it."""
     if isinstance(value, str):
         return value.lower() in _TRUE
     return isinstance(value, int | float) and value == 1
 
 
 def _whole_number(value: Any) -> int:
-    """Return what engines read of a limit that is no positive integer, as pydantic converts "5" and 5.0; 0 for none."""
+    """Return what engines read from a limit that is no positive integer, as pydantic converts "5" and 5.0; 0 for
+    none."""
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = float(value)
     return int(value) if isinstance(value, int | float) and 0 < value < MOST_TOKENS and value == int(value) else 0
@@ -251,7 +253,7 @@ def _inputs(fields: Body) -> tuple[bytes, ...]:
 
 
 def _pairs(fields: Body) -> tuple[bytes, ...]:
-    """Cross encoders see the query before each document."""
+    """Return the prompts of a cross encoder, which sees the query before each document."""
     query = fields.get("query", fields.get("queries", fields.get("text_1")))
     documents = fields.get("documents", fields.get("text_2"))
     queries = prompts.texts(query)

@@ -1,7 +1,5 @@
-"""The bytes an engine's chat template will see, in its order: tools, system, then messages with their roles.
-
-Beside them the media of a request, and its head: what stands before anything that a user said.
-"""
+"""The bytes that an engine's chat template will see, in its order: tools, system, then messages with their roles; the
+media of a request; and its head, which precedes all user content."""
 
 from __future__ import annotations
 
@@ -46,20 +44,20 @@ _OTHER_FIELDS = (
     "arguments",
     "output",
 )
-"""What a template shows of a message besides role and content."""
+"""Fields of a message besides role and content that templates render."""
 
 ROLE_AND_CONTENT = 2
-"""Fields, and no others."""
+"""A message with exactly these fields."""
 
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
-    """Raises BadRequest for messages that are no list of objects."""
+    """Raise BadRequest if the messages are no list of objects."""
     given = None if tools or system else plain(messages)
     return _encode(_conversation(tools, messages, system)) if given is None else given
 
 
 def has_media(body: bytes) -> bool:
-    """Whether a JSON body has a part that is a medium; found without parsing it: it may be large."""
+    """Return whether a JSON body contains media, without parsing it: it may be large."""
     return _MEDIUM.search(body) is not None
 
 
@@ -70,8 +68,8 @@ def media_digest(part: Mapping[str, Any]) -> str:
 
 
 def plain(messages: Any) -> bytes | None:
-    """The usual conversation, where every message is a role and a text: what `_conversation` would give, for half the
-    price. None for any other."""
+    """Return the prompt of a simple conversation, in which each message is a role and a text: equal to `_conversation`
+    at half the cost. Return None for any other."""
     pieces: list[Any] = []
     add = pieces.append
     try:
@@ -104,7 +102,7 @@ def _conversation(tools: Any, messages: Any, system: Any) -> str:
 
 
 def batch(prompt: Any, name: str) -> tuple[bytes, ...]:
-    """One part per prompt of: a text, token ids, or a list of either. Raises BadRequest for anything else."""
+    """Return one part per prompt of a text, token ids, or a list of either. Raise BadRequest for anything else."""
     if prompt is None:
         return ()
     if isinstance(prompt, str):
@@ -117,7 +115,7 @@ def batch(prompt: Any, name: str) -> tuple[bytes, ...]:
 
 
 def texts(given: Any) -> tuple[bytes, ...]:
-    """The texts of a query or of documents, whatever their form."""
+    """Return the texts of a query or of documents in any form."""
     items = given if isinstance(given, list) else [given]
     return tuple(_encode(item) if isinstance(item, str) else _encode(_json(item)) for item in items if item is not None)
 
@@ -189,7 +187,7 @@ def _json(value: Any) -> str:
 
 
 def _json_of_the_odd(value: Any) -> str:
-    """Huge integers, lone surrogates, and what is nested deeper than orjson goes."""
+    """Return JSON for values that orjson refuses: huge integers, lone surrogates and deep nesting."""
     try:
         return repr(value)
     except RecursionError:
@@ -220,7 +218,7 @@ def media_in(body: bytes) -> frozenset[str]:
 
 
 def _media(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Parts of messages, and parts of what stands in them, as the results of tools do."""
+    """Yield parts of messages and nested parts, such as those in results of tools."""
     left = list(conversations)
     while left:
         item = left.pop()
@@ -235,19 +233,19 @@ def _media(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 SHORTEST = 256
-"""Bytes of a head: below it there are a few blocks at most to be cached."""
+"""Smallest size of a head in bytes; shorter ones have only a few blocks to cache."""
 
 EMPTY_CONTENT = "."
 
 _SYSTEM = frozenset(("system", "developer"))
 _TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effort")
-"""Fields of a chat by which its template decides what stands before the first message, or that stand there."""
+"""Fields of a chat that decide what the template renders before the first message."""
 
 Fields = dict[str, Any]
 
 
 class Head(NamedTuple):
-    """A request for one token; equal heads are equal bytes."""
+    """A request for one token with the head as its prompt; equal heads have equal bytes."""
 
     path: str
     model: str
@@ -255,8 +253,8 @@ class Head(NamedTuple):
 
 
 def head(path: str, model: str, body: bytes) -> Head | None:
-    """None for what has no system prompt and no tools, for APIs without either, and for what was salted so that it
-    shares nothing. `body` is one that `openai.parse` has read."""
+    """Return the head; None without system prompt and tools, for other APIs, and for requests with a cache salt, which
+    share nothing. `body` is the result of `openai.parse`."""
     read = _HEADS.get(path)
     if read is None or not model:
         return None

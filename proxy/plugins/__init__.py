@@ -1,1 +1,1 @@
-"""One file per plugin: a type exists because its file does."""
+"""The built-in plugins, one file each. The registry finds a plugin type by its file."""

@@ -1,4 +1,4 @@
-"""Values that several plugins read off endpoints: custom attributes and topology."""
+"""Endpoint data that several plugins read: custom attributes and topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.core.request import DataKey
 
 
 def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:
-    """Return a function that returns the attribute of an endpoint, None where it is missing."""
+    """Return a function that returns the attribute of an endpoint; None if it is missing."""
     qualified = f"{name}/{producer}"
 
     def read(endpoint: Endpoint) -> float | None:
@@ -22,12 +22,12 @@ def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | N
 
 
 PEER: DataKey[Endpoint] = DataKey("PeerEndpoint", value_type=Endpoint)
-"""The pod that another stage of the request was given, for the profiles that run after that one."""
+"""The pod of an earlier stage of the request, for the profiles that run after that stage."""
 
 HOST = "kubernetes.io/hostname"
 LEVELS = ("host", "rack", "zone", "region")
 LABELS = (HOST, "topology.kubernetes.io/rack", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
-"""Labels of the levels, in their order."""
+"""Labels of the levels, in order."""
 
 APART = len(LEVELS)
 

@@ -1,4 +1,4 @@
-"""Session affinity: the pod of each session, and when a session leaves it."""
+"""Session affinity: the pod of each session, and the conditions for leaving it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TokenConfig:
 
 @dataclass(frozen=True, slots=True)
 class SessionSource:
-    """Where a session id comes from."""
+    """The source of a session id."""
 
     header: str = param("", "a request header")
     attribute: str = param("", "a datum of the request, `kind` or `kind/producer`, as SessionID/session-id-producer")
@@ -138,7 +138,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
             self.table.forget(endpoint)
 
     def _home_of(self, attempt: Attempt, endpoint: Endpoint) -> Endpoint | None:
-        """Return the pod that the session returns to; known with the attempt that responds, of whichever stage."""
+        """Return the pod that the session returns to; it is known with the attempt that responds, of any stage."""
         decision, wanted = attempt.decision, self.profile_name
         if not attempt.answers:
             return None
@@ -188,7 +188,7 @@ def encode(endpoint: Endpoint) -> str:
 
 
 def decode(token: str) -> str:
-    """The name in a token; empty for what is no token."""
+    """Return the name in a token; empty for an invalid token."""
     try:
         return b64decode(token.strip(), validate=True).decode()
     except ValueError:
@@ -203,10 +203,8 @@ def _ignored(key: bytes, endpoint: Endpoint) -> None:
 
 
 class SessionTable:
-    """Times are monotonic seconds. Ordered by last use, so that the oldest stand first.
-
-    `on_bind(key, endpoint)` is called for every binding that is made or confirmed here; `receive` applies it elsewhere.
-    """
+    """The pod of each session, ordered by last use, the oldest first. Times are monotonic seconds. `on_bind(key,
+    endpoint)` is called for every binding that is made or confirmed here; `receive` applies it in other processes."""
 
     def __init__(self, ttl: float, sweep_every: float, most: int = MOST_SESSIONS) -> None:
         self.ttl = ttl
@@ -220,7 +218,7 @@ class SessionTable:
         return len(self._bound)
 
     def expire_after(self, ttl: float, sweep_every: float) -> None:
-        """Apply other settings: sessions expire `ttl` seconds after tsuccessor last use."""
+        """Apply other settings: sessions expire `ttl` seconds after their last use."""
         self.ttl, self.sweep_every = ttl, sweep_every
 
     def get(self, session: str, now: float) -> Endpoint | None:
@@ -228,7 +226,7 @@ class SessionTable:
         return endpoint if now - used_at < self.ttl else None
 
     def bind(self, session: str, endpoint: Endpoint, now: float) -> None:
-        """Binds, or confirms a binding."""
+        """Make or confirm a binding."""
         key = _digest(session)
         self._put(key, endpoint, now)
         if now - self._swept_at >= self.sweep_every:
@@ -241,7 +239,7 @@ class SessionTable:
             self._put(key, endpoint, used_at)
 
     def recent(self, most: int) -> Iterator[tuple[bytes, Endpoint, float]]:
-        """Those used last, the very last at the end; of the moment of the call."""
+        """Return a copy of the most recently used bindings, the most recent last."""
         first = max(0, len(self._bound) - most)
         return iter([(key, endpoint, at) for key, (endpoint, at) in islice(self._bound.items(), first, None)])
 
@@ -270,7 +268,8 @@ class SessionTable:
 
 
 def _digest(session: str) -> bytes:
-    """Ids are what clients write, up to the size of a header: remembered as they are, they could fill the memory."""
+    """Return a digest of an id. Clients choose ids, up to the size of a header, so storing them could fill the
+    memory."""
     return blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 

@@ -1,4 +1,4 @@
-"""The stages of a request that several pods serve: who decodes, who prefills, who encodes."""
+"""The stages of a request that several pods serve: decode, prefill and encode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.prefix.match import PREFIX_MATCH
 
 NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
 DECIDED_AGAINST = "decided-against"
-"""Why a stage was left out; see `Decision.why`."""
+"""The reason for a stage that was left out; see `Decision.why`."""
 
 Plan = Generator[str, ProfileResult, Decision]
 Found = Generator[str, ProfileResult, tuple[Endpoint, ...]]
@@ -41,14 +41,14 @@ class StageDeciders:
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The dialogue with the scheduler. A stage without a pod is left out: the pod of the next stage does its work.
-    Without a decode pod, a prefill pod does everything."""
+    Without a decode pod, a prefill pod serves the whole request."""
 
     peer: DataKey[Endpoint]
     profiles: StageProfiles
     prefill: Decider | None
     encode: Decider | None
     has_prefill: bool
-    """There is a profile for it."""
+    """Return whether there is a prefill profile."""
     is_prefill_first: bool = False
 
     def plan(self, request: InferenceRequest) -> Plan:
@@ -107,7 +107,7 @@ class Stages:
         return _prefilled(decision, prefill)
 
     def _with_pair(self, request: InferenceRequest, whole: Decision, decider: PairDecider) -> Plan:
-        """Choose the decode pod once more, for decoding alone."""
+        """Choose the decode pod again, for decoding alone."""
         with decider.pricing(request, Stage.DECODE):
             target, *fallbacks = (yield from _ranked(self.profiles.decode)) or whole.candidates()
         self._publish(request, target)
@@ -120,12 +120,12 @@ class Stages:
         return whole._replace(why=DECIDED_AGAINST if prefill else NO_PREFILL_POD)
 
     def _publish(self, request: InferenceRequest, peer: Endpoint) -> None:
-        """Each time a request is scheduled it may have another one."""
+        """Publish the pod of the stage, which may differ each time a request is scheduled."""
         request.state[self.peer] = request.state[PEER] = peer
 
 
 class StagedHandler(ProfileHandler):
-    """A profile handler whose parameters, whatever they are called, say what the stages are."""
+    """A profile handler whose parameters define the stages."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ class StagedHandler(ProfileHandler):
 
 
 def _ranked(profile: str) -> Found:
-    """Return the endpoints, best first; none if the profile fails."""
+    """Return the endpoints, best first; an empty list if the profile fails."""
     try:
         result = yield profile
     except RequestError:
@@ -168,7 +168,7 @@ def _prefilled(decision: Decision, prefill: tuple[Endpoint, ...]) -> Decision:
 def stages(
     name: str, profiles: StageProfiles, deciders: StageDeciders, known: ProfileNames, available: Deciders, order: str
 ) -> Stages:
-    """Raises ValueError for names that stand for nothing, all of them, and for what contradicts itself."""
+    """Return the stages. Raise ValueError with all unknown names and contradictions."""
     faults: list[str] = []
     is_prefill_first = order == "prefill-first"
     needed = {"decode": True, "prefill": bool(deciders.prefill) or is_prefill_first, "encode": bool(deciders.encode)}

@@ -1,4 +1,4 @@
-"""A random order in which weights decide who tends to be first."""
+"""A random order in which items with larger weights tend to come first."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from proxy.core.decision import ScoredEndpoint
 from proxy.core.ports import Random
 
 SMALLEST = 1e-10
-"""In place of a draw of 0, which has no logarithm."""
+"""Replaces a draw of 0, which has no logarithm."""
 
 
 def weighted_order(scored: Sequence[ScoredEndpoint], weights: Sequence[float], random: Random) -> list[ScoredEndpoint]:
-    """The first is drawn with probability weight / sum; items without weight come last, in random order."""
+    """Return the items in random order. The first is drawn with probability weight / sum; items without weight come
+    last, in random order."""
     keys = [(weighted_draw(weight, random), random.random()) for weight in weights]
     return [scored[index] for index in sorted(range(len(scored)), key=keys.__getitem__)]
 
 
 def weighted_draw(weight: float, random: Random) -> float:
-    """Ascending, these give the order of Efraimidis and Spirakis' A-Res, descending u ** (1 / weight): they are the
-    negated logarithms of its keys, which do not underflow."""
+    """Return sort keys whose ascending order is that of Efraimidis and Spirakis' A-Res, descending u ** (1 / weight):
+    they are the negated logarithms of its keys, which do not underflow."""
     return -log(random.random() or SMALLEST) / weight if weight > 0 else inf

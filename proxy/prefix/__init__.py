@@ -1,1 +1,1 @@
-"""The prefix index: prompt -> chained block hashes -> which pod holds which blocks."""
+"""The prefix index: prompt -> chained block hashes -> pods that hold the blocks."""

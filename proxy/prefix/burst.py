@@ -1,4 +1,4 @@
-"""Where requests go that come at the same time: those with the same prompt together, and else evenly."""
+"""Placement of requests that arrive at the same time: equal prompts together, others evenly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ANY_NUMBER = -1
 
 
 class Sample:
-    """A request of a burst: its prompts as chains of blocks, and where it could go. `assigned` and `leads` are what
-    becomes of it; `leads`: it is the first with these prompts on that pod, so it has to compute them."""
+    """A request of a burst: its prompts as chains of blocks, and its candidates. `assigned` and `leads` are the result;
+    `leads`: it is the first with these prompts on that pod, so the pod must compute them."""
 
     __slots__ = ("assigned", "blocks", "chains", "endpoints", "leads")
 
@@ -29,21 +29,21 @@ class Sample:
 
 
 Unit = list[Sample]
-"""Samples of the same prompts, at least one."""
+"""Samples with equal prompts; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     most_per_pod: int = ANY_NUMBER
-    """Of a unit."""
+    """Largest number of samples of a unit per pod."""
     least_shared: int = 0
-    """Blocks that different prompts have in common if they are to go together; 0: they are not."""
+    """Number of common blocks from which different prompts are placed together; 0: never."""
     by_tokens: bool = False
-    """Whether blocks to be computed are balanced, and not requests."""
+    """Whether to balance the blocks to compute instead of the requests."""
 
 
 def assign(samples: Iterable[Sample], rules: Rules) -> None:
-    """Sets what becomes of them. Who has nothing in common with others stays as it is."""
+    """Assign all samples. A sample that shares nothing with another one is left unassigned."""
     units = _units(samples)
     chosen = [*_longest_first(unit for unit in units if len(unit) > 1), *_longest_first(_overlapping(units, rules))]
     if not chosen:
@@ -78,12 +78,12 @@ def _overlapping(units: Sequence[Unit], rules: Rules) -> Iterator[Unit]:
 
 
 def _longest_first(units: Iterable[Unit]) -> list[Unit]:
-    """The shorter ones then find all that is there to have in common."""
+    """Sort by length, so that shorter prompts find all common blocks."""
     return sorted(units, key=lambda unit: -unit[0].blocks)
 
 
 class _Placing:
-    """Of one burst. `load` is what each pod has got of it, in requests or in blocks."""
+    """The placement of one burst. `load` is what each pod has got of it, in requests or blocks."""
 
     def __init__(self, rules: Rules, fair_share: int) -> None:
         self._rules = rules
@@ -124,7 +124,7 @@ class _Placing:
         }
 
     def _like_minded(self, sample: Sample, shared: Mapping[Endpoint, int]) -> Endpoint | None:
-        """The pod that will have most of it, if that is enough, and it has not got its share."""
+        """Return the pod that will have most of the prompt, if it is enough and the pod has not got its share."""
         least = self._rules.least_shared
         near = [
             pod

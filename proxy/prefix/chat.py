@@ -1,4 +1,4 @@
-"""What an engine hands its chat template for a request body, by vLLM's rules, which are more than the body's words."""
+"""What an engine passes to its chat template for a request body, by vLLM's rules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Fields = Mapping[str, Any]
 
 
 class Uncertain(Exception):
-    """The engine would see something here that cannot be known from the body alone."""
+    """The body alone does not determine what the engine sees."""
 
 
 _TEXTS = ("text", "input_text", "output_text", "refusal", "thinking")
-"""Kinds of parts whose text counts as such."""
+"""Kinds of parts whose text counts."""
 
 _STEERS = frozenset(
     ("truncate_prompt_tokens", "prompt_embeds", "chat_template", "mm_processor_kwargs", "media_io_kwargs")
@@ -22,21 +22,21 @@ _STEERS = frozenset(
 """Fields that change the prompt in ways that depend on the engine's settings."""
 
 _OURS = frozenset(("chat_template", "tokenize", "conversation", "messages", "tools", "return_dict", "tokenizer_kwargs"))
-"""Template arguments that a request cannot give, or that would be taken for something else."""
+"""Template arguments that a request cannot set, or that have another meaning."""
 
 _BILLING = "x-anthropic-billing-header"
-"""A line with this at the start of a system text is taken out by engines: it would differ in every request."""
+"""Engines remove a line that starts with this from a system text, because it differs in every request."""
 
 
 def refuse_what_steers(fields: Fields) -> None:
-    """Raises Uncertain."""
+    """Raise Uncertain for fields that change the prompt."""
     for name in _STEERS & fields.keys():
         if fields[name] is not None:
             raise Uncertain(name)
 
 
 def arguments(fields: Fields, in_parts: bool, exclude_tools: bool) -> dict[str, Any]:
-    """The variables of the template. `in_parts`: it wants contents as lists of parts. Raises Uncertain."""
+    """Return the variables of the template. `in_parts`: it expects contents as lists of parts. Raise Uncertain."""
     refuse_what_steers(fields)
     given = fields.get("chat_template_kwargs") or {}
     if not isinstance(given, dict) or not _OURS.isdisjoint(given):
@@ -62,7 +62,8 @@ def conversation(messages: Any, in_parts: bool) -> list[dict[str, Any]]:
 
 
 def without_developers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a template that does not know the role: developers become the system, and all of the system one message."""
+    """Return the messages for a template that does not know the developer role: developer messages join the system
+    message."""
     renamed = [
         {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
         if message["role"] == "developer"
@@ -146,8 +147,8 @@ def _add_calls(seen: dict[str, Any], message: Fields) -> None:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Templates take the arguments as an object; what is no JSON object is an empty one. Fields come in the order in
-    which engines validate them, for templates that show a call as JSON."""
+    """Return a tool call with its arguments as an object; invalid ones become empty. Fields are in the order of the
+    engine's validation, for templates that print a call as JSON."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise Uncertain("tool_calls")
@@ -172,7 +173,7 @@ def _tools(fields: Fields, exclude: bool) -> list[dict[str, Any]] | None:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    """As engines know tools: their fields and no others, in this order, those without a value too."""
+    """Return a tool with exactly the fields that engines know, in their order, including unset ones."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type", "function") != "function" or "name" not in function:
         raise Uncertain("tools")

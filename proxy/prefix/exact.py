@@ -24,12 +24,12 @@ from proxy.core.request import BYTES_PER_TOKEN
 from proxy.prefix.hashing import Chain, chained, namespace
 
 Masks = dict[int, int]
-"""Hash of a block, chained -> a bit for every shelf that has it."""
+"""Chained hash of a block -> a bit for every shelf that has it."""
 
 
 class Shelf:
-    """One tier of one rank. `own` has our chained hash for each hash of the engine's; `copies` what is there more than
-    once, and how many times more."""
+    """The blocks of one tier of one rank. `own` maps the engine's hashes to kvlane's; `copies` counts the additional
+    copies of a block."""
 
     __slots__ = ("bit", "copies", "own", "weight")
 
@@ -134,7 +134,7 @@ def clear(hashes: Iterable[int], bit: int, masks: Masks) -> None:
 
 
 def _salt_apart(keys: Sequence[Sequence[Any] | None]) -> tuple[str, Sequence[Sequence[Any] | None]]:
-    """The cache_salt is the last text among the keys of a prompt's first block."""
+    """Return the cache_salt, which is the last text among the keys of a prompt's first block."""
     first = keys[0] if keys else None
     if not first or not isinstance(first[-1], str):
         return "", keys
@@ -149,15 +149,15 @@ def _with_keys(piece: bytes, keys: Sequence[Any] | None) -> bytes:
 log = logging.getLogger(__name__)
 
 PAIR_BYTES = 200
-"""A block on a pod: two integers and their share of a dictionary that has just grown; measured, rounded up."""
+"""Bytes of a block on a pod: two integers and their share of a dictionary that has just grown; measured, rounded up."""
 
 HASH_BYTES = 170
-"""A block in the table of all pods, its mask included, likewise."""
+"""Bytes of a block in the common table, including its mask; likewise."""
 
 DEFAULT_BLOCK = 16
 
 MOST_MEDIA = 8
-"""Tiers of a rank. Each has a bit in the masks of all pods."""
+"""Largest number of tiers of a rank. Each has a bit in the masks of all pods."""
 
 WRONG_UNTIL_UNKNOWN = 3
 """Responses in a row whose cached tokens differ from the prediction."""
@@ -418,17 +418,17 @@ class ExactIndex:
 
 
 def _length(bits: int, masks: Sequence[int], first: Mapping[int, int]) -> int:
-    """Blocks before the first that none of the bits has. `first` is where each mask stands for the first time: pods
-    agree about long runs, so they are few."""
+    """Return the number of blocks before the first one without any of the bits. `first` is where each mask occurs
+    first: pods agree about long runs, so there are few masks."""
     return min([at for mask, at in first.items() if not mask & bits], default=len(masks))
 
 
 def _worth(cache: Rank, masks: Sequence[int]) -> int:
-    """Of blocks that the cache has, or will have soon."""
+    """Return the value of blocks that the cache has or will have soon."""
     shelves = sorted(cache.shelves.values(), key=lambda shelf: shelf.weight, reverse=True)
     return int(sum([_weight(mask, shelves) for mask in masks]) + 1e-9)
 
 
 def _weight(mask: int, shelves: Sequence[Shelf]) -> float:
-    """Of a block: what its best tier is worth; one that is only expected is on its way to the best."""
+    """Return the value of a block: that of its best tier. An expected block will be in the best one."""
     return next((shelf.weight for shelf in shelves if mask & shelf.bit), 1.0)

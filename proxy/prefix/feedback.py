@@ -1,5 +1,5 @@
-"""What the prefix index forgets, and when: beyond a pod's capacity, long unused, at its memory limit, or because a pod
-reported fewer cached tokens than predicted."""
+"""Eviction in the prefix index: beyond a pod's capacity, after long disuse, at the memory limit, and when a pod reports
+fewer cached tokens than predicted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from proxy.core.endpoint import Endpoint, Metrics
 from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation
 
 WORK = 256
-"""Holdings that one call clears or evicts at most for one reason: half a millisecond."""
+"""Largest number of holdings that one call clears or evicts for one reason: half a millisecond."""
 
 
 class Upkeep:
-    """Of the pods in `pods`. `due_at` is when the next call has to run it: at once after something was added, which
-    the index sees to, and while something is left over; otherwise once a second."""
+    """Eviction for the pods in `pods`. `due_at` is when the next call must run: at once after an addition, and while
+    work is left over; otherwise once a second."""
 
     def __init__(self, forest: Forest, pods: Mapping[Endpoint, PodMemory], ttl: float, max_bytes: float) -> None:
         self._forest = forest
@@ -33,7 +33,7 @@ class Upkeep:
         self.due_at = self._expire_at = -math.inf
 
     def run(self, pod: PodMemory, now: float) -> None:
-        """For what was done to this pod; in bounded steps: what is left over is done by later calls."""
+        """Evict for this pod in bounded steps; later calls continue."""
         cleared = self._forest.clear(WORK)
         capacity = pod.capacity
         # What the pod computes on has no room for anything else; of that, prompts are pinned here, answers are not.
@@ -48,7 +48,7 @@ class Upkeep:
         self.due_at = self._expire_at if done else -math.inf
 
     def _evict(self, pod: PodMemory, target: float) -> None:
-        """Down to somewhat below the capacity, so that few segments are cut and most calls find nothing to do."""
+        """Evict to somewhat below the capacity, so that few segments are cut and most calls have nothing to do."""
         for _ in range(WORK):
             excess, holding = math.ceil(pod.blocks + pod.answered - target), pod.oldest
             if excess <= 0 or holding is None:
@@ -74,7 +74,7 @@ class Upkeep:
         self._expire_at = now + min(1.0, self._ttl)
 
     def _shrink(self) -> None:
-        """In batches from the pod with the oldest holding, since looking for that pod takes a step per pod."""
+        """Evict in batches from the pod with the oldest holding, because finding that pod takes a step per pod."""
         for _ in range(8):
             victim = min(self._pods.values(), key=_age)
             for _ in range(WORK // 8):
@@ -85,7 +85,7 @@ class Upkeep:
 
 
 def _age(pod: PodMemory) -> float:
-    """When what the pod forgets next was used."""
+    """Return the last use of what the pod evicts next."""
     oldest = pod.oldest
     return _used_at(oldest) if oldest is not None else math.inf
 
@@ -95,29 +95,29 @@ def _used_at(holding: Holding) -> float:
 
 
 EVIDENCE_BLOCKS = 4
-"""A prediction of fewer blocks proves nothing: engines cache whole blocks of theirs only, and never a prompt's end."""
+"""Predictions of fewer blocks prove nothing: engines cache only whole blocks and never the end of a prompt."""
 
 MISSES_UNTIL_FORGOTTEN = 3
-"""Answers in a row, each with less than a tenth of the hits that were predicted, after which a pod counts as new."""
+"""Number of consecutive responses with less than a tenth of the predicted hits after which a pod counts as
+restarted."""
 
 SHORT = 0.75
-"""Share of the known blocks that is found at least, if nothing is wrong: text has more bytes to a token in one place
-than in another."""
+"""Share of the known blocks that is normally found: the number of bytes per token varies within a text."""
 
 KEPT = 0.5
-"""Share of answers found again above which they are counted on: templates may show reasoning and calls differently when
-they have become the past."""
+"""Share of found responses above which responses count as cached: templates may render reasoning and tool calls
+differently in later turns."""
 
 KEPT_STEP = 0.1
 
 DECAY = 0.95
-"""Of what counts for the mean error, with each answer."""
+"""Weight of the past in the mean error, per response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Prompt tokens, as the engine counts them, that a pod was expected to have cached, and those it had; over the
-    answers that reported them. `error` is the mean difference lately, as a share of the prompts."""
+    """Prompt tokens, in the engine's count, that a pod was expected to have cached and that it had; over the responses
+    that reported them. `error` is the recent mean difference as a share of the prompts."""
 
     predicted_tokens: float = 0.0
     actual_tokens: float = 0.0
@@ -129,7 +129,7 @@ class Prediction:
 
 
 class Feedback:
-    """`depth_of` gives the blocks that so many hashes from the start of a chain stand for."""
+    """`depth_of` returns the blocks that a number of leading hashes of a chain stand for."""
 
     def __init__(self, forest: Forest, upkeep: Upkeep, depth_of: Callable[[int], int]) -> None:
         self._forest = forest
@@ -137,7 +137,7 @@ class Feedback:
         self._depth_of = depth_of
 
     def learn(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
-        """False if this proved the pod to have lost its memory."""
+        """Learn from a response. Return False if it proves that the pod has lost its cache."""
         pod, spans = reservation.pod, reservation.spans
         known = sum(map(self._depth_of, map(_KNOWN, spans)))
         total = max(1, sum(map(self._depth_of, map(len, map(_CHAIN, spans)))))
@@ -157,8 +157,8 @@ class Feedback:
         return True
 
     def doubt(self, pod: PodMemory, share: float) -> None:
-        """Only this share of what was expected of the pod was found; of which prompts is not known. Engines forget what
-        was used longest ago, so that is taken to be gone: as much of what no request uses."""
+        """Forget blocks after only this share of the expected hits was found, of unknown prompts. Engines evict the
+        least recently used blocks first, so the same share of the unused ones is forgotten here."""
         gone = (pod.blocks - pod.pinned) * (1 - share)
         for holding in pod.idle():
             gone -= holding.segment.blocks
@@ -169,7 +169,7 @@ class Feedback:
         self._upkeep.expire_soon()
 
     def _weigh_answer(self, reservation: Reservation, known: int, found: float) -> int:
-        """Learns whether this pod's answers are found again; gives the blocks that were to be found."""
+        """Learn whether this pod's responses are found again; return the blocks that were to be found."""
         pod, expected = reservation.pod, reservation.expected
         are_kept = pod.keeps >= KEPT
         if found > known / 2:
@@ -178,9 +178,9 @@ class Feedback:
         return expected if are_kept else known
 
     def _date(self, reservation: Reservation, found: float) -> None:
-        """Engines forget what was used longest ago. So if most of what this prompt's longest unused part was to give is
-        gone, whatever was used before that is gone as well. The word of one prompt is not taken for it, since a
-        template may show the past in another way; that of two is, if nothing older is found between them."""
+        """Engines evict the least recently used blocks first. So if most of the least recently used part of this prompt
+        is gone, everything used before it is gone too. One prompt does not suffice as proof, because a template may
+        render earlier turns differently; two do, if nothing older is found between them."""
         pod, suspect = reservation.pod, reservation.pod.suspect
         used_at, start, end = self._longest_unused(reservation)
         if found >= (start + end) / 2:
@@ -194,8 +194,8 @@ class Feedback:
             self._upkeep.expire_soon()
 
     def _longest_unused(self, reservation: Reservation) -> tuple[float, int, int]:
-        """Of what the pod was known to hold of a prompt, that which was used longest ago, always the end of it: when
-        that was, and the blocks at which it starts and ends."""
+        """Return the least recently used part of what the pod held of a prompt, always its end: the time of its use and
+        the blocks at which it starts and ends."""
         ((chain, _, known, _),) = reservation.spans
         used_at, start, end = math.inf, 0, 0
         for holding in self._forest.way(reservation.pod, chain, known):
@@ -206,7 +206,7 @@ class Feedback:
 
 
 def are_kept(answer: Answer) -> bool:
-    """Whether the pod's answers are counted on."""
+    """Return whether the pod's responses count as cached."""
     return answer.pod.keeps >= KEPT
 
 
@@ -223,28 +223,24 @@ _CHAIN, _KNOWN = itemgetter(0), itemgetter(2)
 Figures = tuple[float, float | None, int | None, int]
 
 ENOUGH_TOKENS = 4096
-"""Predicted hits that are judged together, at least."""
+"""Smallest number of predicted hits that are judged together."""
 
 ENOUGH_LEGS = 4
 
 MOST_LEGS = 1000
-"""That a window remembers of a pod whose counters cannot be used."""
+"""Largest number of attempts that a window stores of a pod without usable counters."""
 
 
 def figures(attempt: Attempt) -> Figures:
-    """What is needed of a leg whose first byte has come, and for which hits, or none, were predicted."""
+    """Return the figures of an attempt with predicted hits whose first byte has arrived; None without predictions."""
     prompt = attempt.request.prompt
     return (attempt.started_at, attempt.first_byte_at, attempt.predicted_cached_tokens, prompt.tokens)
 
 
 class HitWindow:
-    """Hits that were predicted beside those that the pod has counted since `opened`.
-
-    Between two scrapes stand the hits of other requests too: of those that began before the first, and of other
-    clients. They make the count larger, never smaller. So it can prove that predicted hits were missed, not that they
-    came.
-    `ended` takes the figures of each leg that has ended.
-    """
+    """Predicted hits compared with those that the pod has counted since `opened`. The counters include the hits of
+    other requests: those that started before the window, and those of other clients. So it can prove that predicted
+    hits were missed, not that they occurred. `ended` gets the figures of each ended attempt."""
 
     __slots__ = ("ended", "opened")
 
@@ -256,8 +252,8 @@ class HitWindow:
         self.ended: list[Any] = []
 
     def found(self, metrics: Metrics, running: Sequence[Any]) -> float | None:
-        """Share of the predicted hits that came, at most; None while it cannot be told. `running` are the figures of
-        legs that have not ended. The window must be opened anew after it was told."""
+        """Return the largest possible share of found hits; None while it is uncertain. `running` are the figures of
+        running attempts. Afterwards the window must be opened again."""
         legs, opened = [*self.ended, *running], self.opened
         if len(legs) < ENOUGH_LEGS:
             return None

@@ -1,4 +1,4 @@
-"""Segments of hash chains, the pods that hold them, and the order in which each pod forgets."""
+"""Segments of hash chains, the pods that hold them, and the order in which each pod evicts them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from proxy.prefix.hashing import Chain
 
 
 class Segment:
-    """A run of consecutive hashes of a chain that the same pods hold, all of it each.
-
-    A hash names everything before it, so a segment is found by its first hash, whatever led to it. `start` hashes are
-    before it, `blocks` are what its own stand for.
-    Bit masks have one bit per pod. `open` are the holders on which a match may count on it: all but those where too
-    many requests wait already for blocks that no answer has confirmed.
-    """
+    """A run of consecutive hashes of a chain that the same pods hold completely. A hash identifies everything before
+    it, so a segment is found by its first hash. `start` is the number of hashes before it, `blocks` the blocks that its
+    hashes stand for. Bit masks have one bit per pod. `open` are the holders on which a match may count: all except
+    those where too many requests wait for its unconfirmed blocks."""
 
     __slots__ = ("blocks", "hashes", "holders", "open", "start")
 
@@ -38,11 +35,8 @@ class Segment:
 
 class Holding:
     """One segment on one pod; between `older` and `newer` in the pod's ring from the first time that no request in
-    flight pins it.
-
-    `used_at` is None while it is provisional: reserved, and not confirmed by any answer. `answer` is what the pod said
-    to a prompt that ends with this segment.
-    """
+    flight pins it. `used_at` is None while it is provisional: reserved and not confirmed by any response. `answer` is
+    the pod's response to a prompt that ends with this segment."""
 
     __slots__ = ("answer", "newer", "older", "pins", "segment", "used_at")
 
@@ -56,8 +50,8 @@ class Holding:
 
 
 class Answer:
-    """What a pod said last to a prompt, and still has in its cache: so many of the engine's `tokens`, which take the
-    room of `blocks`. `key` is the last hash of the prompt. Goes with the holding."""
+    """The last response of a pod to a prompt, which is still in its cache: its number of the engine's `tokens`, which
+    occupy `blocks`. `key` is the last hash of the prompt. Removed with the holding."""
 
     __slots__ = ("blocks", "holding", "key", "pod", "tokens")
 
@@ -126,14 +120,14 @@ class PodMemory:
 
     @property
     def oldest(self) -> Holding | None:
-        """What is forgotten next; None if all is pinned."""
+        """Return what is evicted next; None if everything is pinned."""
         first = self.ring.newer
         if first is not None and first.pins:
             first = self._behind_the_pinned()
         return first if first is not self.ring else None
 
     def idle(self) -> Iterator[Holding]:
-        """What no request uses, longest unused first."""
+        """Yield unpinned holdings, least recently used first."""
         holding = self.ring.newer
         while holding is not None and holding is not self.ring:
             if not holding.pins:
@@ -151,13 +145,13 @@ class PodMemory:
         self.blocks -= holding.segment.blocks
 
     def take_any(self) -> Holding:
-        """Removes some holding, for a pod that is being cleared."""
+        """Remove any holding of a pod that is being cleared."""
         _, holding = self.held.popitem()
         _unlink(holding)
         return holding
 
     def make_newest(self, holding: Holding) -> None:
-        """Out of the ring, if it is there, and in at its end in one go: this happens to all that a request uses."""
+        """Move to the end of the ring in one step, because it happens to everything that a request uses."""
         older, newer, ring = holding.older, holding.newer, self.ring
         if older is not None and newer is not None:
             older.newer, newer.older = newer, older
@@ -167,7 +161,7 @@ class PodMemory:
         newest.newer = ring.older = holding
 
     def split(self, head: Segment, tail: Segment) -> None:
-        """What was held as `tail` is held in two pieces: same age, same pins."""
+        """Split the holding of `tail` into two pieces with the same age and pins."""
         whole = self.held[tail]
         piece = self.held[head] = Holding(head, whole.used_at, whole.pins)
         newer = whole.newer
@@ -176,7 +170,7 @@ class PodMemory:
             whole.newer = newer.older = piece
 
     def _behind_the_pinned(self) -> Holding | None:
-        """Those in the way go to the end of the ring, so that the next call does not meet them."""
+        """Move pinned holdings to the end of the ring, so that the next call does not meet them."""
         for _ in range(len(self.held) if self.pinned < self.blocks else 0):
             first = self.ring.newer
             if first is None or not first.pins:
@@ -193,29 +187,29 @@ def _unlink(holding: Holding) -> None:
 
 
 Span = tuple[Chain, int, int, list[Holding]]
-"""A chain, how many of its hashes are pinned, how many of these an earlier answer had confirmed, and what they were
-pinned as, from the start on."""
+"""A chain, the number of its pinned hashes, the number of these that were confirmed before, and the segments that were
+pinned."""
 
 
 class Reservation:
-    """Of one leg, until it is confirmed or released."""
+    """The reservation of one attempt, until it is confirmed or released."""
 
     expected = 0
-    """Blocks up to the end of the answer."""
+    """Blocks up to the end of the response."""
 
     def __init__(self, pod: PodMemory, spans: list[Span]) -> None:
         self.pod = pod
         self.spans = spans
         self.settled = False
         self.answer: Answer | None = None
-        """Of the pod, if the prompt goes on behind it."""
+        """The pod's response that the prompt continues, if there is one."""
 
     @property
     def chains(self) -> list[Chain]:
         return list(map(_CHAIN, self.spans))
 
     def unproven(self, forest: Forest) -> list[Holding]:
-        """What it pins that no answer has confirmed."""
+        """Return the pinned segments that no response has confirmed."""
         if self.pod.retired or self.settled:
             return []
         ways = [forest.way(self.pod, chain, length) for chain, length, _, _ in self.spans]
@@ -229,10 +223,10 @@ SEGMENT_BYTES = 340
 """Upper bound of a segment without its hashes: object, array, key, and its share of a dictionary at its emptiest."""
 
 HOLDING_BYTES = 240
-"""Upper bound of one segment on one pod, likewise."""
+"""Upper bound of one segment on one pod; likewise."""
 
 ANSWER_BYTES = 320
-"""Upper bound of an answer, likewise."""
+"""Upper bound of a response; likewise."""
 
 POD_BYTES = 1200
 
@@ -240,15 +234,15 @@ HASH_BYTES = 8
 
 
 class Forest:
-    """`living` is the mask of the pods that are not retired, `pairs` counts the (block, pod) pairs held, and `bytes` is
-    an upper bound of the memory in use."""
+    """`living` is the mask of the pods that are not retired, `pairs` counts the (block, pod) pairs, and `bytes` is an
+    upper bound of the memory in use."""
 
     def __init__(self, depths: Sequence[int]) -> None:
         """`depths` are the blocks that the first n hashes of any chain stand for."""
         self._depths = depths
         self.segments: dict[int, Segment] = {}
         self.answers: dict[int, Answer] = {}
-        """The latest to each prompt, by the prompt's last hash; the pod may be retired."""
+        """The latest response to each prompt, by the prompt's last hash; the pod may be retired."""
         self.living = 0
         self.pairs = 0
         self.bytes = 0
@@ -257,17 +251,17 @@ class Forest:
         self._free_numbers: list[int] = []
         self._retired: deque[PodMemory] = deque()
         self.endpoints_of = lru_cache(maxsize=64)(self._endpoints_of)
-        """The endpoints of the living pods whose bits are set; few sets of pods hold what most requests ask for."""
+        """The endpoints of the living pods whose bits are set. Most requests share few sets of pods."""
 
     def pods_of(self, mask: int) -> Iterable[PodMemory]:
-        """The pods whose bits are set, at least one."""
+        """Return the pods whose bits are set; at least one."""
         pods = cast("list[PodMemory]", self._by_number)
         if not mask & (mask - 1):
             return (pods[mask.bit_length() - 1],)
         return compress(pods, bin(mask)[:1:-1].encode().translate(_ZEROS_AND_ONES))
 
     def admit(self, endpoint: Endpoint) -> PodMemory:
-        """A pod with the lowest bit that nobody has, not even one whose segments are still being cleared."""
+        """Add a pod with the lowest free bit. Bits of pods whose segments are still being cleared are not free."""
         if self._free_numbers:
             number = heapq.heappop(self._free_numbers)
         else:
@@ -279,14 +273,14 @@ class Forest:
         return pod
 
     def retire(self, pod: PodMemory) -> None:
-        """Its bit means nothing from here on; `clear` takes it off the segments."""
+        """Invalidate the pod's bit; `clear` removes it from the segments."""
         pod.retired = True
         self.living ^= pod.bit
         self.endpoints_of.cache_clear()
         self._retired.append(pod)
 
     def clear(self, work: int) -> bool:
-        """Takes up to `work` segments from retired pods; False if some are left."""
+        """Remove up to `work` segments from retired pods; return False if some are left."""
         while self._retired:
             pod = self._retired[0]
             while pod.held:
@@ -320,7 +314,7 @@ class Forest:
         self._let_go(pod, holding)
 
     def answer(self, pod: PodMemory, holding: Holding, key: int, tokens: int, blocks: int) -> None:
-        """What the pod said to the prompt that ends with this holding; what anybody said to it before is forgotten."""
+        """Record the pod's response to the prompt that ends with this holding; it replaces earlier ones of any pod."""
         answer = holding.answer
         if answer is None:
             answer = holding.answer = Answer(pod, holding, key)
@@ -337,7 +331,7 @@ class Forest:
             del self.answers[answer.key]
 
     def split(self, tail: Segment, at: int) -> Segment:
-        """Cuts a segment after `at` hashes and returns the head; the object itself is the tail from here on."""
+        """Cut a segment after `at` hashes and return the head; the object becomes the tail."""
         start, end = tail.start, tail.start + at
         head = Segment(tail.hashes[:at], start, self._depths[end] - self._depths[start], tail.holders, tail.open)
         tail.hashes, tail.start, tail.blocks = tail.hashes[at:], end, tail.blocks - head.blocks
@@ -350,7 +344,7 @@ class Forest:
         return head
 
     def way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
-        """The holdings that make up the pinned start of a chain: pinned ones stay, and are only ever cut smaller."""
+        """Return the holdings of the pinned start of a chain. Pinned holdings stay and are only ever split."""
         way: list[Holding] = []
         at = 0
         while at < length:

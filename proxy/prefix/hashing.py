@@ -1,4 +1,4 @@
-"""A prompt as chains of hashes of its blocks: equal hashes mean equal prompts up to the end of what they stand for."""
+"""Prompts as chains of block hashes: equal hashes mean equal prompts up to the end of their block."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from xxhash import xxh3_64_intdigest
 from proxy.core.request import BYTES_PER_TOKEN, Prompt, frozen
 
 PER_DOUBLING = 32
-"""Hashes for each doubling of the depth. So the first 64 blocks have one hash each, the next 64 one for two, and none
-ever stands for more than 1/32 of what is before it: 128 KB are 160 hashes instead of 512, and take 22 us instead of 52.
-What pods hit falls by 0.1 points at most, and what the index knows of it by 0.2 (docs/notes/prefix-index.md). With 16,
-a prompt of 128 KB would take 6 us less, and the index would know 1.0 points less of conversations.
-"""
+"""Hashes per doubling of the depth. The first 64 blocks have one hash each, the next 64 one for two, and no hash stands
+for more than 1/32 of what precedes it: 128 KB are 160 hashes instead of 512, and take 22 us instead of 52. Pods hit 0.1
+points less at most, and the index knows 0.2 less (docs/notes/prefix-index.md). With 16, a prompt of 128 KB would take 6
+us less, and the index would know 1.0 points less of conversations."""
 
 
 def _depth(hashes: int) -> int:
@@ -28,13 +27,13 @@ def _depth(hashes: int) -> int:
 
 
 DEPTHS: tuple[int, ...] = tuple(map(_depth, range(30 * PER_DOUBLING)))
-"""The blocks that the first n hashes of any chain stand for; the last are terabytes down, so there is no limit."""
+"""The blocks that the first n hashes of any chain stand for; enough for terabytes, so there is no limit."""
 
 
 @frozen
 class Cuts:
-    """Bytes: `ends` is where the pieces of a part end, after 0, `sizes` how long they are; up to `even` all are as long
-    as the `first`."""
+    """In bytes: `ends` are the ends of the pieces of a part, starting with 0, `sizes` their lengths; up to `even` all
+    have the length `first`."""
 
     ends: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -53,21 +52,21 @@ ASSISTANT = b"\nassistant\n"
 _NEXT = (b"\nuser\n", b"\ntool\n")
 
 Chain = list[int]
-"""Hashes of the pieces of one prompt, each seeded with the one before it. Where prompts are cut depends on the depth
-alone, so equal prompts have equal chains."""
+"""Hashes of the pieces of one prompt, each seeded with the one before it. The cuts depend on the depth alone, so equal
+prompts have equal chains."""
 
 
 @lru_cache(maxsize=32)
 def namespace(model: str, salt: str) -> int:
-    """The seed of every chain of a model and cache_salt; a LoRA adapter is a model of its own name. Few are remembered,
-    since clients may choose names and salts of any length."""
+    """Return the seed of every chain of a model and cache_salt; a LoRA adapter is a model of its own. Few are cached,
+    because clients choose names and salts of any length."""
     name = model.encode("utf-8", "surrogatepass")
     return xxh3_64_intdigest(b"%d:%b%b" % (len(name), name, salt.encode("utf-8", "surrogatepass")))
 
 
 def chain(part: bytes, seed: int, where: Cuts) -> Chain:
-    """xxh3_64 of every piece of a part, seeded with the hash before it; a last partial piece counts as one, and what
-    is beyond the last cut is left out."""
+    """Return the xxh3_64 of every piece of a part, seeded with the hash before it. A last partial piece counts; bytes
+    beyond the last cut do not."""
     length = len(part)
     # Where each hash stands for one block, dividing takes 1,000 instructions less than looking for the end.
     number = -(-length // where.first) if length <= where.even else bisect_left(where.ends, length)
@@ -92,7 +91,8 @@ def packed(ids: Sequence[int]) -> bytes:
 
 
 def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tuple[Chain, ...]:
-    """One chain per part, each from the namespace on; `max_blocks` bounds the request as a whole, first parts first."""
+    """Return one chain per part, each starting from the namespace; `max_blocks` limits the whole request, first parts
+    first."""
     seed, parts, where = namespace(model, prompt.salt), prompt.parts, _cuts(block_tokens, max_blocks)
     if len(parts) == 1 and parts[0]:
         return (chain(parts[0], seed, where),)

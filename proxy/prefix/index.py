@@ -27,11 +27,11 @@ from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation,
 from proxy.prefix.hashing import DEPTHS, Chain, Turn
 
 MAX_SIBLINGS = 16
-"""Requests that may wait on one pod for the same blocks before a match ignores these blocks."""
+"""Number of requests that may wait on one pod for the same blocks before a match ignores these blocks."""
 
 TTL = 3600.0
-"""Seconds after its last use for which a block is remembered. Pods evict by the size of their cache and report it, so
-this bounds only what nobody asks for again."""
+"""Seconds after its last use after which a block is forgotten. Pods evict by the size of their cache and report it, so
+this only limits unused blocks."""
 
 
 class PrefixIndex:
@@ -58,18 +58,18 @@ class PrefixIndex:
         self._forest = Forest(depths)
         self._depths = depths
         self.depth_of: Callable[[int], int] = depths.__getitem__
-        """The blocks that so many hashes from the start of a chain stand for."""
+        """The blocks that a number of leading hashes of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
         self._upkeep = Upkeep(self._forest, self._pods, ttl, max_bytes)
         self._feedback = Feedback(self._forest, self._upkeep, self.depth_of)
         self.version = 0
-        """Changes whenever a match could; not while requests come and go whose blocks are known."""
+        """Changes whenever a match could change; not for requests whose blocks are known."""
         self.is_crowded = False
-        """So many requests wait for the same provisional blocks that a match ignores these: `prove` may help."""
+        """Whether a match ignores provisional blocks because many requests wait for them: `prove` may help."""
 
     @property
     def max_bytes(self) -> float:
-        """The memory limit. Where it changes, the next changes of the index drop what is beyond it."""
+        """The memory limit. After a change the next operations evict the excess."""
         return self._max_bytes
 
     @max_bytes.setter
@@ -79,7 +79,7 @@ class PrefixIndex:
         self.version += 1
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:
-        """Blocks each pod holds from the start of the chain without a gap; pods that hold none are left out."""
+        """Return the leading blocks of the chain that each pod holds without a gap; pods without any are left out."""
         forest = self._forest
         segments, active, total = forest.segments, forest.living, len(chain)
         found: dict[Endpoint, int] = {}
@@ -107,7 +107,7 @@ class PrefixIndex:
         return found
 
     def add_answer(self, found: dict[Endpoint, int], turn: Turn) -> None:
-        """To what `match` found of the prompt: the pod that gave the answer behind which it goes on has that too."""
+        """Add to a match the response that the prompt continues, for the pod that gave it."""
         answer = self._forest.answers.get(turn.key)
         if answer is not None and _fits(answer, turn) and are_kept(answer):
             endpoint = answer.pod.endpoint
@@ -116,7 +116,7 @@ class PrefixIndex:
                 found[endpoint] = turn.blocks
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
-        """Pins what the pod holds of the chains and adds the rest provisionally, as far as `capacity` blocks go."""
+        """Pin what the pod holds of the chains and add the rest provisionally, up to `capacity` blocks."""
         pod = self._pods.get(endpoint) or self._admit(endpoint)
         if pod.capacity != capacity:
             pod.capacity = capacity
@@ -129,7 +129,8 @@ class PrefixIndex:
         return reservation
 
     def hide(self, reservation: Reservation) -> None:
-        """What it adds is on its way from another pod: no match counts on it until it is proved, or confirmed."""
+        """Exclude the added blocks from matches until they are proved or confirmed, because they come from another
+        pod."""
         bit = reservation.pod.bit
         for holding in reservation.unproven(self._forest):
             holding.segment.open &= ~bit
@@ -137,14 +138,14 @@ class PrefixIndex:
         self.version += 1
 
     def go_on(self, reservation: Reservation, turn: Turn) -> None:
-        """The prompt of the reservation is the next turn of a conversation: once it is computed, it contains the answer
-        that the pod gave before, if it did."""
+        """Note that the prompt is the next turn of a conversation: once computed, it contains the pod's earlier
+        response, if it gave one."""
         answer = self._forest.answers.get(turn.key)
         if answer is not None and answer.pod is reservation.pod and _fits(answer, turn):
             reservation.answer, reservation.expected = answer, turn.blocks
 
     def answered(self, reservation: Reservation, tokens: int, blocks: int) -> None:
-        """The pod has gone through the one prompt of a reservation, which is not settled yet, and said so much."""
+        """Record the length of the response to the prompt of a reservation that is not settled yet."""
         spans, pod = reservation.spans, reservation.pod
         if len(spans) != 1 or pod.retired:
             return
@@ -159,7 +160,7 @@ class PrefixIndex:
             self.version += 1
 
     def prove(self, reservation: Reservation) -> None:
-        """The pod has begun to answer, so it has computed the prompt: others need not wait for the end."""
+        """Record that the response has started, so the prompt is computed: other requests need not wait for its end."""
         pod, now = reservation.pod, self._now()
         for holding in reservation.unproven(self._forest):
             holding.used_at = now
@@ -167,37 +168,38 @@ class PrefixIndex:
             self.version += 1
 
     def is_stuck(self, reservation: Reservation) -> bool:
-        """Whether it waits with so many others for the same blocks that a match ignores these."""
+        """Return whether a match ignores its blocks because many requests wait for them."""
         bit = reservation.pod.bit
         return any(not holding.segment.open & bit for holding in reservation.unproven(self._forest))
 
     def lost(self, endpoint: Endpoint) -> None:
-        """It was found out that the pod has lost its memory."""
+        """Forget a pod that has lost its cache."""
         self.forget(endpoint)
 
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
-        """What the engine says of a prompt whose reservation is about to be settled as computed. False if that proved
-        the pod to have lost its memory: it is then forgotten, this prompt included."""
+        """Learn from the usage of a prompt that is about to be confirmed. Return False if it proved that the pod lost
+        its cache; the pod is then forgotten, including this prompt."""
         if self._feedback.learn(reservation, prompt_tokens, cached_tokens):
             return True
         self.lost(reservation.pod.endpoint)
         return False
 
     def doubt(self, endpoint: Endpoint, share: float) -> None:
-        """Only this share of the hits that were predicted for the pod came."""
+        """Record that only this share of the predicted hits occurred."""
         if pod := self._pods.get(endpoint):
             self._feedback.doubt(pod, share)
 
     def confirm(self, reservation: Reservation) -> None:
-        """The pod has computed the prompt: it holds it from here on."""
+        """Record that the pod has computed the prompt and holds it."""
         self.settle(reservation, computed=True)
 
     def release(self, reservation: Reservation) -> None:
-        """The pod did not compute the prompt: what nobody else confirmed or still waits for is taken back."""
+        """Record that the pod did not compute the prompt. Blocks that no other request confirmed or waits for are
+        removed."""
         self.settle(reservation, computed=False)
 
     def settle(self, reservation: Reservation, computed: bool) -> None:
-        """Confirms or releases it, unless that was done."""
+        """Confirm or release the reservation unless that was done."""
         pod, now = reservation.pod, self._now()
         if pod.retired or reservation.settled:
             return
@@ -223,7 +225,7 @@ class PrefixIndex:
             self._tidy(pod, now)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Void at once; reservations on the pod become void too."""
+        """Forget the pod at once; its reservations become void."""
         pod = self._pods.pop(endpoint, None)
         if pod is not None:
             self.version += 1
@@ -232,7 +234,7 @@ class PrefixIndex:
                 self._upkeep.due_at = -math.inf
 
     def prediction(self, endpoint: Endpoint) -> Prediction:
-        """Since the pod was first reserved or last forgotten."""
+        """Return the predictions since the pod was first reserved or last forgotten."""
         pod = self._pods.get(endpoint)
         return Prediction.of(pod) if pod is not None else Prediction()
 
@@ -241,18 +243,18 @@ class PrefixIndex:
         return self.prediction(endpoint).error
 
     def blocks(self, endpoint: Endpoint) -> int:
-        """Blocks the pod is believed to hold, the provisional ones included."""
+        """Return the number of blocks that the pod is assumed to hold, including provisional ones."""
         pod = self._pods.get(endpoint)
         return pod.blocks if pod is not None else 0
 
     @property
     def memories(self) -> Collection[PodMemory]:
-        """What is known of each pod; to be looked at."""
+        """The state per pod, read-only."""
         return self._pods.values()
 
     @property
     def pairs(self) -> int:
-        """(block, pod) pairs in memory, those of forgotten pods included until they are cleared."""
+        """(block, pod) pairs in memory, including those of forgotten pods until they are cleared."""
         return self._forest.pairs
 
     @property
@@ -266,7 +268,7 @@ class PrefixIndex:
         return pod
 
     def _claim(self, pod: PodMemory, chain: Chain) -> Span:
-        """Pins what the pod is known to hold, as far as it is whole segments, which is all of most chains."""
+        """Pin the whole segments that the pod is known to hold, which is all of most chains."""
         segments, held, total = self._forest.segments, pod.held, len(chain)
         way: list[Holding] = []
         at = 0
@@ -292,7 +294,7 @@ class PrefixIndex:
         return (chain, at, at, way) if at == total else self._extend(pod, chain, at, way)
 
     def _extend(self, pod: PodMemory, chain: Chain, at: int, way: list[Holding]) -> Span:
-        """Walks on down the chain, pinning what is there, cut to size, and adding what is not, while there is room."""
+        """Continue down the chain: pin existing segments, cut to size, and add missing ones while there is capacity."""
         forest, depths, total, known = self._forest, self._depths, len(chain), at
         full = forest.bytes >= self._max_bytes
         while at < total:
@@ -327,13 +329,14 @@ class PrefixIndex:
             self.is_crowded = True
 
     def _absorb(self, answer: Answer) -> None:
-        """It is part of a prompt that was computed behind it."""
+        """Remove a response that is now a part of a computed prompt."""
         if answer.holding.answer is answer:
             self._forest.drop_answer(answer)
             self.version += 1
 
     def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
-        """One fewer waits for provisional blocks. True if they are confirmed; they are gone if nobody waits."""
+        """Count down the requests that wait for provisional blocks. Return True if the blocks are confirmed; without
+        waiting requests they are removed."""
         if computed:
             holding.used_at = now
         elif not holding.pins:
@@ -347,11 +350,11 @@ class PrefixIndex:
         return computed
 
     def _tidy(self, pod: PodMemory, now: float) -> None:
-        """Whatever was added or goes, a match could see it."""
+        """Handle a change that a match could see."""
         self.version += 1
         self._upkeep.run(pod, now)
 
 
 def _fits(answer: Answer, turn: Turn) -> bool:
-    """Whether it may be the answer that stands in the prompt; without its reasoning, for one, it is shorter."""
+    """Return whether it may be the response in the prompt, which can be shorter, for example without its reasoning."""
     return not answer.pod.retired and answer.tokens <= turn.response_bytes

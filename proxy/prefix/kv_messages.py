@@ -23,16 +23,16 @@ END = (1 << 64) - 1
 DEFAULT_MEDIUM = "gpu"
 
 MOST_RANKS = 1024
-"""Data-parallel ranks of a pod; each has a cache of its own in the index."""
+"""Largest number of data-parallel ranks of a pod; each has a cache of its own in the index."""
 
 LONGEST_HASH = 64
-"""Bytes of a block hash; SHA-512 has as many."""
+"""Largest block hash in bytes, as of SHA-512."""
 
 LONGEST_NAME = 1024
-"""Characters of the name of a medium or an adapter."""
+"""Largest number of characters in the name of a medium or an adapter."""
 
 STEP = 200
-"""Events that are read in one step of the event loop, 3 ms where each has one block."""
+"""Number of events per step of the event loop: 3 ms if each has one block."""
 
 _STORED = (
     *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
@@ -41,7 +41,8 @@ _STORED = (
 _REMOVED = ("block_hashes", "medium", "group_idx")
 
 _WHOLE = ("full_attention", "mla_attention", "sink_full_attention", "unknown")
-"""Kinds of layers that need every block of a prompt. Of others, such as sliding windows, only some are published."""
+"""Kinds of layers that need every block of a prompt. Of others, such as sliding windows, only some blocks are
+published."""
 
 
 _NAMES = frozenset((int, bytes))
@@ -53,20 +54,20 @@ class Garbled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`at` is the engine's wall clock in seconds, `rank` 0 where it has one only. `steps` reads the events."""
+    """`at` is the engine's wall clock in seconds, `rank` is 0 without several ranks. `steps` parses the events."""
 
     at: float
     items: Sequence[Any]
     rank: int = 0
 
     def steps(self) -> Iterator[tuple[Sequence[KvEvent], int]]:
-        """Yield the events, STEP of them at most, and how many beside them were not understood."""
+        """Yield at most STEP events at a time with the number of events that were not understood."""
         for start in range(0, len(self.items), STEP):
             yield _events(self.items[start : start + STEP])
 
 
 def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
-    """Topic, sequence number and batch. Raises Garbled."""
+    """Return topic, sequence number and batch. Raise Garbled."""
     if len(frames) != 3 or len(frames[1]) != SEQUENCE:
         raise Garbled(f"{len(frames)} frames")
     return frames[0].decode("utf-8", "replace"), int.from_bytes(frames[1], "big"), frames[2]
@@ -80,7 +81,7 @@ def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def batch(payload: bytes) -> Batch:
-    """Raises Garbled for what is no batch."""
+    """Raise Garbled for an invalid batch."""
     try:
         unpacked = msgpack.unpackb(payload, strict_map_key=False)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -97,7 +98,7 @@ def batch(payload: bytes) -> Batch:
 
 
 def _events(items: Sequence[Any]) -> tuple[Sequence[KvEvent], int]:
-    """An event that makes no sense is left out and counted."""
+    """Skip and count invalid events."""
     events: list[KvEvent] = []
     odd = 0
     for item in items:
@@ -110,7 +111,7 @@ def _events(items: Sequence[Any]) -> tuple[Sequence[KvEvent], int]:
 
 
 def _event(item: Any) -> KvEvent | None:
-    """None for one that is understood and does not matter."""
+    """Return None for a valid event without effect."""
     kind = item["type"] if isinstance(item, dict) else item[0]
     if kind == "BlockStored":
         return _stored(_fields(item, _STORED))
@@ -178,7 +179,7 @@ def _name(given: Any) -> str:
 
 
 def _keys(given: Any, blocks: int, lora: str) -> Sequence[Sequence[Any] | None]:
-    """Without the adapter's name, which stands first in every block's."""
+    """Return the extra keys without the adapter's name, which comes first in every block's."""
     if not given:
         return ()
     if not isinstance(given, list) or len(given) != blocks or not all(map(_are_keys, given)):

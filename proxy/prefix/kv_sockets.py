@@ -21,7 +21,8 @@ from proxy.prefix.kv_subscriptions import Source, is_named
 log = logging.getLogger(__name__)
 
 LARGEST = 4 << 20
-"""Bytes of a message, which take 60 ms to unpack at worst. A batch of a hundred thousand tokens has half a megabyte."""
+"""Largest message in bytes, which takes at most 60 ms to unpack. A batch of a hundred thousand tokens has half a
+megabyte."""
 
 QUEUED = 10_000
 """Messages that may wait here. Further ones are dropped, noticed, and requested again."""
@@ -64,7 +65,7 @@ class Track:
         self._next = 0
         self._at = 0.0
         self._replayed: dict[int, float] = {}
-        """Number and time of replayed messages, which may also arrive at the other socket."""
+        """Number and time of replayed messages, which may arrive on the other socket too."""
         self._published: bool | None = None
         """Whether the listener knows the track as complete; None: neither."""
         self._is_whole = True

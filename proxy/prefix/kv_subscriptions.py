@@ -45,8 +45,8 @@ def check(sources: KvSources) -> None:
 
 
 def sources_of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
-    """Return one per data-parallel rank, the ports counted up; of an endpoint that is a rank, its own. A label that is
-    no number is ignored."""
+    """Return one source per data-parallel rank, with increasing ports; for an endpoint that is a rank, its own. Invalid
+    labels are ignored."""
     host = urlsplit(endpoint.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = _number(endpoint.labels, EVENTS_PORT, sources.port)
@@ -84,7 +84,7 @@ Watch = Callable[[Hook, Hook], Callable[[], None]]
 
 
 def watch_nothing(added: Hook, removed: Hook) -> Callable[[], None]:
-    """Watch no pods: for the check of a configuration."""
+    """Watch no pods, for a check of a configuration."""
     return lambda: None
 
 

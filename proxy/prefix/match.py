@@ -1,4 +1,4 @@
-"""What of a prompt each endpoint holds: the request data of the prefix producers, and the matches of both indexes."""
+"""The part of a prompt that each endpoint holds: the request data of the prefix producers, for both indexes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class PrefixMatch(Protocol):
-    """The hash chain of a prompt, ready to be matched; matching reads the index at the moment of the call."""
+    """The hash chain of a prompt; matching reads the index at the time of the call."""
 
     __slots__ = ()
 
     block_size: int
     """Tokens per block."""
     total: int
-    """Blocks of the prompt (all prompts of a batch); what is hashed last counts in full, partial or not: that is one
-    block, or 1/32 of a long prompt at most."""
+    """Blocks of the prompt (all prompts of a batch). The last hash counts in full even if it is partial: one block, or
+    1/32 of a long prompt at most."""
 
     def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
-        """Blocks each endpoint holds from the start on, without a gap; in the order of the endpoints."""
+        """Return the leading blocks that each endpoint holds without a gap, in the order of the endpoints."""
 
     def blocks_on(self, endpoint: Endpoint) -> int:
-        """`matched` of one."""
+        """Return `matched` of one endpoint."""
         (blocks,) = self.matched((endpoint,))
         return blocks
 
@@ -63,13 +63,12 @@ class PrefixMatch(Protocol):
 
 
 Lacks = tuple[int, int, Mapping[Endpoint, int]]
-"""(tokens that are missing where nothing is held, how many fewer for each of what is counted, how many of these each
-endpoint has that holds any)."""
+"""(missing tokens of an endpoint without a match, tokens per counted unit, units of each endpoint with a match)."""
 
 
 def most_cached(prompt_tokens: int, block_size: int) -> int:
-    """Tokens of a prompt that an engine can have cached: full blocks of its own, 0 if it does not tell their size, and
-    never the last token, which is always computed."""
+    """Return the tokens of a prompt that an engine can have cached: whole blocks, 0 if their size is unknown, and never
+    the last token, which is always computed."""
     size = block_size or 1
     return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 
@@ -79,7 +78,7 @@ PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo", value_type=
 TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt", value_type=Prompt)
 
 TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds", value_type=Prompt)
-"""The same, exactly as the engine's tokenizer makes it; absent where that is not certain."""
+"""The token ids exactly as the engine's tokenizer produces them; absent where they are uncertain."""
 
 
 class ChainMatch(PrefixMatch):
@@ -91,7 +90,7 @@ class ChainMatch(PrefixMatch):
         self.total = index.depth_of(len(chains[0])) if len(chains) == 1 else sum(index.depth_of(len(c)) for c in chains)
         self.frozen = False
         self.turn: Turn | None = None
-        """Where the one prompt of a conversation goes on."""
+        """Where the single prompt of a conversation continues."""
         self._index = index
         self._version = -1
         self._depths: dict[Endpoint, int] = {}
@@ -128,7 +127,7 @@ class ChainMatch(PrefixMatch):
 
 
 Kind = tuple[int, str]
-"""Tokens per block, and the LoRA adapter that the request's model is on the pod."""
+"""Tokens per block, and the LoRA adapter on the pod that serves the request's model."""
 
 
 class ExactMatch(PrefixMatch):
@@ -170,23 +169,23 @@ class ExactMatch(PrefixMatch):
         return list(map(depths.get, endpoints, repeat(0)))
 
     def is_sure(self, endpoint: Endpoint) -> bool:
-        """Whether what the endpoint said is all there is."""
+        """Return whether all blocks of the endpoint are known."""
         return self._index.is_sure(endpoint)
 
     def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> list[int]:
-        """`prompt_tokens` is an estimate; here they have been counted."""
+        """`prompt_tokens` is an estimate; here the tokens are counted."""
         tokens, size = self.tokens, self.block_size
         return [tokens - blocks * size for blocks in self.matched(endpoints)]
 
     def reserved(self, endpoint: Endpoint) -> list[tuple[Chain, int]]:
-        """All full blocks of each part, and how many of them the endpoint has or expects."""
+        """Return all whole blocks of each part, and how many of them the endpoint has or expects."""
         kind = next((kind for kind, members in self._kinds.items() if endpoint in members), None)
         if kind is None:
             return []
         return [(chain, self._index.depths(chain, (endpoint,))[0]) for chain in self._chained(kind)]
 
     def _meet(self, endpoints: Sequence[Endpoint]) -> dict[Kind, list[Endpoint]]:
-        """The kinds of these endpoints, which are known from here on."""
+        """Return the kinds of these endpoints and cache them."""
         met: dict[Kind, list[Endpoint]] = {}
         for endpoint in endpoints:
             kind = (self._index.block_size(endpoint), self._model if self._model in endpoint.adapters else "")
@@ -217,7 +216,7 @@ def _chain(part: bytes, seed: int, size: int) -> Chain:
 
 
 def _hits(part: bytes, block_size: int) -> int:
-    """The most blocks of a prompt that a pod can have cached."""
+    """Return the largest number of blocks of a prompt that a pod can have cached."""
     return max(0, len(part) // BYTES_PER_TOKEN - 1) // block_size
 
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template, as its folder has them: from a request body to token ids."""
+"""A model's tokenizer and chat template, which turn a request body into token ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proxy.prefix.hashing import packed
 from proxy.telemetry.lines import guard_standard_error
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
-"""Texts -> their token ids, each for itself and without special tokens around them."""
+"""Texts -> their token ids, each separately and without surrounding special tokens."""
 
 STRETCH = 4096
 """Characters between two cuts at line feeds."""
@@ -78,7 +78,7 @@ def _holds(encode: Encode, split: Callable[[str, str], tuple[str, str]]) -> bool
 
 
 class PieceCache:
-    """Packed token ids of pieces; what was used longest ago goes when `max_bytes` are full. Several threads use it."""
+    """Packed token ids of pieces, up to `max_bytes`; the least recently used are evicted. Several threads use it."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -105,12 +105,12 @@ class PieceCache:
 
 
 def _size(piece: str, ids: bytes) -> int:
-    """Of a text that is not ASCII up to four times as much; that is rare enough."""
+    """Return the memory of a text. A text that is not ASCII may take up to four times as much, which is rare."""
     return len(piece) + len(ids) + 250
 
 
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
-"""Tags that mark what the model wrote, for training; they render what is between them."""
+"""Tags that mark the model's output for training; they render their content."""
 
 
 class ChatTemplate:
@@ -119,7 +119,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, wall: Callable[[], float], content: ContentFormat, variables: Mapping[str, Any]
     ) -> None:
-        """Raises jinja2.TemplateError for what is no template."""
+        """Raise jinja2.TemplateError for an invalid template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -133,7 +133,7 @@ class ChatTemplate:
         self.in_parts = wants_parts(environment.parse(source)) if content == "auto" else content == "openai"
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Raises Uncertain where the template refuses the conversation: so will the engine."""
+        """Raise Uncertain if the template refuses the conversation; the engine will refuse it too."""
         if variables["continue_final_message"]:
             raise Uncertain("continue_final_message")
         messages = variables["messages"]
@@ -155,7 +155,7 @@ class ChatTemplate:
 
 
 def wants_parts(tree: nodes.Template) -> bool:
-    """Whether the template goes through the parts of a message's content."""
+    """Return whether the template iterates over the parts of a message's content."""
     messages = {"messages", *_assigned(tree, lambda node: _is(node, "messages"))}
     members = {
         loop.target.name
@@ -171,7 +171,8 @@ def wants_parts(tree: nodes.Template) -> bool:
 
 
 def _is(node: nodes.Node | None, name: str, attribute: str = "") -> bool:
-    """A variable, or an attribute of it, whichever way it is written; filters, tests and slices do not matter."""
+    """Return whether the expression is the variable or an attribute of it, in any notation; filters, tests and slices
+    are ignored."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return _is(node.node, name, attribute)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
@@ -186,7 +187,7 @@ def _is(node: nodes.Node | None, name: str, attribute: str = "") -> bool:
 
 
 def _assigned(tree: nodes.Template, means: Callable[[nodes.Node], bool]) -> Iterator[str]:
-    """Names of variables that are set to it, or to one that is."""
+    """Return the names of variables that are assigned from it, directly or indirectly."""
     found: list[str] = []
     assignments = [one for one in tree.find_all(nodes.Assign) if isinstance(one.target, nodes.Name)]
     for _ in assignments:
@@ -198,7 +199,7 @@ def _assigned(tree: nodes.Template, means: Callable[[nodes.Node], bool]) -> Iter
 
 
 def _passed(tree: nodes.Template, means: Callable[[nodes.Node], bool]) -> Iterator[str]:
-    """Parameters of macros that are called with it."""
+    """Return the parameters of macros that receive it."""
     for macro in tree.find_all(nodes.Macro):
         for call in tree.find_all(nodes.Call):
             if not _is(call.node, macro.name):
@@ -212,7 +213,7 @@ def _passed(tree: nodes.Template, means: Callable[[nodes.Node], bool]) -> Iterat
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own would escape what means something in HTML."""
+    """Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -230,7 +231,7 @@ SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt before it is tokenised: its texts, or its token ids where the client gave those."""
+    """A prompt before tokenisation: its texts, or its token ids if the client sent those."""
 
     texts: tuple[str, ...] = ()
     ids: tuple[bytes, ...] = ()
@@ -261,7 +262,7 @@ class Model:
             raise ValueError(f"the chat template of {model.model} is none: {error}") from None
 
     def render(self, path: str, body: bytes) -> Rendered:
-        """Raises Uncertain for what the engine may see otherwise, or refuse."""
+        """Raise Uncertain where the engine may see something else or refuse."""
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -291,8 +292,8 @@ class Model:
     def parts(
         self, rendered: Rendered, pieces: Sequence[Sequence[str]], found: Sequence[list[bytes | None]]
     ) -> tuple[bytes, ...]:
-        """Packed token ids of each prompt. Takes long for what is new, half a second per megabyte; meanwhile the
-        interpreter is free for other threads."""
+        """Return packed token ids of each prompt. New text takes half a second per megabyte, during which other threads
+        can run."""
         if not rendered.texts:
             return rendered.ids
         for several, ids in zip(pieces, found, strict=True):
@@ -304,7 +305,7 @@ class Model:
         return tuple([b"".join([before, *filter(None, ids), after]) for ids in found])
 
     def parts_of(self, path: str, body: bytes) -> tuple[bytes, ...] | None:
-        """All of it at once; None for Uncertain."""
+        """Render and tokenise at once; return None for Uncertain."""
         try:
             rendered = self.render(path, body)
         except Uncertain:
@@ -327,7 +328,7 @@ class Model:
         return [one.ids for one in made]
 
     def _around(self) -> tuple[bytes, bytes]:
-        """What the tokenizer puts before and after a text that it is to give special tokens."""
+        """Return what the tokenizer adds before and after a text that gets special tokens."""
         bare: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
         full: list[int] = self._tokenizer.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
@@ -373,7 +374,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _templates(folder: Path, config: dict[str, Any], chosen: str) -> dict[str, str]:
-    """By name; a single one is the default. A file of its own wins over the configuration."""
+    """Return templates by name; a single one is the default. A separate file overrides the configuration."""
     file = Path(chosen).expanduser() if chosen else folder / "chat_template.jinja"
     if file.is_file():
         return {"default": file.read_text()}
@@ -418,20 +419,20 @@ def _text(token: Any) -> str:
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2048
-"""Characters of text that no cache has: they take a millisecond. More go through a thread, since the tokenizer lets go
-of the interpreter."""
+"""Characters of uncached text that are tokenised on the event loop, in a millisecond. More use a thread, because the
+tokenizer releases the interpreter lock."""
 
 LARGE = 64 * 1024
-"""Bytes of a body that is read and rendered here. JSON and templates hold the interpreter, so what is larger goes to a
-process of its own."""
+"""Bytes of a body that is parsed and rendered here. JSON and templates hold the interpreter lock, so larger bodies go
+to another process."""
 
 MOST_WAITING = 4
-"""Large bodies before one that is not waited for: their producers' time would be up."""
+"""Number of large bodies in the queue beyond which a body is not tokenised: the producers' deadline would pass."""
 
 
 class LocalTokens(Tokens):
-    """Raises ValueError, when made, for a model that cannot be read. The process for large bodies is started by the
-    first one; it ends with `async with`."""
+    """Raise ValueError for an unreadable model. The process for large bodies starts with the first one and ends with
+    `async with`."""
 
     def __init__(self, model: LocalModel, wall: Callable[[], float]) -> None:
         self._model = Model(model, wall)

@@ -1,4 +1,4 @@
-"""Where producers get token ids: a tokenizer in this process, or a server that has one, such as a pod."""
+"""The sources of token ids: a tokenizer in this process, or a server that has one, such as a pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
 
 @dataclass(frozen=True, slots=True)
 class TokenSource(Tokenizers):
-    """`wall` is the time that templates may show. What is opened belongs to the plugin that asked for it."""
+    """`wall` is the time that templates may render. Opened resources belong to the plugin that requested them."""
 
     wall: Callable[[], float]
     draft: Draft = field(compare=False)
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
 LARGE = 256 * 1024
-"""Bytes of a body that may be read here; it takes a millisecond."""
+"""Bytes of a body that may be parsed here, in a millisecond."""
 
 _MEDIA = (b'"image', b'"input_image', b'"input_audio', b'"audio', b'"video', b'"prompt_embeds')
-"""Media become tokens when they are looked at, which no server does for a mere question."""
+"""Media become tokens only when they are decoded, which no server does for this request."""
 
 
 class RemoteTokens(Tokens):
-    """The body goes as it is: what a server needs for the prompt has the same names in the question. The session is
-    opened by the first question; it ends with `async with`."""
+    """Requests token ids from a server. The body is sent unchanged, because both APIs have the same field names. The
+    session opens with the first request and ends with `async with`."""
 
     def __init__(self, tokenizer: RemoteTokenizer) -> None:
         self._tokenizer = tokenizer

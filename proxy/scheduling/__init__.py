@@ -1,1 +1,1 @@
-"""From a configuration to a scheduler, and from a request to a decision."""
+"""Scheduling: build a scheduler from a configuration, and make a decision for each request."""

@@ -1,4 +1,4 @@
-"""Builds what the data path runs from the `scheduling` section."""
+"""Construction of the data path's scheduler from the `scheduling` section."""
 
 from __future__ import annotations
 
@@ -63,9 +63,8 @@ PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceNa
 
 @dataclass(frozen=True, slots=True)
 class Scheduling(Hooks):
-    """What decides about the requests of a pool, and the PreRequest and PostResponse hooks of its plugins.
-
-    `producers` stand in the order in which they run; `instances` are all plugins by name."""
+    """The scheduler of a pool, and the PreRequest and PostResponse hooks of its plugins. `producers` are in the order
+    in which they run; `instances` are all plugins by name."""
 
     scheduler: Scheduler
     producers: tuple[DataProducer, ...]
@@ -85,7 +84,7 @@ class Scheduling(Hooks):
         return tuple(plugin.post_response for plugin in self.post_response)
 
     def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
-        """Call a hook for an attempt that has a record, and note how long it took."""
+        """Call a hook for an attempt that has a record, and record its duration."""
         plugin, record = _plugin_of(hook), attempt.record
         if record is not None:
             record.call(_point(hook), plugin, self.name_of(plugin), hook, attempt, attempt.endpoint)
@@ -95,7 +94,7 @@ class Scheduling(Hooks):
         self.raised(_plugin_of(hook), f"failed {when.format(attempt.request.id)}", error)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Have every plugin forget a pod that is gone, or that lost its memory."""
+        """Have every plugin drop its state of a pod that is gone or lost its memory."""
         for plugin in self.endpoint_removed:
             try:
                 plugin.endpoint_removed(endpoint)
@@ -116,7 +115,7 @@ class Scheduling(Hooks):
         return found
 
     def name_of(self, plugin: Plugin) -> str:
-        """Return its name in the configuration."""
+        """Return the name of a plugin in the configuration."""
         return next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
 
     def plugins(self, kind: type[T]) -> list[T]:
@@ -129,7 +128,7 @@ def _plugin_of(hook: Hook) -> Plugin:
 
 
 def _point(hook: Hook) -> str:
-    """The extension point of a bound method of a plugin."""
+    """Return the extension point of a bound method of a plugin."""
     return "PreRequest" if cast(MethodType, hook).__name__ == "pre_request" else "PostResponse"
 
 
@@ -143,11 +142,10 @@ def build(
     *,
     keeps_state: bool = True,
 ) -> Scheduling:
-    """Build the plugins and the scheduler of a document. Raise ConfigError with every fault of the document.
-
-    `ports` has a Clock and a Random. Without KvEvents, Tokenizers and a Timer there are no KV events and no token ids,
-    and no producer waits. With a draft, plugins of the pool whose parameters stay the same are used again, and with
-    `keeps_state` the others get the state of the plugin before them."""
+    """Build the plugins and the scheduler of a document. Raise ConfigError with every fault of the document. `ports`
+    has a Clock and a Random. Without KvEvents, Tokenizers and a Timer there are no KV events and no token ids, and no
+    producer waits. With a draft, plugins of the pool with unchanged parameters are reused, and with `keeps_state` the
+    others get the state of their predecessor."""
     unconnected = Unconnected()
     ports = {KvEvents: unconnected, Tokenizers: unconnected, Timer: unconnected, **ports}
     plugins = _Plugins(lay_out(document, registry), ports, draft, pool, keeps_state)
@@ -155,7 +153,7 @@ def build(
 
 
 def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
-    """Every fault that `build` would raise."""
+    """Return every fault that `build` would raise."""
     try:
         build(document, registry, ports)
     except ConfigError as error:
@@ -262,7 +260,7 @@ class EffectivePlugin:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Every instance, the injected ones too, and every profile."""
+    """The effective configuration: every instance, including injected ones, and every profile."""
 
     plugins: tuple[EffectivePlugin, ...]
     profiles: tuple[ProfileLayout, ...]

@@ -77,9 +77,10 @@ class ProfileShell:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`plugins` are the plugins for the registry; `names` has the type of every name that may be referred to, faulty
-    ones included. `profiles` is None without the section. `flow_control` are values of kvlane's own section of that
-    name. `problems` are all faults that can be seen without the registry, `remarks` name what has no effect."""
+    """The parsed section. `plugins` are the plugins for the registry; `names` has the type of every name that
+    references may use, including faulty ones. `profiles` is None without the section. `flow_control` are values of
+    kvlane's own section of that name. `problems` are all faults that are visible without the registry; `remarks` list
+    parts without effect."""
 
     plugins: tuple[PluginEntry, ...] = ()
     profiles: tuple[ProfileEntry, ...] | None = None
@@ -99,7 +100,7 @@ def read(data: Any, path: str = "") -> Document:
 
 
 class _Reader:
-    """Collects problems while it reads; lives as long as one `read`."""
+    """The state of one `read`, with the problems found so far."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -179,7 +180,7 @@ class _Reader:
                     yield PluginEntry(name)
 
     def _parameters(self, entries: Sequence[PluginEntry]) -> Named:
-        """Return type and parameters of the plugins that configure other packages, by name; None if faulty."""
+        """Return type and parameters of plugins that configure other packages, by name; None if faulty."""
         named: dict[str, tuple[str, Any]] = {}
         types = set[str]()
         for entry in entries:
@@ -312,7 +313,7 @@ def _text(item: Any, key: str) -> str:
 
 
 def _refs(value: Any) -> Iterator[str]:
-    """Yield all names of plugins in a section."""
+    """Yield all names of plugins that a section refers to."""
     for item in value if isinstance(value, list) else ():
         yield from _refs(item)
     for key, item in value.items() if isinstance(value, Mapping) else ():
@@ -322,7 +323,7 @@ def _refs(value: Any) -> Iterator[str]:
 
 
 def _equivalent(entry: PluginEntry) -> PluginEntry | None:
-    """Return the plugin of kvlane for two types of llm-d, if it can do the same."""
+    """Return kvlane's plugin that replaces two types of llm-d, if one exists."""
     given = entry.parameters or {}
     if entry.type == "data-parallel-profile-handler":  # each rank is an endpoint
         rest = {key: value for key, value in given.items() if key != "primaryPort"}
@@ -376,4 +377,4 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
     "low-queue-filter": "no longer exists; use queue-scorer, or utilization-filter with "
     "'conditions: [{metric: waiting-queue, maxValue: 128}]'",
 }
-"""Types that llm-d has, or earlier releases of the Gateway API inference scheduler had, and what to do instead."""
+"""Types of llm-d, or of earlier releases of the Gateway API inference scheduler, and the alternative to each."""

@@ -1,4 +1,4 @@
-"""Offline scheduling: a stated request and stated pods, and what every filter and scorer did."""
+"""Offline scheduling: the result of every filter and scorer for a described request and described pods."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]:
-    """`profiles` and either `decision` or `error`, ready for JSON; `faults` of plugins, if there are any. Raises
-    ConfigError with every fault of the input, and for a profile handler that comes to no decision."""
+    """Return `profiles` and either `decision` or `error`, ready for JSON; `faults` of plugins, if any. Raise
+    ConfigError with every fault of the input, and for a profile handler without a decision."""
     record, faults = DecisionRecord(), _Faults(ports[Clock])
     state, request, scheduling = _load(data, registry, ports, faults)
     endpoints = [stated.endpoint(ports[Clock].now()) for stated in state.endpoints]
@@ -46,7 +46,7 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
 
 
 class _Faults(PluginFaults):
-    """Keeps the faults of plugins for the explanation, instead of logging them."""
+    """A collector of plugin faults for the explanation, instead of the log."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -86,7 +86,7 @@ def _load(
 async def _produce(
     scheduling: Scheduling, request: InferenceRequest, endpoints: Sequence[Endpoint], match: PrefixMatch | None
 ) -> None:
-    """The prefix match is what the input states, under the name of every producer of it: no index is asked."""
+    """Set the described prefix match, under the name of every producer of it; no index is read."""
     for producer in scheduling.producers:
         stated = [key for key in producer.provides if key.kind == PREFIX_MATCH.kind]
         if stated and match is not None:
@@ -165,7 +165,7 @@ class StatedEndpoint:
     prefix_match: StatedMatch | None = param(None, "cached part of the prompt")
 
     def endpoint(self, now: float) -> Endpoint:
-        """A ready pod, just scraped, whose recent work is what it has in flight."""
+        """Return a ready pod with fresh metrics, whose recent work is its requests in flight."""
         metrics = Metrics(
             waiting=self.metrics.waiting,
             running=self.metrics.running,
@@ -197,7 +197,7 @@ class StatedRequest:
             raise ValueError("prompt, messages and promptTokens exclude each other")
 
     def request(self) -> InferenceRequest:
-        """Raises Invalid for a prompt or for messages that no API would take."""
+        """Return the request. Raise Invalid for a prompt or messages that no API would accept."""
         headers = {key.lower(): value for key, value in self.headers.items()}
         path = CHAT if self.messages is not None else COMPLETIONS
         return InferenceRequest(id="explain", path=path, model=self.model, prompt=self._prompt(), headers=headers)
@@ -225,7 +225,7 @@ class ExplainState:
             raise ValueError(f"two endpoints are named {', '.join(twice)}")
 
     def prefix_match(self) -> PrefixMatch | None:
-        """None where no pod states one."""
+        """Return the match; None if no pod describes one."""
         stated = {endpoint.name: endpoint.prefix_match for endpoint in self.endpoints if endpoint.prefix_match}
         return StatedPrefixMatch(stated) if stated else None
 

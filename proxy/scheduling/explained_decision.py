@@ -49,11 +49,10 @@ _ENDED = attrgetter(*EndedAttempt._fields)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One decision. Keeps names and lengths of the request, but no prompt, header or body.
-
-    `situations` (view, requests and tokens in flight, freshness), `hits` (tokens of the prompt in the KV cache) and
-    `ttfts` are in the order of `candidates`; the latter two are None without a prediction. Times are monotonic seconds,
-    except `at`, which is seconds since the epoch."""
+    """One decision. It contains names and lengths of the request, but no prompt, header or body. `situations` (view,
+    requests and tokens in flight, freshness), `hits` (tokens of the prompt in the KV cache) and `ttfts` are in the
+    order of `candidates`; the latter two are None without a prediction. Times are monotonic seconds, except `at`, which
+    is seconds since the epoch."""
 
     id: str
     request: str
@@ -115,7 +114,7 @@ class Entry:
 
     @property
     def prompt_pod(self) -> Endpoint | None:
-        """The pod that was chosen to compute the prompt."""
+        """The pod that was chosen for prefill."""
         if self.decision is None:
             return None
         return self.decision.prefill[0] if self.decision.prefill else self.decision.target
@@ -165,7 +164,8 @@ class EntryBuilder:
         outcome: Decision | RequestError,
         is_requested: bool = False,
     ) -> Entry:
-        """Call it in the tick of the decision, before the reservation, so that it sees what the plugins saw."""
+        """Return the entry of a decision. Call it in the tick of the decision, before the reservation, so that it has
+        the same data as the plugins."""
         state, error = request.state, outcome if isinstance(outcome, RequestError) else None
         ticket, match, forecast = state.read(TICKET), state.read(PREFIX_MATCH), state.read(LATENCY)
         columns = sum(len(run.scored) * (len(run.scores) + 4) for run in runs)
@@ -212,14 +212,14 @@ def _absence(pod: Endpoint, model: str) -> str:
 
 
 class Margin(NamedTuple):
-    """The difference of two totals; negative if the picker did not take the best."""
+    """The difference of two totals; negative if the picker did not choose the best pod."""
 
     over: Endpoint
     by: float
 
 
 def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
-    """Return None for a sole candidate, and without scores."""
+    """Return the margin; None for a sole candidate, and without scores."""
     if run is None or chosen is None:
         return None
     totals = dict(zip(run.scored, run.totals, strict=True))
@@ -231,7 +231,7 @@ def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
 
 
 def short(entry: Entry) -> dict[str, Any]:
-    """Return the choice, its margin, the predictions and the result."""
+    """Return the choice, its margin, the predictions and the result, ready for JSON."""
     decision, last, pod = entry.decision, entry.last, entry.prompt_pod
     return {
         "id": entry.id,
@@ -268,7 +268,7 @@ def short(entry: Entry) -> dict[str, Any]:
 
 
 def whole(entry: Entry) -> dict[str, Any]:
-    """Return the same, and all candidates, profiles and attempts."""
+    """Return the same as `short`, with all candidates, profiles and attempts."""
     return {
         **short(entry),
         "pods": [
@@ -297,12 +297,12 @@ _SENT_ONLY = (
 
 
 def imagined(entry: Entry) -> dict[str, Any]:
-    """Return the same for a request that no client sent, which has no result."""
+    """Return the same for a hypothetical request, which has no result."""
     return {key: value for key, value in whole(entry).items() if key not in _SENT_ONLY}
 
 
 def _cached_tokens(last: Attempt | EndedAttempt | None) -> int | None:
-    """Return the count of the pod that computed the prompt."""
+    """Return the cached tokens that the prefill pod reported."""
     if last is None:
         return None
     if last.stage is Stage.DECODE:
@@ -372,7 +372,7 @@ def _difference(later: float | None, earlier: float | None) -> float | None:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Return a number for JSON, which has neither NaN nor infinity."""
     return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
@@ -383,9 +383,8 @@ LONGEST_NAME = 100
 
 
 def summary(entry: Entry, pod: Endpoint) -> str:
-    """Return the value of the response header: ASCII, less than 1 KiB. `pod` gets the attempt.
-
-    Scorers are in the order of their part of the total; the last ones are left out if they do not fit."""
+    """Return the value of the response header: ASCII, less than 1 KiB. `pod` is the pod of the attempt. Scorers are in
+    the order of their part of the total; the last ones are left out if they do not fit."""
     fields, scores = list(_fields(entry, pod)), _scores(entry)
     while True:
         value = ", ".join([*fields, *([f"scores=({' '.join(scores)})"] if scores else [])])

@@ -28,14 +28,14 @@ YES = ("1", "true")
 
 
 class Ring:
-    """The latest entries, as many as fit."""
+    """The latest entries that fit into the memory limit."""
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
         self.bytes = 0
 
     def add(self, entry: Entry, keep: int) -> list[Entry]:
-        """Return the entries that were removed."""
+        """Add an entry. Return the entries that were removed."""
         self.entries.append(entry)
         entry.is_kept = True
         self.bytes += entry.bytes
@@ -49,10 +49,9 @@ class Ring:
 
 
 class DecisionLog:
-    """The decisions that a process keeps. It survives a reload.
-
-    Half of the memory is for the latest decisions; half for decisions whose request was slow, failed or asked for the
-    explanation, so that a thousand others in a second do not remove them."""
+    """The decisions that a process keeps. It survives a reload. Half of the memory is for the latest decisions. The
+    other half is for decisions whose request was slow, failed or required the explanation, so that a burst of other
+    decisions does not remove them."""
 
     def __init__(self, settings: DecisionSettings, clock: Clock, prefix: str = "") -> None:
         """`prefix` makes the ids of several processes different."""
@@ -61,7 +60,7 @@ class DecisionLog:
         self._clock = clock
         self._ids = map(f"{prefix}{{:x}}".format, count(1))
         self._open: dict[str, Entry] = {}
-        """Entries of requests that have not ended, by request: a refused request has no attempt that has the entry."""
+        """Entries of open requests, by request: a refused request has no attempt with the entry."""
         self._latest, self._striking = Ring(), Ring()
 
     @property
@@ -72,7 +71,7 @@ class DecisionLog:
         return len(self._latest.entries) + len(self._striking.entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Newest first."""
+        """Iterate over the entries, the newest first."""
         both = [*self._latest.entries, *self._striking.entries]
         return iter(sorted(both, key=lambda entry: entry.decided_at, reverse=True))
 
@@ -121,8 +120,8 @@ class DecisionLog:
 
 
 class Explained(Listener):
-    """The listener that adds decisions to the log. `builders` are by pool; `may_ask` returns whether the client may see
-    the explanation."""
+    """The listener that adds decisions to the log. `builders` are by pool; `may_ask` returns whether the client is
+    allowed to see the explanation."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class Explained(Listener):
         self._may_ask = may_ask
 
     def wants(self, request: InferenceRequest) -> bool:
-        """Return whether to record the decision: the client asks for it, or the sample has it."""
+        """Return whether to record the decision: the client requests it, or it is sampled."""
         is_sampled = self._is_requested(request) or self._random.random() < self._log.settings.sample
         return is_sampled and request.state.read(ENTRY) is None
 
@@ -207,7 +206,7 @@ _FILTERS = (*_EQUAL, "pod", "slow", "asked", "limit")
 
 @dataclass(frozen=True, slots=True)
 class DecisionQuery:
-    """`equal` are values of fields of the entry, `slow` is in seconds."""
+    """A query. `equal` are values of fields of the entry, `slow` is in seconds."""
 
     equal: Mapping[str, str]
     pod: str
@@ -254,7 +253,7 @@ def _seconds(text: str) -> float:
 
 
 def _limit(text: str) -> int:
-    """Raise BadRequest."""
+    """Read the limit. Raise BadRequest."""
     if not text.isdecimal() or not 0 < int(text) <= MOST:
         raise BadRequest(f"limit must be a whole number from 1 to {MOST}.", param="limit")
     return int(text)
@@ -269,7 +268,7 @@ OFF: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class Explaining:
-    """What a process has once for explained decisions. `log` is None while decisions are not kept."""
+    """The explained decisions of a process. `log` is None while decisions are not kept."""
 
     endpoints: Callable[[], Sequence[Endpoint]]
     clock: Clock
@@ -288,7 +287,7 @@ class Explaining:
         )
 
     def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raise BadRequest."""
+        """Return the decisions that match. Raise BadRequest."""
         wanted = DecisionQuery.of(query)
         return OFF if self.log is None else self.log.listed(wanted)
 

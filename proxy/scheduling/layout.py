@@ -1,4 +1,4 @@
-"""The plugins and profiles of a document, defaults filled in, and the producers of the data that they require."""
+"""The layout of a document: plugins and profiles with defaults, and the producers of required data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_WEIGHT = 1.0
 
 
 class Origin(Enum):
-    """Where a piece of the effective configuration comes from."""
+    """The origin of a piece of the effective configuration."""
 
     FILE = "file"
     DEFAULT = "default"
@@ -36,7 +36,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One plugin instance to be made."""
+    """One plugin instance to create."""
 
     name: str
     cls: type[Plugin]
@@ -67,7 +67,8 @@ class ProfileLayout:
 
 @dataclass(slots=True)
 class Layout:
-    """Filled while it is laid out and while default producers are injected; then only read."""
+    """The plugins and profiles. It is filled during layout and the injection of default producers; after that it is
+    read only."""
 
     registry: Registry
     path: str
@@ -80,7 +81,7 @@ class Layout:
         self.problems.append(Problem(join(self.path, path), message))
 
     def inject(self, type_name: str) -> str:
-        """The name of an instance of the type; it is made up if the document has none under the type's name."""
+        """Return the name of an instance of the type; create it if the document has no plugin under the type's name."""
         entry = self.entries.get(type_name)
         if entry is not None:
             return type_name
@@ -121,7 +122,8 @@ def _declare(layout: Layout, document: Document) -> None:
 
 
 def _default_profile(layout: Layout) -> ProfileLayout:
-    """Every filter, scorer and picker in the order of the file; with none of them, what serves most fleets best."""
+    """Return a profile with every filter, scorer and picker in the order of the file; the default plugins if there are
+    no such plugins."""
     members = [name for name, entry in layout.entries.items() if entry.is_a(Filter, Scorer, Picker)]
     weights = [(name, DEFAULT_WEIGHT) for name in members]
     if not members and not layout.problems:
@@ -179,7 +181,8 @@ def _choose_handler(layout: Layout, document: Document) -> None:
 
 
 def _names_a_handler(layout: Layout, document: Document) -> bool:
-    """One whose type is misspelt or not yet supported has been complained about: it is not missing as well."""
+    """Return whether the document names a profile handler. A misspelt or unsupported type counts: its fault is reported
+    already."""
     known = (*(cls.plugin_type for cls in layout.registry), *SETTINGS_TYPES)
     missing = (type_name for type_name in document.names.values() if type_name not in known)
     return any("profile" in type_name or "handler" in type_name for type_name in missing)
@@ -194,13 +197,13 @@ DEFAULT_PRODUCERS: Mapping[str, str] = {
     "SessionID": "session-id-producer",
     "EncoderCacheMatchInfo": "mm-embeddings-cache-producer",
 }
-"""Kind of a datum -> the type that is injected where something requires the datum and nothing provides it."""
+"""Kind of a datum -> the type that is injected if a plugin requires the datum and no plugin provides it."""
 
 Instances = dict[str, Plugin]
 
 
 def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -> None:
-    """Injects default producers until every requirement has its provider, or complains. `make` adds the instance of
+    """Inject default producers until every requirement has a provider, or report a problem. `make` adds the instance of
     an entry of the layout to the instances."""
     settled: set[tuple[str, DataKey[Any]]] = set()
     while missing := [need for need in _needs(instances) if need not in settled]:
@@ -212,7 +215,7 @@ def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -
 
 
 def check_keys(layout: Layout, instances: Instances) -> None:
-    """Report two producers of one key, and data of another type than their key or their readers have."""
+    """Report keys with two producers, and data whose type differs from the type of the key or of its readers."""
     provided = [(name, key) for name, made in instances.items() for key in made.provides]
     for at, (name, key) in enumerate(provided):
         for other, theirs in provided[:at]:
@@ -265,7 +268,7 @@ def declares(made: Plugin, point: type) -> bool:
 
 
 def _check_annotated_types(layout: Layout, name: str, made: Plugin) -> None:
-    """Compare the annotation of `provides` with the types of its keys; any other fault shows at the first write."""
+    """Compare the annotation of `provides` with the types of its keys; other faults are found at the first write."""
     getter = getattr(type(made).provides, "fget", None)
     try:
         annotated = get_args(get_type_hints(getter)["return"])
@@ -283,8 +286,8 @@ def _check_annotated_types(layout: Layout, name: str, made: Plugin) -> None:
 
 
 def _check_reads(layout: Layout, name: str, made: Plugin) -> None:
-    """Report keys that a method names and reads without the plugin's having declared them. Keys that are computed, or
-    read by functions outside the class, cannot be seen here."""
+    """Report keys that a method names and reads although the plugin does not declare them. Keys that are computed, or
+    read by functions outside the class, are not found."""
     declared = {key.kind for key in (*made.provides, *made.requires, *made.uses)}
     found: set[str] = set()
     for cls in type(made).__mro__:
@@ -300,7 +303,7 @@ def _check_reads(layout: Layout, name: str, made: Plugin) -> None:
 
 
 def _names_in(code: CodeType | None) -> set[str]:
-    """Globals and attributes of a function, and of the comprehensions and functions inside."""
+    """Return the globals and attributes of a function, and of its comprehensions and inner functions."""
     if code is None:
         return set()
     return set(code.co_names).union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
@@ -313,7 +316,7 @@ def _needs(instances: Instances) -> Iterator[tuple[str, DataKey[Any]]]:
 
 
 def _missing_default(layout: Layout, instances: Instances, name: str, key: DataKey[Any]) -> str | None:
-    """The type to inject for a requirement, or None if it is met or cannot be; the latter is complained about."""
+    """Return the type to inject for a requirement; None if it is met, or cannot be met, which is reported."""
     providers = _providers(instances, key)
     default = DEFAULT_PRODUCERS.get(key.kind)
     path = f"plugins.{name}"
@@ -339,8 +342,8 @@ def _providers(instances: Instances, key: DataKey[Any]) -> list[str]:
 
 
 def warnings(document: Document, registry: Registry) -> Iterator[str]:
-    """A sentence for each, beginning with its path. Where there are no profiles every plugin is in the one that is made
-    up; producers and handlers run without being referred to, and so does the only picker, where a profile has none."""
+    """Yield a sentence for each warning, starting with its path. Without profiles every plugin is in the default
+    profile; producers and handlers run without references, and so does a sole picker in a profile without one."""
     if document.profiles is None:
         return
     used = {ref.plugin_ref for profile in document.profiles for ref in profile.plugins}

@@ -23,7 +23,7 @@ Order = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint], Sequence[flo
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """`exhausts` is the filter's own word on why it removes endpoints."""
+    """One filter of a run. `exhausts` is the filter's own reason for removing endpoints."""
 
     name: str
     filter: Filter
@@ -32,10 +32,9 @@ class FilterStep:
 
 @dataclass(slots=True)
 class Profile:
-    """Guarded plugins in the order in which a run calls them. It changes nothing observable, so it runs for retries,
-    shadows and dry runs alike. Plugins see the candidates as a tuple, which they cannot change for each other.
-
-    No filter removes any of `spared` endpoints, or fewer."""
+    """Guarded plugins in the order in which a run calls them. A run has no side effects, so retries, shadows and dry
+    runs use it alike. Plugins receive the candidates as a tuple, which they cannot change. No filter removes any of
+    `spared` endpoints, or fewer."""
 
     name: str
     filters: Sequence[FilterStep]
@@ -47,7 +46,7 @@ class Profile:
     _totals: Totals = field(init=False)
     _order: Order = field(init=False)
     _unguarded: tuple[Totals, Order] | None = field(init=False, default=None)
-    """Score and order of the plugins of a profile that has one scorer and a built-in picker."""
+    """Scorer and order of the plugins of a profile with one scorer and a built-in picker."""
 
     def __post_init__(self) -> None:
         self._first_attempt = ProfileRun(self.name, 0, self.shadow)
@@ -63,7 +62,8 @@ class Profile:
         attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> ProfileResult:
-        """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
+        """Filter, score and pick. Raise Saturated or NoEndpoints with the profile and the filter that removed the last
+        endpoints."""
         run = ProfileRun(self.name, attempt, self.shadow)
         if record is not None:
             return self._recorded(run, request, tuple(endpoints), record)
@@ -78,8 +78,8 @@ class Profile:
         attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> Sequence[Endpoint]:
-        """Return the endpoints of `run`, without the objects that their scores take: a decision among four pods takes
-        11,000 instructions less. Raises what `run` raises."""
+        """Return the endpoints of `run` without the objects for its scores: a decision among four pods takes 11,000
+        instructions less. Raise as `run` does."""
         if record is not None:
             return self.run(request, endpoints, attempt, record).endpoints
         run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
@@ -115,7 +115,7 @@ class Profile:
     def _recorded(
         self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord
     ) -> ProfileResult:
-        """The same run, step by step."""
+        """Do the same run step by step, and record it."""
         if not endpoints:
             raise NoEndpoints(NO_PODS)
         found, picker = record.profile(run), self.picker
@@ -143,7 +143,7 @@ class Profile:
 
 
 def shares(weights: Sequence[float]) -> list[float]:
-    """Weights divided by their sum; all 0 if they sum to 0."""
+    """Return the weights divided by their sum; all 0 if they sum to 0."""
     largest = max(weights, default=0.0)
     if largest == 0.0:
         return [0.0] * len(weights)
@@ -155,25 +155,26 @@ def shares(weights: Sequence[float]) -> list[float]:
 Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
 
 _added_up = partial(reduce, partial(map, add))
-"""One column of several."""
+"""Add several columns to one."""
 
 
 class Scoring:
-    """Guarded scorers, which give one score in [0, 1] per endpoint whatever happens, and the share of each."""
+    """Guarded scorers, which always give one score in [0, 1] per endpoint, and the share of each."""
 
     def __init__(self, scorers: Sequence[GuardedScorer], shares: Sequence[float]) -> None:
         self.scorers = tuple(scorers)
         self._shares = tuple(shares)
         self._weighted = partial(map, map, repeat(mul), tuple(map(repeat, shares)))
-        """Every column of scores times its share, without a Python loop over the endpoints."""
+        """Multiplies every column of scores by its share, without a Python loop over the endpoints."""
         self._plugins = tuple(scorer.unguarded for scorer in scorers)
 
     def added_up(self, columns: Sequence[Sequence[float]], endpoints: int) -> list[float]:
-        """Return the totals of the scores that the scorers gave."""
+        """Return the totals of the given scores."""
         return list(_added_up(self._weighted(columns))) if columns else [0.0] * endpoints
 
     def unguarded(self) -> Totals:
-        """Return what makes the totals with the fewest calls. The scores of a sole scorer are the totals."""
+        """Return a function that computes the totals with the fewest calls. The scores of a sole scorer are the
+        totals."""
         return self.totals if self.sole is None else self.sole.score
 
     @property
@@ -182,8 +183,9 @@ class Scoring:
         return self.scorers[0] if self._shares == (1.0,) else None
 
     def totals(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Ask the plugins without their guards, check once what all have said, and ask the guards where anything is
-        wrong: scorers change nothing, so they can be asked again. For four scorers of four pods 6.2 us, not 6.9."""
+        """Return the totals. Call the scorers without their guards and check all results once; call the guards if a
+        result is invalid. Scorers have no side effects, so they can be called again. Four scorers of four pods take 6.2
+        us instead of 6.9."""
         try:
             scores = [scorer.score(run, request, endpoints) for scorer in self._plugins]
             totals = self.added_up(scores, len(endpoints))
@@ -205,7 +207,7 @@ _endpoint = attrgetter("endpoint")
 
 
 class GuardedScorer(Scorer):
-    """Clamps what is out of range, makes 0 of NaN, and scores 0 for all where the scorer fails."""
+    """A scorer whose scores are clamped to [0, 1]; NaN becomes 0. If the scorer fails, all scores are 0."""
 
     def __init__(self, scorer: Scorer, name: str, faults: PluginFaults) -> None:
         self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # stands for the scorer that it guards
@@ -239,10 +241,8 @@ class GuardedScorer(Scorer):
 
 
 class GuardedFilter(Filter):
-    """Skips a filter that fails, and drops from its result what is not a candidate and what is there twice.
-
-    A RequestError passes: it is how a filter refuses a request. The result of a built-in filter is not checked.
-    """
+    """A filter that is skipped if it fails; non-candidates and duplicates are removed from its result. A RequestError
+    passes: a filter refuses a request by it. The result of a built-in filter is not checked."""
 
     def __init__(self, inner: Filter, name: str, faults: PluginFaults) -> None:
         self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the filter that it guards
@@ -274,11 +274,9 @@ class GuardedFilter(Filter):
 
 
 class GuardedPicker(Picker):
-    """Picks the best score first where the picker fails, picks nothing, or picks what is not a candidate.
-
-    The result of a built-in picker is not checked: the check takes 0.8 % of the instructions of a request of 1 KB
-    (`python bench/instructions.py --still`).
-    """
+    """A picker that is replaced by best-score-first if it fails, picks no endpoint, or picks a non-candidate. The
+    result of a built-in picker is not checked: the check takes 0.8 % of the instructions of a request of 1 KB (`python
+    bench/instructions.py --still`)."""
 
     def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
         self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the picker that it guards
@@ -325,11 +323,12 @@ class GuardedPicker(Picker):
 
 
 def _are_distinct(chosen: Sequence[Endpoint], candidates: Iterable[Endpoint]) -> bool:
-    """Whether each of `chosen` is a candidate and none is there twice."""
+    """Return whether `chosen` has only candidates and no duplicates."""
     distinct = set(chosen)
     return len(distinct) == len(chosen) and distinct.issubset(candidates)
 
 
 def _best_first(scored: Sequence[ScoredEndpoint]) -> list[ScoredEndpoint]:
-    """As max-score-picker, without its draw among equals: the fewest requests in flight, then the least recent work."""
+    """Order as max-score-picker does, without its random choice among equals: the fewest requests in flight, then the
+    least recent work."""
     return sorted(scored, key=lambda one: (-one.score, one.endpoint.load.crowding, one.endpoint.load.recent))

@@ -1,4 +1,4 @@
-"""From a request and the pods to a decision, in one tick of the event loop."""
+"""The scheduler: from a request and the pods to a decision, in one tick of the event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from proxy.scheduling.profile import Profile
 log = logging.getLogger(__name__)
 
 MOST_PROFILE_RUNS = 16
-"""A handler that yields more often will never come to a decision."""
+"""Largest number of profile runs of a handler: one that yields more often would never decide."""
 
 DEFAULT_PROFILES = ("default", "decode")
-"""The profile that decides where the handler fails: the first of these that exists, or else the first of the file."""
+"""Profiles that decide if the handler fails: the first of these that exists, else the first of the file."""
 
 
 class Scheduler:
-    """Runs the dialogue with the profile handler, if it wants one, then the shadow profiles."""
+    """The scheduler of a pool. It runs the dialogue with the profile handler, if there is one, then the shadow
+    profiles."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class Scheduler:
         attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> Decision:
-        """Raise the RequestError that the handler, or a profile, gives as the reason why there is no decision."""
+        """Return the decision. Raise the RequestError that the handler, or a profile, gives as the reason for no
+        decision."""
         if self._only is None:
             endpoints = tuple(endpoints)
             decision = self._discussed(request, endpoints, attempt, record)
@@ -67,7 +69,7 @@ class Scheduler:
         endpoints: Sequence[Endpoint],
         record: DecisionRecord | None = None,
     ) -> Decision:
-        """As this one profile, which may be a shadow, would decide. Raises RequestError."""
+        """Return the decision of this one profile, which may be a shadow. Raise RequestError."""
         profiles = {**self._profiles, **{shadow.name: shadow for shadow in self._shadows}}
         if profile not in profiles:
             raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
@@ -84,7 +86,7 @@ class Scheduler:
     def _discussed(
         self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int, record: DecisionRecord | None
     ) -> Decision:
-        """The handler's decision, or that of the default profile where the handler fails."""
+        """Return the handler's decision, or the default profile's if the handler fails."""
         default = self._default()
         try:
             decision = self._planned(request, endpoints, attempt, record)
@@ -125,7 +127,7 @@ class Scheduler:
         raise _Undecided(f"came to no decision in {MOST_PROFILE_RUNS} profile runs")
 
     def _default(self) -> Profile:
-        """The profile that decides where the handler fails; `decode` is llm-d's name of the pods that respond."""
+        """Return the profile that decides if the handler fails; `decode` is llm-d's name of the pods that respond."""
         for name in DEFAULT_PROFILES:
             if name in self._profiles:
                 return self._profiles[name]
@@ -134,7 +136,7 @@ class Scheduler:
     def _shadowed(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int, record: DecisionRecord | None
     ) -> Iterator[ProfileResult]:
-        """Yield what each shadow profile ranks. It is never acted upon, so nothing of it may reach the request."""
+        """Yield the ranking of each shadow profile. It must not affect the request."""
         for shadow in self._shadows:
             try:
                 yield shadow.run(request, endpoints, attempt, record)
@@ -145,7 +147,7 @@ class Scheduler:
 
 
 class _Undecided(Exception):
-    """A handler came to no decision; the message says why."""
+    """The handler made no decision; the message says why."""
 
 
 def _is_valid(decision: object, endpoints: tuple[Endpoint, ...]) -> bool:

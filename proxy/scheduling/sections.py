@@ -42,7 +42,7 @@ class CustomMetric:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Where an engine says what; specs are `name` or `name{label=value}`, None means not scraped."""
+    """The metric names of an engine. Specs are `name` or `name{label=value}`; None means not scraped."""
 
     name: str = param(doc="value of the engine label")
     queued_requests_spec: str | None = param(None, "waiting requests")
@@ -83,7 +83,7 @@ class FileDiscovery:
 
 @dataclass(frozen=True, slots=True)
 class NoParameters:
-    """Of a type that is accepted by name and has nothing to set."""
+    """The parameters of a type that is accepted by name and has no settings."""
 
 
 UNUSED = "accepted and without effect: the proxy itself sends each stage to its pod"
@@ -208,10 +208,10 @@ class RequestHandlerSection:
 
 
 SHEDDABLE = -1
-"""The highest priority of requests that may be dropped for others."""
+"""The highest priority of requests that may be dropped in favour of others."""
 
 NO_TIMEOUT = Duration(86400.0)
-"""A request has no more time than `reliability.timeouts.request` anyway."""
+"""Stands for no own timeout: `reliability.timeouts.request` limits the request in any case."""
 
 NO_CEILING = 1e9
 
@@ -276,7 +276,7 @@ class Holdback:
             raise ValueError("minCeiling must be less than maxCeiling")
 
     def ceilings(self, priorities: Sequence[int]) -> list[float]:
-        """For priorities in descending order."""
+        """Return the ceilings for priorities in descending order."""
         low, span = self.min_ceiling, self.max_ceiling - self.min_ceiling
         if len(priorities) == 1:
             return [self.max_ceiling]
@@ -288,7 +288,7 @@ class Holdback:
 
 @dataclass(frozen=True, slots=True)
 class ReflectiveCeiling:
-    """It follows the saturation, so bands have none of their own."""
+    """A ceiling that follows the saturation, so bands have no ceilings of their own."""
 
     def ceilings(self, priorities: Sequence[int]) -> list[float]:
         return [1.0 for _ in priorities]
@@ -402,7 +402,7 @@ class FlowControlSection:
     priority_bands: tuple[PriorityBand, ...] = param((), "bands by priority")
 
     def refs(self) -> list[tuple[str, str | None, str]]:
-        """(path, name, role) of all references; a name may be missing."""
+        """Return (path, name, role) of all references; a name may be missing."""
         detector = self.saturation_detector
         found = [
             ("saturationDetector.pluginRef", detector.plugin_ref if detector else None, "saturation detector"),

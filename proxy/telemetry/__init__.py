@@ -1,1 +1,1 @@
-"""Every Prometheus series in one catalogue; logs; the access log; the timing wrapper."""
+"""Telemetry: all Prometheus series in one catalogue, logs, the access log, and the timing wrapper."""

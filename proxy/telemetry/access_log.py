@@ -15,15 +15,12 @@ from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 
 Record = tuple[Any, ...]
-"""The few values of an event that are kept until they are counted and logged, so that no body outlives its request.
-
-A decision: (pod, its duration). A first byte: (HTTP status, time of the first byte, arrival time, model, stream).
-An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response).
-A response: (stream, usage, chunks, time of the first byte, time of the last byte).
-A request: (client request, end time, HTTP status, outcome, bytes of kvlane's own response, last attempt).
-A client request: (id, method, path, arrival time, identity).
-The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number).
-"""
+"""The few values of an event that are kept until they are counted and logged, so that no body is kept longer than its
+request. A decision: (pod, its duration). A first byte: (HTTP status, time of the first byte, arrival time, model,
+stream). An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response). A
+response: (stream, usage, chunks, time of the first byte, time of the last byte). A request: (client request, end time,
+HTTP status, outcome, bytes of kvlane's own response, last attempt). A client request: (id, method, path, arrival time,
+identity). The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number)."""
 
 NO_ATTEMPT: Record = (None, None, None, None, 0, -1)
 """The attempt of a request that no pod received."""
@@ -47,12 +44,12 @@ FIELDS = (
     "key",
     "tenant",
 )
-"""Times are seconds; a field without a value is left out."""
+"""Fields of a line. Times are seconds; a field without a value is left out."""
 
 
 class AccessLog(LineWriter):
-    """Use as `async with`. `write_some` writes a part of the bytes, as `os.write` does. It may block: a thread calls
-    it."""
+    """The access log, an `async with` context. `write_some` writes a part of the bytes, as `os.write` does. It may
+    block, because a thread calls it."""
 
     def __init__(self, write_some: Callable[[bytes], int], clock: Clock, lost: Counter) -> None:
         def write_all(batch: bytes) -> None:
@@ -71,7 +68,8 @@ class AccessLog(LineWriter):
 
 
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
-    """A line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was 0."""
+    """Yield a line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was
+    0."""
     # Lines of a kind fill in one dictionary: so each takes 13,000 instructions, with one of its own it took 17,000.
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
@@ -110,8 +108,8 @@ def _like(
     who: Identity | None,
     shape: tuple[bool, bool, bool],
 ) -> dict[str, Any]:
-    """A line of this kind, to be filled in: the fields that it has, in order. What it has in common with the others is
-    encoded already, as the value of the first such field."""
+    """Return a template for a line of this kind: its fields, in order. The values that all such lines share are encoded
+    already, as the value of the first such field."""
     pod = {} if endpoint is None else {"model": model, "endpoint": endpoint}
     common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome})
     line: dict[str, Any] = {
@@ -133,4 +131,4 @@ def _time(at: float) -> str:
 _UNCOUNTED = (None, None, None)
 _MILLIS = tuple(f".{n:03d}" for n in range(1000))
 _MICROS = tuple(f"{n:03d}Z" for n in range(1000))
-"""Digits, since numbers take five times as long to format as to look up."""
+"""Encoded digits: formatting a number takes five times as long as a look-up."""

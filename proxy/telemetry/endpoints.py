@@ -1,4 +1,4 @@
-"""Series that live and die with a pod: counted per endpoint object, read from the fleet for every exposition."""
+"""Series with the lifetime of a pod: counted per endpoint object, and read from the fleet for every exposition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.prefix.index import PrefixIndex
 
 PODS_AT_ONCE = 100
-"""Read without a pause: about a millisecond."""
+"""Number of pods that are read without a pause: about a millisecond."""
 
 
 class EndpointCounts:
@@ -34,7 +34,8 @@ class EndpointCounts:
 
 
 class EndpointSeries:
-    """At most `limit` pods are named; the rest are added up as `other`, the largest of their shares and ages shown."""
+    """The series of pods. At most `limit` pods have labels of their own; the others are added up as `other`, with the
+    largest of their shares and ages."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class EndpointSeries:
         ejection_reasons: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
         breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     ) -> None:
-        """`breaker`: the state of a pod's."""
+        """`breaker` returns the state of a pod's circuit breaker."""
         self._catalogue = catalogue
         self._fleet = fleet
         self.indexes = indexes
@@ -56,7 +57,7 @@ class EndpointSeries:
         self._limit = limit
         self.predictors = predictors
         self.estimates = estimates
-        """Of the configuration in use."""
+        """Predictors of the current configuration."""
         self._ejection_reasons = ejection_reasons
         self._breaker = breaker
         self._counts: dict[Endpoint, EndpointCounts] = {}
@@ -66,16 +67,16 @@ class EndpointSeries:
         return self._counts.get(endpoint) or self._add(endpoint)
 
     def moved(self, endpoint: Endpoint) -> None:
-        """Its state is another one."""
+        """Count a change of a pod's state."""
         _add_one(self.of(endpoint).transitions, endpoint.state.value)
 
     def check_failed(self, endpoint: Endpoint, kind: str) -> None:
-        """A health check of this kind."""
+        """Count a failed health check of this kind."""
         _add_one(self.of(endpoint).check_failures, kind)
 
     async def read(self) -> None:
-        """Bring the catalogue's endpoint, pool and index series up to date. Lets the event loop run in between, so one
-        read must end before the next begins."""
+        """Update the catalogue's endpoint, pool and index series. The event loop may run in between, so one read must
+        end before the next starts."""
         endpoints = self._fleet.endpoints
         for family in self._per_endpoint():
             family.clear()
@@ -123,7 +124,7 @@ class EndpointSeries:
             self._catalogue.ejections.cell(label, reason).value += 1
 
     def _read_estimates(self, label: str, endpoint: Endpoint) -> None:
-        """The worst of them, where there are several."""
+        """Read the error of the predictors; the largest one if there are several."""
         for estimate in self.estimates:
             cell = self._catalogue.index_error.cell(label)
             cell.value = max(cell.value, estimate.prediction_error(endpoint))

@@ -1,4 +1,4 @@
-"""Reading and selecting metrics in the Prometheus text format. No I/O."""
+"""Parsing and selection of metrics in the Prometheus text format. No I/O."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 class ScrapeError(KvlaneError):
-    """A response that lacks the values that were asked for, or is too large."""
+    """A response that lacks the requested values, or is too large."""
 
 
 class Sample(NamedTuple):
-    """One line of an exposition; `timestamp` is that of the line, 0 where it has none."""
+    """One line of an exposition; `timestamp` is that of the line, 0 if it has no timestamp."""
 
     raw_labels: bytes
     value: float
@@ -46,10 +46,9 @@ Samples = Mapping[str, Sequence[Sample]]
 
 
 class SampleReader:
-    """Read the samples with some names from expositions, or all samples if no names are given.
-
-    More than `limit` samples of one name raise ScrapeError. Of the `newest` names only the sample with the largest
-    value is kept then: engines add a series for each combination of adapters that was ever in use."""
+    """A reader of the samples with some names, or of all samples if no names are given. More than `limit` samples of
+    one name raise ScrapeError. For the `newest` names only the sample with the largest value is kept then: engines add
+    a series for each combination of adapters that was ever in use."""
 
     def __init__(self, names: Collection[str] = (), newest: Collection[str] = (), limit: float = math.inf) -> None:
         pattern = alternatives(names) if names else _NAME.pattern

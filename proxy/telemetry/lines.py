@@ -1,4 +1,4 @@
-"""Writers of lines: to a pipe that may block, to standard error, to a file that rotates."""
+"""Writers of lines: to a pipe that may block, to standard error, to a rotating file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from typing import Self
 log = logging.getLogger(__name__)
 
 BACKLOG = 16 * 1024 * 1024
-"""Bytes that wait for a slow reader; what comes on top is to be dropped and counted."""
+"""Bytes that may wait for a slow reader; further lines are dropped and counted."""
 
 STOP_TIMEOUT = 2.0
-"""Seconds that a stopping process gives the reader to take what is left."""
+"""Seconds that a stopping process waits for the reader to read the rest."""
 
 
 class LineWriter:
-    """`write` takes whole lines, may block, and raises OSError or ValueError if it could not write them: the first
-    such failure in a row is logged, and their lines are counted as lost. Use as `async with`."""
+    """A queue of lines and a thread that writes them; an `async with` context. `write` receives whole lines, may block,
+    and raises OSError or ValueError if it could not write them: the first of consecutive failures is logged, and their
+    lines are counted as lost."""
 
     # Not a buffered stream: if its reader stood still when the process ends, the interpreter would abort over its lock.
     def __init__(self, name: str, write: Callable[[bytes], None], lost: Callable[[int], None]) -> None:
-        """`name` is what the log calls it: "the access log". `lost` is called with the number of lines that were
-        dropped or could not be written."""
+        """`name` is the name in log messages, such as "the access log". `lost` is called with the number of lines that
+        were dropped or could not be written."""
         self._name = name
         self._write = write
         self._lost = lost
@@ -63,7 +64,7 @@ class LineWriter:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Write the queued lines, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
+        """Write the queued lines, for at most `STOP_TIMEOUT`. Return whether all of them were written."""
         self._batches.put(None)
         self._thread.join(STOP_TIMEOUT)
         return not self._thread.is_alive()
@@ -79,7 +80,7 @@ class LineWriter:
         await asyncio.to_thread(self.stop)
 
     def _write_batches(self) -> None:
-        """In the thread: `_taken` is written here only."""
+        """Write batches, in the thread: only this method changes `_taken`."""
         broken = False
         while (batch := self._batches.get()) is not None:
             try:
@@ -135,7 +136,7 @@ class StandardError(io.TextIOBase):
         return len(text)
 
     def stop(self) -> bool:
-        """Write what is queued, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
+        """Write the queued text, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
         return self._writer.stop()
 
     def _write_all(self, batch: bytes) -> None:
@@ -168,8 +169,9 @@ MODE = 0o600
 
 
 class RotatingFile:
-    """Used by one thread of each process; `lock` is a file that all of them may open. `head` gives the lines that a new
-    file begins with. A full one becomes `PATH.1`, that one `PATH.2`, up to `keep`; the oldest goes."""
+    """A file that rotates. One thread of each process uses it; `lock` is a file that all of them can open. `head`
+    returns the first lines of a new file. A full file is renamed to `PATH.1`, the previous one to `PATH.2`, up to
+    `keep`; the oldest is removed."""
 
     def __init__(self, path: Path, lock: Path, max_size: int, keep: int, head: Callable[[], bytes]) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The log: its format, its levels and how they change."""
+"""The log: its format, its levels, and changes of levels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from proxy.core.errors import BadRequest
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
 AUDIT = "kvlane.audit"
-"""The logger of what is changed through the admin port: it says so at any log level."""
+"""The logger of changes through the admin port; it logs at any log level."""
 
 
 OF_A_REQUEST = "request %s"
-"""How messages begin that are about one; collectors find its id in a field of its own."""
+"""Beginning of messages about a request; log collectors get its id in a separate field."""
 
 
 def set_up(settings: Telemetry, stream: TextIO | io.TextIOBase) -> None:
-    """Gives the root logger one handler, in place of those it has."""
+    """Replace the handlers of the root logger with one handler."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if settings.log_format is LogFormat.JSON else _text())
     root = logging.getLogger()
@@ -38,7 +38,8 @@ def _text() -> logging.Formatter:
 
 
 class _Text(logging.Formatter):
-    """Further lines of a message are indented, so that nothing that a pod or a client says looks like a message."""
+    """The text format. Further lines of a message are indented, so that text from a pod or a client cannot look like a
+    message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return visible(super().formatMessage(record)).replace("\n", "\n  ")
@@ -69,7 +70,8 @@ class _Json(logging.Formatter):
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """Text from headers and paths can hold lone surrogates, which are no Unicode: they are spelt out."""
+    """Return a line of JSON. Text from headers and paths can contain lone surrogates, which are invalid Unicode: they
+    are escaped."""
     try:
         return orjson.dumps(fields, option=_LINE)
     except TypeError:
@@ -77,7 +79,7 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
 
 
 def spelt_out(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with every lone surrogate as its escape."""
+    """Return the data with every lone surrogate as its escape."""
     return {
         name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
         for name, value in fields.items()
@@ -96,7 +98,7 @@ _NAMES: Mapping[int, str] = {getattr(logging, level.name): level.value for level
 
 
 def not_shared(levels: bytes) -> None:
-    """Publish nothing: there is no other process."""
+    """Publish nothing, because there is no other process."""
 
 
 class LogLevels:
@@ -108,7 +110,8 @@ class LogLevels:
         self._given: dict[str, LogLevel] = {}
 
     def shown(self) -> dict[str, Any]:
-        """`rooms` are the loggers that can have a level; a level holds for loggers below it too."""
+        """Return the levels. `rooms` are the loggers that can have a level; a level also applies to the loggers
+        below."""
         given = {name: level.value for name, level in sorted(self._given.items()) if name != ROOT}
         root = logging.getLogger().level
         level = _NAMES.get(root, logging.getLevelName(root).lower())
@@ -150,7 +153,7 @@ def _loggers() -> list[str]:
 
 
 def _level(name: str, level: Any) -> LogLevel | None:
-    """Raises BadRequest."""
+    """Return a level. Raise BadRequest."""
     loggers = _loggers()
     if name != ROOT and name not in loggers:
         close = difflib.get_close_matches(name, loggers, 1)

@@ -21,7 +21,7 @@ OTHER = "other"
 
 
 Dump = Mapping[str, Sequence[tuple[Sequence[str], Any]]]
-"""The cells of a process: label values and the dump of each cell, by the name of the family."""
+"""The cells of a process by the name of the family: label values and the dump of each cell."""
 
 
 class Cell(Protocol):
@@ -68,7 +68,8 @@ class Counter(Gauge):
 
 
 class Histogram:
-    """`bounds` are the upper bounds of the buckets, ascending, each included in its bucket; +Inf is implied."""
+    """A histogram. `bounds` are the upper bounds of the buckets, ascending, each included in its bucket; +Inf is
+    implied."""
 
     __slots__ = ("_edges", "bounds", "counts", "sum")
 
@@ -83,7 +84,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Observe each value. Sorting the values, and finding the bounds among them, takes a third of the time."""
+        """Observe each value. Sorting the values and searching the bounds among them takes a third of the time."""
         ordered, counts, before = sorted(values), self.counts, 0
         for bucket, bound in enumerate(self.bounds):
             until = bisect_right(ordered, bound)
@@ -130,11 +131,11 @@ class Family(Generic[C]):
 
     @property
     def cells(self) -> Mapping[tuple[str, ...], C]:
-        """By their label values."""
+        """Return the cells by their label values."""
         return self._cells
 
     def clear(self) -> None:
-        """Forget all cells; for families that are filled again for every exposition."""
+        """Drop all cells; for families that are filled again for every exposition."""
         self._cells.clear()
 
     @property
@@ -162,7 +163,7 @@ class Family(Generic[C]):
 
 
 def edges_of(bounds: Iterable[float]) -> tuple[str, ...]:
-    """The values of the label `le`."""
+    """Return the values of the label `le`."""
     return (*(repr(float(bound)) for bound in bounds), "+Inf")
 
 
@@ -171,20 +172,20 @@ F = TypeVar("F", Family[Counter], Family[Gauge], Family[Histogram])
 PREFIX = "kvlane_"
 
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 60, 120, 300, 900)
-"""Bucket bounds, in seconds, of waits of users: dense up to 10 s."""
+"""Bucket bounds, in seconds, of latencies that users see: dense up to 10 s."""
 
 PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1)
 
 HOST_GAUGES = tuple(
     PREFIX + name for name in ("endpoint_", "pool_", "workers", "build_info", "config_", "replicas_", "autoscale_")
 )
-"""Beginnings of the names of gauges that have the same value in every process of a host."""
+"""Prefixes of the names of gauges that have the same value in every process of a host."""
 
 SUPERVISOR = "supervisor"
 """The value of the label `worker` for the supervisor's own gauges."""
 
 CELLS_AT_ONCE = 2000
-"""Cells that are merged in one step of the event loop: about a millisecond."""
+"""Number of cells that are merged in one step of the event loop: about a millisecond."""
 
 OVERHEAD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 0.5)
 """Bucket bounds, in seconds, of time spent in kvlane."""
@@ -247,7 +248,7 @@ class Merged:
 
 
 class Catalogue:
-    """All series of /metrics. To add one, declare it here and count where the event happens."""
+    """All series of /metrics. To add one, declare it here and count it where the event happens."""
 
     def __init__(self, version: str) -> None:
         self.families: list[AnyFamily] = []
@@ -582,7 +583,7 @@ class Catalogue:
         return chain(self.families, self._of_process.values())
 
     async def read(self) -> None:
-        """Update what is counted elsewhere. Let the event loop run in between."""
+        """Update the series that are counted elsewhere. Let the event loop run in between."""
         for task, number in tasks.failures.items():
             self.task_failures.cell(task).value = number
         for operation, number in out_of_files.items():

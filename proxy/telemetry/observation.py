@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Observation:
-    """Telemetry of a process. `readers` bring gauges up to date before an exposition."""
+    """Telemetry of a process. `readers` update gauges before an exposition."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Observation:
         exact: Sequence[ExactIndex],
         predictors: Sequence[PredictedLatencyProducer],
     ) -> None:
-        """Read these for an exposition."""
+        """Add readers for an exposition."""
         self.endpoints.indexes = [*indexes, *exact]
         self.endpoints.predictors = predictors
         self.endpoints.estimates = indexes
 
     async def start(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
-        """`write` makes what writes the access log, where one is wanted."""
+        """Start the telemetry. `write` creates the writer of the access log, if it is enabled."""
         if self._tracing is not None:
             self._tracing.start(stack, self.catalogue.spans_lost.cell())
         if self._settings.access_log:
@@ -150,7 +150,7 @@ class Exposition:
 
 
 async def expose(families: Catalogue | Merged, accept: str) -> tuple[bytes, str]:
-    """Render the families as they are."""
+    """Render the families unchanged."""
     encode, content_type = _encoder(accept)
     parts: list[bytes] = []
     previous = ""
@@ -180,7 +180,7 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
 
 
 def _without_head(text: bytes) -> bytes:
-    """A family has one head, also when it comes in several slices."""
+    """Return the slice without its head: a family in several slices has only one head."""
     while text.startswith(b"#"):
         _, _, text = text.partition(b"\n")
     return text

@@ -38,7 +38,7 @@ PATHS = {
     "/v1/realtime": "realtime",
     "/health": "health",
 }
-"""The label `path`: exact paths here, their sub-paths under the same label, any other path is `other`."""
+"""Values of the label `path`: these exact paths, with the same label for their sub-paths; any other path is `other`."""
 
 LONGEST_MODEL = 256
 """Longest model name that becomes a label, in characters: clients can invent names for pods that serve any model."""
@@ -52,7 +52,8 @@ _ENDINGS = {
 
 
 def is_label(model: str) -> bool:
-    """Not if it is too long, nor if it holds lone surrogates, which no exposition can write."""
+    """Return whether a name may become a label: it is not too long, and has no lone surrogates, which no exposition can
+    contain."""
     return len(model) <= LONGEST_MODEL and not _SURROGATE.search(model)
 
 
@@ -61,7 +62,7 @@ def path_label(path: str) -> str:
 
 
 def outcome_label(outcome: str, refused: bool) -> str:
-    """`outcome` is the value of an Ending, or of a Reason where the request was `refused`."""
+    """Return the label. `outcome` is the value of an Ending, or of a Reason if the request was `refused`."""
     return _ENDINGS.get(outcome, "refused") if refused else outcome
 
 
@@ -78,7 +79,7 @@ LEAST_BAD = 400
 """The lowest HTTP status of an error."""
 
 MOST_TENANTS = 200
-"""Tenants that become labels."""
+"""Largest number of tenants that become labels."""
 
 
 class RequestSeries:
@@ -181,7 +182,8 @@ class RequestSeries:
     def _ended(
         self, model: str | None, path: str, status: int, outcome: str, kind: type[Ending | Reason], seconds: list[float]
     ) -> None:
-        """`outcome` is the value of an outcome of this `kind`; `seconds` are the durations of these requests."""
+        """Count ended requests. `outcome` is the value of an outcome of this `kind`; `seconds` are the durations of
+        these requests."""
         name = model or ""
         cells = self._models.get(name)
         label = name if cells is not None else name and OTHER
@@ -201,7 +203,7 @@ class RequestSeries:
             catalogue.tenant_cached.cell(tenant).add(usage.cached_tokens or 0)
 
     def _tenant_label(self, tenant: str) -> str:
-        """Tokens can name any number of tenants."""
+        """Return the label of a tenant. Their number is limited, because tokens can name any number of tenants."""
         if tenant not in self._tenants:
             if len(self._tenants) >= MOST_TENANTS or not is_label(tenant):
                 return OTHER
@@ -236,16 +238,15 @@ class _ModelCells:
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.2
-"""Seconds between batches: so old may be what the access log and the metrics' cells say."""
+"""Seconds between batches: the largest age of the access log and the metrics' cells."""
 
 BATCH = 256
-"""Records that are counted and logged without a pause: about a millisecond."""
+"""Number of records that are counted and logged without a pause: about a millisecond."""
 
 
 class Observer(Listener):
-    """Records each event of the data path; counts and logs the records in batches.
-
-    Run `run()` as a task, and `flush()` when it has ended."""
+    """The listener that records each event of the data path, and counts and logs the records in batches. Run `run()` as
+    a task, and `flush()` when it has ended."""
 
     def __init__(
         self,
@@ -307,7 +308,7 @@ class Observer(Listener):
         self._requests.append((called, now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
-        """Count that the plugin of this configured name raised, or returned something that is not usable."""
+        """Count that the plugin of this configured name raised an error or returned an invalid result."""
         self._catalogue.scorer_faults.cell(plugin, fault).value += 1
 
     def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
@@ -315,7 +316,7 @@ class Observer(Listener):
         self._catalogue.plugin_seconds.cell(point, plugin_type, name).observe(seconds)
 
     def shadow(self, decision: Decision, result: ProfileResult) -> None:
-        """A shadow profile was run beside the decision."""
+        """Count the run of a shadow profile beside the decision."""
         agrees = "true" if result.best is decision.target else "false"
         self._catalogue.shadow.cell(result.profile, agrees).value += 1
 
@@ -326,11 +327,11 @@ class Observer(Listener):
         self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
 
     def scrape_failed(self, endpoint: Endpoint) -> None:
-        """A refresh of a pod's metrics came to nothing."""
+        """Count a failed refresh of a pod's metrics."""
         self._endpoints.of(endpoint).scrape_failures += 1
 
     async def run(self) -> None:
-        """Settles at intervals, until cancelled."""
+        """Settle at intervals, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
@@ -339,18 +340,18 @@ class Observer(Listener):
                 log.exception("some requests are missing in the metrics and the access log")
 
     async def settle(self) -> None:
-        """Counts and logs all that happened before the call. Lets the event loop run between batches."""
+        """Count and log all events before the call. Let the event loop run between batches."""
         for _ in self._batches():
             await asyncio.sleep(0)
 
     def flush(self) -> None:
-        """As `settle`, without a pause."""
+        """Count and log all events before the call, without a pause."""
         for _ in self._batches():
             pass
 
     def _batches(self) -> Iterator[None]:
-        """One step each. An attempt is counted before its request, which is labelled with the model of the
-        attempt. Two may go through this at a time: no record is taken twice."""
+        """Process one batch per step. An attempt is counted before its request, because the request gets the label of
+        the attempt's model. Two tasks may iterate at a time: no record is processed twice."""
         kinds = (
             (self._decided, self._series.decided),
             (self._begun, self._series.begun),

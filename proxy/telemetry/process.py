@@ -1,4 +1,4 @@
-"""Figures of this process: CPU, memory and open files, and the lag of its event loop."""
+"""Metrics of this process: CPU, memory and open files, and the lag of its event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Gauge
 
 FDS_AT_ONCE = 1000
-"""Counted without a pause: about a millisecond."""
+"""Number of entries that are counted without a pause: about a millisecond."""
 
 _FDS = "/proc/self/fd"
 
@@ -29,7 +29,8 @@ FIGURES = (
     ("process_open_fds", "gauge", "Number of open file descriptors."),
     ("process_max_fds", "gauge", "Maximum number of open file descriptors."),
 )
-"""Name, kind and help. Not prometheus_client's own collector, which lists the open files at once: 7 ms for 10,000."""
+"""Name, kind and help of each metric. prometheus_client's own collector is not used, because it lists the open files at
+once: 7 ms for 10,000."""
 
 
 def has_figures() -> bool:
@@ -37,7 +38,7 @@ def has_figures() -> bool:
 
 
 def figures() -> Iterator[tuple[str, float] | None]:
-    """Yield each figure and its value, and None where the event loop may run. Needs /proc."""
+    """Yield each metric and its value, and None where the event loop may run. Needs /proc."""
     size, resident = map(int, Path("/proc/self/statm").read_bytes().split()[:2])
     used, page = resource.getrusage(resource.RUSAGE_SELF), resource.getpagesize()
     yield "process_virtual_memory_bytes", size * page
@@ -65,7 +66,8 @@ def counted(folder: str) -> Iterator[int]:
 
 @cache
 def _started_at() -> float:
-    """Since the Unix epoch. proc(5): the 22nd value of `stat`, in clock ticks; the second value may hold blanks."""
+    """Return the start of the process since the Unix epoch. proc(5): the 22nd value of `stat`, in clock ticks; the
+    second value may contain blanks."""
     ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     booted = next(line for line in Path("/proc/stat").read_bytes().splitlines() if line.startswith(b"btime "))
     return int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
@@ -75,7 +77,7 @@ PROBE_INTERVAL = 1.0
 
 
 async def probe_loop_lag(gauge: Gauge, clock: Clock) -> None:
-    """One timer per second, until cancelled; the gauge holds by how much the last one was late, in seconds."""
+    """Set the gauge once per second to the delay of a timer, in seconds, until cancelled."""
     while True:
         due = clock.now() + PROBE_INTERVAL
         await asyncio.sleep(PROBE_INTERVAL)

@@ -1,4 +1,5 @@
-"""A line per request for `kvlane replay` and `kvlane tune`: when, how long, how similar, and what came of it."""
+"""The recorder for `kvlane replay` and `kvlane tune`: a line per request with its times, hashes of its prompt, and its
+result."""
 
 from __future__ import annotations
 
@@ -35,34 +36,32 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 BLOCK_TOKENS = 64
-"""Of four bytes each: what one hash of a chain stands for near the start of a prompt; see `proxy.prefix.hashing`."""
+"""Tokens, of four bytes each, per hash of a chain near the start of a prompt; see `proxy.prefix.hashing`."""
 
 MOST_BLOCKS = 2048
-"""Of a prompt that are hashed: what a producer hashes unless told otherwise."""
+"""Largest number of blocks of a prompt that are hashed: the default of a producer."""
 
 INTERVAL = 0.5
 """Seconds between batches."""
 
 BATCH = 16
-"""Requests that are written down without a pause: about a millisecond for prompts of 4,000 tokens."""
+"""Number of requests that are recorded without a pause: about a millisecond for prompts of 4,000 tokens."""
 
 SECRET_BYTES = 32
 NAME_BYTES = 6
-"""Of a salted hash: among ten million different ones, two are equal with a chance of one in six."""
+"""Bytes of a salted hash: among ten million different ones, two are equal with a probability of one in six."""
 
 NAME_LENGTH = NAME_BYTES * 4 // 3
-"""Characters that it takes in base64."""
+"""Characters of a salted hash in base64."""
 
 Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain, ...], Endpoint | None]
-"""(received, status, outcome, ended, what is known of the request, its hashes, its pod)."""
+"""(arrival, status, outcome, end, fields of the request, its hashes, its pod)."""
 
 
 class Recorder(Listener):
-    """Writes a line for each request that ended.
-
-    Use as `async with`; `adapters` returns the names of the LoRA adapters,
-    `session` the session of a request. What goes wrong here costs lines, which are
-    counted as `lost`, and never a request."""
+    """The listener that writes a line for each ended request; an `async with` context. `adapters` returns the names of
+    the LoRA adapters, `session` the session of a request. An error here costs lines, which are counted as `lost`, and
+    never a request."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Recorder(Listener):
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
-        """Take what is to be written, so that no body outlives its request."""
+        """Copy the values to record, so that no body is kept longer than its request."""
         if attempt is None and not isinstance(outcome, Reason):
             return  # a response of kvlane: a list of models
         try:
@@ -109,7 +108,7 @@ class Recorder(Listener):
             log.exception("request %s is missing in the record", call.id)
 
     def flush(self) -> None:
-        """Everything that happened before the call goes to the writer."""
+        """Send all events before the call to the writer."""
         while self._entries:
             self._write_batch()
 
@@ -165,7 +164,7 @@ class Recorder(Listener):
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
     def _news_of_pods(self, batch: Sequence[Entry]) -> list[bytes]:
-        """A line for every pod whose KV cache was not known to be of this size."""
+        """Return a line for every pod whose KV cache size is new or has changed."""
         found = []
         for pod in {entry[-1] for entry in batch}:
             size = (pod.metrics.block_size, pod.metrics.blocks) if pod is not None else (0, 0)
@@ -175,7 +174,7 @@ class Recorder(Listener):
         return found
 
     def _head(self) -> bytes:
-        """What a file begins with; called in the writer's thread."""
+        """Return the first lines of a file; called in the writer's thread."""
         head = {
             "kvlane_record": VERSION,
             "started": self._started,
@@ -187,7 +186,7 @@ class Recorder(Listener):
 
 
 def key_path(path: Path) -> Path:
-    """Of the file with the secret of a record."""
+    """Return the path of the file with the secret of a record."""
     return path.with_name(path.name + ".key")
 
 
@@ -198,7 +197,7 @@ def _pod_line(name: str, size: tuple[int, int]) -> bytes:
 
 
 def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
-    """The producer's, where there is one that cuts prompts as records do."""
+    """Return the hashes of the producer, if a producer cuts prompts as records do."""
     match = request.state.read(PREFIX_MATCH)
     if isinstance(match, ChainMatch) and match.block_size == BLOCK_TOKENS:
         return match.chains
@@ -207,7 +206,7 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
 
 
 def _request_fields(call: Call, attempt: Attempt, session: str) -> dict[str, Any]:
-    """What is known of a request; what is not is left out. Tenant and session are not salted yet."""
+    """Return the known fields of a request. Tenant and session are not salted yet."""
     request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
     output = usage.completion_tokens if usage is not None else attempt.chunks if request.stream else None
@@ -236,22 +235,23 @@ def _request_fields(call: Call, attempt: Attempt, session: str) -> dict[str, Any
 
 
 class Salt:
-    """BLAKE2b with the secret as its key: who has a record and guesses a prompt cannot check the guess."""
+    """A keyed hash, BLAKE2b with the secret as its key: a guess of a prompt cannot be verified with the record
+    alone."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self.fingerprint = self.name("key", "")
-        """Equal in records whose hashes can be compared."""
+        """A value that is equal in records with comparable hashes."""
 
     def name(self, kind: str, text: str) -> str:
-        """Equal text has equal names within a `kind` only."""
+        """Return the salted name. Equal text has equal names only within a `kind`."""
         digest = blake2b(
             text.encode("utf-8", "surrogatepass"), key=self._secret, person=kind.encode(), digest_size=NAME_BYTES
         )
         return urlsafe_b64encode(digest.digest()).decode()
 
     def chain(self, hashes: Sequence[int]) -> str:
-        """The names of a prompt's hashes, one after the other."""
+        """Return the names of a prompt's hashes, in order."""
         secret = self._secret
         return urlsafe_b64encode(
             b"".join(
@@ -262,15 +262,15 @@ class Salt:
 
 @frozen
 class Installation:
-    """`started` is the wall time from which on the times of all records are counted."""
+    """The secret and start of a record. `started` is the wall time from which the times of all records are counted."""
 
     secret: bytes
     started: float
 
 
 def installation(path: Path, now: float) -> Installation:
-    """What the file says, which only its owner may read; made if it is missing. Where that fails it is made up for as
-    long as the process lives: what is recorded then can be compared with nothing else."""
+    """Return the content of the file, which only its owner may read; create it if it is missing. If that fails, use
+    values for the lifetime of the process: such records are not comparable with others."""
     try:
         return _read(path, now)
     except (OSError, ValueError) as error:

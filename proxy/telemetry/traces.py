@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0
 BATCH = 512
 MOST = 4096
-"""Spans that wait, at about 2 KiB each."""
+"""Largest number of waiting spans, of about 2 KiB each."""
 
 EXPORT_TIMEOUT = 5.0
 """Seconds for the collector to accept one batch."""
@@ -48,8 +48,8 @@ TRACES_PATH = "/v1/traces"
 
 
 class SpanQueue(BatchSpanProcessor):
-    """Sends ended spans in batches. `lost` counts spans that find the queue full and spans that the collector does not
-    accept. Spans end on the event loop only."""
+    """A queue that sends ended spans in batches. `lost` counts spans that meet a full queue and spans that the
+    collector does not accept. Spans end on the event loop only."""
 
     def __init__(self, exporter: SpanExporter, lost: Counter, most: int = MOST) -> None:
         self._counting = _Counting(exporter, lost)
@@ -126,7 +126,7 @@ OPERATIONS: Mapping[str, str] = {
     "completions": "text_completion",
     "embeddings": "embeddings",
 }
-"""`gen_ai.operation.name` by the label of the path; what has none there is called by its label."""
+"""`gen_ai.operation.name` by the label of the path; the label itself for other paths."""
 
 FIRST_ERROR = 400
 LOST = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED))
@@ -155,7 +155,7 @@ def of_request(request: InferenceRequest) -> Attributes:
 
 
 def of_end(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
-    """Of the span of a whole request."""
+    """Return the attributes of a complete request's span."""
     found: Attributes = {
         "http.request.method": call.method,
         "url.path": call.path,
@@ -187,7 +187,7 @@ def of_decision(request: InferenceRequest, candidates: int, decision: Decision) 
 
 
 def of_attempt(attempt: Attempt) -> Attributes:
-    """As it begins."""
+    """Return the attributes of an attempt at its start."""
     return {
         **of_request(attempt.request),
         **of_pod(attempt.endpoint),
@@ -220,7 +220,8 @@ def of_attempt_end(attempt: Attempt) -> Attributes:
 
 
 def _of_first_chunk(attempt: Attempt, since: float) -> Attributes:
-    """In seconds; of streams alone, as the convention wants it: what comes whole comes when all of it is ready."""
+    """Return the time to the first chunk in seconds; only for streams, as the convention requires, because other
+    responses arrive when they are complete."""
     if attempt.first_byte_at is None or not attempt.request.stream:
         return {}
     return {"gen_ai.response.time_to_first_chunk": attempt.first_byte_at - since}
@@ -239,7 +240,7 @@ def of_usage(usage: Usage | None) -> Attributes:
 
 
 def _error(outcome: Ending | Reason, status: int) -> Attributes:
-    """A complete response may be an error of the pod."""
+    """Return the error of an attempt. A complete response may be an error of the pod."""
     if outcome is not Ending.COMPLETE:
         return {"error.type": outcome.value}
     return {"error.type": str(status)} if status >= FIRST_ERROR else {}
@@ -269,7 +270,7 @@ class Undrawn:
 
 TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
 SPAN: DataKey[Span] = DataKey("Span")
-"""Of an attempt."""
+"""Key of the span of an attempt."""
 
 
 class Tracing(Listener):
@@ -341,7 +342,7 @@ class Tracing(Listener):
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
-        """What was refused before anybody was chosen gets its span here."""
+        """End the span. A request that was refused before a pod was chosen gets its span here."""
         trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:
             trace = self._start(call.headers, call.received_at, operation(call.path))
@@ -365,8 +366,8 @@ class Tracing(Listener):
         return trace
 
     def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
-        """An unreadable traceparent begins a new trace, as none does. Who is not drawn does not come as far as the SDK,
-        which takes its time to say so."""
+        """Start a trace. An unreadable or missing traceparent starts a new one. Requests that are not sampled skip the
+        SDK, which is slow to drop them."""
         parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None
         if parent is None or not get_current_span(parent).get_span_context().is_valid:
             drawn = IDS.generate_trace_id()
@@ -376,5 +377,5 @@ class Tracing(Listener):
         return Trace(span, set_span_in_context(span))
 
     def _ns(self, at: float) -> int:
-        """Since the Unix epoch, of monotonic seconds."""
+        """Return nanoseconds since the Unix epoch for monotonic seconds."""
         return round((self._clock.wall() - self._clock.now() + at) * 1e9)

@@ -14,7 +14,7 @@ from proxy.tools.imported import Imported, Unreadable, parse, read_all
 from proxy.tools.older_picker_config import current
 
 MOST = 200
-"""Pieces that are left out before the whole is given up."""
+"""Largest number of faulty pieces that are left out before the import fails."""
 
 _KEYS = ("plugins", "schedulingProfiles")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
@@ -24,8 +24,8 @@ Document = dict[str, Any]
 
 
 def endpoint_picker(path: Path) -> Imported:
-    """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe,
-    manifests with one of these among them. Raises ConfigError and Unreadable."""
+    """Import a file that is or contains an EndpointPickerConfig: a ConfigMap, values of a Helm chart, an object of
+    KServe, or manifests that include one of these. Raise ConfigError and Unreadable."""
     first, *others = _documents(path)
     document, changes = current(first)
     made = Imported("an EndpointPickerConfig")
@@ -48,7 +48,7 @@ def endpoint_picker(path: Path) -> Imported:
 
 
 def _documents(path: Path) -> list[Mapping[str, Any]]:
-    """Return the documents with the kind, else those with its keys; at least one. Raise Unreadable."""
+    """Return the documents of this kind, else the documents with its keys; at least one. Raise Unreadable."""
     found = list(_inside(read_all(path), str(path)))
     if not found:
         raise Unreadable(f"{path} holds no {KIND}")
@@ -56,7 +56,7 @@ def _documents(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
-    """Documents, however deep they stand, as mappings or as texts. Raises Unreadable for a text that is no YAML."""
+    """Yield all nested documents, as mappings or as texts. Raise Unreadable for a text that is not YAML."""
     if isinstance(data, str):
         inner = parse(data, source) if f"kind: {KIND}" in data else None
         if not isinstance(inner, str):
@@ -82,7 +82,7 @@ def _without(document: Document, problem: Problem, made: Imported) -> Document:
 
 
 def _drop(document: Document, where: str) -> bool:
-    """Plugins and profiles are found by their names, everything else by its place."""
+    """Remove a piece. Plugins and profiles are found by name, all other pieces by position."""
     for key in _KEYS:
         items = document.get(key)
         if not where.startswith(f"{key}.") or not isinstance(items, list):

@@ -1,4 +1,4 @@
-"""Findings of `kvlane doctor`: observations of pods, what is wrong with each, and a configuration for them. No I/O."""
+"""Findings of `kvlane doctor`: observations of pods, the problems of each, and a configuration for them. No I/O."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Of a pod's URL, or of all where that is empty; `fix` is empty where nothing is to be mended."""
+    """A finding about the pod with this URL, or about all pods if the URL is empty; `fix` is empty where no action is
+    needed."""
 
     pod: str
     check: str
@@ -60,7 +61,7 @@ def of_pod(seen: PodReport) -> list[Finding]:
 
 
 def of_fleet(pods: Sequence[PodReport]) -> list[Finding]:
-    """What only shows beside each other, among pods that serve the same model."""
+    """Yield the findings that need a comparison of pods that serve the same model."""
     pods = [pod for pod in pods if not pod.unreachable]
     found = []
     for model in dict.fromkeys(model for pod in pods for model in pod.models):
@@ -261,13 +262,13 @@ _CHECKS: dict[str, Callable[[PodReport], Results]] = {
 
 
 CACHE = "cache_info"
-"""Of the parts of a dialect: the size and number of KV blocks."""
+"""The parts of a dialect that describe the size and number of KV blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """`engine` is that of the dialect with the most names in it, `missing` are the parts of the dialect that it lacks,
-    `old` the names that newer releases of the engine do not have any more."""
+    """The metrics of a pod. `engine` is the dialect with the most matching names, `missing` are the parts of the
+    dialect that the pod lacks, `old` the names that newer releases of the engine do not have any more."""
 
     engine: str
     metrics: Metrics
@@ -276,11 +277,11 @@ class Exposition:
     missing: tuple[str, ...] = ()
     old: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the series that describes the cache."""
+    """Labels of the series that describes the cache."""
     connector: str = ""
-    """That its series are of, as kvlane calls it; empty if they are of none."""
+    """The connector that the series belong to, in kvlane's name; empty if there are no such series."""
     ranks: tuple[Metrics, ...] = ()
-    """Of data-parallel ranks, where the pod has several."""
+    """Metrics of the data-parallel ranks, if the pod has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,17 +289,18 @@ class Caching:
     """Result of sending a new prompt twice."""
 
     refused: str = ""
-    """Reason for the failure; then the rest is empty."""
+    """Reason for the failure; then the other fields are empty."""
     reported: int | None = None
-    """Cached tokens in the response to the second; None if it does not report them."""
+    """Cached tokens in the response to the second request; None if the pod does not report them."""
     counted: float = 0.0
-    """Tokens by which the pod's own counter of hits grew."""
+    """Growth of the pod's own hit counter, in tokens."""
     prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Requests named one data-parallel rank, and the counters of that rank and of all others grew by so much."""
+    """Result of requests that named one data-parallel rank: the growth of that rank's counters and of all other ranks'
+    counters."""
 
     named: float
     others: float
@@ -306,34 +308,34 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Where KV events are published; `speaks`: the port speaks ZMTP."""
+    """The address of published KV events; `speaks`: the port speaks ZMTP."""
 
     host: str
     port: int
     speaks: bool
     announced: bool = False
-    """By /kv_event_sources; else the port is a guess."""
+    """Whether /kv_event_sources reports the address; otherwise the port is a guess."""
     replay: bool | None = None
     """Whether missed events can be replayed; None if no replay port is announced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """P/D transfer: `connector` as kvlane calls it, `role` prefill, decode or empty."""
+    """P/D transfer: `connector` in kvlane's name, `role` prefill, decode or empty."""
 
     connector: str = ""
     role: str = ""
     unknown: str = ""
-    """The engine's own name of a connector that kvlane does not know."""
+    """The engine's own name of a connector that is unknown to kvlane."""
     host: str = ""
-    """Host that other pods fetch from."""
+    """The host from which other pods fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodReport:
     url: str
     unreachable: str = ""
-    """Why; then nothing else was seen."""
+    """Reason why the pod is unreachable; then the other fields are empty."""
     health: int = 0
     version: str = ""
     models: tuple[str, ...] = ()
@@ -345,13 +347,13 @@ class PodReport:
     events: Events | None = None
     transfer: Transfer = field(default_factory=Transfer)
     abort: float | None = None
-    """Seconds from leaving to the end of the request on the pod; infinite if it went on."""
+    """Seconds from the client's disconnection to the end of the request on the pod; infinite if it continued."""
     skew: float | None = None
     """Seconds by which its clock is ahead."""
     keep_alive: float | None = None
-    """Seconds after which it closes an idle connection; infinite if it was not closed while watched."""
+    """Seconds after which the pod closes an idle connection; infinite if it was not closed during the probe."""
     tokenize: float | None = None
-    """Seconds, the median."""
+    """Median time of /tokenize, in seconds."""
 
     @property
     def engine(self) -> str:

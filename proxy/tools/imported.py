@@ -28,7 +28,7 @@ def number(value: Any, what: str) -> float:
 
 
 def integer(value: Any, what: str) -> int:
-    """As `number`, without a fraction."""
+    """Return the value as a number without a fraction. Raise ValueError for other values."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -37,7 +37,7 @@ def integer(value: Any, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A piece of the original, and why it is not in the settings."""
+    """A piece of the original, and the reason why it is not in the settings."""
 
     what: str
     why: str
@@ -48,7 +48,8 @@ class Left:
 
 @dataclass(slots=True)
 class Imported:
-    """Lives as long as one import. `missing` has no equivalent, `needless` needs none, `notes` are to be done."""
+    """The state of one import. `missing` are pieces without an equivalent, `needless` pieces that need no equivalent,
+    `notes` tasks for the user."""
 
     system: str
     settings: Section = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Imported:
     notes: list[str] = field(default_factory=list)
 
     def put(self, path: str, value: Any) -> None:
-        """At a dotted path."""
+        """Set a value at a dotted path."""
         *sections, key = path.split(".")
         place = self.settings
         for section in sections:
@@ -74,12 +75,12 @@ class Imported:
 
     @property
     def sources(self) -> list[Section]:
-        """The static pods, and the pods of a cluster as one."""
+        """The static pods, and each set of cluster pods as one source."""
         pods = self.settings.get("pods", {})
         return [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]
 
     def pod(self, url: str, **more: Any) -> Section:
-        """Return the static pod of this URL, new or known. Raise ValueError for an invalid URL."""
+        """Return the static pod of this URL; create it if necessary. Raise ValueError for an invalid URL."""
         url = url.rstrip("/").removesuffix("/v1")
         url = url if "://" in url else f"http://{url}"
         pods: list[Section] = self.settings.setdefault("pods", {}).setdefault("static", [])
@@ -91,7 +92,8 @@ class Imported:
         return pod
 
     def cluster(self, selector: str, port: object, namespace: object, engine: str = "") -> None:
-        """Pods of a Kubernetes cluster; without a port the usual one, without a namespace that of the proxy."""
+        """Add the pods of a Kubernetes cluster. The default port is the usual one, the default namespace that of the
+        proxy."""
         wanted = {"selector": selector, "ports": [port] if port else None, "namespace": namespace, "engine": engine}
         self.put("pods.kubernetes", {key: value for key, value in wanted.items() if value})
         self.note("let kvlane's service account get, list and watch pods: see pods.kubernetes in configuration.md")
@@ -107,11 +109,11 @@ class Imported:
             self.notes.append(text)
 
     def check(self) -> None:
-        """Raises ConfigError if it would not be taken."""
+        """Raise ConfigError if the settings are invalid."""
         from_mapping(self.settings)
 
     def text(self) -> str:
-        """YAML that loads, what was left out in comments."""
+        """Return valid YAML, with the omitted pieces in comments."""
         lines = [f"Imported from {self.system}. `kvlane check -c` shows what it amounts to."]
         lines += _listed("To do:", self.notes)
         lines += _listed("Has no equivalent:", self.missing)
@@ -124,7 +126,7 @@ ORDER = ("listen", "admin", "pods", "scheduling", "flowControl", "disaggregation
 
 
 def ordered(settings: Mapping[str, Any]) -> Section:
-    """Sections in the order of the reference."""
+    """Return the sections in the order of the reference."""
     known = [key for key in ORDER if key in settings]
     return {key: settings[key] for key in [*known, *(key for key in settings if key not in known)]}
 
@@ -137,21 +139,21 @@ TEMPLATE = "it looks like the template of a chart; take what `helm template` mak
 
 
 class Unreadable(Exception):
-    """It is not what it was taken for; says why."""
+    """The input does not have the expected format; the message says why."""
 
 
 def read(path: Path) -> Any:
-    """YAML or JSON; references to the environment stay as they are. Raises Unreadable."""
+    """Read YAML or JSON; references to the environment stay unresolved. Raise Unreadable."""
     return parse(_text(path), str(path))
 
 
 def read_all(path: Path) -> list[Any]:
-    """As `read`, of a file that may hold several documents, as manifests do. Raises Unreadable."""
+    """Read a file that may contain several documents, as manifests do. Raise Unreadable."""
     return _documents(_text(path), str(path))
 
 
 def parse(text: str, source: str) -> Any:
-    """As `read`."""
+    """Parse a text as `read` does."""
     documents = _documents(text, source)
     if len(documents) > 1:
         raise Unreadable(f"{source} holds several documents")
@@ -173,7 +175,7 @@ def _documents(text: str, source: str) -> list[Any]:
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """None is an empty one. Raises Unreadable."""
+    """Return the value as a mapping; None is an empty one. Raise Unreadable."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -182,7 +184,7 @@ def mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def items(value: Any, what: str) -> list[Any]:
-    """None is an empty one. Raises Unreadable."""
+    """Return the value as a list; None is an empty one. Raise Unreadable."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -191,7 +193,7 @@ def items(value: Any, what: str) -> list[Any]:
 
 
 MANY = -1
-"""As many words as there are up to the next flag."""
+"""Number of words of a flag that takes all words up to the next flag."""
 
 Found = dict[str, list[list[str]]]
 """The words of every occurrence of a flag, in order."""

@@ -13,7 +13,7 @@ from proxy.tools import presets
 from proxy.tools.imported import Imported, Unreadable, items, mapping, number, read
 
 PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")
-"""Prefixes of models that a vLLM server may be behind, if there is an api_base."""
+"""Prefixes of models that a vLLM server may serve, if an api_base is set."""
 MASTER_KEY = "LITELLM_MASTER_KEY"
 
 _ENVIRONMENT = re.compile(r"os\.environ/(\w+)")
@@ -50,7 +50,7 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Deployment:
-    """`name` is what clients ask for, `model` what the pod serves."""
+    """One deployment. `name` is the model name for clients, `model` the name on the pod."""
 
     name: str
     model: str
@@ -58,7 +58,7 @@ class _Deployment:
 
 
 def litellm(path: Path) -> Imported:
-    """Raises Unreadable, and ValueError for an invalid value."""
+    """Import a configuration. Raise Unreadable, and ValueError for an invalid value."""
     data = read(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("model_list"), list):
         raise Unreadable(f"{path} has no model_list")
@@ -98,7 +98,8 @@ def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment
 
 
 def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
-    """Aliases where one model stands behind a name, rewrites where several do; as what fallbacks know each name."""
+    """Set aliases for names with one model, and rewrites for names with several. Return the name that fallbacks use for
+    each."""
     names: dict[str, dict[str, float | None]] = {}
     for one in deployments:
         if one.model:
@@ -185,7 +186,7 @@ def _strategy(made: Imported, strategy: str) -> None:
 
 
 def _key(made: Imported, value: Any, name: str = "POD_API_KEY") -> str:
-    """A reference to the environment; secrets are not written. Empty if it is no key."""
+    """Return a reference to the environment, because secrets are not written; empty if the value is not a key."""
     text = str(value or "")
     if text.lower() in _NO_KEYS:
         return ""

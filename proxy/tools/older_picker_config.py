@@ -1,4 +1,4 @@
-"""Rewrite an EndpointPickerConfig of an earlier release of llm-d in the words of the current one."""
+"""Conversion of an EndpointPickerConfig of an earlier release of llm-d to the current format."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ INDEX = (
     "maxPrefixBlocksToMatch",
     "maxPrefixTokensToMatch",
 )
-"""Parameters of the prefix index, which was part of its scorer."""
+"""Parameters of the prefix index, which was part of the scorer in earlier releases."""
 DETECTOR = ("queueDepthThreshold", "kvCacheUtilThreshold", "metricsStalenessThreshold")
-"""Fields of the saturation detector, which was no plugin."""
+"""Fields of the saturation detector, which was not a plugin in earlier releases."""
 
 Draft = dict[str, Any]
 Changes = list[Problem]
 
 
 def current(document: Mapping[str, Any]) -> tuple[Draft, Changes]:
-    """Return the document in current words, and the changes. Faulty pieces are left as they are."""
+    """Return the document in the current format, and the changes. Invalid pieces are left unchanged."""
     draft, changes = copy.deepcopy(dict(document)), Changes()
     for rule in _RULES:
         rule(draft, changes)
@@ -70,7 +70,7 @@ def _types(draft: Draft, changes: Changes) -> None:
 
 
 def _scorers_of_indexes(draft: Draft, changes: Changes) -> None:
-    """Move parameters of the index from the scorer to a plugin of its own, one for all scorers with equal ones."""
+    """Move parameters of the index from the scorer to a separate plugin, one for all scorers with equal parameters."""
     made: list[tuple[Any, str]] = []
     for entry in _plugins(draft, "prefix-cache-scorer"):
         given = _parameters(entry)
@@ -111,7 +111,7 @@ def _tokenizers(draft: Draft, changes: Changes) -> None:
 
 
 def _thresholds(draft: Draft, changes: Changes) -> None:
-    """Move the threshold of the handler, in bytes of the prompt that are not cached, to a decider."""
+    """Move the threshold of the handler, in bytes of the uncached prompt, to a decider."""
     for entry in _plugins(draft, "pd-profile-handler"):
         given = _parameters(entry)
         in_bytes = given.pop("threshold", None)
@@ -145,13 +145,14 @@ def _plugins(draft: Draft, *types: str) -> list[Draft]:
 
 
 def _parameters(entry: Draft) -> Draft:
-    """Return the parameters, to be changed. Add empty ones to an entry without; ignore what is not a mapping."""
+    """Return the parameters of an entry for modification. Add empty ones if it has none; ignore a value that is not a
+    mapping."""
     given = entry.get("parameters")
     return given if isinstance(given, dict) else entry.setdefault("parameters", {}) if given is None else {}
 
 
 def _declare(draft: Draft, name: str, type_name: str, parameters: Draft) -> None:
-    """Add a plugin, or parameters to the plugin of this name, whose own ones have precedence."""
+    """Add a plugin, or add parameters to the plugin of this name; its existing parameters take precedence."""
     plugins = draft.setdefault("plugins", [])
     if not isinstance(plugins, list):
         return

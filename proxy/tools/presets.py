@@ -1,4 +1,4 @@
-"""Sections `scheduling` for common wishes, as YAML has them."""
+"""Sections `scheduling` for common policies, as YAML data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Section = dict[str, Any]
 
 PICKER = "max-score-picker"
 LISTENS = 5557
-"""Where most pods publish their KV events."""
+"""The usual port for KV events."""
 
 
 def picked_by(picker: str) -> Section:
@@ -18,7 +18,7 @@ def picked_by(picker: str) -> Section:
 
 
 def scored_by(scorers: Mapping[str, float], parameters: Mapping[str, Section] | None = None) -> Section:
-    """The pod with the highest sum of scores times weights."""
+    """Return a section that picks the pod with the highest weighted sum of scores."""
     given = parameters or {}
     plugins = [{"type": name} | ({"parameters": given[name]} if name in given else {}) for name in scorers]
     return {
@@ -28,7 +28,7 @@ def scored_by(scorers: Mapping[str, float], parameters: Mapping[str, Section] | 
 
 
 def exact() -> Section:
-    """By what pods publish of their caches; they tokenise."""
+    """Return a section with a precise prefix index: pods publish KV events and tokenise prompts."""
     scorers = {"prefix-cache-scorer": 3, "queue-scorer": 2, "active-request-scorer": 1}
     section = scored_by(scorers)
     discovery = {"kvEventsConfig": {"podDiscoveryConfig": {"socketPort": LISTENS}}}
@@ -42,7 +42,7 @@ def exact() -> Section:
 
 
 def disaggregated(decider: str) -> Section:
-    """Prompts are computed by pods of the role prefill where the decider says so."""
+    """Return a section in which pods of the role prefill compute prompts if the decider says so."""
     producers = ("approx-prefix-cache-producer", "predicted-latency-producer")
     types = (*producers, "decode-filter", "prefill-filter", "latency-scorer", PICKER, decider)
     handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider}}}
@@ -61,7 +61,8 @@ def decider(needs_pair: bool) -> str:
 
 
 def session(header: str) -> Section:
-    """Requests with one value of this header stay with their pod, until it is behind the others."""
+    """Return a section in which requests with the same value of this header stay on their pod, until it is too far
+    behind the others."""
     by_header = {
         "strategy": "session_id",
         "sessionIdConfig": {"sources": [{"header": header}]},

@@ -1,4 +1,4 @@
-"""Probes of real pods for `kvlane doctor`: requests, connections, and trials of what a pod does."""
+"""Probes of real pods for `kvlane doctor`: requests, connections, and tests of the behaviour of a pod."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ T = TypeVar("T")
 EVENTS_PORT = 5557
 IDLE = IDLE_LIMIT + 2
 DATE_RESOLUTION = 0.5
-"""Seconds: what a Date header leaves out, on average."""
+"""Mean error of a Date header, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOptions:
-    """Options of `kvlane doctor`. `sends`: send requests that make the pods work."""
+    """Options of `kvlane doctor`. `sends`: send requests that the engine must process."""
 
     api_key: str = ""
     timeout: float = 10.0
     sends: bool = True
     events_port: int = EVENTS_PORT
     idle: float = IDLE
-    """Seconds that an idle connection is watched."""
+    """Seconds for which an idle connection is watched."""
     settle: float = 3.0
-    """Seconds in which a pod notices that a client has left, and its counters that it has worked."""
+    """Seconds that a pod gets to notice a client's disconnection, and to update its counters."""
 
 
 async def probe_pods(urls: Sequence[str], manner: ProbeOptions, clock: Clock, random: Random) -> list[PodReport]:
@@ -149,7 +149,7 @@ class Reply:
 
     @property
     def json(self) -> Mapping[str, Any]:
-        """Empty if it is no JSON object."""
+        """Return the JSON object of the body; empty if it is not one."""
         try:
             found = orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -158,7 +158,7 @@ class Reply:
 
 
 class PodClient:
-    """Raises aiohttp.ClientError and TimeoutError, as aiohttp does."""
+    """The HTTP client of one pod. Raises aiohttp.ClientError and TimeoutError, as aiohttp does."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str, clock: Clock) -> None:
         self.url = url
@@ -183,7 +183,7 @@ class PodClient:
 
 COMPLETIONS = "/v1/completions"
 LONG = 4096
-"""Tokens of a response that is aborted."""
+"""Number of tokens of a response that is aborted."""
 ENGINE_CONNECTORS = {
     "NixlConnector": "nixl",
     "NixlPullConnector": "nixl",
@@ -199,8 +199,8 @@ _ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")
 
 
 async def try_caching(pod: PodClient, seen: PodReport, settle: float, random: Random) -> Caching:
-    """Whether the second of two equal prompts is cheaper; with data-parallel ranks, a further one for each of them: two
-    come to the same rank then, whichever client chooses it."""
+    """Check whether the second of two equal prompts uses the cache. With data-parallel ranks, send one further request
+    per rank, so that two of them reach the same rank."""
     block = seen.exposition.metrics.block_size if seen.exposition else 0
     nonce = f"{random.random():.15f}"
     body = _body(seen, f"{nonce} " + "the sea " * 2 * max(block, 16), max_tokens=1)
@@ -250,8 +250,8 @@ async def try_tokenize(pod: PodClient, seen: PodReport) -> float | None:
 
 
 async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
-    """What the engine says of its configuration, where it says so, or its series; of NIXL also what a prompt leaves for
-    another pod. Others are not sent one: some connectors end the engine over a field that they miss."""
+    """Return the transfer that the engine reports in its configuration or its series; for NIXL also the parameters that
+    a prompt leaves for another pod. Other connectors get no request: some end the engine over a missing field."""
     if seen.engine == "sglang":
         info = (await pod.fetch("/get_server_info")).json
         mode = str(info.get("disaggregation_mode") or "")
@@ -276,7 +276,8 @@ async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
 
 
 async def try_abort(pod: PodClient, seen: PodReport, settle: float) -> float | None:
-    """Seconds from leaving a stream to its end on the pod; None if that cannot be seen, as where others run."""
+    """Return the seconds from disconnecting from a stream to its end on the pod; None if that is not visible, for
+    example if other requests run."""
     length = min(LONG, (seen.max_model_len or LONG) - 64)
     response = await pod.stream(
         COMPLETIONS, _body(seen, "the sea", max_tokens=max(length, 1), stream=True, ignore_eos=True)
@@ -302,7 +303,7 @@ def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 async def _scraped(pod: PodClient) -> tuple[Metrics, tuple[Metrics, ...]]:
-    """Return the metrics of the pod and of its ranks; without any value if its engine is unknown."""
+    """Return the metrics of the pod and of its ranks; without values if its engine is unknown."""
     found = read_exposition((await pod.fetch("/metrics")).body)
     return (found.metrics, found.ranks) if found else (NEVER_SCRAPED, ())
 
@@ -321,12 +322,12 @@ async def _prompt_tokens(pod: PodClient) -> list[float]:
 
 
 ZMTP = b"\xff", b"\x7f"
-"""How the first ten bytes of a peer begin and end (ZMTP 3.1, section 3.1)."""
+"""Beginning and end of the first ten bytes of a peer (ZMTP 3.1, section 3.1)."""
 
 
 async def idle_seconds(url: str, patience: float, clock: Clock) -> float | None:
-    """Seconds until an idle connection is closed; infinite if that takes longer than `patience`, 0 if it is closed
-    after the response, None without a response."""
+    """Return the seconds until the pod closes an idle connection; infinite if that takes longer than `patience`, 0 if
+    it closes the connection after the response, None without a response."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
@@ -349,7 +350,7 @@ async def idle_seconds(url: str, patience: float, clock: Clock) -> float | None:
 
 
 async def speaks_zmtp(host: str, port: int, patience: float) -> bool:
-    """Whether a ZeroMQ socket is bound there."""
+    """Return whether a ZeroMQ socket is bound at the address."""
     try:
         async with _connected(host, port, patience) as (reader, writer):
             writer.write(ZMTP[0] + bytes(8) + ZMTP[1])
@@ -375,7 +376,7 @@ async def _connected(
 
 
 NIXL_SERIES = "vllm:nixl_"
-"""The prefix of NIXL's series; an engine has them from its start."""
+"""The prefix of NIXL's series, which an engine exposes from its start."""
 _READER = SampleReader()
 
 
@@ -403,7 +404,7 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
 
 
 def _parts(dialect: Dialect) -> Mapping[str, Specs]:
-    """What placement reads, as far as the engine exposes it at all."""
+    """Return the parts that placement reads, as far as the engine exposes them."""
     parts = {
         "waiting": dialect.waiting,
         "running": dialect.running,

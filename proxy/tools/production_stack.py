@@ -10,7 +10,7 @@ from proxy.tools import presets
 from proxy.tools.imported import Converted, Imported, integer, items, mapping, read, read_flags
 
 Values = dict[str, Any]
-"""As the dynamic configuration has them: keys in snake case."""
+"""The values of a dynamic configuration, with keys in snake case."""
 
 _SWITCHES = ("static_backend_health_checks", "enable_batch_api", "log_stats", "otel_secure")
 _FILES = ("dynamic_config_yaml", "dynamic_config_json")
@@ -75,8 +75,8 @@ _KNOWN = (*_SET, *_NEEDLESS, *_MISSING, *_READ_HERE)
 
 
 def production_stack(words: Sequence[str]) -> Imported:
-    """A command line, or the file of a dynamic configuration alone. What the command line says wins over the file that
-    it names. Raises Unreadable, and ValueError for an invalid value."""
+    """Import a command line, or only the file of a dynamic configuration. The command line takes precedence over the
+    file that it names. Raise Unreadable, and ValueError for an invalid value."""
     if len(words) == 1 and not words[0].startswith("--"):
         return imported(_dynamic(Path(words[0])))
     arities = {f"--{key.replace('_', '-')}": 0 if key in _SWITCHES else 1 for key in _KNOWN}
@@ -158,7 +158,7 @@ def _placement(made: Imported, values: Values) -> None:
 
 
 def _dynamic(path: Path) -> Values:
-    """YAML may have the backends below their models. Raises Unreadable."""
+    """Return the values of a dynamic configuration. YAML may list the backends below their models. Raise Unreadable."""
     values = dict(mapping(read(path), str(path)))
     if isinstance(models := values.get("static_models"), Mapping):
         found = [mapping(model, "static_models").get("static_backends") for model in models.values()]

@@ -21,12 +21,12 @@ _CONNECTORS = {"nixl": "nixl", "mooncake": "mooncake"}
 
 
 def vllm_router(words: Sequence[str]) -> Imported:
-    """Raises Unreadable, and ValueError for an invalid value."""
+    """Import a command line of vllm-router. Raise Unreadable, and ValueError for an invalid value."""
     return _router(Imported("vllm-router"), words)
 
 
 def sglang_router(words: Sequence[str]) -> Imported:
-    """As `vllm_router`."""
+    """Import a command line of sglang-router. Raise as `vllm_router` does."""
     return _router(Imported("sglang-router"), words, engine="sglang")
 
 
@@ -91,7 +91,7 @@ def _pods(imported: Imported, found: Found, engine: str) -> None:
 
 
 def _keys(imported: Imported, engine: str) -> None:
-    """Import the key that both routers send to pods, and that sglang-router requires of clients too."""
+    """Import the key that both routers send to pods, and that sglang-router also requires from clients."""
     for pod in imported.sources:
         pod["apiKey"] = f"${{{POD_KEY}}}"
     imported.note(f"put the key that pods want into {POD_KEY}")
@@ -148,7 +148,7 @@ def _of_roles(imported: Imported, flag: str, values: Sequence[str]) -> None:
 
 
 def _event_ports(imported: Imported, found: Found) -> None:
-    """`URL=tcp://host:port`, further ranks after commas."""
+    """Parse `URL=tcp://host:port`; further ranks follow after commas."""
     for values in found.get("--kv-event-source", []):
         for value in values:
             url, _, endpoints = value.partition("=")

@@ -46,7 +46,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_blocks(value: Any, depth: int = 2) -> bool:
-    """Return whether these are block ids, or lists of them, one for each group of layers."""
+    """Return whether the value is a list of block ids, or of one such list per group of layers."""
     if isinstance(value, list):
         return depth > 0 and all(_are_blocks(each, depth - 1) for each in value)
     return _is_number(value)

@@ -16,5 +16,5 @@ class SharedStorage(Connector):
         return Split({}, None)
 
     def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        """The blocks are found by the hash of the prompt."""
+        """The decode pod finds the blocks by the hash of the prompt."""
         return {}

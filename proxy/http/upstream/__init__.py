@@ -1,1 +1,1 @@
-"""The way to the pods: a pool of connections for each."""
+"""Connections to pods."""

@@ -18,18 +18,16 @@ from proxy.http.head import REMEMBERED, AnswerHead, read_answer_head
 from proxy.openai.events import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
 TAIL = 8 * 1024
-"""Bytes of the end that are kept, if there were as many. Usage is in there."""
+"""Bytes at the end of a body that are kept, because they contain the usage."""
 
 BEGINNING = 8 * 1024
-"""Bytes in which the id of a stored response is looked for."""
+"""Bytes in which the id of a stored response is searched."""
 
 
 class Meter:
-    """Belongs to a pod's connection, for one answer after the other.
-
-    `pieces` and `marks` are what the parser has told of the body since `settle`, by `list.append`: parts of it, and the
-    edges of HTTP chunks. Once a chunked body was settled, `marks` begins with an OPENED, so that there is a last one.
-    """
+    """Measures one response after the other of a pod's connection. The parser appends to `pieces` the parts of the body
+    and to `marks` the edges of HTTP chunks since `settle`. After the settlement of a chunked body, `marks` starts with
+    OPENED, so that there is a last one."""
 
     __slots__ = ("marks", "pieces", "tail")
 
@@ -37,10 +35,10 @@ class Meter:
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
         self.tail = b""
-        """The end of the body, as far as it is settled."""
+        """The end of the settled body."""
 
     def settle(self, attempt: Attempt) -> None:
-        """Adds what came to the attempt. Chunks are HTTP chunks, or reads of a body without."""
+        """Add the received data to the attempt. Chunks are HTTP chunks, or reads of a body without chunks."""
         pieces, marks = self.pieces, self.marks
         body = b"".join(pieces)
         if attempt.request.path.startswith("/v1/responses"):
@@ -55,7 +53,7 @@ class Meter:
         pieces.clear()
 
     def finish(self, attempt: Attempt) -> None:
-        """The answer is whole: the meter is ready for the next one."""
+        """Settle the complete response and prepare for the next one."""
         if self.marks:
             attempt.chunks -= 1  # the last one only says that there are no more
         self.settle(attempt)
@@ -66,7 +64,7 @@ class Meter:
         self.tail = b""
 
     def finish_at_once(self, attempt: Attempt, body: bytes) -> None:
-        """The same for a body in one piece, which is all that came: a third of the price."""
+        """As `finish`, for a body in one piece, at a third of the cost."""
         attempt.response_bytes = len(body)
         attempt.chunks = 1
         path = attempt.request.path
@@ -76,7 +74,7 @@ class Meter:
         self.pieces.clear()
 
     def take(self) -> bytes:
-        """All of the body, for whoever settles nothing: the meter is ready for the next answer."""
+        """Return the whole body and prepare for the next response, without settlement."""
         body = b"".join(self.pieces)
         self.pieces.clear()
         self.marks.clear()
@@ -89,32 +87,32 @@ def _look_for_id(attempt: Attempt, beginning: bytes) -> None:
 
 
 class Receiver(Protocol):
-    """Who gets an answer: its head, then what was read of its body, framing and all, the last by `finished`; or, at any
-    point, `failed`. The connection's meter has what the parser made of it."""
+    """The consumer of a response: its head, then the reads of its body including the framing, the last one by
+    `finished`; or `failed` at any point. The connection's meter has what the parser found."""
 
     head: AnswerHead | None
     reads_head: bool
-    """Whether `begin` gets the head of a simple answer too."""
+    """Whether `begin` is called for simple responses too."""
 
     def begin(self, head: AnswerHead) -> None:
-        """Of an answer that is not simple. Raises UpstreamFailed if it cannot be relayed."""
+        """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
 
     def received(self, raw: bytes) -> None:
-        """It may put another function in its place: `Connection.receive`."""
+        """Receive a read. It may replace `Connection.receive` by another function."""
 
     def finished(self, raw: bytes, exact: bool) -> None:
-        """`exact` says that nothing else follows in `raw`. It leaves the meter settled."""
+        """Receive the last read. `exact`: nothing else follows in `raw`. Leave the meter settled."""
 
     def upgraded(self, rest: bytes) -> None:
-        """From here on the connection belongs to whoever calls `Connection.splice`."""
+        """Hand over the connection to the caller of `Connection.splice`."""
 
     def failed(self, error: UpstreamFailed) -> None: ...
 
     def broke(self, error: Exception) -> None:
-        """One of these methods raised an error, which is a defect of the proxy; the connection is closed."""
+        """Handle an error in one of these methods, which is a defect of the proxy; the connection is closed."""
 
     def pause_writing(self) -> None:
-        """The pod does not keep up with the request's body."""
+        """Pause the upload: the pod does not keep up."""
 
     def resume_writing(self) -> None: ...
 
@@ -122,7 +120,7 @@ class Receiver(Protocol):
 log = logging.getLogger(__name__)
 
 HEAD_LIMIT = 256 * 1024
-"""Bytes that the head of an answer may take."""
+"""Largest head of a response, in bytes."""
 
 MOST_INFORMATIONAL = 100
 """Informational heads (1xx) before the head of a response."""
@@ -131,15 +129,15 @@ HEAD_END = b"\r\n\r\n"
 LINE_FEED = ord("\n")
 
 MOST_PASSED = 2 * TAIL
-"""Bytes of chunks that pass before the meter is settled: 60 events or more at its price."""
+"""Bytes of chunks that bypass the receiver before the meter is settled: 60 events or more at the cost of one."""
 
 
 class Connection(asyncio.Protocol):
-    """idle -> sending -> answering -> idle, until closed. An idle one has no receiver.
+    """States: idle -> sending -> answering -> idle, until closed. An idle one has no receiver. `receive` is called with
+    every read and changes with the state of the response.
 
-    Where an answer is, `receive` says: it is called with every read, and changes when the answer gets further. The
-    parser is kept for the connection's life and calls nothing but C functions: `list.append` of the meter's lists, and
-    `setattr` of `receive` when an answer is whole. That is a third of the cost of methods of ours.
+    The parser is kept for the connection's life and calls only C functions: `list.append` of the meter's lists, and
+    `setattr` of `receive` at the end of a response. That is a third of the cost of Python methods.
     """
 
     __slots__ = (
@@ -171,34 +169,34 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, release: Callable[[Connection], None], lost: Callable[[Connection], None]) -> None:
-        """`release` gets the connection back when it can be used again, `lost` is told when it closed while idle."""
+        """`release` gets the connection back when it can be reused; `lost` is called when it closed while idle."""
         self._release = release
         self._lost = lost
         self.transport: asyncio.Transport
         self.idle_since = 0.0
         self.request_sent = True
-        """Whether all of the request's body was given to `write`: whoever streams one says so."""
+        """Whether the whole body of the request was passed to `write`; set by the sender of a stream."""
         self.meter = Meter()
         self.receive: Callable[[bytes], None] | None = self._beginning
-        """None while chunks pass: see `pass_chunks`."""
+        """None while chunks bypass the receiver: see `pass_chunks`."""
         self.passed = 0
-        """Bytes of them, of the present answer."""
+        """Bytes of the current response that bypassed the receiver."""
         self._write: Callable[[bytes], None] = _unread
         self._settle_at = 0
         self.head_only = False
-        """The answer has no body, whatever its head says (HEAD); then the connection is not used again."""
+        """The response has no body, whatever its head says (HEAD); the connection is not reused."""
         self.until_close = False
         """The body ends with the connection."""
         self._receiver: Receiver | None = None
         self._reading = True
         self._raw = b""
-        """What came of the head so far."""
+        """The received part of the head."""
         self._keeps: bool | None = None
-        """Whether the pod lets it be used again; None until the head has been passed on."""
+        """Whether the pod keeps the connection open; None until the head was passed on."""
         self._informational = 0
-        """Informational heads that came before the head of the response."""
+        """Number of informational heads before the head of the response."""
         self._begun: list[None] = []
-        """One for the answer that may begin. To take from an empty list is an error, which stops the parser."""
+        """Has one item for the permitted response. Taking from an empty list is an error, which stops the parser."""
         self.on_message_begin = self._begun.pop
         self.on_body = self.meter.pieces.append
         self.on_chunk_header = partial(self.meter.marks.append, OPENED)
@@ -208,7 +206,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
 
     def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
-        """A request; its answer is pushed to `receiver`. More of the body may follow by `write`."""
+        """Send a request; its response is pushed to `receiver`. More of the body may follow with `write`."""
         self._receiver = receiver
         self._keeps = None
         self._informational = 0
@@ -224,7 +222,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
     def abort(self) -> None:
-        """The answer is not wanted any more: the pod sees its client leave."""
+        """Close the connection, so that the pod stops computing."""
         self._let_go()
         self.transport.abort()
 
@@ -239,14 +237,14 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def pass_chunks(self, write: Callable[[bytes], None]) -> None:
-        """Give reads that end with a chunk to `write`, and other reads to the receiver; also one after MOST_PASSED
-        bytes, so that it settles the meter."""
+        """Pass reads that end with a chunk to `write`, and other reads to the receiver; also one after MOST_PASSED
+        bytes, which settles the meter."""
         self._write = write
         self._settle_at = self.passed + MOST_PASSED
         self.receive = None
 
     def splice(self, protocol: asyncio.Protocol) -> None:
-        """Hands the socket over."""
+        """Hand over the socket."""
         self._let_go()
         self.transport.set_protocol(protocol)
 
@@ -285,7 +283,7 @@ class Connection(asyncio.Protocol):
 
     @guarded
     def connection_lost(self, error: Exception | None) -> None:
-        """Nothing is read any more: parser and callbacks, which know it as it knows them, would keep it in memory."""
+        """Drop parser and callbacks: they refer to the connection in a cycle, which would keep it in memory."""
         del self._parser, self._feed, self.on_message_complete
         self.receive = _unread
         receiver = self._receiver
@@ -310,7 +308,7 @@ class Connection(asyncio.Protocol):
             self._receiver.resume_writing()
 
     def broke(self, error: Exception) -> None:
-        """Something that the pod's answer was given to failed. The task that waits for the answer raises the error."""
+        """Handle an error of a consumer of the response, which the task that waits for the response raises."""
         receiver = self._receiver
         self.abort()
         if receiver is None:
@@ -321,7 +319,7 @@ class Connection(asyncio.Protocol):
     # what `receive` is, before the receiver's own functions and after them
 
     def _beginning(self, data: bytes) -> None:
-        """Until the head is whole; then what came behind it is passed on."""
+        """Collect the head; then pass on the bytes after it."""
         receiver = self._receiver
         if receiver is None:
             self.transport.abort()  # a pod that speaks unasked cannot be understood afterwards
@@ -336,7 +334,7 @@ class Connection(asyncio.Protocol):
             receiver.received(rest)
 
     def _end(self, data: bytes, exact: bool = True) -> None:
-        """The last read of an answer; of most that are no streams, the only one."""
+        """Receive the last read of a response; the only one of most that are no streams."""
         receiver = self._receiver
         if receiver is None:
             self.transport.abort()
@@ -360,7 +358,7 @@ class Connection(asyncio.Protocol):
     # what these share, and what is rare
 
     def _pass_head(self, receiver: Receiver, data: bytes) -> bytes | None:
-        """What follows the head in all that was read; None if it is not whole, or could not be relayed."""
+        """Return the bytes after the head; None if it is incomplete or cannot be relayed."""
         if self._raw:
             data = self._raw + data
             self._raw = b""
@@ -389,8 +387,8 @@ class Connection(asyncio.Protocol):
             self._fail(Garbled("the head of the answer is too long"))
 
     def _start_over(self, rest: bytes) -> None:
-        """After an informational head: the parser took it for the answer, and stops at the next one. Raises Garbled
-        after MOST_INFORMATIONAL of them."""
+        """Continue after an informational head: the parser took it for the response and stops at the next one. Raise
+        Garbled after MOST_INFORMATIONAL of them."""
         self._count_informational()
         head, end, after = rest.partition(HEAD_END)
         while end and not read_answer_head(head).final:
@@ -413,7 +411,7 @@ class Connection(asyncio.Protocol):
             raise Garbled(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
 
     def _let_go(self) -> None:
-        """Of the receiver: a connection is in a cycle with its parser, and would keep it until both are collected."""
+        """Drop the receiver: the cycle of connection and parser would keep it until garbage collection."""
         self._receiver = None
         self._write = _unread
         self.receive = self._beginning
@@ -425,7 +423,7 @@ class Connection(asyncio.Protocol):
             receiver.upgraded(rest)
 
     def _break(self, data: bytes, error: HttpParserError) -> None:
-        """The parser stops. What follows an answer that is whole only costs the connection."""
+        """Stop after an error of the parser. Bytes after a complete response only cost the connection."""
         if self.receive == self._end:
             self._end(data, exact=False)
         else:

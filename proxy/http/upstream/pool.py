@@ -1,4 +1,4 @@
-"""Connections to pods, kept open between requests, per endpoint; and requests of the proxy itself on them."""
+"""Connections to pods, kept open between requests, and kvlane's own requests to pods."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from proxy.http.settings import Trust
 from proxy.http.upstream.connection import Connection
 
 IDLE_LIMIT = 4.0
-"""Seconds; below the five after which uvicorn closes, so that requests seldom meet a connection that is just going."""
+"""Seconds; below the five after which uvicorn closes, so that requests seldom meet a closing connection."""
 
 IDLE_PER_POD = 512
 QUIET_LOOKS = 600
 
 
 NEXT_AFTER = 0.25
-"""Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
+"""Seconds before the next address of a host is tried in parallel (RFC 8305, section 5)."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[AddrInfoType]]]
 """(host, port) -> addresses as of `socket.getaddrinfo`, best first. Raises OSError."""
@@ -58,7 +58,7 @@ async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a pod listens, from its URL. `host_header` and `base` (path before every path) are as sent."""
+    """The address of a pod, from its URL. `host_header` and `base` (the path before every path) are as sent."""
 
     host: str
     port: int
@@ -68,7 +68,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Raises ValueError."""
+        """Raise ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http or https URL")
@@ -84,23 +84,23 @@ class Address:
 
 
 class Pod:
-    """The pool's side of one URL, until it is forgotten."""
+    """The connections of one URL."""
 
     __slots__ = ("_idle_limit", "_now", "_room", "address", "idle", "quiet")
 
     def __init__(self, url: str, clock: Clock, idle_limit: float) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raise ValueError for an invalid URL."""
         self.address = Address.of(url)
         self.idle: list[Connection] = []
         """Most recently used last, and taken first."""
         self.quiet = 0
-        """How often in a row `reap` found nothing here."""
+        """Number of consecutive calls of `reap` that found nothing."""
         self._room = IDLE_PER_POD
         self._idle_limit = idle_limit
         self._now = clock.now
 
     def take(self) -> Connection | None:
-        """A connection that was used before: the pod may be closing it at this moment."""
+        """Return a used connection, which the pod may be closing at this moment."""
         idle, oldest = self.idle, self._now() - self._idle_limit
         while idle:
             connection = idle.pop()
@@ -130,21 +130,21 @@ class Pod:
         self.quiet = 0 if self.idle else self.quiet + 1
 
     def forget(self) -> None:
-        """Connections in use close when their answers end."""
+        """Close idle connections now and the others after their responses."""
         self._room = 0
         idle, self.idle = self.idle, []
         _close(idle)
 
 
 class Pods(dict[str, Pod]):
-    """By URL, made when they are asked for: an endpoint that moves has a pod of its own where it goes."""
+    """Pods by URL, created on demand: an endpoint that moves gets a new one."""
 
     def __init__(self, clock: Clock, idle_limit: float) -> None:
         self._clock = clock
         self._idle_limit = idle_limit
 
     def __missing__(self, url: str) -> Pod:
-        """Raises ConnectFailed if the URL is none."""
+        """Raise ConnectFailed for an invalid URL."""
         try:
             pod = self[url] = Pod(url, self._clock, self._idle_limit)
         except ValueError as error:
@@ -153,7 +153,7 @@ class Pods(dict[str, Pod]):
 
 
 class UpstreamPool:
-    """Hands out connections; they come back by themselves when an answer ended well."""
+    """Provides connections, which return by themselves when a response has ended well."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class UpstreamPool:
         idle_limit: float = IDLE_LIMIT,
         trust: Trust | None = None,
     ) -> None:
-        """Connections that were idle for `idle_limit` seconds are not used again. Without `trust` the system's
-        certificates are trusted."""
+        """Connections that were idle for `idle_limit` seconds are not reused. Without `trust` the system's certificate
+        authorities apply."""
         self.pods = Pods(clock, idle_limit)
         self.connect_timeout = connect_timeout
         self._resolve = resolve
@@ -172,8 +172,8 @@ class UpstreamPool:
         self._trust = trust or Trust()
 
     async def connect(self, pod: Pod, deadline: float = math.inf) -> Connection:
-        """Return a fresh connection. Raises ConnectFailed, ConnectRefused or OutOfFiles if that is why, or
-        UpstreamTimedOut at `deadline`, in monotonic seconds."""
+        """Return a fresh connection. Raise ConnectFailed, ConnectRefused, OutOfFiles, or UpstreamTimedOut at
+        `deadline`, in monotonic seconds."""
         address, left = pod.address, deadline - self._clock.now()
         try:
             tls = self._trust.at(address.host, address.port) if address.tls else None
@@ -189,7 +189,7 @@ class UpstreamPool:
             raise not_connected(error, self._clock.now()) from error
 
     async def takes_connections(self, endpoint: Endpoint) -> bool:
-        """Return whether the pod does at this moment; True if this process has no descriptor left to find out."""
+        """Return whether the pod accepts a connection now; True if this process has no descriptor to find out."""
         try:
             pod = self.pods[endpoint.url]
             pod.release(await self.connect(pod))
@@ -200,12 +200,12 @@ class UpstreamPool:
         return True
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint is gone: its idle connections close; those in use do when their answers end."""
+        """Close the connections of a removed endpoint: idle ones now, others after their responses."""
         self._drop(endpoint.url)
 
     def reap(self) -> None:
-        """Closes what has been idle for too long; called now and then. A pod where nothing was idle for QUIET_LOOKS of
-        them was left by an endpoint that moved, or is not in use."""
+        """Close connections that were idle for too long; called periodically. A pod without idle connections in
+        QUIET_LOOKS calls is dropped: its endpoint moved or is unused."""
         for url, pod in tuple(self.pods.items()):
             pod.reap()
             if pod.quiet > QUIET_LOOKS:
@@ -229,8 +229,8 @@ def _close(connections: list[Connection]) -> None:
 async def dial(
     make: Callable[[], P], host: str, port: int, tls: tuple[ssl.SSLContext, str] | None, resolve: Resolve
 ) -> P:
-    """`tls` has the name that the certificate must have. uvloop tries addresses only one after the other, so they race
-    here. Raises OSError."""
+    """`tls` has the name that the certificate must have. uvloop tries addresses only in sequence, so they race here.
+    Raise OSError."""
     loop = asyncio.get_running_loop()
     context, name = tls or (None, None)
     if is_address(host):
@@ -271,7 +271,7 @@ LONGEST = 4 * 1024 * 1024
 """Bytes of a response that is collected."""
 
 FETCH_IDLE_LIMIT = 60.0
-"""Seconds; longer than for requests, because large fleets are asked rarely, and a question may be asked twice."""
+"""Seconds; longer than for requests, because pods of large fleets are scraped rarely."""
 
 REAP_INTERVAL = 4.0
 
@@ -280,11 +280,11 @@ _SAFE = "/?%:@!$&'()*+,;=~[]"
 
 
 class PooledFetcher:
-    """Implements `fleet.refresh.Fetcher` between `async with` and its end. Its connections are its own: a scrape takes
-    none from a request and never waits for one."""
+    """Implements `fleet.refresh.Fetcher` inside `async with`. It has its own connections, so that scrapes never compete
+    with requests."""
 
     def __init__(self, timeout: float, clock: Clock, trust: Trust | None = None) -> None:
-        """`timeout`: seconds for one answer, with all that it takes to get it. `trust`: see `UpstreamPool`."""
+        """`timeout`: seconds for one exchange. `trust`: see `UpstreamPool`."""
         self.timeout = timeout
         self._pool = UpstreamPool(timeout, clock, idle_limit=FETCH_IDLE_LIMIT, trust=trust)
         self._tasks = Tasks()
@@ -318,8 +318,7 @@ class PooledFetcher:
             raise UpstreamTimedOut(f"no answer within {self.timeout:g} s") from error
 
     async def _ask(self, pod: Pod, head: bytes, body: bytes) -> tuple[int, bytes]:
-        """A connection that was used before may be closing at the other end: if it dies without a byte, there is a
-        fresh one."""
+        """Send the request; if a reused connection closes without a byte, repeat it on a fresh one."""
         used = pod.take()
         if used is not None:
             try:
@@ -385,7 +384,7 @@ class Collected:
 
 
 async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int, bytes]:
-    """Cancelled, it takes the connection with it."""
+    """Wait for the response. Cancellation closes the connection."""
     response = Collected(connection)
     connection.send(response, head, body)
     try:
@@ -403,8 +402,8 @@ async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int
 
 @lru_cache(maxsize=4096)
 def _request(url: str, api_key: str | None, length: int | None, rank: int | None) -> tuple[str, bytes]:
-    """Scheme and host of the URL, and the head of a request for the rest of it, with a body of so many bytes if there
-    is one. Raises ConnectFailed if it is none."""
+    """Return scheme and host of the URL, and the head of a request with a body of this length, if any. Raise
+    ConnectFailed for an invalid URL."""
     try:
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc}"

@@ -39,14 +39,14 @@ EXAMPLES: dict[str, Any] = {"string": "sim", "integer": 1, "number": 0.5, "boole
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is JSON in ASCII."""
+    """A call of a tool. `arguments` is JSON in ASCII."""
 
     name: str
     arguments: bytes
 
 
 def forced_call(body: fields.Body) -> ToolCall | None:
-    """Return the call that `tool_choice` demands: of the function that it names, or of the first function."""
+    """Return the call that `tool_choice` requires: of the named function, or of the first function."""
     tools = body.get("tools") or []
     choice = body.get("tool_choice")
     if choice == "required" and tools:
@@ -117,7 +117,7 @@ ROUTES: Routes = {"POST /v1/completions": complete, "POST /v1/chat/completions":
 
 
 def _whole(head: Head, generated: Generation, content: Callable[[Sequence], dict[str, Any]]) -> dict[str, Any]:
-    """Return a response that is not streamed; `content` returns what a choice has of its text."""
+    """Return a non-streamed response; `content` returns the text fields of a choice."""
     choices = [
         {
             "index": index,
@@ -156,7 +156,7 @@ class TextChunks(ChunkWriter):
 
 
 def prompts_of(body: fields.Body, name: str) -> list[bytes]:
-    """Return the prompts: of a string, token ids, or a list of either."""
+    """Return the prompts of a string, token ids, or a list of either."""
     value = fields.required(body, name)
     if isinstance(value, str):
         return [value.encode(errors="replace")]
@@ -197,7 +197,7 @@ def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rendering of deltas. `intro` comes with the first token, after the role; `ended` is the finish reason."""
+    """The rendering of deltas. `intro` is sent with the first token, after the role; `ended` is the finish reason."""
 
     intro: bytes | None
     token: Callable[[bytes], bytes]

@@ -43,14 +43,14 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class TransferTiming:
-    """Seconds that KV cache takes from pod to pod: `base` and, for each token, what 128 KiB take at 200 Gbit/s."""
+    """Seconds to transfer KV cache between pods: `base`, plus the time of 128 KiB at 200 Gbit/s for each token."""
 
     base: float = 0.005
     per_token: float = 5.2e-6
     expiry: float = 480.0
-    """How long a cache is kept for another pod: vLLM's default."""
+    """Seconds for which a cache is kept for another pod; vLLM's default."""
     failure: float = 5.0
-    """Until a pull of a missing cache fails."""
+    """Seconds until a pull of a missing cache fails."""
 
     def seconds(self, tokens: int) -> float:
         return self.base + self.per_token * tokens
@@ -58,7 +58,7 @@ class TransferTiming:
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """One simulated pod. Names are the engine's own arguments where it has them."""
+    """The configuration of one simulated pod. Fields have the names of the engine's arguments where those exist."""
 
     model: str = "sim"
     lora_adapters: tuple[str, ...] = ()
@@ -68,46 +68,49 @@ class SimConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2_048
     max_waiting: int | None = None
-    """Requests beyond `max_num_seqs + max_waiting` are refused with 503; None queues without limit, as vLLM does."""
+    """Requests beyond `max_num_seqs + max_waiting` are refused with 503. None queues without limit, as vLLM does."""
     timing: StepTiming = field(default_factory=StepTiming)
     role: Role = "both"
     connector: ConnectorName = ""
-    """How KV cache gets from pod to pod; see `proxy.lab.sim.transfer`."""
+    """The connector that transfers KV cache between pods; see `proxy.lab.sim.transfer`."""
     transfer: TransferTiming = field(default_factory=TransferTiming)
     ec_connector: Literal["example", "nixl"] = "example"
-    """How embeddings get there: by a common directory, or from the encode pod that its response names."""
+    """The connector that transfers embeddings: from a common directory, or from the encode pod that its response
+    names."""
     encode_seconds: float = 0.05
-    """For each image or the like that is not in the encoder's cache."""
+    """Seconds to encode each image or other medium that is not in the encoder's cache."""
     slowdown: float = 1.0
-    """How many times longer than `timing` says its steps take: a pod that is throttled, or older than the others."""
+    """Factor by which steps take longer than `timing`, for a pod that is throttled or older than the others."""
     noise: float = 0.0
-    """Standard deviation of a factor of mean 1 on each step, which is never negative (log-normal)."""
+    """Standard deviation of a log-normal factor of mean 1 on the duration of each step."""
     noise_seed: int = 0
     time_scale: float = 1.0
-    """All waits are divided by it."""
+    """Divides all waits."""
     data_parallel_size: int = 1
-    """Data-parallel ranks behind the port, each with a scheduler, a queue and a KV cache of its own. `num_gpu_blocks`,
-    `max_num_seqs` and the like apply to each rank."""
+    """Number of data-parallel ranks behind the port, each with its own scheduler, queue and KV cache. `num_gpu_blocks`,
+    `max_num_seqs` and similar limits apply to each rank."""
     lockstep: bool = False
-    """All ranks step together, as for a mixture-of-experts model; without it each rank steps on its own."""
+    """Whether all ranks step together, as for a mixture-of-experts model; otherwise each rank steps independently."""
     ignore_rank: bool = False
-    """Ignore the rank that a request names, as vLLM before 0.10 does."""
+    """Whether to ignore the rank that a request names, as vLLM before 0.10 does."""
     kv_events_port: int = 0
-    """The port on which the first rank publishes KV events; the others follow. 0 publishes none."""
+    """The port on which the first rank publishes KV events; the other ranks use the following ports. 0 disables
+    publishing."""
     old_metric_names: bool = False
     prompt_tokens_details: bool = True
     default_max_tokens: int = 16
     eos_probability: float = 0.0
-    """Probability of each token to end the response; it depends on the text alone. 0 writes up to `max_tokens`."""
+    """Probability that a token ends the response; it depends on the text alone. With 0, responses have `max_tokens`
+    tokens."""
     responses: Mapping[int, bytes] = field(default_factory=dict, compare=False)
-    """Responses to prompts that are known beforehand, so that a later prompt can continue them: text by the hash of the
-    prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
+    """Responses to prompts that are known beforehand, so that a later prompt can continue them: response text by the
+    hash of the prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
     seed: int = 0
-    """Pods with the same seed write the same response to the same prompt."""
+    """Pods with the same seed generate the same response to the same prompt."""
 
     @property
     def context_length(self) -> int:
-        """The most tokens of prompt and response together."""
+        """Largest number of tokens of prompt and response together."""
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
     @property
@@ -116,16 +119,16 @@ class SimConfig:
 
 
 H100_ATTENTION, A100_ATTENTION = 500e12, 190e12
-"""FLOP per second."""
+"""FLOP per second of attention."""
 
 H100_MEMORY, A100_MEMORY = 0.8 * 3.35e12, 0.8 * 2.04e12
-"""Bytes per second."""
+"""Bytes per second of memory bandwidth."""
 
 LLAMA_8B_PAIR, LLAMA_70B_PAIR = 4 * 32 * 4096, 4 * 80 * 8192
 """FLOP of attention for a pair of tokens."""
 
 LLAMA_8B_TOKEN, LLAMA_70B_TOKEN = 131_072, 327_680
-"""Bytes of KV cache."""
+"""Bytes of KV cache per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Hardware:
     max_num_batched_tokens: int = 2_048
 
     def equip(self, config: SimConfig) -> SimConfig:
-        """The same pod on this hardware: its step times, memory and token budget."""
+        """Return the configuration of the same pod on this hardware: its step times, memory and token budget."""
         return replace(
             config,
             timing=self.timing,
@@ -179,4 +182,4 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
         ),
     }
 )
-"""By name. `generic-8b` is between the A100 and the H100: the defaults of StepTiming."""
+"""Hardware by name. `generic-8b` is between the A100 and the H100: the defaults of StepTiming."""

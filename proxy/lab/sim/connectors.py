@@ -1,4 +1,4 @@
-"""The connectors of vLLM and SGLang that move KV cache between pods."""
+"""The connectors of vLLM and SGLang that transfer KV cache between pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxy.lab.sim.transfer import (
 
 
 class Nixl(Connector):
-    """Takes both parts, whatever the pod's role."""
+    """The NIXL connector. A pod accepts both prefill and decode requests, whatever its role."""
 
     def __init__(
         self, config: SimConfig, driver: EngineDriver, fabric: Fabric, where: Callable[[], tuple[str, int]]
@@ -93,7 +93,7 @@ class P2pNccl(Connector):
 
 
 class Pushed(Transfer):
-    """Nothing is kept: it lies with the other pod as soon as it is computed."""
+    """A transfer that keeps nothing: the other pod has the cache as soon as it is computed."""
 
     def __init__(self, fabric: Fabric, key: str, *, is_lost: bool) -> None:
         self._fabric = fabric
@@ -108,7 +108,7 @@ class Pushed(Transfer):
 
 
 class Mooncake(Connector):
-    """Requests without a transfer id are served as by any pod."""
+    """The Mooncake connector. Requests without a transfer id are served without a transfer."""
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         params = request.params()
@@ -123,8 +123,8 @@ class Mooncake(Connector):
 
 
 class Sglang(Connector):
-    """A pod with a role refuses requests without a bootstrap id, and a prefill pod's response ends when its cache is
-    fetched."""
+    """SGLang's connector. A pod with a role refuses requests without a bootstrap id, and a prefill pod's response ends
+    when its cache is fetched."""
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         if self.config.role not in ("prefill", "decode"):
@@ -144,7 +144,7 @@ class Fetched(Outgoing):
 
 
 def _bootstrap_ids(body: Mapping[str, Any], count: int) -> list[int]:
-    """Return one for each sequence; a request of several sequences has a list."""
+    """Return one bootstrap id for each sequence; a request with several sequences has a list."""
     given = body.get("bootstrap_room")
     found = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
     if len(found) != count:

@@ -1,4 +1,4 @@
-"""Health, version, models, metrics and sleep mode; and /admin, which only a simulated engine has."""
+"""Handlers of health, version, models, metrics and sleep mode; and /admin, which only a simulated engine has."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def metrics(call: Call) -> web.StreamResponse:
 
 async def sleep(call: Call) -> web.StreamResponse:
     """Put the engine to sleep; `?level=2` discards the weights too. A sleeping pod still responds to requests, so that
-    tests can see that it gets none."""
+    tests can check that it receives no requests."""
     call.service.driver.forget_prefixes()
     return _set_sleep(call, int(call.request.query.get("level", "1")))
 
@@ -81,7 +81,8 @@ async def requests(call: Call) -> web.StreamResponse:
 
 
 async def state(call: Call) -> web.StreamResponse:
-    """Return the sums over all ranks, the mean of `kv_usage`, and of a pod with several ranks each of them."""
+    """Return the sums over all ranks and the mean of `kv_usage`; for a pod with several ranks, also the state of each
+    rank."""
     log, ranks = call.service.log, [_state_of(engine) for engine in call.service.driver.engines]
     pod = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     pod["kv_usage"] /= len(ranks)
@@ -97,14 +98,14 @@ async def state(call: Call) -> web.StreamResponse:
 
 
 async def reset(call: Call) -> web.StreamResponse:
-    """Forget prefixes and ended calls; calls in flight continue."""
+    """Clear the prefix cache and the log of ended requests; requests in flight continue."""
     call.service.driver.forget_prefixes()
     call.service.log.clear()
     return json_response({"success": True})
 
 
 async def faults(call: Call) -> web.StreamResponse:
-    """Return the faults with the number of requests that met them, and the present states of the pod."""
+    """Return the faults with the number of requests that met them, and the current states of the pod."""
     service = call.service
     met = zip(service.faults.faults, service.faults.met, strict=True)
     return json_response(
@@ -117,7 +118,7 @@ async def faults(call: Call) -> web.StreamResponse:
 
 
 async def set_faults(call: Call) -> web.StreamResponse:
-    """Replace all faults by `{"seed": 0, "faults": [{"kind": "reset", "probability": 0.1, "events": 3}]}`; see
+    """Replace all faults with `{"seed": 0, "faults": [{"kind": "reset", "probability": 0.1, "events": 3}]}`; see
     `proxy.lab.sim.faults`. States of the pod last until their time has passed."""
     try:
         wanted = orjson.loads(call.raw)

@@ -1,4 +1,5 @@
-"""Runs the engines of a pod on the event loop: sleeps for each step and hands each token to its listener."""
+"""The driver of the engines of a pod on the event loop: it sleeps for each step and passes each token to its
+listener."""
 
 from __future__ import annotations
 
@@ -11,22 +12,23 @@ from proxy.lab.sim.engine import Engine, Step
 from proxy.lab.sim.sequence import Output, Sequence
 
 MOST_LAG = 0.05
-"""Seconds a late engine catches up; on a host that is too slow it falls behind instead of racing later."""
+"""Largest delay in seconds that an engine catches up with. On a host that is too slow, the engine falls behind
+instead."""
 
 COUNTS_INTERVAL = 0.1
-"""Seconds between two looks of the internal balancer at the queues: the interval of vLLM's coordinator."""
+"""Seconds between two reads of the queues by the internal balancer: the interval of vLLM's coordinator."""
 
 WAITING_WEIGHT = 4
-"""A waiting request counts as many running ones, as in vLLM's `DPLBAsyncMPClient`."""
+"""A waiting request counts as this many running requests, as in vLLM's `DPLBAsyncMPClient`."""
 
 
 class InternalBalancer:
-    """vLLM's choice of a data-parallel rank for a request that names none: the rank with the lowest
-    4 * waiting + running, the first of several. It sees the queues as they were at its last look, and counts each
-    request it has placed since then as waiting."""
+    """vLLM's choice of a data-parallel rank for a request without a rank: the rank with the lowest 4 * waiting +
+    running, the first of several. It uses the queues of its last read, and counts each request that it has placed since
+    then as waiting."""
 
     def __init__(self, queues: Callable[[], Iterable[tuple[int, int]]], interval: float = COUNTS_INTERVAL) -> None:
-        """`queues` returns the waiting and the running requests of each rank."""
+        """`queues` returns the numbers of waiting and running requests of each rank."""
         self._queues = queues
         self._interval = interval
         self._looked_at = -sys.float_info.max
@@ -43,11 +45,9 @@ class InternalBalancer:
 
 class EngineDriver:
     """The engines of one pod, one for each data-parallel rank, on the clock `now` (seconds, monotonic). `run` is their
-    loop, which ends by cancellation.
-
-    In lockstep all ranks step together, and the slowest rank determines the duration of the step: the experts of a
-    mixture-of-experts model are spread over all ranks. Otherwise each rank steps on its own.
-    """
+    loop, which ends by cancellation. In lockstep all ranks step together, and the slowest rank determines the duration
+    of the step: the experts of a mixture-of-experts model are distributed over all ranks. Otherwise each rank steps
+    independently."""
 
     def __init__(self, engines: Items[Engine], now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.engines = engines
@@ -61,15 +61,15 @@ class EngineDriver:
         self._frozen_until = 0.0
         self._slow_until = 0.0
         self._slowness = (1.0, 1.0)
-        """The factor on the duration of steps at first, and the seconds in which it falls to 1."""
+        """The initial factor on the duration of steps, and the seconds in which it falls to 1."""
 
     def place(self, sequences: Iterable[Sequence], rank: int | None) -> None:
-        """Assign each sequence to a rank: to the one that the request names, or to the internal balancer's choice."""
+        """Assign each sequence to a rank: the rank that the request names, or the internal balancer's choice."""
         for sequence in sequences:
             sequence.rank = self._balancer.choose(self.now()) if rank is None else rank
 
     def accepts(self, sequences: int, rank: int | None) -> bool:
-        """Return whether the queue of the named rank, or of any, takes so many more."""
+        """Return whether the queue of the named rank, or of any rank, has capacity for this many more sequences."""
         engines = self.engines if rank is None else [self.engines[rank]]
         return any(engine.accepts(sequences) for engine in engines)
 
@@ -109,11 +109,11 @@ class EngineDriver:
             engine.forget_prefixes()
 
     def freeze(self, seconds: float) -> None:
-        """End no step before these seconds have passed."""
+        """End no step for this many seconds."""
         self._frozen_until = max(self._frozen_until, self.now() + seconds)
 
     def slow_down(self, factor: float, seconds: float) -> None:
-        """Multiply the duration of steps by `factor`, which falls to 1 over these seconds."""
+        """Multiply the duration of steps by `factor`, which falls to 1 over this many seconds."""
         self._slowness, self._slow_until = (factor, seconds), self.now() + seconds
 
     async def run(self) -> None:
@@ -161,7 +161,7 @@ class EngineDriver:
 
 
 class _Group:
-    """The engines that step together."""
+    """Engines that step together."""
 
     def __init__(self, engines: Items[Engine]) -> None:
         self.engines = engines

@@ -1,8 +1,8 @@
 """Continuous batching, step by step, without sockets and without a clock.
 
-A step computes one token of every sequence that decodes, fills the rest of its token budget with prefill in order of
-arrival, and takes as long as `StepTiming` says. It decides in the order of the vLLM v1 scheduler: running sequences
-first; when blocks run out, the youngest sequence is pre-empted; a step that pre-empted admits no sequence.
+A step computes one token of every decoding sequence, fills the rest of its token budget with prefill in order of
+arrival, and takes the time that `StepTiming` specifies. It decides in the order of the vLLM v1 scheduler: running
+sequences first; when blocks run out, the youngest sequence is pre-empted; a step that pre-empted admits no sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ END_TO_END_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.
 
 
 class Histogram:
-    """Seconds, counted by upper bound; the last count is that of +Inf."""
+    """A histogram of seconds by upper bound; the last count is that of +Inf."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -38,20 +38,20 @@ class Histogram:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counts since the engine started."""
+    """Counters since the engine started."""
 
     steps: int = 0
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
     external_tokens: int = 0
-    """Of prompts, computed by other pods."""
+    """Prompt tokens that other pods computed."""
     transfers: int = 0
     transferred_tokens: int = 0
     transfer_seconds: float = 0.0
     failed_transfers: int = 0
     expired_transfers: int = 0
-    """What was kept for others, and not fetched in time."""
+    """Prompts that were kept for other pods and not fetched in time."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborted: int = 0
@@ -61,11 +61,11 @@ class EngineStats:
 
 
 SEEDS_APART = 7_919
-"""Between the noise seeds of two ranks of a pod, so that no rank draws the noise of another pod."""
+"""Difference between the noise seeds of two ranks of a pod, so that no rank has the noise of another pod."""
 
 
 class Pace:
-    """Lives as long as the engine: the chance of a step is drawn from its own seeded generator."""
+    """The random duration of steps, from its own seeded generator. Lives as long as the engine."""
 
     def __init__(self, config: SimConfig, rank: int = 0) -> None:
         self._timing = config.timing
@@ -77,7 +77,7 @@ class Pace:
         return self._timing.step(prefill_tokens, sequences, attended, tokens_read) * self.factor()
 
     def factor(self) -> float:
-        """For one step; its mean is the pod's slowdown."""
+        """Return the factor of one step; its mean is the pod's slowdown."""
         if not self._sigma:
             return self._slowdown
         return self._slowdown * self._rng.lognormvariate(-(self._sigma**2) / 2, self._sigma)
@@ -85,7 +85,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What runs until `duration` seconds have passed: the sequences, each with the tokens it computes."""
+    """The work of the next `duration` seconds: the sequences, each with the number of tokens that it computes."""
 
     chunks: list[tuple[Sequence, int]]
     prefill_tokens: int
@@ -93,24 +93,25 @@ class Step:
 
 
 class Engine:
-    """Sequences go in by `submit`; between `start_step` and `finish_step` the caller lets time pass."""
+    """The engine of one rank. Sequences enter by `submit`; between `start_step` and `finish_step` the caller lets time
+    pass."""
 
     def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
-        """`embeddings` of other pods, by the hashes of their media."""
+        """X"""
         self.config = config
         self._evicted: list[int] = []
-        """Blocks that were evicted since the last events."""
+        """Blocks that were evicted since the last published events."""
         self.pool = ChunkPool(config.num_gpu_blocks, self._evicted.append)
         self.stats = EngineStats()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.loading: dict[Sequence, None] = {}
-        """What has its blocks, and waits for another pod to fill them."""
+        """Sequences that have their blocks and wait for another pod to fill them."""
         self.kept: dict[Sequence, None] = {}
-        """What has ended, and has its blocks still, for another pod to copy."""
+        """Sequences that have ended and still have their blocks, for another pod to copy."""
         self.embeddings = embeddings
         self.encoded: set[int] = set()
-        """Hashes of the media whose embeddings are here."""
+        """Hashes of the media whose embeddings are cached."""
         self._to_encode: set[int] = set()
         self.pace = Pace(config, rank)
         self.events: KvEvents | None = None
@@ -123,7 +124,8 @@ class Engine:
 
     @property
     def waiting_requests(self) -> int:
-        """Requests without a first step: in the queue, or waiting for another pod to fill their blocks."""
+        """Return the number of requests without a first step: in the queue, or waiting for another pod to fill their
+        blocks."""
         return len(self.waiting) + len(self.loading)
 
     @property
@@ -135,7 +137,7 @@ class Engine:
         return self.pool.used / self.pool.capacity
 
     def accepts(self, sequences: int) -> bool:
-        """Whether the queue takes so many more."""
+        """Return whether the queue has capacity for this many more sequences."""
         if self.config.max_waiting is None:
             return True
         capacity = self.config.max_num_seqs + self.config.max_waiting
@@ -147,13 +149,13 @@ class Engine:
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence, now: float) -> None:
-        """Take a sequence out, wherever it is; one that has ended is left alone."""
+        """Remove a sequence in any phase; a sequence that has ended is ignored."""
         if sequence.phase is not Phase.ENDED:
             self._remove(sequence, now)
             self.stats.aborted += 1
 
     def fail(self, sequence: Sequence, now: float) -> list[Output]:
-        """Take it out with an error; one that has ended is left alone."""
+        """Remove a sequence with an error; a sequence that has ended is ignored."""
         if sequence.phase is Phase.ENDED:
             return []
         self._remove(sequence, now)
@@ -165,8 +167,8 @@ class Engine:
         return [output for one in (*self.running, *self.loading, *self.waiting) for output in self.fail(one, now)]
 
     def loaded(self, sequence: Sequence, *, cached: bool) -> None:
-        """Its prompt has come, and its last token is computed again, as always. `cached`: whole blocks have come, which
-        count as cached."""
+        """Continue a sequence whose prompt has arrived; its last token is computed again. `cached`: full blocks have
+        arrived, which count as cached."""
         if sequence.phase is not Phase.LOADING:
             return
         del self.loading[sequence]
@@ -184,13 +186,13 @@ class Engine:
         self._fill_blocks(sequence, sequence.computed)
 
     def give_back(self, sequence: Sequence) -> None:
-        """What was kept for another pod."""
+        """Release the blocks that were kept for another pod."""
         if sequence in self.kept:
             del self.kept[sequence]
             self._release(sequence)
 
     def step(self, now: float) -> tuple[list[Output], float]:
-        """One whole step on a virtual clock: its outputs, and how long it took."""
+        """Run one complete step on a virtual clock. Return its outputs and its duration."""
         step = self.start_step(now)
         return self.finish_step(step, now + step.duration), step.duration
 
@@ -224,14 +226,14 @@ class Engine:
             self.events.cleared()
 
     def publish_events(self, wall: float) -> None:
-        """Publish what has changed in the cache since the last call."""
+        """Publish the changes of the cache since the last call."""
         if self.events is not None:
             self.events.removed(self._evicted)
             self.events.publish(wall)
         self._evicted.clear()
 
     def _schedule_running(self, chunks: list[tuple[Sequence, int]]) -> int:
-        """Returns the tokens of the step's budget that are left."""
+        """Schedule the running sequences and return the remaining token budget."""
         budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(self.running) and budget > 0:
@@ -268,7 +270,7 @@ class Engine:
             budget -= tokens
 
     def _load(self, sequence: Sequence, matched: int, now: float) -> bool:
-        """Reserve blocks for the whole prompt and have them filled; False if there are too few."""
+        """Reserve blocks for the whole prompt and start filling them. Return False if there are too few."""
         missing = self._blocks_for(sequence.tokens) - matched
         if missing + self.pool.count_idle(blocks_of(sequence.hashes[:matched]), matched) > self.pool.free:
             return False
@@ -287,7 +289,7 @@ class Engine:
         sequence.computed = matched * self.config.block_size
 
     def _encode(self) -> float:
-        """Seconds that the media of those prompts take that begin in this step."""
+        """Return the seconds to encode the media of the prompts that start in this step."""
         if not self._to_encode:
             return 0.0
         missing = self._to_encode - self.encoded - self.embeddings
@@ -312,7 +314,7 @@ class Engine:
             self.stats.hit_tokens += cached
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Hold blocks for the next `tokens` tokens; False if there are too few, and then nothing has changed."""
+        """Hold blocks for the next `tokens` tokens. If there are too few, return False and change nothing."""
         end = sequence.computed + tokens
         missing = self._blocks_for(end) - sequence.hashed_blocks - sequence.open_blocks
         if missing > 0:
@@ -338,7 +340,7 @@ class Engine:
         sequence.open_blocks -= filled
 
     def _preempt_youngest(self) -> Sequence:
-        """It loses its blocks and waits, first in line, to be computed again."""
+        """Take the blocks of the youngest sequence and put it first in the queue, to be computed again."""
         victim = self.running.pop()
         self._release(victim)
         victim.computed = 0
@@ -391,7 +393,8 @@ class Engine:
 
 
 def _work(chunks: list[tuple[Sequence, int]]) -> tuple[int, float, int]:
-    """Prompt tokens to compute, pairs of one of them and a token it attends to, tokens of KV cache that are read."""
+    """Return the number of prompt tokens to compute, of pairs of a prompt token and a token it attends to, and of
+    tokens of KV cache to read."""
     prefill, attended, read = 0, 0.0, 0
     for sequence, tokens in chunks:
         if tokens > 1 or not sequence.progress.generated_tokens:

@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated pod: faults that requests meet by chance, and the states that they leave behind."""
+"""Faults of a simulated pod: faults that requests meet by chance, and the states that they cause."""
 
 from __future__ import annotations
 
@@ -10,53 +10,57 @@ from xxhash import xxh3_64_intdigest
 
 
 class Kind(Enum):
-    """The first block spoils one request; the second block affects the whole pod for `seconds`."""
+    """The kind of a fault. The first block affects one request; the second block affects the whole pod for
+    `seconds`."""
 
     REJECT = "reject"
-    """Refused with `status`, and with `retry_after` if there is one."""
+    """Refuse the request with `status`, and with `retry_after` if it is set."""
     HANG = "hang"
-    """No more bytes, but no end either, until the client leaves."""
+    """Send no more bytes and keep the connection open until the client disconnects."""
     RESET = "reset"
     FIN = "fin"
-    """Closed in good order, but before the end of the response."""
+    """Close the connection with FIN before the end of the response."""
     DRIP = "drip"
-    """A few bytes at a time, and all of them."""
+    """Send the complete response a few bytes at a time."""
     GARBAGE = "garbage"
-    """Bytes that are not HTTP."""
+    """Send bytes that are not HTTP."""
     CORRUPT = "corrupt"
-    """An event of the stream, or the JSON, is cut in the middle; HTTP is in order."""
+    """Cut an event of the stream, or the JSON, in the middle; the HTTP framing is valid."""
     MISFRAME = "misframe"
-    """The chunks of the body make no sense."""
+    """Send invalid chunks in the body."""
     ERROR_FIRST = "error-first"
-    """200, then an event that says that the queue is full, as vLLM does under a burst; 503 if it is no stream."""
+    """Send 200, then an event that reports a full queue, as vLLM does under a burst; 503 if the response is not
+    streamed."""
     LOST_TRANSFER = "lost-transfer"
-    """What the request leaves for another pod is gone before that one comes, what it is to fetch is not found."""
+    """Lose the KV cache that the request leaves for another pod before that pod fetches it; do not find the cache that
+    the request is to fetch."""
     SLOW_TRANSFER = "slow-transfer"
-    """It takes `factor` times as long to fetch."""
+    """Take `factor` times as long to fetch the KV cache."""
 
     REFUSE = "refuse"
-    """The port is closed; what runs goes on."""
+    """Close the port; running requests continue."""
     CRASH = "crash"
-    """All connections are reset, the port is closed; it comes back with an empty cache."""
+    """Reset all connections and close the port; the pod restarts with an empty cache."""
     KILLED = "killed"
-    """As vLLM after SIGTERM: the port is closed, what runs hangs without an end, also after the pod has come back."""
+    """Behave as vLLM after SIGTERM: close the port; running requests hang without an end, even after the pod has
+    restarted."""
     FROZEN = "frozen"
-    """The engine stands still behind a server that is well."""
+    """Stop the engine; its HTTP server continues to work."""
     UNHEALTHY = "unhealthy"
-    """/health is 503, everything else is well."""
+    """Respond to /health with 503; all other paths work."""
     LOADING = "loading"
-    """503 for everything."""
+    """Respond to every request with 503."""
     SHUTTING_DOWN = "shutting-down"
-    """500 for everything that needs the engine, while /health is 200; then the process starts again."""
+    """Respond with 500 to every request that needs the engine, and with 200 to /health; then restart the process."""
     ENGINE_DEAD = "engine-dead"
-    """As vLLM without its EngineCore: what runs ends with an error, 500 for everything, until the process starts
-    again."""
+    """Behave as vLLM without its EngineCore: running requests end with an error, and every request gets a 500 until the
+    process restarts."""
     SLOW_START = "slow-start"
-    """The cache is empty, and steps take `factor` times as long, less by and by."""
+    """Empty the cache, and take `factor` times as long per step; the factor decreases gradually."""
 
 
 OUTAGES = frozenset({Kind.REFUSE, Kind.CRASH, Kind.KILLED, Kind.SHUTTING_DOWN, Kind.ENGINE_DEAD})
-"""What ends with a port that is opened again, or with a process that starts again."""
+"""Kinds that end when the port is opened again or the process restarts."""
 
 BROKEN = frozenset({Kind.HANG, Kind.RESET, Kind.FIN, Kind.GARBAGE, Kind.MISFRAME})
 """Faults that end a response early."""
@@ -67,14 +71,15 @@ STATES = frozenset(list(Kind)[list(Kind).index(Kind.REFUSE) :])
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`probability` of a request, at most `count` times. Raises ValueError if it makes no sense."""
+    """A fault that a request meets with this `probability`, at most `count` times. Raises ValueError if the values are
+    inconsistent."""
 
     kind: Kind
     probability: float = 1.0
     count: int | None = None
     events: int = 0
-    """How much of the response passes before `hang`, `reset`, `fin`, `misframe` and `corrupt`: 0 not even its head,
-    else so many events of a stream, or half of a whole response."""
+    """The part of the response before `hang`, `reset`, `fin`, `misframe` and `corrupt`: with 0 not even the head;
+    otherwise this many events of a stream, or half of a non-streamed response."""
     seconds: float = 1.0
     status: int = 503
     retry_after: int | None = None
@@ -90,22 +95,22 @@ class Fault:
 
 
 class Faults:
-    """The faults of one pod. Lives as long as the pod does, whatever happens to its engine."""
+    """The faults of one pod. Lives as long as the pod, also when its engine restarts."""
 
     def __init__(self) -> None:
         self.set(())
 
     def set(self, faults: Sequence[Fault], seed: int = 0) -> None:
-        """In place of those before. Raises ValueError if more than every request would meet one."""
+        """Replace all faults. Raise ValueError if the probabilities add up to more than 1."""
         if sum(fault.probability for fault in faults) > 1.0 + 1e-9:
             raise ValueError("a request meets one fault at most: all probabilities together are 1 at most")
         self.faults = tuple(faults)
         self.seed = seed
         self.met = [0] * len(faults)
-        """How many requests did, by fault."""
+        """Number of requests that met each fault."""
 
     def meet(self, request_id: str) -> Fault | None:
-        """Decided by the seed and the id alone: it is the same in every run, whatever else happens at the time."""
+        """Return the fault of a request. The seed and the id alone determine it, so it is the same in every run."""
         draw = xxh3_64_intdigest(request_id.encode(), seed=self.seed) / 2**64
         for index, fault in enumerate(self.faults):
             if draw < fault.probability:
@@ -118,11 +123,11 @@ class Faults:
 
 
 class Condition:
-    """The states that one pod is in, and was in, in seconds of its clock. Lives as long as the pod does."""
+    """The current and past states of one pod, in seconds of its clock. Lives as long as the pod."""
 
     def __init__(self) -> None:
         self.history: list[tuple[Kind, float, float]] = []
-        """Each with when it began, and when it ends."""
+        """Each state with its start and its end."""
         self._until: dict[Kind, float] = {}
 
     def start(self, kind: Kind, now: float, until: float) -> None:
@@ -130,7 +135,7 @@ class Condition:
         self._until[kind] = max(until, self._until.get(kind, 0.0))
 
     def restarted(self) -> None:
-        """What was wrong with the process has ended with it."""
+        """End all states, because the process has restarted."""
         self._until.clear()
 
     def at(self, now: float) -> list[Kind]:

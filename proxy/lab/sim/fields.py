@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """Rendered as {"error": {...}}; on /v1/messages in Anthropic's shape."""
+    """An error response, rendered as {"error": {...}}; on /v1/messages in Anthropic's shape."""
 
     status = 400
     type = "BadRequestError"
@@ -43,7 +43,7 @@ class ApiError(Exception):
 
 
 class ValidationError(ApiError):
-    """Has OpenAI's shape on every path."""
+    """A violation of the schema; it has OpenAI's shape on every path."""
 
     type = "Bad Request"
 
@@ -92,7 +92,7 @@ class EngineFailed(InternalError):
 
 
 def invalid(kind: str, where: str, message: str, value: object, context: str = "") -> ValidationError:
-    """One finding of the schema at `where`, such as "body.messages"."""
+    """Return the error for one finding of the schema at `where`, such as "body.messages"."""
     finding = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{_shape(value)}'{context}}}"
     return ValidationError(f"1 validation error:\n  {finding}", where)
 
@@ -146,7 +146,7 @@ def _decode(raw: bytes) -> object:
 
 
 def _decode_leniently(raw: bytes) -> object:
-    """As the engine's own parser does, which knows NaN and states where it stopped."""
+    """Decode JSON as the engine's own parser does, which accepts NaN and reports the position of an error."""
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:
@@ -163,7 +163,7 @@ def required(body: Body, name: str) -> Any:
 
 
 def objects(body: Body, name: str) -> list[dict[str, Any]]:
-    """A required list of objects."""
+    """Return a required list of objects."""
     items = required(body, name)
     if not isinstance(items, list):
         raise invalid("list_type", f"body.{name}", "Input should be a valid list", items)
@@ -208,7 +208,7 @@ def _typed(body: Body, name: str, wanted: type[T], kind: str, message: str) -> T
 
 
 def strings(body: Body, name: str) -> tuple[str, ...]:
-    """Nothing, one string, or a list of them."""
+    """Return the strings of a field: missing, one string, or a list of strings."""
     value = body.get(name)
     items = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, str) for item in items):
@@ -236,7 +236,7 @@ KINDS = frozenset({"image_url", "image", "input_image", "video_url", "audio_url"
 
 
 def media_in(body: Body) -> tuple[int, ...]:
-    """A hash of each, in their order."""
+    """Return a hash of each medium, in order."""
     return tuple(
         xxh3_64_intdigest(orjson.dumps(part, option=orjson.OPT_SORT_KEYS))
         for messages in (body.get("messages"), body.get("input"))

@@ -1,4 +1,4 @@
-"""The sequences of one call, and how its response is streamed."""
+"""The sequences of one request, and the stream of its response."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
-    """None if the pod does not report them."""
+    """Cached prompt tokens; None if the pod does not report them."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,20 +42,18 @@ class Usage:
 
 
 class Writer(Protocol):
-    """Renders one stream."""
+    """The renderer of one stream."""
 
     def open(self) -> None:
-        """Write what comes before the first token."""
+        """Write the events before the first token."""
 
     def write_output(self, output: Output) -> None: ...
     def close(self) -> None: ...
 
 
 class Generation:
-    """Inside the `with` its sequences are in the engine; leaving it removes the sequences that have not ended.
-
-    `listener` gets each token; set it before.
-    """
+    """The sequences of one request. Inside the `with` they are in the engine; leaving it removes sequences that have
+    not ended. `listener` receives each token; set it before entering."""
 
     def __init__(self, call: Call, sequences: Items[Sequence], choices: int = 1) -> None:
         self.sequences = sequences
@@ -70,7 +68,7 @@ class Generation:
         self._call = call
 
     def submit(self) -> None:
-        """Start without the `with`: it continues when the call has ended."""
+        """Start without the `with`: the sequences continue after the request has ended."""
         self._call.record.sequences = [sequence.progress for sequence in self.sequences]
         self._call.record.rank = self.sequences[0].rank
         self._service.driver.submit(self.sequences)
@@ -97,7 +95,7 @@ class Generation:
                 self._end()
 
     def stop(self) -> None:
-        """End it before its time."""
+        """End the sequences early."""
         self._service.driver.abort(self.sequences)
         self._end()
 
@@ -106,7 +104,7 @@ class Generation:
             self._ended.set_result(None)
 
     async def run(self) -> None:
-        """Return when all sequences have ended. Raise EngineFailed."""
+        """Wait until all sequences have ended. Raise EngineFailed."""
         with self:
             await self.ended()
 
@@ -122,7 +120,7 @@ class Generation:
         return stream.response
 
     async def ended(self) -> None:
-        """Raises EngineFailed."""
+        """Wait until all sequences have ended and their transfers are complete. Raise EngineFailed."""
         await self._ended
         if self._has_failed:
             raise EngineFailed
@@ -134,17 +132,17 @@ class Generation:
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """Return what a decode pod needs to know."""
+        """Return the KV transfer parameters for a decode pod."""
         return self._service.connector.params(self.sequences)
 
     @property
     def ec_transfer_params(self) -> dict[str, Any] | None:
-        """Return what the pod after an encode pod needs to know."""
+        """Return the transfer parameters of an encode pod for the next pod."""
         return self._service.embeddings.params(self.sequences)
 
     @property
     def usage(self) -> Usage:
-        """Return the usage; a prompt counts once, however many choices are requested."""
+        """Return the usage; a prompt counts once, independently of the number of choices."""
         firsts = [sequence.progress for sequence in self.sequences[:: self._choices]]
         return Usage(
             prompt_tokens=sum(progress.prompt_tokens for progress in firsts),
@@ -154,7 +152,8 @@ class Generation:
 
 
 def generation(call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body) -> Generation:
-    """Every prompt times `n`, checked against the engine's limits; on an encode pod the prompt's media only."""
+    """Return a generation of every prompt times `n`, checked against the engine's limits; on an encode pod only of the
+    prompt's media."""
     service = call.service
     media = service.embeddings.missing(media_in(body), body)
     if service.config.role == "encode":
@@ -184,12 +183,10 @@ def generation(call: Call, model: str, prompts: Items[bytes], sampling: Sampling
 
 
 def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
-    """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer.
-
-    vLLM reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a
-    value that is not a number. SGLang reads the header everywhere, then the body. Raises BadRequest for a rank that
-    does not exist.
-    """
+    """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer. vLLM
+    reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a value
+    that is not a number. SGLang reads the header on all paths, then the body. Raise BadRequest for a rank that does
+    not exist."""
     if config.ignore_rank:
         return None
     named: Any = call.request.headers.get("X-data-parallel-rank")
@@ -207,7 +204,7 @@ def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
 
 
 def _encoding(call: Call, media: tuple[int, ...]) -> Generation:
-    """Return the generation of an encode pod, whose text means nothing."""
+    """Return the generation of an encode pod, whose text is a placeholder."""
     if not media:
         raise BadRequest("This instance encodes images, video and audio, and the request has none.")
     sequence = Sequence(b" enc", Sampling(max_tokens=1), media=media)
@@ -217,7 +214,7 @@ def _encoding(call: Call, media: tuple[int, ...]) -> Generation:
 
 
 def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: int) -> Sampling:
-    """Return the sampling of one choice: it ends at the end of the context, and every choice is another text."""
+    """Return the sampling of one choice: it ends at the end of the context, and every choice has a different text."""
     left = config.context_length - tokens_in(prompt)
     return replace(
         sampling,
@@ -229,7 +226,8 @@ def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: in
 
 
 def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> Sampling:
-    """`limit` is the field with the limit of the response, in tokens."""
+    """Return the sampling parameters of a body. `limit` is the name of the field with the largest number of response
+    tokens."""
     fields.check_temperature(body)
     fields.integer(body, "priority", 0)
     return Sampling(
@@ -262,7 +260,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields that every chunk of a stream and every whole response have."""
+    """The fields that every chunk of a stream and every non-streamed response contain."""
 
     id: str
     object: str
@@ -307,7 +305,7 @@ class ChunkWriter:
         return self._index[output.sequence]
 
     def write(self, choice: bytes, output: Output, *, opening: bool = False) -> None:
-        """Send one chunk with one choice; an opening chunk comes before the first token."""
+        """Send one chunk with one choice. An opening chunk precedes the first token."""
         tokens = 0 if opening else output.sequence.progress.generated_tokens
         tail = self._tails[output.finish is not None and not opening]
         self._stream.send(b'%b,"choices":[%b]%b%b' % (self._opened, choice, self._usage_so_far(output, tokens), tail))

@@ -1,4 +1,4 @@
-"""One HTTP call to a pod: its log record, its event stream, and the faults that spoil its response."""
+"""One HTTP request to a pod: its log record, its event stream, and the faults that affect its response."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ REMEMBERED = 10_000
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One call, from its headers to its end. `status` is None while no response has begun; `fault` is what it met,
-    `aborted` that the client left, `cut` that the pod did."""
+    """One request, from its headers to its end. `status` is None until the response starts. `fault` is the fault that
+    it met; `aborted`: the client disconnected; `cut`: the pod closed the connection."""
 
     id: str
     method: str
@@ -43,7 +43,7 @@ class RequestRecord:
     cut: bool = False
     fault: str | None = None
     rank: int | None = None
-    """The data-parallel rank of its first sequence."""
+    """Return the data-parallel rank of its first sequence."""
     sequences: list[Progress] = field(default_factory=list)
 
     @property
@@ -60,7 +60,7 @@ class RequestRecord:
 
     @property
     def started(self) -> float | None:
-        """When its first sequence left the queue."""
+        """Return the time at which its first sequence left the queue."""
         return min((s.started for s in self.sequences if s.started is not None), default=None)
 
     @property
@@ -76,7 +76,7 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The last calls in order of arrival, and the open calls; `idle` is set while no call is open."""
+    """The last requests in order of arrival, and the open requests; `idle` is set while no request is open."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self.aborted = 0
@@ -108,7 +108,7 @@ class RequestLog:
             self.idle.set()
 
     def clear(self) -> None:
-        """Forget what has ended."""
+        """Drop the records of ended requests."""
         self.aborted = 0
         self._records.clear()
 
@@ -118,8 +118,8 @@ SERVER = "uvicorn"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all handlers of one pod share. `wall` is the time in seconds since the epoch; `out` starts an outage, as the
-    fault describes."""
+    """The state that all handlers of one pod share. `wall` returns seconds since the epoch; `out` starts the outage
+    that a fault describes."""
 
     config: SimConfig
     driver: EngineDriver
@@ -132,12 +132,13 @@ class Service:
     condition: Condition
     out: Callable[[Fault], None]
     responses: dict[str, Any] = field(default_factory=dict)
-    """Stored responses, by id, the oldest first."""
+    """Stored responses by id, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`id` is the client's X-Request-Id, or generated; `tail` is the segment of the path at `{tail}` of the route."""
+    """One request. `id` is the client's X-Request-Id, or generated; `tail` is the segment of the path at `{tail}` of
+    the route."""
 
     service: Service
     id: str
@@ -166,7 +167,7 @@ class Call:
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 Routes = Mapping[str, Handler]
-"""By method and path, as in "GET /v1/responses/{tail}"."""
+"""Handlers by method and path, as in "GET /v1/responses/{tail}"."""
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
@@ -183,21 +184,22 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 this is not HTTP\r\n\r\n"
 NO_CHUNK = b"so many bytes\r\n"
 DRIP = 7
-"""Bytes at a time."""
+"""Number of bytes that are sent at a time."""
 
 DRIP_SECONDS = 0.001
 LAST = (b"data: [DONE]", b"message_stop", b"response.completed")
-"""What a broken stream does not get to say."""
+"""The events that a broken stream omits."""
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close with RST, as the kernel does for a process that died with unread data."""
+    """Close the connection with RST, as the kernel does for a process that died with unread data."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     transport.abort()
 
 
 async def break_off(call: Call, kind: Kind) -> None:
-    """No more bytes; the handler is cancelled with the connection. HANG and MISFRAME wait for the client to leave."""
+    """Send no more bytes; the handler is cancelled with the connection. HANG and MISFRAME wait until the client
+    disconnects."""
     break_connection(call, kind)
     await asyncio.get_running_loop().create_future()
 
@@ -218,7 +220,7 @@ def break_connection(call: Call, kind: Kind) -> None:
 
 
 class SpoiltStream:
-    """Stands between the events of one stream and its transport."""
+    """A filter between the events of one stream and its transport, which applies a fault."""
 
     def __init__(self, call: Call, fault: Fault) -> None:
         self._call = call
@@ -227,7 +229,7 @@ class SpoiltStream:
         self._broken = False
         self._corrupted = False
         self._held = bytearray()
-        """What has still to drip."""
+        """The bytes that are still to be sent slowly."""
         self._dripped = asyncio.Event()
         self._dripped.set()
 
@@ -247,7 +249,7 @@ class SpoiltStream:
             break_connection(self._call, self._kind)
 
     async def end(self) -> None:
-        """Before the body is ended in good order, which a broken one never is."""
+        """Wait until the body may be terminated; a broken stream waits without end."""
         await self._dripped.wait()
         if self._broken:
             await asyncio.get_running_loop().create_future()
@@ -272,12 +274,12 @@ class SpoiltStream:
 
 
 def spoilt(call: Call) -> SpoiltStream | None:
-    """Return what spoils the stream of the call, if its fault does."""
+    """Return the filter for the stream of the request, if its fault affects the stream."""
     return SpoiltStream(call, call.fault) if call.fault is not None and call.fault.kind in SPOILT else None
 
 
 async def spoil_whole(call: Call, response: web.Response, fault: Fault) -> web.StreamResponse:
-    """Spoil a response that is not a stream."""
+    """Apply a fault to a non-streamed response."""
     body = response.body if isinstance(response.body, bytes) else b""
     if fault.kind is Kind.CORRUPT:
         response.body = body[: len(body) // 2]
@@ -329,11 +331,9 @@ def event(name: bytes, content: bytes) -> bytes:
 
 
 class EventStream:
-    """Entering it sends the headers, leaving it ends the body; an ApiError becomes its last event.
-
-    `send` writes whole chunks of the chunked encoding to the transport itself: no coroutine wakes per token. What a
-    slow client does not read stays in memory.
-    """
+    """An event stream. Entering it sends the headers, leaving it ends the body; an ApiError becomes its last event.
+    `send` writes whole chunks of the chunked encoding directly to the transport: no coroutine wakes per token. Data
+    that a slow client does not read stays in memory."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

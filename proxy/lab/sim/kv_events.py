@@ -1,8 +1,8 @@
 """KV events of a simulated engine, published over ZeroMQ as vLLM publishes them.
 
-Each data-parallel rank has a socket of its own: rank r publishes on the configured port plus r. A message has three
-frames: the topic, the number of the message (8 bytes, big-endian, from 0), and the MessagePack array
-[time, events, rank]. Missed messages cannot be requested again.
+Each data-parallel rank has its own socket: rank r publishes on the configured port plus r. A message has three frames:
+the topic, the number of the message (8 bytes, big-endian, from 0), and the MessagePack array [time, events, rank].
+Missed messages cannot be requested again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KvEvents:
             raise OSError(error.errno, f"port {config.kv_events_port + rank} for KV events: {error.strerror}") from None
 
     def stored(self, blocks: Sequence[int], parent: int | None, tokens: Sequence[int]) -> None:
-        """New blocks in a row after `parent`, with the ids of all their tokens."""
+        """Record new consecutive blocks after `parent`, with the ids of all their tokens."""
         self._events.append(
             {
                 "type": "BlockStored",

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+"""Handlers of POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROUTES: Routes = {"POST /v1/messages": create, "POST /v1/messages/count_tokens":
 
 
 class MessageEvents:
-    """The events of one stream: one text block, then the stop reason."""
+    """The renderer of one stream: one text block, then the stop reason."""
 
     def __init__(self, stream: EventStream, generated: Generation, message: dict[str, Any]) -> None:
         self._stream = stream

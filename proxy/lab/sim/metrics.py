@@ -1,4 +1,4 @@
-"""The engine's counts in the text format of Prometheus, under the names that vLLM uses."""
+"""The engine's counters in the Prometheus text format, under the names that vLLM uses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Ranks = Sequence[tuple[Labels, Engine]]
 Samples = list[tuple[Labels, float]]
 
 FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": Finish.ERROR}
-"""Aborts are not counted as such: the engine's own counter stays at 0."""
+"""Finish reasons that are counted. Aborts are not among them: the engine's own counter stays at 0."""
 
 RENAMED = {
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
     "vllm:prefix_cache_queries_total": "vllm:gpu_prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total": "vllm:gpu_prefix_cache_hits_total",
 }
-"""What engines before 0.10 called them."""
+"""Names of metrics in engines before 0.10."""
 
 
 GAUGES: Mapping[str, Callable[[Engine], float]] = MappingProxyType(

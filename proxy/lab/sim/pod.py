@@ -1,4 +1,4 @@
-"""Simulated pods: an engine behind a listening socket, and several together."""
+"""Simulated pods: an engine behind a listening socket, and fleets of pods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ BACKLOG = 1024
 
 
 class Port:
-    """Lives as long as its pod does. While the pod does not listen, it is reserved and refuses connections."""
+    """The port of a pod; lives as long as the pod. While the pod does not listen, the port is reserved and refuses
+    connections."""
 
     def __init__(self) -> None:
         self._place: tuple[str, int] = "", 0
@@ -81,10 +82,8 @@ def epoch_seconds() -> float:
 
 
 class SimPod:
-    """Serves between `start` and `stop`, or until it is killed; may be started again, then with an empty cache.
-
-    `wall` is the time in seconds since the epoch; everything else runs on the event loop's clock.
-    """
+    """A simulated pod. It serves between `start` and `stop`, or until it is killed, and can be started again with an
+    empty cache. `wall` returns seconds since the epoch; everything else uses the event loop's clock."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class SimPod:
         remembered: int = REMEMBERED,
         fabric: Fabric | None = None,
     ) -> None:
-        """Its log has the last `remembered` calls; by the fabric it reaches other pods."""
+        """Its log keeps the last `remembered` requests; the fabric connects it to other pods."""
         self.config = config or SimConfig()
         self.requests = RequestLog(remembered)
         self.faults = Faults()
@@ -110,11 +109,11 @@ class SimPod:
         self._service: Service | None = None
         self._outage: asyncio.Task[None] | None = None
         self._dead: list[web.AppRunner] = []
-        """Runners of engines that were killed: their responses hang."""
+        """Runners of killed engines: their responses hang."""
 
     @property
     def engine(self) -> Engine:
-        """The engine of a pod with one rank, or of its first rank."""
+        """Return the engine of a pod with one rank, or of its first rank."""
         return self.engines[0]
 
     @property
@@ -122,8 +121,8 @@ class SimPod:
         return f"http://{self.host}:{self.port}"
 
     def serve_models(self, model: str | None = None, lora_adapters: Sequence[str] = ()) -> None:
-        """Serve other models from now on, as an engine that loads adapters at run time, or that is replaced in place.
-        The configuration of the pod must not be that of others."""
+        """Serve other models from now on, as an engine that loads adapters at run time or is replaced in place. The pod
+        must not share its configuration with other pods."""
         object.__setattr__(self.config, "model", model or self.config.model)
         object.__setattr__(self.config, "lora_adapters", tuple(lora_adapters))
 
@@ -145,7 +144,7 @@ class SimPod:
         return self._runner is not None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 takes any free one; `port` then says which."""
+        """Start to listen. Port 0 chooses a free port; `port` then contains it."""
         loop = asyncio.get_running_loop()
         self.condition.restarted()
         self.engines = self._make_engines()
@@ -182,7 +181,7 @@ class SimPod:
         self._driving = loop.create_task(driver.run(), name=f"engine of {self.url}")
 
     async def stop(self, grace: float = 0.2) -> None:
-        """Stop listening, let open calls end for `grace` seconds, then cut the others."""
+        """Stop listening, let open requests end for `grace` seconds, then cut the others."""
         await self._end_outage()
         if self._runner is None:
             self._port.give_up()
@@ -287,7 +286,7 @@ class SimPod:
 
 
 class SimFleet:
-    """Pods on ephemeral ports, or on `port`, `port` + 1, …; one configuration for all, or one for each."""
+    """Pods on ephemeral ports, or on `port`, `port` + 1, …; with one configuration for all, or one for each."""
 
     def __init__(
         self,
@@ -328,7 +327,8 @@ class SimFleet:
 async def serve(
     configs: Sequence[SimConfig], *, host: str, port: int, begun: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled; `begun` is called when all listen."""
+    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled; `begun` is called when all pods
+    listen."""
     async with SimFleet(len(configs), configs, port=port, host=host):
         begun()
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and the responses that this pod stores."""
+"""Handlers of POST /v1/responses, and the responses that this pod stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """Its state is that of its sequence. `fields` is the body of the request, `messages` are all turns before it."""
+    """A stored response; its state is that of its sequence. `fields` is the body of the request, `messages` are all
+    earlier turns."""
 
     id: str
     created: int
@@ -95,7 +96,7 @@ class StoredResponse:
 
 
 class ResponseEvents:
-    """The events of one stream, numbered from 0; the last one is `response.completed`, however it ended."""
+    """The events of one stream, numbered from 0. The last event is `response.completed`, whatever the finish reason."""
 
     def __init__(self, stream: EventStream, response: StoredResponse) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The application of a pod: it records every call, applies faults and renders every error."""
+"""The application of a pod: it records every request, applies faults and renders every error."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from proxy.lab.sim.transfer import EngineStops
 LARGEST_BODY = 256 * 1024 * 1024
 
 RESTART = 30.0
-"""Seconds until a pod is back whose engine a request has stopped."""
+"""Seconds until a pod restarts whose engine a request has stopped."""
 
 UNRECORDED = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models"})
-"""Polled paths, which would displace the calls of clients from the log."""
+"""Polled paths, which would displace the requests of clients from the log."""
 
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -176,5 +176,5 @@ def _is_unrecorded(path: str) -> bool:
 
 
 def _readable(value: str) -> str:
-    """Replace bytes that are not UTF-8, which arrive as surrogates: JSON does not take them."""
+    """Replace bytes that are not UTF-8, which arrive as surrogates: JSON does not accept them."""
     return value.encode(errors="replace").decode()

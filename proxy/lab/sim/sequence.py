@@ -1,4 +1,4 @@
-"""A prompt on its way through the engine, and the response that the engine writes."""
+"""A prompt on its way through the engine, and the response that the engine generates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WORDS = tuple(
         b"oak old one our own pan pen red run sea see sky sun the two way"
     ).split()
 )
-"""64 words of one token each. With the space they have four bytes, so that text and tokens agree in both directions."""
+"""64 words of one token each. With the space they have four bytes, so that text and tokens convert in both
+directions."""
 
 _EOS_STEPS = 1 << 32
 
@@ -39,10 +40,8 @@ VOCABULARY = 1 << 32
 def render_chat(
     messages: Iterable[Mapping[str, Any]], tools: Items[object] = (), *, continue_final_message: bool = False
 ) -> bytes:
-    """Apply the chat template: tools, then each message with its role, then the head of the response.
-
-    A final message that is to be continued has no end, and its text is the beginning of the response.
-    """
+    """Apply the chat template: tools, then each message with its role, then the head of the response. A final message
+    that is to be continued has no end marker, and its text is the beginning of the response."""
     parts = [f"<|tools|>{orjson.dumps(tools).decode()}\n"] if tools else []
     parts += [f"<|{message.get('role', 'user')}|>{_content(message)}\n" for message in messages]
     if continue_final_message:
@@ -79,7 +78,7 @@ def _part(part: object) -> str:
 
 
 def from_token_ids(ids: Iterable[int]) -> bytes:
-    """Raises OverflowError for an id outside of the vocabulary."""
+    """Return the text of token ids. Raise OverflowError for an id outside the vocabulary."""
     return _little_endian(array("I", ids)).tobytes()
 
 
@@ -99,7 +98,7 @@ def text_hash(prompt: bytes) -> int:
 
 
 def cache_root(model: str, salt: str | None) -> int:
-    """Where the hash chains of a model (or adapter) and salt begin: no two share a block."""
+    """Return the start of the hash chains of a model (or adapter) and salt: two different ones share no block."""
     return xxh3_64_intdigest(f"{model}\0{salt or ''}".encode())
 
 
@@ -112,14 +111,14 @@ class Finish(Enum):
 class Phase(Enum):
     WAITING = "waiting"
     LOADING = "loading"
-    """It has its blocks, and what belongs into them is on its way."""
+    """It has its blocks, and their content is being transferred."""
     RUNNING = "running"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to write one response. `max_tokens` 0 computes the prompt only, as embeddings need."""
+    """The parameters of one response. `max_tokens` 0 computes only the prompt, for embeddings."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -129,23 +128,23 @@ class Sampling:
     eos_probability: float = 0.0
     seed: int = 0
     script: bytes | None = None
-    """The response itself where it is not free text: a tool call."""
+    """The text of a response that is not free text: a tool call."""
 
     @property
     def held_back(self) -> int:
-        """Bytes that are not shown while they may still become a stop string."""
+        """Number of bytes that are held back while they may still become a stop string."""
         return max(map(len, self.stop)) - 1 if self.stop else 0
 
 
 @dataclass(slots=True)
 class Progress:
-    """What is remembered of a sequence after it ended. Times are on the engine's clock."""
+    """The data that is kept of a sequence after its end. Times are on the engine's clock."""
 
     prompt_tokens: int
     arrived: float = 0.0
     cached_tokens: int = 0
     external_tokens: int = 0
-    """Of the prompt, computed by another pod."""
+    """Prompt tokens that another pod computed."""
     generated_tokens: int = 0
     started: float | None = None
     first_token: float | None = None
@@ -154,7 +153,7 @@ class Progress:
 
 
 class Output(NamedTuple):
-    """One token of one sequence. `text` is what may be shown of it: nothing yet while a stop string is possible."""
+    """One token of one sequence. `text` is the text that may be sent: empty while a stop string is possible."""
 
     sequence: Sequence
     text: bytes
@@ -169,24 +168,26 @@ def _ignore(output: Output) -> None:
 
 
 class Transfer:
-    """How the KV cache of one prompt comes from another pod, or goes to one: the engine calls, a connector moves. This
-    one moves nothing."""
+    """The transfer of the KV cache of one prompt from or to another pod. The engine calls it, and a connector moves the
+    data. This class moves nothing."""
 
     def arrives(self, cached: int) -> bool:
-        """Return whether the part of the prompt that is not cached here comes from elsewhere."""
+        """Return whether the uncached part of the prompt comes from another pod."""
         return False
 
     def start(self, sequence: Sequence, tokens: int) -> None:
-        """Blocks for the last `tokens` of the prompt are reserved. Ends with `Engine.loaded` or `Engine.fail`."""
+        """Start to fill the blocks that are reserved for the last `tokens` of the prompt. It ends with `Engine.loaded`
+        or `Engine.fail`."""
 
     def abandon(self) -> None:
-        """The sequence has ended, and its blocks are not kept."""
+        """Handle the end of the sequence, whose blocks are not kept."""
 
     def computed(self, sequence: Sequence) -> None:
-        """The whole prompt is in the blocks of the sequence, which has written its first token."""
+        """Handle the end of prefill: the whole prompt is in the blocks of the sequence, and the first token is
+        generated."""
 
     def keeps(self, sequence: Sequence) -> bool:
-        """Asked at an end by length: whether the blocks stay until `Engine.give_back`."""
+        """Return whether the blocks are kept until `Engine.give_back`; called at an end by length."""
         return False
 
     async def done(self) -> None:
@@ -198,34 +199,32 @@ NO_TRANSFER = Transfer()
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Lives from submission to its last token or abort.
-
-    `root` namespaces the prefix cache (model or adapter, cache salt). `adapter` is the LoRA adapter, if any.
-    """
+    """One sequence, from submission to its last token or abort. `root` is the namespace in the prefix cache (model or
+    adapter, cache salt). `adapter` is the LoRA adapter, if any."""
 
     prompt: bytes
     sampling: Sampling
     root: int = 0
     adapter: str | None = None
     media: tuple[int, ...] = ()
-    """Hashes of the images and the like in the prompt, which are encoded before it is computed."""
+    """Hashes of the images and other media in the prompt, which are encoded before the prompt is computed."""
     rank: int = 0
     """The data-parallel rank of the pod that computes it."""
     transfer: Transfer = NO_TRANSFER
     listener: Listener = _ignore
     phase: Phase = Phase.WAITING
     computed: int = 0
-    """Tokens whose KV cache is computed."""
+    """Number of tokens whose KV cache is computed."""
     hashed_blocks: int = 0
-    """Blocks it holds that are full and known to the prefix cache: the first of `hashes`."""
+    """Number of its blocks that are full and in the prefix cache: the first of `hashes`."""
     open_blocks: int = 0
-    """Blocks it holds that are not."""
+    """Number of its other blocks."""
     hashes: list[int] = field(default_factory=list)
     stop_reason: str | None = None
     finish: Finish | None = None
     progress: Progress = field(init=False)
     tokens: int = field(init=False)
-    """Of prompt and response together."""
+    """Return the number of tokens of prompt and response together."""
     _text: bytearray = field(init=False)
     _shown: int = field(init=False)
     _hash: xxh3_64 | None = field(init=False, default=None)
@@ -238,7 +237,7 @@ class Sequence:
 
     @property
     def response(self) -> bytes:
-        """All text that was shown so far."""
+        """Return all text that was sent so far."""
         return bytes(self._text[len(self.prompt) : self._shown])
 
     def extend_hashes(self, block_size: int) -> None:
@@ -251,12 +250,12 @@ class Sequence:
             self.hashes.append(previous)
 
     def block_tokens(self, index: int, block_size: int) -> list[int]:
-        """Return the ids of the tokens in one whole block."""
+        """Return the ids of the tokens in one full block."""
         size = block_size * BYTES_PER_TOKEN
         return token_ids(bytes(self._text[index * size : (index + 1) * size]))
 
     def grow(self) -> Output:
-        """Write the next token."""
+        """Generate the next token."""
         sampling = self.sampling
         if sampling.max_tokens == 0:
             return self._finished(Finish.LENGTH)

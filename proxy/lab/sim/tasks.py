@@ -1,4 +1,4 @@
-"""The APIs that generate no text: embeddings, scores, classes, tokens, audio and the realtime WebSocket."""
+"""Handlers of the APIs that generate no text: embeddings, scores, classes, tokens, audio and the realtime WebSocket."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _listed(
 
 
 async def _computed(call: Call, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
-    """Take the engine's time for the prompts; return model and usage."""
+    """Spend the engine's time for the prompts; return model and usage."""
     model = call.resolve_model(body)
     reading = generation(call, model, texts, Sampling(max_tokens=0), body)
     await reading.run()
@@ -90,7 +90,7 @@ def _inputs(body: fields.Body) -> list[bytes]:
 
 
 def _pairs(body: fields.Body) -> list[bytes]:
-    """One query against each document, or text by text."""
+    """Return the pairs to compare: one text with each of the others, or texts at equal positions."""
     left, right = _list(body, "text_1", "queries"), _list(body, "text_2", "documents")
     if len(left) == 1:
         left *= len(right)
@@ -100,7 +100,7 @@ def _pairs(body: fields.Body) -> list[bytes]:
 
 
 def _list(body: fields.Body, *names: str) -> list[object]:
-    """The first of the names that is there, as a list."""
+    """Return the value of the first of these names in the body, as a list."""
     name = next((name for name in names if name in body), names[0])
     value = fields.required(body, name)
     return value if isinstance(value, list) else [value]
@@ -175,7 +175,7 @@ async def speak(call: Call) -> web.StreamResponse:
 
 
 def parse_form(call: Call) -> Form:
-    """The parts of a multipart body by their names."""
+    """Return the parts of a multipart body by name."""
     boundary = re.search(r'boundary="?([^";]+)', call.request.headers.get("Content-Type", ""))
     if boundary is None:
         raise BadRequest("Missing boundary in multipart.")

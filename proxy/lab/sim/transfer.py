@@ -1,4 +1,4 @@
-"""Transfer of KV cache and embeddings between simulated pods: what all connectors share."""
+"""Transfer of KV cache and embeddings between simulated pods: the part that all connectors share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.lab.sim.sequence import Sequence, Transfer
 
 
 class Holding:
-    """The KV cache of one prompt that a pod has, or will have, for another. It is gone when it was fetched, has
+    """The KV cache of one prompt that a pod has, or will have, for another pod. It is gone after it was fetched, has
     expired, or was lost."""
 
     def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
@@ -31,7 +31,7 @@ class Holding:
         self._settled.set()
 
     async def ready(self) -> bool:
-        """When it is computed; False if it never will be."""
+        """Wait until it is computed; return False if it never will be."""
         await self._settled.wait()
         return not self.is_gone
 
@@ -40,13 +40,13 @@ class Holding:
         self.end()
 
     def end(self) -> None:
-        """Its blocks go back to the pod."""
+        """Return its blocks to the pod."""
         if not self.is_gone:
             self.lose()
             self._give_back()
 
     def lose(self) -> None:
-        """With the pod."""
+        """Lose the cache together with its pod."""
         self.is_gone = True
         self._settled.set()
         self._ended.set()
@@ -54,21 +54,21 @@ class Holding:
             self.expiry.cancel()
 
     async def ended(self) -> bool:
-        """Whether it was fetched."""
+        """Wait until it is gone. Return whether it was fetched."""
         await self._ended.wait()
         return self.was_fetched
 
 
 class Fabric:
-    """Lives as long as the fleet does."""
+    """The connections between the pods of a fleet. Lives as long as the fleet."""
 
     def __init__(self) -> None:
         self.files: set[int] = set()
         """Prompts whose KV cache is in the common directory, by hash."""
         self.embeddings: set[int] = set()
-        """Media whose embeddings are there."""
+        """Media whose embeddings are in the common directory."""
         self.encoders: dict[tuple[Any, Any], set[int]] = {}
-        """Media whose embeddings encode pods have, by host and port."""
+        """Media whose embeddings are on encode pods, by host and port."""
         self._holdings: dict[str, Holding] = {}
         self._wanted: dict[str, asyncio.Event] = {}
 
@@ -84,7 +84,7 @@ class Fabric:
         return self._holdings.get(key)
 
     async def find(self, key: str, patience: float) -> Holding | None:
-        """Waits so many seconds for its announcement."""
+        """Return a holding; wait this many seconds for its announcement."""
         if key not in self._holdings and patience > 0:
             wanted = self._wanted[key] = asyncio.Event()
             try:
@@ -97,11 +97,11 @@ class Fabric:
 
 
 class NotServed(Exception):
-    """A pod of this role does not take such a request."""
+    """A pod of this role does not accept such a request."""
 
 
 class EngineStops(Exception):
-    """The request ends the engine."""
+    """The request stops the engine."""
 
 
 class TransferFailed(Exception):
@@ -110,7 +110,7 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TransferRequest:
-    """One call: its request id, its body, and the fault that it met."""
+    """One request: its id, its body, and the fault that it met."""
 
     id: str
     body: Mapping[str, Any]
@@ -125,19 +125,17 @@ class TransferRequest:
         return self.fault.factor if self.fault is not None and self.fault.kind is Kind.SLOW_TRANSFER else 1.0
 
     def params(self) -> Mapping[str, Any]:
-        """Of vLLM's connectors; empty without any."""
+        """Return the parameters of vLLM's connectors; empty if there are no parameters."""
         params = self.body.get("kv_transfer_params")
         return params if isinstance(params, dict) else {}
 
 
 class Connector:
-    """One pod's. `arrange` is called before the sequences of a call are submitted; `close` when the pod has died.
-
-    `where` is the pod's host and port.
-    """
+    """The connector of one pod. `arrange` is called before the sequences of a request are submitted, `close` when the
+    pod has died. `where` is the pod's host and port."""
 
     cached: ClassVar[bool] = False
-    """Whether what comes counts as cached."""
+    """Whether transferred tokens count as cached."""
 
     def __init__(
         self, config: SimConfig, driver: EngineDriver, fabric: Fabric, where: Callable[[], tuple[str, int]]
@@ -150,10 +148,10 @@ class Connector:
         self._pulls: set[asyncio.Task[None]] = set()
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
-        """Sets what becomes of the KV cache of each. Raises NotServed, EngineStops and TransferFailed."""
+        """Set the transfer of each sequence. Raise NotServed, EngineStops and TransferFailed."""
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
-        """Return what the response has for the next pod."""
+        """Return the transfer parameters of the response, for the next pod."""
         return None
 
     def close(self) -> None:
@@ -211,7 +209,7 @@ class Connector:
 
 
 class Outgoing(Transfer):
-    """Keeps its prompt's blocks for another pod, from its end on."""
+    """A transfer to another pod: it keeps the blocks of its prompt after the end of the sequence."""
 
     def __init__(self, connector: Connector, holding: Holding, request_id: str = "", *, is_lost: bool = False) -> None:
         self.holding = holding
@@ -237,7 +235,8 @@ class Outgoing(Transfer):
 
 
 class Incoming(Transfer):
-    """Its prompt is computed by another pod, which has announced it, or will within `patience` seconds."""
+    """A transfer from another pod, which computes the prompt and has announced it, or will within `patience`
+    seconds."""
 
     def __init__(self, connector: Connector, request: TransferRequest, key: str, patience: float = 0.0) -> None:
         self.request = request
@@ -260,14 +259,14 @@ class Incoming(Transfer):
         return self._holding is not None and await self._holding.ready()
 
     def claim(self) -> bool:
-        """After it was copied; False if it has gone meanwhile."""
+        """Take the cache after it was copied. Return False if it is gone."""
         if self._holding is None or self._holding.is_gone:
             return False
         self._holding.fetched()
         return True
 
     def abandon(self) -> None:
-        """Notify the pod that has it, also before anything was copied."""
+        """Notify the pod that holds the cache, also before the copy has started."""
         if self._pull is not None and self._pull is not asyncio.current_task():
             self._pull.cancel()
         if (holding := self._connector.fabric.get(self._key)) is not None:
@@ -275,11 +274,11 @@ class Incoming(Transfer):
 
 
 TOKENS = 256
-"""That one of them has."""
+"""Number of tokens of one medium."""
 
 
 class Embeddings:
-    """The embeddings of one pod. `close` when it has died."""
+    """The embeddings of one pod. `close` is called when the pod has died."""
 
     def __init__(self, config: SimConfig, fabric: Fabric, where: Callable[[], tuple[str, int]]) -> None:
         self._named = config.ec_connector == "nixl"
@@ -287,7 +286,7 @@ class Embeddings:
         self._where = where
 
     def keep(self, sequence: Sequence, *, is_lost: bool) -> None:
-        """When they are made."""
+        """Store embeddings when they are computed."""
         if self._named:
             kept = self._fabric.encoders.setdefault(self._where(), set())
         else:
@@ -303,7 +302,7 @@ class Embeddings:
         return tuple(one for one in media if not self._is_named(one, params.get(_digest(one))))
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
-        """Return what the response of an encode pod has for the next pod."""
+        """Return the transfer parameters of an encode pod's response, for the next pod."""
         media = [one for sequence in sequences for one in sequence.media if isinstance(sequence.transfer, _Kept)]
         if not self._named or not media:
             return None

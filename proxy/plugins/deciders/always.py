@@ -1,4 +1,4 @@
-"""Always compute prompts on another pod."""
+"""Prefill every prompt on another pod."""
 
 from __future__ import annotations
 

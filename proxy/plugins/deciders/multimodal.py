@@ -1,4 +1,4 @@
-"""Compute the embeddings of media on another pod."""
+"""Encode media on another pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute a prompt on another pod if that costs fewer seconds, also for the responses that it would delay."""
+"""Prefill a prompt on another pod if that costs fewer seconds, including the delay of other responses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         return (self._match, self._forecast)
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
-        """Whether it could pay, if a pod could compute the prompt in no time."""
+        """Return whether a split could be faster if a pod computed the prompt in no time."""
         tokens, forecast = self._missing(request, decode), request.state.read(self._forecast)
         if forecast is None:
             return False
@@ -131,7 +131,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
 
 
 class _Costs(NamedTuple):
-    """While the profile of the stage runs."""
+    """The costs, while the profile of the stage runs."""
 
     decider: PredictedLatencyPdDecider
     forecast: LatencyForecast

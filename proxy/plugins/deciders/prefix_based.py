@@ -1,4 +1,4 @@
-"""Compute a prompt on another pod if the decode pod lacks much of it."""
+"""Prefill a prompt on another pod if the decode pod has little of it cached."""
 
 from __future__ import annotations
 

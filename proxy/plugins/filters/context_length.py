@@ -1,4 +1,4 @@
-"""Send prompts to the pods that are meant for their length."""
+"""Send prompts to the pods for their length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ContextLengthAware(Filter, Scorer):
 
 @lru_cache(maxsize=1024)
 def parse_range(text: str) -> tuple[int, int] | None:
-    """(min, max) of `min-max`, None for anything else."""
+    """Return (min, max) of `min-max`; None for any other text."""
     match = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Keep the pods whose scraped attribute lies on the right side of a threshold."""
+"""Keep the pods whose scraped attribute meets a threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stay with the pods that hold the prompt, unless waiting for them costs more than it saves."""
+"""Keep the pods that hold the prompt, unless waiting for them takes longer than it saves."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PrefixCacheAffinityFilter(Filter):
         return self._soonest(request, sticky) - self._soonest(request, others) > self.max_ttft_penalty_ms
 
     def _soonest(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> float:
-        """Milliseconds to the first token on the pod that gives it first."""
+        """Return the shortest time to first token of these pods, in milliseconds."""
         forecast = request.state.read(self._latency_key) if self.ttft_source == "latencyPredictor" else None
         if forecast is not None:
             return min(forecast.ttfts(endpoints)) * 1000

@@ -1,4 +1,4 @@
-"""Stay with the pod of the session."""
+"""Keep the pod of the session."""
 
 from __future__ import annotations
 

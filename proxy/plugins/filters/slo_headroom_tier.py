@@ -1,4 +1,4 @@
-"""Keep the pods that are expected to keep the request's objectives."""
+"""Keep the pods that are predicted to meet the request's objectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep the pods near the one that was chosen before."""
+"""Keep the pods near the pod of an earlier stage."""
 
 from __future__ import annotations
 

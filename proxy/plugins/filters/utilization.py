@@ -1,4 +1,4 @@
-"""Keep the pods that are not too busy."""
+"""Keep the pods below limits of utilization."""
 
 from __future__ import annotations
 

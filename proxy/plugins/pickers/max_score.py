@@ -1,4 +1,4 @@
-"""The best score first."""
+"""Pick the pod with the highest score."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MaxScorePicker(Picker):
         return ordered
 
     def _drawn(self, endpoints: Sequence[Endpoint], scores: Sequence[float]) -> list[Endpoint]:
-        """Where some may be equal."""
+        """Draw among pods with equal scores."""
         ranks = []
         for at, (endpoint, score) in enumerate(zip(endpoints, scores, strict=True)):
             load, draw = endpoint.load, weighted_draw(endpoint.weight, self.random)

@@ -1,4 +1,4 @@
-"""Any pod, whatever its score."""
+"""Pick a random pod, independently of its score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pod after the other, by weight."""
+"""Pick one pod after the other, by weight."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
         return sorted(scored, key=lambda one: (-self._next_credit(one.endpoint), one.endpoint.name))
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        """Requests that other profiles sent count too; no credit outgrows one round, so they shift it by no more."""
+        """Advance the position. Requests of other profiles count too; no credit exceeds one round, so they shift it by
+        one round at most."""
         if attempt.number or not attempt.decision.fallbacks:
             return
         candidates = list(attempt.decision.candidates())

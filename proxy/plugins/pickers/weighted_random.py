@@ -1,4 +1,4 @@
-"""Any pod, better scores more often."""
+"""Pick a random pod, with a probability proportional to its score."""
 
 from __future__ import annotations
 

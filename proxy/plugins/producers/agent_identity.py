@@ -1,4 +1,4 @@
-"""Which agent's session a request belongs to."""
+"""Read the session id of a coding agent's request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.core.request import DataKey, InferenceRequest
 
 AGENT_IDENTITY: DataKey[str] = DataKey("agent-identity", value_type=str)
 SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
-"""What Claude Code, OpenCode and Codex send, the last of them in earlier versions."""
+"""Headers of Claude Code, OpenCode and Codex; the last one is from earlier versions of Codex."""
 
 
 @plugin("agent-identity")

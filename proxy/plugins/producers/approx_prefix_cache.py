@@ -1,4 +1,4 @@
-"""Match prompts against what this proxy has sent to which pod, and learn from what comes back."""
+"""Match prompts against the requests that this proxy has sent to each pod, and learn from the responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from proxy.prefix.index import PrefixIndex
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, ChainMatch, most_cached
 
 SMALLEST_BLOCK = 64
-"""Tokens. Smaller blocks are raised to it, as the reference scheduler does: they would cost time and find no more."""
+"""Tokens. Smaller block sizes are raised to it, as the reference scheduler does: they would cost time and find no
+more."""
 
 DEFAULT_CAPACITY = 31250
 
@@ -31,13 +32,13 @@ UNLIMITED = 1 << 62
 DECODE = Stage.DECODE
 
 SHORTEST_RESPONSE = 16
-"""Tokens; shorter ones fill no block of an engine."""
+"""Tokens; shorter responses fill no block of an engine."""
 
 PROVE_INTERVAL = 0.05
 
 MISSING = 0.75
-"""A pod's counters must admit this share of the predicted hits, or what it was to have is doubted. Predictions are made
-of bytes, so they are never exact."""
+"""Share of the predicted hits that a pod's counters must confirm. Predictions are based on bytes, so they are never
+exact."""
 
 JUDGE_INTERVAL = 2.0
 
@@ -105,7 +106,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         return (PREFIX_MATCH.of(self.name),)
 
     def _keep_state(self) -> None:
-        """Use the index of the producer before again, unless its blocks have another size."""
+        """Reuse the index of the previous producer, unless its blocks have another size."""
         state, size = self.state, self._block_size
         index = self.index = state.get("index", lambda: PrefixIndex(self.clock, max_bytes=self.max_bytes), size)
         self._windows, self._reservations = state.get("windows", dict, size), state.get("reservations", dict, size)
@@ -172,7 +173,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._windows.pop(endpoint, None)
 
     def _adapt(self, attempt: Attempt, reservation: Reservation) -> None:
-        """A pod that gets the cache from another one does not have it yet; one that encodes never will."""
+        """Adapt the reservation to the stage: a decode pod fetches the cache from another pod and does not have it yet;
+        an encode pod never will."""
         if attempt.stage is DECODE:
             self.index.hide(reservation)
         elif attempt.stage is Stage.ENCODE:
@@ -183,7 +185,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         return window
 
     def _judge(self, now: float) -> None:
-        """What the counters of the pods say of what was predicted."""
+        """Compare the predictions with the counters of the pods."""
         self._judge_at = now + JUDGE_INTERVAL
         running: dict[Endpoint, list[Any]] = {}
         for attempt in self._reservations:
@@ -208,7 +210,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         index.is_crowded = any(map(index.is_stuck, self._reservations.values()))
 
     def _capacity(self, tokens: int) -> int:
-        """Blocks of ours that a pod with so many tokens of KV cache can hold; 0: it does not say."""
+        """Return the number of own blocks that fit into a KV cache of this many tokens; 0 if the pod does not report
+        its size."""
         return tokens // self._block_size if self.auto_tune and tokens > 0 else self._fixed_capacity
 
     def _block_limit(self) -> int:
@@ -218,5 +221,5 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
 
 
 def _is_computed(attempt: Attempt) -> bool:
-    """Return whether the pod has been through the prompt: a good response was under way when it was ended."""
+    """Return whether the pod has computed the prompt: a successful response had started before the end."""
     return attempt.ending in (Ending.CLIENT_GONE, Ending.EVICTED) and attempt.first_byte_at is not None

@@ -1,4 +1,4 @@
-"""Send requests with the same prompt that come in a burst to the same pod, before any pod has it cached."""
+"""Send a burst of requests with the same prompt to the same pod, before any pod has the prompt cached."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MOST_BLOCKS = 2048
 
 
 class BurstMatch(PrefixMatch):
-    """Scorers find all of the prompt on the assigned pod. `missing`, the tokens left to compute, is the whole prompt
-    for the first request with it."""
+    """The match of a burst: the assigned pod has the whole prompt. `missing`, the tokens left to compute, is the whole
+    prompt for the first request with it."""
 
     __slots__ = ("_sample", "block_size", "total")
 
@@ -45,7 +45,7 @@ class BurstMatch(PrefixMatch):
 
 
 class _Window:
-    """The requests that come until it ends, in monotonic seconds."""
+    """The requests that arrive before its end, in monotonic seconds."""
 
     def __init__(self, ends: float) -> None:
         self.ends = ends
@@ -125,7 +125,7 @@ class BurstPrefixCacheProducer(DataProducer):
         return window
 
     def _chains(self, request: InferenceRequest) -> list[Chain]:
-        """Of full blocks and what is behind the last one."""
+        """Return the hashes of full blocks and of the rest behind the last one."""
         prompt, size = request.state.read(TOKENIZED_PROMPT) or request.prompt, self.block_size_tokens
         most = self.max_prefix_tokens_to_match // size or MOST_BLOCKS
         seed, length = namespace(request.model, prompt.salt), size * BYTES_PER_TOKEN

@@ -1,4 +1,4 @@
-"""The exact prefix match where it is sure, the approximate one for all other pods and prompts."""
+"""Use the exact prefix match where it is reliable, and the approximate one for all other pods and prompts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
             state[PREFIX_MATCH] = match  # The two it is made of have written here before.
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        """Whichever of the three comes first has told what it knows; what counts is this one."""
+        """Set the predicted cached tokens to the match of this producer, whichever of the three producers ran first."""
         match = attempt.request.state.read(self._key)
         if match is not None:
             (tokens,) = match.lengths((endpoint,))

@@ -1,4 +1,4 @@
-"""Remember which pod has seen which image, audio or video: its encoder need not run again there."""
+"""Remember which pod has encoded which image, audio or video, so that its encoder need not run again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from proxy.openai.prompts import media_in
 DEFAULT_MIB = 4096
 
 MIB_PER_MEDIUM = 2
-"""What the embeddings of one are taken to need."""
+"""Assumed size of the embeddings of one medium."""
 
 Seen = OrderedDict[str, None]
-"""Digests of media, the one that was sent longest ago first."""
+"""Digests of media, the least recently sent first."""
 
 
 class MediaMatch:
-    """The media of a request, each once, and who has seen them at the moment of the call."""
+    """The distinct media of a request, and the pods that have encoded them at the moment of the call."""
 
     __slots__ = ("_seen", "media")
 

@@ -1,4 +1,4 @@
-"""Match prompts, token by token, against what the pods say they have in their KV caches."""
+"""Match prompts, token by token, against the KV events of the pods."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MISMATCH = (
 
 
 Predicted = tuple[list[Reservation], int | None, int]
-"""What was reserved for it, the cached tokens that were predicted (None where that was no more than a hope), and the
-tokens of a block."""
+"""The reservation, the predicted cached tokens (None if the prediction is uncertain), and the tokens per block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
         self.index.restarted(endpoint)
 
     def _sources(self) -> KvSources:
-        """Raises ValueError for addresses that make no sense."""
+        """Return the sources of events. Raise ValueError for invalid addresses."""
         config = self.kv_events_config
         discovery = config.pod_discovery_config
         if not config.discover_pods and not config.zmq_endpoint:

@@ -1,4 +1,4 @@
-"""Predict how soon each pod would respond, from the past of each pod."""
+"""Predict the time to first token on each pod from its past responses."""
 
 from __future__ import annotations
 
@@ -120,19 +120,20 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     @property
     def error(self) -> float:
-        """Of recent predictions; see `FleetModel.error`."""
+        """Return the error of recent predictions; see `FleetModel.error`."""
         return self.fleet.error
 
     def backlog(self, endpoints: Sequence[Endpoint]) -> float | None:
-        """Seconds until each of these pods would turn to another prompt, added up; None while nothing was learnt."""
+        """Return the sum over these pods of the seconds until each could start another prompt; None before any response
+        was learned from."""
         if self.fleet.prefill.is_cold:
             return None
         now = self.clock.now()
         return sum(pod.rest + max(pod.due - now, 0.0) for pod in self.models(endpoints, now))
 
     def pace(self, endpoint: Endpoint) -> tuple[float, float] | None:
-        """Return the seconds of a prompt of usual length and of a completion token on an idle pod; None as
-        long as too little is known."""
+        """Return the seconds of a prompt of usual length and of a completion token on an idle pod; None while there are
+        too few observations."""
         pod = self._pods.get(endpoint)
         if pod is None or pod.rates.prefill.observed < LEAST_OBSERVED:
             return None
@@ -140,13 +141,13 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return rates.fixed + rates.speed * rates.step + self.fleet.prompt * rates.per_token, rates.alone
 
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
-        """Of these pods, as all that has come makes them."""
+        """Return the models of these pods, updated with all observations."""
         pods = self.known(endpoints, now)
         catch_up(pods, now)
         return pods
 
     def known(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
-        """The same, as they were left."""
+        """Return the models of these pods without an update."""
         if endpoints is self._last_endpoints:  # the fleet hands out the same tuple until it changes
             return self._last_models
         found = [self._pods.get(endpoint) or self._meet(endpoint, now) for endpoint in endpoints]
@@ -159,7 +160,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return pod
 
     def _lockstep_of(self, endpoint: Endpoint) -> Lockstep | None:
-        """Return what the ranks of a pod share; None for a pod without ranks."""
+        """Return the state that the ranks of a pod share; None for a pod without ranks."""
         if endpoint.rank is None:
             return None
         known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
@@ -169,7 +170,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return lockstep
 
     def _apply_prices(self) -> None:
-        """Take over the models of the producer before, which had other costs."""
+        """Update the models of the previous producer, which had other costs."""
         self.fleet.news = self._hear
         for pod in self._pods.values():
             pod.set_prices(self._prices)
@@ -183,11 +184,11 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
 
 class Forecast(NamedTuple):
-    """Lives as long as its request."""
+    """The forecast for one request. Lives as long as the request."""
 
     producer: PredictedLatencyProducer
     tokens: int
-    """Of the prompt."""
+    """Number of tokens of the prompt."""
     match: PrefixMatch | None
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
@@ -229,4 +230,4 @@ class Forecast(NamedTuple):
 
 
 _forecast = partial(tuple.__new__, Forecast)
-"""Of a tuple of its fields, without the Python frame that a NamedTuple's own constructor takes."""
+"""Creates a forecast from a tuple of its fields, without the Python frame of a NamedTuple's own constructor."""

@@ -1,4 +1,4 @@
-"""Which session a request belongs to."""
+"""Read the session id of a request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class SessionIdProducer(DataProducer):
 
 
 def _cookie(header: str, name: str) -> str:
-    """One cookie of a Cookie header. The others may hold anything: browsers send what no grammar allows."""
+    """Return one cookie of a Cookie header. Other cookies may have any content: browsers send values that violate the
+    grammar."""
     for pair in header.split(";"):
         key, _, value = pair.partition("=")
         if key.strip() == name:

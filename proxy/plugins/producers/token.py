@@ -1,4 +1,4 @@
-"""The prompt in tokens: estimated, or exactly as the engine would make them."""
+"""Produce the tokens of a prompt: an estimate, or exactly the engine's tokens."""
 
 from __future__ import annotations
 

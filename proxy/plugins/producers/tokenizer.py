@@ -1,4 +1,4 @@
-"""An older name of token-producer, for when token ids are wanted."""
+"""The deprecated name of token-producer with exact token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefill on one pod, decode on another."""
+"""Run prefill on one pod and decode on another."""
 
 from __future__ import annotations
 

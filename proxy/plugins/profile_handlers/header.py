@@ -1,4 +1,4 @@
-"""A request header names the profile."""
+"""Select the profile by a request header."""
 
 from __future__ import annotations
 

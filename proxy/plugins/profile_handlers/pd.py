@@ -1,4 +1,4 @@
-"""The older name of the handler that splits requests, with the older spellings of its parameters."""
+"""The deprecated name of disagg-profile-handler, with the earlier names of its parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only profile decides."""
+"""Run the only profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefer pods that this proxy has given fewer requests that are still in flight."""
+"""Prefer pods with fewer requests of this proxy in flight."""
 
 from __future__ import annotations
 

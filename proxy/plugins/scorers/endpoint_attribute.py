@@ -26,7 +26,7 @@ class FixedRange:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveRange:
-    """From the least to the most of the candidates."""
+    """The range from the lowest to the highest value of the candidates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Prefer pods with a label that has the value of a request header."""
+"""Prefer pods whose label equals a request header."""
 
 from __future__ import annotations
 

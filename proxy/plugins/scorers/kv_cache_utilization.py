@@ -1,4 +1,4 @@
-"""Prefer pods with room in their KV cache."""
+"""Prefer pods with free KV cache."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast, Objectives, objectives
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
-"""Costs that differ by less, in seconds and as a share, are equal: what there is of chance in them must not send all
-to the same pod."""
+"""Smallest difference of costs, in seconds and as a share. Smaller differences count as equal, so that random errors do
+not send all requests to the same pod."""
 
 UNUSED = "accepted and without effect: predictions are always used"
 
 BROKEN = 0.5
-"""Pods that are expected to break an objective score below this, the others above."""
+"""Pods that are predicted to miss an objective score below this value, the others above."""
 
 
 @plugin("latency-scorer")

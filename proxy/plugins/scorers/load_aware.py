@@ -1,4 +1,4 @@
-"""Prefer pods whose queue is far from a threshold."""
+"""Prefer pods whose queue is far below a threshold."""
 
 from __future__ import annotations
 

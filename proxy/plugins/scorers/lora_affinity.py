@@ -17,10 +17,10 @@ from proxy.core.state import PluginState
 from proxy.plugins.sessions import Rebalance
 
 LOADED, SOON, FREE_SLOT, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0
-"""`SOON` is what an adapter that waits is worth where hot ones are spread by load, and `WAITS` where they are not."""
+"""Scores. `SOON` is the score of a waiting adapter if hot adapters are spread by load, `WAITS` otherwise."""
 
 MOST_PLAIN = 1000
-"""Names of models that are no adapters."""
+"""Largest number of remembered model names that are not adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
         at_least=0,
     )
     _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False)
-    """The adapters that were sent to each pod, as many as it holds, the one used last at the end."""
+    """The adapters that were sent to each pod, up to its number of slots, the most recently used last."""
     _plain: dict[str, None] = field(init=False, repr=False, compare=False)
-    """Models that ran and were no adapters."""
+    """Models that ran and were not adapters."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_slots", self.state.get("slots", dict))
@@ -85,7 +85,8 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
             slots.popitem(last=False)
 
     def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        """A pod that was asked while the request ran, and named no such adapter, took it for a model of its own."""
+        """Learn names of models that are not adapters: a pod that was scraped while the request ran, and listed no such
+        adapter, serves it as a model of its own."""
         metrics, model, began = endpoint.metrics, attempt.request.model, attempt.first_byte_at
         if not self.remember or began is None or not began < metrics.scraped_at:
             return

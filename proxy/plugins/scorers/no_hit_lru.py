@@ -1,4 +1,4 @@
-"""Spread prompts that no endpoint has cached: the endpoint that got such a prompt longest ago comes first."""
+"""Spread prompts without a cache hit: the endpoint that got such a prompt longest ago comes first."""
 
 from __future__ import annotations
 

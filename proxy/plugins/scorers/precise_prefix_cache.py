@@ -1,4 +1,4 @@
-"""An older name for a precise prefix index and the scorer that reads it, in one."""
+"""The deprecated combination of a precise prefix index and its scorer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefer pods with fewer prompt tokens to prefill, this request's included."""
+"""Prefer pods with fewer prompt tokens to prefill, including this request's."""
 
 from __future__ import annotations
 

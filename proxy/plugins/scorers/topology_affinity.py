@@ -1,4 +1,4 @@
-"""Prefer pods near the one that was chosen before: what goes between them goes faster."""
+"""Prefer pods near the pod of an earlier stage, because transfers between them are faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.plugins.endpoint_data import PEER, distances
 
 SCORES = (1.0, 0.2, 0.05, 0.02, 0.0)
-"""By what is shared: host, rack, zone, region, nothing; about as fast as a cache gets there."""
+"""Scores by the shared level: host, rack, zone, region, none; roughly the relative speed of a transfer."""
 
 
 @plugin("topology-affinity-scorer")

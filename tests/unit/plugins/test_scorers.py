@@ -154,7 +154,7 @@ class TestAttribute:
         ("parameters", "said"),
         [
             ({"attributeKey": "a/b", "algorithm": {"type": "linear_lower_is_better"}}, "a name alone"),
-            ({"attributeKey": "a", "algorithm": {"type": "cubic"}}, "none of linear_lower_is_better"),
+            ({"attributeKey": "a", "algorithm": {"type": "cubic"}}, "must be one of linear_lower_is_better"),
             ({"attributeKey": "a"}, "algorithm: is required"),
         ],
     )
