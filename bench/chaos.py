@@ -36,7 +36,7 @@ from bench.disorder.clients import Clients, Seen, asks
 from bench.disorder.ledger import Evidence, Finding, accounts, cancel_seconds, findings, unserved
 from bench.disorder.program import Footprint, Program, running
 from bench.disorder.trouble import Churn, Watch
-from proxy.lab.sim import Kind, SimConfig, SimFleet, SimPod
+from proxy.lab.sim import FaultKind, SimConfig, SimFleet, SimPod
 
 AT_ONCE = 64
 TIME_SCALE = 20.0
@@ -51,7 +51,7 @@ MORE_RSS = 32 * 1024
 """KiB that may have been added beside the prefix index: pages that are kept for what comes."""
 
 MORE_DESCRIPTORS = 8
-SERVING = frozenset({Kind.UNHEALTHY, Kind.SLOW_START})
+SERVING = frozenset({FaultKind.UNHEALTHY, FaultKind.SLOW_START})
 
 
 def main() -> None:
@@ -142,8 +142,8 @@ def _unwell(number: int, pod: SimPod) -> list[tuple[int, float, float]]:
 
 def _resets(number: int, pod: SimPod) -> list[tuple[int, float]]:
     """A crash is one at once, who shuts down ends with one."""
-    crashes = [(number, since) for kind, since, _ in pod.condition.history if kind is Kind.CRASH]
-    return crashes + [(number, until) for kind, _, until in pod.condition.history if kind is Kind.SHUTTING_DOWN]
+    crashes = [(number, since) for kind, since, _ in pod.condition.history if kind is FaultKind.CRASH]
+    return crashes + [(number, until) for kind, _, until in pod.condition.history if kind is FaultKind.SHUTTING_DOWN]
 
 
 def _leftovers(before: Footprint, after: Footprint) -> list[str]:

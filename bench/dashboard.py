@@ -36,7 +36,7 @@ from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
-from proxy.http.settings import Admin
+from proxy.http.settings import AdminSettings
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue
@@ -140,7 +140,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
             configurations=None,  # type: ignore[arg-type]  # not requested
             dashboard=dashboard.routes,
         )
-        admin = await stack.enter_async_context(AdminServer(Admin(port=0), application))
+        admin = await stack.enter_async_context(AdminServer(AdminSettings(port=0), application))
         await dashboard.start(stack)
         known = [fleet.add(PodSettings(url=f"http://{number}.test", name=f"pod-{number}")) for number in range(pods)]
         for pod in known:

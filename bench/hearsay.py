@@ -26,16 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.placement.generators import generate
 from bench.rig import say, table
-from proxy.cluster.messages import Kind, records
+from proxy.cluster.messages import FrameKind, records
 from proxy.cluster.prefixes import SharedIndex
-from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
+from proxy.cluster.shared import OwnLoads, PeerLoads, PodNumbers
 from proxy.cluster.transport import LATER
 from proxy.core.attempt import Stage
 from proxy.core.endpoint import DEFAULT_POOL, Metrics
 from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import SharedLedger
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.replay import Objectives, averaged, fared, figures
+from proxy.lab.replay import ReplayObjectives, averaged, fared, figures
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE
 from proxy.lab.simulation import Policy, Simulation, VirtualPod
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, count: int, delay: float, seed: int) -> di
     outcomes = simulation.run()
     counted = outcomes[len(outcomes) // 10 :]
     return {
-        **figures(fared(counted, Objectives()), simulation.gauges),
+        **figures(fared(counted, ReplayObjectives()), simulation.gauges),
         "packets": policy.batches / len(outcomes),
     }
 
@@ -120,7 +120,7 @@ class Sharing(Kvlane):
     def __init__(self, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random) -> None:
         self._loads = OwnLoads(self._touch, self._touch_later)
         super().__init__(Settings(), pods, clock, rng, says_cached=True)
-        roster = Roster()
+        roster = PodNumbers()
         for endpoint in self._endpoints:
             roster.added(endpoint)
         self._heard_loads = PeerLoads(roster.get, self.ledger.elsewhere)
@@ -150,7 +150,7 @@ class Sharing(Kvlane):
 
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
-            if kind is Kind.LOAD:
+            if kind is FrameKind.LOAD:
                 self._heard_loads.receive(peer, kind, body)
             else:
                 for index in self._indexes:

@@ -24,7 +24,7 @@ from bench.placement.experiment import Experiment
 from bench.placement.pods import VirtualPod
 from bench.placement.report import mean, percentile
 from bench.rig import say, table
-from proxy.lab.engine import Counted
+from proxy.lab.engine import CountedRequest
 from proxy.lab.workload import Job, prompt_blocks
 
 Times = list[float]
@@ -82,7 +82,9 @@ class Holding:
     def _soonest(self, at: int, pods: Sequence[VirtualPod], now: float) -> tuple[float, int, int]:
         """(when its first token would come, the request, the pod)."""
         job, best = self._jobs[at], (math.inf, at, pods[0].index)
-        newcomer = Counted(-1, job.prompt_tokens, job.output_tokens, prompt_blocks(job, pods[0].config.block_size))
+        newcomer = CountedRequest(
+            -1, job.prompt_tokens, job.output_tokens, prompt_blocks(job, pods[0].config.block_size)
+        )
         for pod in pods:
             first, _ = pod.foresee(newcomer, now, best[0])
             best = min(best, (first, at, pod.index))

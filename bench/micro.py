@@ -23,7 +23,7 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.decision import EVERY, Decision, DecisionRecord, Recorder
+from proxy.core.decision import EVERY, Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
 from proxy.core.ports import Clock, Random, SystemClock
@@ -204,7 +204,7 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
     asyncio.run(produce())
     recorder, schedule = (
-        Recorder(parts.observer.plugin_took, every=EVERY if timed else 0),
+        DecisionRecorder(parts.observer.plugin_took, every=EVERY if timed else 0),
         scheduling.scheduler.schedule,
     )
     if not kept:

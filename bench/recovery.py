@@ -35,8 +35,8 @@ from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.ports import ManualClock
 from proxy.lab.sim.engine import Pace
-from proxy.lab.simulation import Outcome, Restart, Simulation
-from proxy.latency.rates import Fading
+from proxy.lab.simulation import Restart, Simulation, SimulationOutcome
+from proxy.latency.rates import SilentPod
 
 UNTRIED = "untried"
 COLUMNS = ("TTFT s", "p90", "after", "p90", "wait s", "pause", "share", "least")
@@ -95,7 +95,7 @@ def main() -> None:
 
 def _figures(options: argparse.Namespace, trouble: Trouble, load: float, policy: str) -> Iterator[list[float]]:
     experiment = _experiment(options.trace, options.requests, options.seeds, trouble.hardware)
-    without = changed((Fading, "seconds", _nothing)) if policy == UNTRIED else nullcontext()
+    without = changed((SilentPod, "seconds", _nothing)) if policy == UNTRIED else nullcontext()
     with without:
         for seed in range(options.seeds):
             yield _figures_of(outcomes(experiment, trouble, load, policy, seed), trouble, experiment.scenario.pods)
@@ -106,7 +106,7 @@ def _experiment(trace: Path, requests: int, seeds: int, hardware: str) -> Experi
     return Experiment(Scenario(hardware=hardware), trace, requests=requests, seeds=seeds)
 
 
-def outcomes(experiment: Experiment, trouble: Trouble, load: float, policy: str, seed: int) -> list[Outcome]:
+def outcomes(experiment: Experiment, trouble: Trouble, load: float, policy: str, seed: int) -> list[SimulationOutcome]:
     jobs, pods, clock = experiment.workload(seed, load).jobs, experiment.scenario.fleet(seed), ManualClock()
     half = _half(jobs[-1].arrival)
     router = policies.make(_name(policy), pods, clock, Random(seed), says_cached=True)
@@ -124,7 +124,7 @@ def pace(pod: Any, slowdown: float) -> None:
     pod.engine.pace = Pace(pod.config)
 
 
-def _figures_of(outcomes: Sequence[Outcome], trouble: Trouble, pods: int) -> list[float]:
+def _figures_of(outcomes: Sequence[SimulationOutcome], trouble: Trouble, pods: int) -> list[float]:
     """In the order of COLUMNS."""
     end = outcomes[-1].job.arrival
     since = _half(end) + trouble.more
@@ -144,7 +144,7 @@ def _figures_of(outcomes: Sequence[Outcome], trouble: Trouble, pods: int) -> lis
     ]
 
 
-def _first_tokens(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+def _first_tokens(outcomes: Sequence[SimulationOutcome]) -> tuple[float, float]:
     """Mean, and p90."""
     waits = sorted(one.first_token - one.job.arrival for one in outcomes if one.first_token is not None)
     return mean(waits), percentile(waits, 0.9)
@@ -158,7 +158,7 @@ def _name(policy: str) -> str:
     return policies.DEFAULT if policy == UNTRIED else policy
 
 
-def _nothing(fading: Fading, now: float) -> float:
+def _nothing(fading: SilentPod, now: float) -> float:
     return 0.0
 
 

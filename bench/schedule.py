@@ -20,7 +20,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.scrape import parse_ranks
-from proxy.lab.sim import Engine, SimConfig
+from proxy.lab.sim import SimConfig, SimEngine
 from proxy.lab.sim.metrics import expose
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
@@ -81,7 +81,7 @@ def _decision(pods: int, ranks: int) -> Callable[[], None]:
 
 
 def _scrapes(pods: int, ranks: int) -> Callable[[], None]:
-    text = expose([Engine(SimConfig(), rank=rank) for rank in range(ranks)], 0.0, 0.0).encode()
+    text = expose([SimEngine(SimConfig(), rank=rank) for rank in range(ranks)], 0.0, 0.0).encode()
 
     def read_all() -> None:
         for _ in range(pods):

@@ -26,7 +26,7 @@ from bench.placement.report import mean
 from bench.placement.rivals import RIVALS
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
-from proxy.lab.simulation import Outcome
+from proxy.lab.simulation import SimulationOutcome
 
 LOADS = (0.6, 0.8, 0.95)
 BASELINES = ("round-robin", "random", "least-requests", "power-of-two")
@@ -169,22 +169,22 @@ def _runs(experiment: Experiment, policy: str, load: float) -> list[dict[str, fl
     return runs
 
 
-def _bursts(experiment: Experiment, policy: str) -> list[list[list[Outcome]]]:
+def _bursts(experiment: Experiment, policy: str) -> list[list[list[SimulationOutcome]]]:
     """For each seed the outcomes of every burst."""
     return [
         _cold(experiment.simulated(policy, experiment.workload(seed, 0.5), seed)[0]) for seed in range(experiment.seeds)
     ]
 
 
-def _cold(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+def _cold(outcomes: Sequence[SimulationOutcome]) -> list[list[SimulationOutcome]]:
     """Requests that share the first chunk of their prompts with 63 others."""
-    by: dict[int, list[Outcome]] = {}
+    by: dict[int, list[SimulationOutcome]] = {}
     for one in outcomes:
         by.setdefault(one.job.nodes[0], []).append(one)
     return [each for each in by.values() if len(each) == BURST]
 
 
-def _waits(outcomes: Sequence[Outcome]) -> list[float]:
+def _waits(outcomes: Sequence[SimulationOutcome]) -> list[float]:
     return [one.first_token - one.job.arrival for one in outcomes if one.first_token is not None]
 
 

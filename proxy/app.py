@@ -20,7 +20,7 @@ from proxy import __version__, outbound
 from proxy.autoscale.autoscaling import Autoscaling
 from proxy.autoscale.signals import OwnSignals
 from proxy.config.diff import servable
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
@@ -41,9 +41,9 @@ from proxy.fleet.store import Fleet, PoolPods
 from proxy.flowcontrol.controller import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
-from proxy.http.guards import HungUp
+from proxy.http.guards import RejectedConnections
 from proxy.http.server import DataServer
-from proxy.http.settings import Trust
+from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
@@ -66,7 +66,7 @@ from proxy.telemetry.observer import Observer
 from proxy.telemetry.process import probe_loop_lag
 
 if TYPE_CHECKING:
-    from proxy.extproc.server import Picker
+    from proxy.extproc.server import PickerServer
 
 TOKEN_TIMEOUT = 5.0
 """Timeout, in seconds, for one token of an engine that stalled."""
@@ -90,7 +90,7 @@ class App:
         self,
         settings: Settings,
         registry: Registry | None = None,
-        reader: Reader | None = None,
+        reader: ConfigReader | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -99,7 +99,9 @@ class App:
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
         self._levels = LogLevels(lambda: self._settings.telemetry.log_level)
-        self.configurations = Configurations(settings, self, reader or Reader(environ=os.environ), clock, catalogue)
+        self.configurations = Configurations(
+            settings, self, reader or ConfigReader(environ=os.environ), clock, catalogue
+        )
         self.state = State()
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
@@ -120,7 +122,7 @@ class App:
         )
         self._observation.readers.extend((self._read_queues, self._own_signals.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
-        self._picker: Picker | None = None
+        self._picker: PickerServer | None = None
         self._is_stopping = False
         self._use(*self._build(settings))
 
@@ -205,7 +207,7 @@ class App:
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
         clock, rng, fleet = self._clock, self._random, self.fleet
-        trust = Trust(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
+        trust = PodTlsContexts(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
         self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
         breakers = Breakers(
             settings.reliability.breaker, clock, fleet, self._timer.call_later, self._make_breaker_peers()
@@ -235,7 +237,9 @@ class App:
         )
 
     def _make_server(self) -> None:
-        cells = {why: self._catalogue.hung_up.cell(why.value) for why in HungUp}  # a rate sees the first of each
+        cells = {
+            why: self._catalogue.hung_up.cell(why.value) for why in RejectedConnections
+        }  # a rate sees the first of each
         served, connections = self.serving.served, self._process.connections
         self._server = server = DataServer(
             self._settings.listen,
@@ -363,7 +367,7 @@ class App:
             Timer: self._timer,
         }
 
-    def _make_polling(self, trust: Trust, observation: Observation) -> Polling | None:
+    def _make_polling(self, trust: PodTlsContexts, observation: Observation) -> Polling | None:
         return Polling(self.fleet, trust, self._clock, self._random, observation.endpoints.check_failed)
 
     def _make_model_reads(self, polling: Polling | None) -> ModelReads:
@@ -493,13 +497,13 @@ class App:
             scheduling.forget(endpoint)
 
 
-def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> Picker | None:
+def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> PickerServer | None:
     """Return the ext_proc server; None if its port is not configured. It shares the body budget, the listeners and the
     connections to pods with the data port."""
     if not settings.extproc.is_on:
         return None
     from proxy.extproc.request import StreamedBodyReader
-    from proxy.extproc.server import Picker
+    from proxy.extproc.server import PickerServer
 
     bodies = StreamedBodyReader(settings.listen, server.budget)
-    return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.context, clock)
+    return PickerServer(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.context, clock)

@@ -20,10 +20,10 @@ from proxy.core.state import Draft
 from proxy.fleet.drain_affinity import steer
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import request_of
-from proxy.pool import Pool, Production
+from proxy.pool import Pool, Producers
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
-from proxy.scheduling.explained_decision import Entry, imagined, short
+from proxy.scheduling.explained_decision import DecisionEntry, imagined, short
 from proxy.scheduling.explained_log import Explaining
 from proxy.scheduling.layout import declares
 from proxy.scheduling.scheduler import Scheduler
@@ -40,7 +40,7 @@ _FIELDS = ("request", "path", "headers", "pool", "profile", "scheduling", "weigh
 
 
 @dataclass(frozen=True, slots=True)
-class Imagined:
+class DryRunQuery:
     """`body` is what the client would send. `profile` decides alone; `scheduling` is a section that replaces the one in
     effect; `weights` are weights of scorers, by name, in all profiles."""
 
@@ -53,7 +53,7 @@ class Imagined:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trial: Any, query: Mapping[str, str]) -> Imagined:
+    def of(cls, trial: Any, query: Mapping[str, str]) -> DryRunQuery:
         """Parse `{"request": …}` with its options, or the bare request. Raise BadRequest."""
         if not isinstance(trial, Mapping):
             raise BadRequest("The body must be an object: a request, or what has one in `request`.")
@@ -135,7 +135,7 @@ ID = "dry-run"
 
 
 @dataclass(frozen=True, slots=True)
-class NoCall:
+class UnsentRequest:
     """A request that no client has sent. Implements `core.ports.Call`."""
 
     path: str
@@ -155,7 +155,7 @@ class DryRun:
 
     process: Process
 
-    async def of(self, trial: Imagined) -> dict[str, Any]:
+    async def of(self, trial: DryRunQuery) -> dict[str, Any]:
         """Return the decision. Nothing is reserved, counted or published, and no hook runs. Raise RequestError if the
         request would be refused before the decision."""
         request = self._request(trial)
@@ -173,8 +173,8 @@ class DryRun:
         finally:
             await draft.discard()
 
-    def _request(self, trial: Imagined) -> InferenceRequest:
-        call = NoCall(trial.path, trial.headers, trial.body, self.process.clock.now())
+    def _request(self, trial: DryRunQuery) -> InferenceRequest:
+        call = UnsentRequest(trial.path, trial.headers, trial.body, self.process.clock.now())
         parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
         if parsed.previous_response_id:
             raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
@@ -182,7 +182,7 @@ class DryRun:
         request, names = request_of(call, parsed, model, math.inf), self.process.serving.resolver
         return request if names is None else names.unheard().resolve(request, None)
 
-    def _pool(self, trial: Imagined, request: InferenceRequest) -> Pool:
+    def _pool(self, trial: DryRunQuery, request: InferenceRequest) -> Pool:
         pools = self.process.serving.gateway.pools
         if not trial.pool:
             return pools.first_for(request)
@@ -190,7 +190,7 @@ class DryRun:
             raise BadRequest(f"There is no pool '{trial.pool}'{suggestion(trial.pool, pools.names)}.", param="pool")
         return pools.named(trial.pool)
 
-    def _tried(self, trial: Imagined, pool: Pool, draft: Draft) -> Scheduling:
+    def _tried(self, trial: DryRunQuery, pool: Pool, draft: Draft) -> Scheduling:
         """Return the scheduling in use, or a temporary one for the given section."""
         if trial.scheduling is None and not trial.weights:
             return pool.scheduling
@@ -205,9 +205,11 @@ class DryRun:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
         return tried
 
-    async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
+    async def _decided(
+        self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = ""
+    ) -> DecisionEntry:
         request = changed(request, state=CycleState())
-        production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
+        production = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
         await production.run(request, pool.pods.serving(request.model))
         candidates = pool.pods.serving(request.model)
         if candidates:
@@ -255,7 +257,7 @@ class OwnDecisions:
 
     async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raise RequestError."""
-        return await self.dry_run.of(Imagined.of(trial, query))
+        return await self.dry_run.of(DryRunQuery.of(trial, query))
 
 
 def _fresh(tried: Scheduling, live: Scheduling) -> list[str]:

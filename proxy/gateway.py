@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
-from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, Recorder
+from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
     NO_POD,
@@ -21,7 +21,7 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.ports import Call, Clock, Relay, Resolver, allows
+from proxy.core.ports import ClientRequest, Clock, Relay, Resolver, allows
 from proxy.core.request import InferenceRequest
 from proxy.disagg.transfer import SplitRequest
 from proxy.fleet.bindings import Bindings
@@ -70,7 +70,7 @@ class Gateway:
     """None if the models of pods are not read on demand."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
-    recorder: Recorder = NO_RECORDER
+    recorder: DecisionRecorder = NO_RECORDER
     parser: BodyParser = field(default_factory=BodyParser)
     pools: Pools = field(init=False)
 
@@ -78,7 +78,7 @@ class Gateway:
         place = self._place if self.hedging is None else self.hedging.around(self._place, self._running)
         self.pools = Pools(self.all_pools, self.bindings, place)
 
-    async def serve(self, call: Call, relay: Relay) -> None:
+    async def serve(self, call: ClientRequest, relay: Relay) -> None:
         """Serve the request. Raise RequestError if nothing was sent to the client; the relay ends requests that fail
         later."""
         pinned = response_id(call.path)
@@ -132,7 +132,9 @@ class Gateway:
             return self.pools.send(request, parsed, relay)
         return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
-    def _check_models(self, call: Call, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest) -> None:
+    def _check_models(
+        self, call: ClientRequest, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest
+    ) -> None:
         """Raise UnknownModel for an adapter that the key may not use, and Forbidden for a WebSocket to a pod with
         models that the key may not use: inside it, clients name any model of the pod."""
         for adapter in parsed.adapters:

@@ -23,7 +23,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A silent connection to a dead peer fails after half a minute. Not every system has all of these options."""
 
 
-class Response(NamedTuple):
+class FetchedResponse(NamedTuple):
     """A complete response."""
 
     status: int
@@ -58,11 +58,13 @@ def session(
     )
 
 
-async def send(http: aiohttp.ClientSession, method: str, url: str, limit: int = LARGEST, **options: Any) -> Response:
+async def send(
+    http: aiohttp.ClientSession, method: str, url: str, limit: int = LARGEST, **options: Any
+) -> FetchedResponse:
     """Return the complete response. `options` are those of aiohttp. Raise FAILURES, also for a response that is too
     large."""
     async with http.request(method, url, **options) as response:
-        return Response(response.status, await read(response, limit), response.headers)
+        return FetchedResponse(response.status, await read(response, limit), response.headers)
 
 
 async def fetch(
@@ -74,7 +76,7 @@ async def fetch(
     socket_path: str = "",
     limit: int = LARGEST,
     **options: Any,
-) -> Response:
+) -> FetchedResponse:
     """As `send`, on a new connection."""
     async with session(timeout, tls=tls, socket_path=socket_path) as http:
         return await send(http, method, url, limit, **options)

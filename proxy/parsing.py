@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from proxy.core.errors import BodyTooLarge, RequestError
-from proxy.core.ports import Call
+from proxy.core.ports import ClientRequest
 from proxy.core.request import EMPTY_PROMPT, TIME_LIMIT, InferenceRequest, Prompt, time_limit
 from proxy.offload import OffloadPool, serve
 from proxy.openai.bodies import is_light
@@ -36,19 +36,19 @@ _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
 """Methods of requests whose query names the model."""
 
 
-def parsed_at_once(call: Call) -> Parsed:
+def parsed_at_once(call: ClientRequest) -> Parsed:
     """Parse the body here. A request without a body may name no model; any pod serves it. Raise BadRequest."""
     if call.method in _NAMED_BY_QUERY:
         return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
 
 
-def is_parsed_at_once(call: Call) -> bool:
+def is_parsed_at_once(call: ClientRequest) -> bool:
     """Return whether parsing the body blocks the event loop for a few milliseconds at most."""
     return call.method in _NAMED_BY_QUERY or is_light(call.body, call.headers.get("content-type", ""))
 
 
-async def parsed_form(call: Call) -> Parsed:
+async def parsed_form(call: ClientRequest) -> Parsed:
     """Parse a large form, or the start of one, in steps between which other requests are served. Raise BadRequest."""
     form = Form(call.headers.get("content-type", ""))
     for start in range(0, len(call.body), STEP):
@@ -59,19 +59,19 @@ async def parsed_form(call: Call) -> Parsed:
     return Parsed(form.model, call.body)
 
 
-def is_large_form(call: Call) -> bool:
+def is_large_form(call: ClientRequest) -> bool:
     """Return whether to use `parsed_form`."""
     if call.method in _NAMED_BY_QUERY:
         return False
     return call.upload is not None or (len(call.body) > STEP and is_multipart(call.headers.get("content-type", "")))
 
 
-def question(call: Call) -> tuple[str, bytes, str]:
+def question(call: ClientRequest) -> tuple[str, bytes, str]:
     """Return the arguments for the parser in the other process."""
     return call.path, call.body, call.headers.get("content-type", "")
 
 
-def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
+def request_of(call: ClientRequest, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
     """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest."""
     headers = call.headers
     if TIME_LIMIT in headers:

@@ -12,7 +12,7 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.models import ModelRounds
 from proxy.fleet.runner import STATIC, FleetRunner, named
 from proxy.fleet.store import Fleet, FleetSettings
-from proxy.http.settings import Trust
+from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.pool import PooledFetcher
 from proxy.reliability.health import HealthChecks
 from proxy.reliability.settings import HealthSettings
@@ -40,7 +40,12 @@ class Polling:
     """Polls the pods of a process. `runners`, by pool, belong to the configuration in use."""
 
     def __init__(
-        self, fleet: Fleet, trust: Trust, clock: Clock, rng: Random, check_failed: Callable[[Endpoint, str], None]
+        self,
+        fleet: Fleet,
+        trust: PodTlsContexts,
+        clock: Clock,
+        rng: Random,
+        check_failed: Callable[[Endpoint, str], None],
     ) -> None:
         """`check_failed`: see HealthChecks."""
         self._fleet = fleet

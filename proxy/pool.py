@@ -42,7 +42,7 @@ def _derives(producer: DataProducer) -> bool:
     return cls.derive is not DataProducer.derive and cls.produce is DataProducer.produce
 
 
-class Production:
+class Producers:
     """The data producers of a pool. Producers that may wait come last, unless another producer needs their data."""
 
     def __init__(self, producers: Sequence[DataProducer], raised: Raised, name: NameOf) -> None:
@@ -131,12 +131,12 @@ class Pool:
     """The listeners of all pools."""
     listeners: Listeners = field(init=False)
     """The common listeners, then the gates of the pool and the hooks of its plugins."""
-    production: Production = field(init=False)
+    production: Producers = field(init=False)
 
     def __post_init__(self) -> None:
         scheduling = self.scheduling
         self.listeners = self.common.plus(*self.gates, hooks=scheduling)
-        self.production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
+        self.production = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
 
 
 Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]

@@ -12,7 +12,7 @@ from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
 from proxy.auth.limits import LimitSeries, RateLimiter
 from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision, DecisionRecord, Recorder
+from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
@@ -34,8 +34,8 @@ from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.gateway import Gateway
 from proxy.http.rank import RankGate
-from proxy.http.server import Served
-from proxy.http.settings import Security, Trust
+from proxy.http.server import ServedGraph
+from proxy.http.settings import PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.latency.forecast import LATENCY
 from proxy.models.cluster import ClusterNames
@@ -131,7 +131,7 @@ class Serving:
     schedulings: Mapping[str, Scheduling]
     resolver: Resolver | None
     gateway: Gateway
-    served: Served
+    served: ServedGraph
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Process:
     fleet: Fleet
     ledger: Ledger
     bindings: Bindings
-    trust: Trust
+    trust: PodTlsContexts
     connections: UpstreamPool
     breakers: Breakers
     liveness: Liveness
@@ -173,7 +173,7 @@ def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving
     return _Build(settings, process, draft).serving()
 
 
-def build_authenticator(security: Security, clock: Clock, draft: Draft) -> Authenticator | None:
+def build_authenticator(security: SecuritySettings, clock: Clock, draft: Draft) -> Authenticator | None:
     """Return None if no credentials are required. Raise ConfigError."""
     return authenticator_of(security, clock, os.environ, _fetch_keys, draft)
 
@@ -424,13 +424,13 @@ class _Build:
             resolver=admission,
             names=resolver,
             model_reads=process.model_reads,
-            recorder=Recorder(process.observation.observer.plugin_took, wants),
+            recorder=DecisionRecorder(process.observation.observer.plugin_took, wants),
             parser=process.parser,
         )
 
-    def _served(self, gateway: Gateway, authenticator: Authenticator | None, listeners: Listeners) -> Served:
+    def _served(self, gateway: Gateway, authenticator: Authenticator | None, listeners: Listeners) -> ServedGraph:
         process, settings = self.process, self.settings
-        return Served(
+        return ServedGraph(
             gateway,
             settings.security,
             settings.reliability.timeouts,

@@ -25,7 +25,7 @@ from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
-from proxy.http.settings import Admin, Listen, Security
+from proxy.http.settings import AdminSettings, ListenSettings, SecuritySettings
 from proxy.models.settings import ModelSettings
 from proxy.prefix.kv_subscriptions import KvSubscriptions, watch_nothing
 from proxy.prefix.tokens import TokenSource
@@ -67,8 +67,8 @@ class Settings:
     are those beside the one of the top level; `given` is what was written, to tell it from defaults, and `source` all
     that `from_mapping` made this of."""
 
-    listen: Listen = field(default_factory=Listen)
-    admin: Admin = field(default_factory=Admin)
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
     pods: PodSources = field(default_factory=PodSources)
     scheduling: Document = field(default_factory=lambda: Document(given=False))
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
@@ -77,7 +77,7 @@ class Settings:
     models: ModelSettings = field(default_factory=ModelSettings)
     reliability: ReliabilitySettings = field(default_factory=ReliabilitySettings)
     autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
-    security: Security = field(default_factory=Security)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     extproc: ExtProcSettings = field(default_factory=ExtProcSettings)
     telemetry: Telemetry = field(default_factory=Telemetry)

@@ -12,7 +12,7 @@ from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway, Running
 from proxy.http.rank import body_for
 from proxy.openai.parse import parse
-from proxy.openai.prompts import Head
+from proxy.openai.prompts import PromptHead
 from proxy.prefix.match import PREFIX_MATCH
 
 
@@ -26,7 +26,7 @@ class WarmingSender:
         self._poster = poster
         self._clock = clock
 
-    async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
+    async def send(self, endpoint: Endpoint, prompt: PromptHead) -> int | None:
         request, gateway = self._request(prompt), self._gateway()
         pool = gateway.pools.having(endpoint)
         await pool.production.run(request, (endpoint,))
@@ -40,7 +40,7 @@ class WarmingSender:
             attempt.ending = Ending.COMPLETE
         return attempt.status
 
-    def _request(self, prompt: Head) -> InferenceRequest:
+    def _request(self, prompt: PromptHead) -> InferenceRequest:
         parsed = parse(prompt.path, prompt.body)
         return InferenceRequest(
             id="warm-up",

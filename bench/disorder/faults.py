@@ -6,39 +6,39 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from proxy.lab.sim import Fault, Kind, SimPod
+from proxy.lab.sim import Fault, FaultKind, SimPod
 from proxy.lab.sim.faults import STATES
 
 OF_REQUESTS = (
-    Fault(Kind.REJECT, status=429),
-    Fault(Kind.REJECT, status=500),
-    Fault(Kind.REJECT, status=502),
-    Fault(Kind.REJECT, status=503),
-    Fault(Kind.HANG),
-    Fault(Kind.HANG, events=3),
-    Fault(Kind.RESET),
-    Fault(Kind.RESET, events=3),
-    Fault(Kind.FIN),
-    Fault(Kind.FIN, events=3),
-    Fault(Kind.DRIP),
-    Fault(Kind.GARBAGE),
-    Fault(Kind.CORRUPT, events=2),
-    Fault(Kind.MISFRAME, events=3),
-    Fault(Kind.ERROR_FIRST),
+    Fault(FaultKind.REJECT, status=429),
+    Fault(FaultKind.REJECT, status=500),
+    Fault(FaultKind.REJECT, status=502),
+    Fault(FaultKind.REJECT, status=503),
+    Fault(FaultKind.HANG),
+    Fault(FaultKind.HANG, events=3),
+    Fault(FaultKind.RESET),
+    Fault(FaultKind.RESET, events=3),
+    Fault(FaultKind.FIN),
+    Fault(FaultKind.FIN, events=3),
+    Fault(FaultKind.DRIP),
+    Fault(FaultKind.GARBAGE),
+    Fault(FaultKind.CORRUPT, events=2),
+    Fault(FaultKind.MISFRAME, events=3),
+    Fault(FaultKind.ERROR_FIRST),
 )
 
 """Between a pod and one request."""
 
 OF_PODS = (
-    Fault(Kind.REJECT, status=429, retry_after=1),
-    Fault(Kind.REFUSE, seconds=0.15),
-    Fault(Kind.CRASH, seconds=0.15),
-    Fault(Kind.KILLED, seconds=0.15),
-    Fault(Kind.FROZEN, seconds=0.2),
-    Fault(Kind.UNHEALTHY, seconds=0.2),
-    Fault(Kind.LOADING, seconds=0.15),
-    Fault(Kind.SHUTTING_DOWN, seconds=0.15),
-    Fault(Kind.SLOW_START, seconds=0.2),
+    Fault(FaultKind.REJECT, status=429, retry_after=1),
+    Fault(FaultKind.REFUSE, seconds=0.15),
+    Fault(FaultKind.CRASH, seconds=0.15),
+    Fault(FaultKind.KILLED, seconds=0.15),
+    Fault(FaultKind.FROZEN, seconds=0.2),
+    Fault(FaultKind.UNHEALTHY, seconds=0.2),
+    Fault(FaultKind.LOADING, seconds=0.15),
+    Fault(FaultKind.SHUTTING_DOWN, seconds=0.15),
+    Fault(FaultKind.SLOW_START, seconds=0.2),
 )
 """What makes a pod less than well for everybody; after a Retry-After, by its own word."""
 
@@ -66,9 +66,14 @@ def met(pods: Iterable[SimPod]) -> Counter[str]:
 
 
 def named(fault: Fault) -> str:
-    if fault.kind is Kind.REJECT:
+    if fault.kind is FaultKind.REJECT:
         return f"reject {fault.status}" + (" with Retry-After" if fault.retry_after else "")
-    if fault.kind in STATES or fault.kind in (Kind.DRIP, Kind.GARBAGE, Kind.CORRUPT, Kind.ERROR_FIRST):
+    if fault.kind in STATES or fault.kind in (
+        FaultKind.DRIP,
+        FaultKind.GARBAGE,
+        FaultKind.CORRUPT,
+        FaultKind.ERROR_FIRST,
+    ):
         return fault.kind.value
     return fault.kind.value + (" in the middle" if fault.events else " before the head")
 

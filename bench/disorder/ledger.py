@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.disorder.clients import Saw, Seen, is_all_there
 from bench.disorder.program import RETRIES, Samples
-from proxy.lab.sim import Kind, RequestRecord
+from proxy.lab.sim import FaultKind, RequestRecord
 
 Line = Mapping[str, Any]
 """Of the access log."""
@@ -192,7 +192,8 @@ def _pods_agree(evidence: Evidence) -> list[str]:
     against = [
         f"{name}: {whole} pods answered it in full: {[(pod, record.fault, record.ended) for pod, record in calls]}"
         for name, calls in evidence.visits.items()
-        if (whole := sum(_arrived(evidence, *call) and call[1].fault != Kind.ERROR_FIRST.value for call in calls)) > 1
+        if (whole := sum(_arrived(evidence, *call) and call[1].fault != FaultKind.ERROR_FIRST.value for call in calls))
+        > 1
     ]
     for name, lines in evidence.lines.items():
         if lines[0]["outcome"] == "complete" and lines[0]["status"] == 200 and "endpoint" in lines[0]:
@@ -260,7 +261,7 @@ def _deceptive(evidence: Evidence) -> list[str]:
 
 def _is_corrupt(calls: Sequence[tuple[int, RequestRecord]]) -> bool:
     """What makes no sense above HTTP is passed on as it is."""
-    return any(record.fault == Kind.CORRUPT.value for _, record in calls)
+    return any(record.fault == FaultKind.CORRUPT.value for _, record in calls)
 
 
 def _cancels(evidence: Evidence) -> list[str]:
@@ -292,7 +293,7 @@ def _arrived(evidence: Evidence, pod: int, record: RequestRecord) -> bool:
 
 def _may_be_whole(evidence: Evidence, pod: int, record: RequestRecord) -> bool:
     """A drip continues although its pod was killed: it has the complete response already."""
-    may_be = record.fault == Kind.DRIP.value or _at_a_reset(evidence, pod, record)
+    may_be = record.fault == FaultKind.DRIP.value or _at_a_reset(evidence, pod, record)
     return _is_whole(record) or (record.status == 200 and may_be)
 
 

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from bench.placement.forecast import Forecast
 from bench.placement.foreign import ForeignEngine
 from bench.placement.ticking import TickingEngine
-from proxy.lab.engine import Counted, CountingEngine
+from proxy.lab.engine import CountedRequest, CountingEngine
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Engine
 
 
 class Foreign(Protocol):
-    def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]: ...
+    def foresee(self, newcomer: CountedRequest, now: float) -> tuple[float, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,16 @@ class Model:
     can do at a time."""
 
     make: Callable[[SimConfig], Engine]
-    foresee: Callable[[Any, Counted, float, float], tuple[float, int]]
+    foresee: Callable[[Any, CountedRequest, float, float], tuple[float, int]]
     is_sated: Callable[[Any], bool] = attrgetter("waiting")
 
 
-def _vllm(engine: CountingEngine, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
+def _vllm(engine: CountingEngine, newcomer: CountedRequest, now: float, before: float) -> tuple[float, int]:
     forecast = Forecast(engine, newcomer, now)
     return forecast.first_token(before), forecast.cached
 
 
-def _foreign(engine: Foreign, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
+def _foreign(engine: Foreign, newcomer: CountedRequest, now: float, before: float) -> tuple[float, int]:
     first_token, cached = engine.foresee(newcomer, now)
     return (first_token if first_token < before else math.inf), cached
 

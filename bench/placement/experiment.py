@@ -15,7 +15,7 @@ from bench.placement.report import Figures, Objectives
 from bench.placement.scenario import Scenario
 from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Outcome, Simulation
+from proxy.lab.simulation import Simulation, SimulationOutcome
 from proxy.lab.workload import Workload, load_trace
 
 GENERATED = 8_000
@@ -74,7 +74,9 @@ class Experiment:
         outcomes, simulation = self.simulated(policy, self.workload(seed, load), seed, draw)
         return self._figures(outcomes, simulation.gauges, simulation.now)
 
-    def simulated(self, policy: str, workload: Workload, seed: int, draw: int = 0) -> tuple[list[Outcome], Simulation]:
+    def simulated(
+        self, policy: str, workload: Workload, seed: int, draw: int = 0
+    ) -> tuple[list[SimulationOutcome], Simulation]:
         pods = self.scenario.fleet(seed)
         clock, dice = ManualClock(), Random(seed + 1_000 * draw)
         router = policies.make(policy, pods, clock, dice, says_cached=self.says_cached)
@@ -106,7 +108,7 @@ class Experiment:
             "late_p99": report.percentile(late, 0.99),
         }
 
-    def _figures(self, outcomes: list[Outcome], gauges: report.Gauges, seconds: float) -> Figures:
+    def _figures(self, outcomes: list[SimulationOutcome], gauges: report.Gauges, seconds: float) -> Figures:
         found = report.figures(outcomes, gauges, self.objectives, self.warm_up, self.scenario.restarts)
         return {**found, "seconds": seconds}
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from proxy.lab.cache import Parts, first
-from proxy.lab.engine import Counted, CountingEngine
+from proxy.lab.engine import CountedRequest, CountingEngine
 
 
 class Forecast:
     """One engine and one request that joins its queue. Lives as long as `first_token`; the engine is only looked at."""
 
-    def __init__(self, engine: CountingEngine, newcomer: Counted, now: float) -> None:
+    def __init__(self, engine: CountingEngine, newcomer: CountedRequest, now: float) -> None:
         self._engine = engine
         self._config = engine.config
         self._size = engine.config.block_size
@@ -43,7 +43,7 @@ class Forecast:
         self._opening = list(engine.opening)
         self._order = 1 << 60
         self._decoding = engine.decoding
-        self._partial: tuple[Counted, int] | None = None
+        self._partial: tuple[CountedRequest, int] | None = None
         """The prompt that is being computed, and how far."""
         begun = 0
         if engine.until == math.inf:
@@ -76,11 +76,11 @@ class Forecast:
             self._end_decoding()
         return math.inf
 
-    def _take_step(self) -> list[tuple[Counted, int]]:
+    def _take_step(self) -> list[tuple[CountedRequest, int]]:
         """One, or all that only decode up to the next end; returns whose prompts got how far."""
         budget = self._config.max_num_batched_tokens - self._decoding
         self._open(self._opening[self._step % self._size])
-        chunks: list[tuple[Counted, int, int]] = []
+        chunks: list[tuple[CountedRequest, int, int]] = []
         if self._partial:
             sequence, computed = self._partial
             self._partial = None
@@ -93,7 +93,7 @@ class Forecast:
         self._pass(chunks, steps)
         return [(sequence, start + tokens) for sequence, start, tokens in chunks]
 
-    def _admit(self, chunks: list[tuple[Counted, int, int]], budget: int) -> None:
+    def _admit(self, chunks: list[tuple[CountedRequest, int, int]], budget: int) -> None:
         while self._queue and budget > 0 and self._running < self._config.max_num_seqs:
             sequence = self._queue[0]
             matched, idle = self._match(sequence)
@@ -112,7 +112,9 @@ class Forecast:
                 self.cached = start
             budget -= self._add(chunks, sequence, start, budget)
 
-    def _add(self, chunks: list[tuple[Counted, int, int]], sequence: Counted, start: int, budget: int) -> int:
+    def _add(
+        self, chunks: list[tuple[CountedRequest, int, int]], sequence: CountedRequest, start: int, budget: int
+    ) -> int:
         tokens = min(sequence.tokens - start, budget)
         self._open(-(-(start + tokens) // self._size) - -(-start // self._size))
         chunks.append((sequence, start, tokens))
@@ -120,7 +122,7 @@ class Forecast:
             self._hold(sequence.parts)
         return tokens
 
-    def _pass(self, chunks: list[tuple[Counted, int, int]], steps: int) -> None:
+    def _pass(self, chunks: list[tuple[CountedRequest, int, int]], steps: int) -> None:
         """Time goes on by so many steps."""
         timing, decoding = self._config.timing, self._decoding
         prefill = sum(tokens for _, _, tokens in chunks)
@@ -131,7 +133,7 @@ class Forecast:
         self._step += steps
         self._read += steps * decoding
 
-    def _computed(self, sequence: Counted, computed: int) -> None:
+    def _computed(self, sequence: CountedRequest, computed: int) -> None:
         """So much of a prompt is; if that is all of it, it decodes from here on."""
         if computed < sequence.tokens:
             self._partial = (sequence, computed)
@@ -158,7 +160,7 @@ class Forecast:
             self._opening[(self._step - computed) % self._size] -= 1
             self._give_back(sequence, computed)
 
-    def _give_back(self, sequence: Counted, computed: int) -> None:
+    def _give_back(self, sequence: CountedRequest, computed: int) -> None:
         """Blocks that only this sequence held become idle."""
         whole = computed // self._size
         parts = first(sequence.parts, sequence.named) if sequence.decoding else sequence.parts
@@ -192,7 +194,7 @@ class Forecast:
         known = self._resident.get(name)
         return self._engine.pool.resident(name) if known is None else known
 
-    def _match(self, sequence: Counted) -> tuple[int, int]:
+    def _match(self, sequence: CountedRequest) -> tuple[int, int]:
         """(cached blocks it would find, idle ones of them)."""
         pool, most = self._engine.pool, (sequence.tokens - 1) // self._size
         matched = idle = 0

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from bench.placement.prompt_cache import CachingEngine
-from proxy.lab.engine import Counted, Event
+from proxy.lab.engine import CountedRequest, EngineEvent
 from proxy.lab.sim import SimConfig
 
 FARTHEST = 0.7
@@ -57,9 +57,9 @@ class Course:
         self.slowdown = slowdown
         self.at = 0.0
         self.said = 0.0
-        self.prefilling: list[tuple[float, int, Counted]] = []
+        self.prefilling: list[tuple[float, int, CountedRequest]] = []
         """A heap of (time of the first token, order, sequence)."""
-        self.decoding: list[tuple[float, int, Counted]] = []
+        self.decoding: list[tuple[float, int, CountedRequest]] = []
         """A heap of (`said` at its last token, order, sequence)."""
         self._order = 0
 
@@ -87,18 +87,18 @@ class Course:
             self.said += (now - self.at) / self._token()
         self.at = now
 
-    def begin(self, sequence: Counted, first_token: float) -> None:
+    def begin(self, sequence: CountedRequest, first_token: float) -> None:
         self._order += 1
         heappush(self.prefilling, (first_token, self._order, sequence))
 
-    def take(self) -> Event:
+    def take(self) -> EngineEvent:
         """The token that comes at `until`, which has been passed to."""
         if self.prefilling and self.prefilling[0][0] <= self.at:
             _, order, sequence = heappop(self.prefilling)
             if sequence.max_tokens > 1:
                 heappush(self.decoding, (self.said + sequence.max_tokens - 1, order, sequence))
-            return Event(sequence, True, sequence.max_tokens <= 1)
-        return Event(heappop(self.decoding)[2], False, True)
+            return EngineEvent(sequence, True, sequence.max_tokens <= 1)
+        return EngineEvent(heappop(self.decoding)[2], False, True)
 
     def _token(self) -> float:
         return self.timing.between_tokens * self.timing.load(self.running) * self.slowdown
@@ -108,8 +108,8 @@ class ForeignEngine(CachingEngine):
     def __init__(self, config: SimConfig, timing: ForeignTiming | None = None) -> None:
         super().__init__(config)
         self.timing = timing or ForeignTiming()
-        self.waiting: deque[Counted] = deque()
-        self.running: list[Counted] = []
+        self.waiting: deque[CountedRequest] = deque()
+        self.running: list[CountedRequest] = []
         self._course = Course(self.timing, config.slowdown)
         self._rng = Random(config.noise_seed)
 
@@ -117,12 +117,12 @@ class ForeignEngine(CachingEngine):
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def submit(self, sequence: Counted, now: float) -> None:
+    def submit(self, sequence: CountedRequest, now: float) -> None:
         self.waiting.append(sequence)
         self._course.pass_to(now)
         self._admit()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[EngineEvent]:
         self._course.pass_to(self.until)
         event = self._course.take()
         if event.last:
@@ -131,7 +131,7 @@ class ForeignEngine(CachingEngine):
         self._admit()
         return [event]
 
-    def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
+    def foresee(self, newcomer: CountedRequest, now: float) -> tuple[float, int]:
         """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and
         that blocks may be short, is not foreseen."""
         course, queue = self._course.copy(), [*self.waiting, newcomer]
@@ -156,7 +156,7 @@ class ForeignEngine(CachingEngine):
             raise RuntimeError("a request needs more blocks than the pod has")
         self.until = self._course.until
 
-    def _start(self, sequence: Counted) -> None:
+    def _start(self, sequence: CountedRequest) -> None:
         self.cache.start(sequence)
         self.running.append(sequence)
         mean = self.timing.prefill(sequence.prompt - sequence.cached, len(self.running))

@@ -8,7 +8,7 @@ from random import Random
 
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
-from proxy.lab.engine import Counted
+from proxy.lab.engine import CountedRequest
 from proxy.lab.workload import Job, prompt_blocks
 
 
@@ -27,7 +27,9 @@ class Oracle(SimplePolicy):
         return super().place(index, job, now)
 
     def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
-        newcomer = Counted(-1, job.prompt_tokens, job.output_tokens, prompt_blocks(job, self.pods[0].config.block_size))
+        newcomer = CountedRequest(
+            -1, job.prompt_tokens, job.output_tokens, prompt_blocks(job, self.pods[0].config.block_size)
+        )
         best, chosen, cached = math.inf, candidates[0], 0
         shuffled = sorted(candidates, key=lambda at: (len(self.pods[at].engine.waiting), self.rng.random()))
         for at in shuffled:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.placement.engines import VLLM, Model
 from proxy.lab import simulation
-from proxy.lab.engine import Counted
+from proxy.lab.engine import CountedRequest
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import fleet_of
 
@@ -27,7 +27,7 @@ class VirtualPod(simulation.VirtualPod):
         """It has all the work that it can do at a time."""
         return bool(self._model.is_sated(self.engine))
 
-    def foresee(self, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
+    def foresee(self, newcomer: CountedRequest, now: float, before: float) -> tuple[float, int]:
         """When a request that came now would have its first token, infinite if not `before` some time; and how many of
         its tokens it would find."""
         return self._model.foresee(self.engine, newcomer, now, before)

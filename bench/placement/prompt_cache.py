@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from proxy.lab.cache import ChunkPool, first
-from proxy.lab.engine import Counted
+from proxy.lab.engine import CountedRequest
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.engine import Pace
 
@@ -25,11 +25,11 @@ class PromptCache:
     def usage(self) -> float:
         return self.pool.used / self.pool.capacity
 
-    def fits(self, sequence: Counted) -> bool:
+    def fits(self, sequence: CountedRequest) -> bool:
         whole, matched = _blocks(sequence), self.pool.match(sequence.parts, _blocks(sequence))
         return whole - matched + self.pool.count_idle(sequence.parts, matched) <= self.pool.free
 
-    def start(self, sequence: Counted) -> None:
+    def start(self, sequence: CountedRequest) -> None:
         """It holds its blocks from here on, and knows how many of its tokens were here."""
         whole = _blocks(sequence)
         matched = self.pool.match(sequence.parts, whole)
@@ -40,10 +40,10 @@ class PromptCache:
         self.queried += sequence.prompt
         self.hit += sequence.cached
 
-    def release(self, sequence: Counted) -> None:
+    def release(self, sequence: CountedRequest) -> None:
         self.pool.release(sequence.parts)
 
-    def foreseen(self, sequence: Counted, came: Mapping[int, int]) -> int:
+    def foreseen(self, sequence: CountedRequest, came: Mapping[int, int]) -> int:
         """Tokens that are here, or came with those that began before it: blocks by the name of their chunk."""
         matched = 0
         for name, blocks in sequence.parts:
@@ -83,7 +83,7 @@ class CachingEngine:
     def hit_tokens(self) -> int:
         return self.cache.hit
 
-    def let_go(self, sequence: Counted, now: float) -> None:
+    def let_go(self, sequence: CountedRequest, now: float) -> None:
         """It was never kept."""
 
     def generated_tokens(self, now: float) -> int:
@@ -94,5 +94,5 @@ class CachingEngine:
         return self.cache.usage
 
 
-def _blocks(sequence: Counted) -> int:
+def _blocks(sequence: CountedRequest) -> int:
     return sum(blocks for _, blocks in sequence.parts)

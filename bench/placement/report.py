@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.lab.simulation import Gauges, Outcome, Restart
+from proxy.lab.simulation import Gauges, Restart, SimulationOutcome
 
 Figures = dict[str, float]
 
@@ -34,7 +34,7 @@ SETTLED = 30.0
 
 
 def figures(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[SimulationOutcome],
     gauges: Gauges,
     objectives: Objectives,
     warm_up: float,
@@ -77,7 +77,7 @@ def figures(
     }
 
 
-def per_token(one: Outcome) -> float:
+def per_token(one: SimulationOutcome) -> float:
     """Seconds from token to token, after the first."""
     assert one.ended is not None
     assert one.first_token is not None
@@ -189,19 +189,19 @@ def row(found: Mapping[str, tuple[float, float]]) -> list[str]:
     return cells
 
 
-def _is_good(one: Outcome, objectives: Objectives) -> bool:
+def _is_good(one: SimulationOutcome, objectives: Objectives) -> bool:
     assert one.first_token is not None
     soon = one.first_token - one.job.arrival <= objectives.first_token
     return soon and (one.job.output_tokens == 1 or per_token(one) <= objectives.per_token)
 
 
-def _predicted_hit(foreseen: Sequence[Outcome]) -> float:
+def _predicted_hit(foreseen: Sequence[SimulationOutcome]) -> float:
     if not foreseen:
         return math.nan
     return sum(one.predicted_tokens or 0 for one in foreseen) / sum(one.job.prompt_tokens for one in foreseen)
 
 
-def _hit_error(foreseen: Sequence[Outcome]) -> float:
+def _hit_error(foreseen: Sequence[SimulationOutcome]) -> float:
     """Mean of |predicted - cached|, as a share of the prompt tokens."""
     if not foreseen:
         return math.nan
@@ -209,7 +209,7 @@ def _hit_error(foreseen: Sequence[Outcome]) -> float:
     return wrong / sum(one.job.prompt_tokens for one in foreseen)
 
 
-def _after(one: Outcome, restart: Restart) -> bool:
+def _after(one: SimulationOutcome, restart: Restart) -> bool:
     return one.pod == restart.pod and one.job.arrival >= restart.at + restart.down + SETTLED
 
 

@@ -27,7 +27,7 @@ from bench.rig import Program
 from proxy.core.tasks import Tasks
 from proxy.lab.kvlane import MODEL
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
+from proxy.lab.simulation import GAUGE_SECONDS, Gauges, Restart, SimulationOutcome
 from proxy.lab.workload import Job, request_body
 from proxy.telemetry.exposition import SampleReader
 
@@ -49,7 +49,7 @@ class Played:
     """What came of a run. `late` is how many seconds of the fleet after its time each request was sent: if that is
     not far below the times to first token, the machine was too slow for `slower`."""
 
-    outcomes: list[Outcome]
+    outcomes: list[SimulationOutcome]
     gauges: Gauges
     router: str = ""
     preemptions: int = 0
@@ -140,13 +140,13 @@ class _Run:
         given = self._router.given
         return self._pods.ports[given[number]] if given else self._router.port
 
-    def _outcome(self, number: int, job: Job, answer: Answer) -> Outcome:
+    def _outcome(self, number: int, job: Job, answer: Answer) -> SimulationOutcome:
         given = self._router.given
         pod = given[number] if given else self._index.get(answer.pod, -1)
         if not answer.whole or answer.first is None or answer.last is None:
-            return Outcome(job, pod)
+            return SimulationOutcome(job, pod)
         cached = answer.cached_tokens or 0
-        return Outcome(job, pod, self._fleet(answer.first), self._fleet(answer.last), cached)
+        return SimulationOutcome(job, pod, self._fleet(answer.first), self._fleet(answer.last), cached)
 
     async def _look(self) -> None:
         """At the pods, as often as the virtual mode does."""

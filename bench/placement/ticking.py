@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from bench.placement.prompt_cache import CachingEngine
-from proxy.lab.engine import Counted, Event
+from proxy.lab.engine import CountedRequest, EngineEvent
 from proxy.lab.sim import SimConfig
 
 ROUNDING = 1e-6
@@ -45,7 +45,7 @@ class PromptLine:
 
     def __init__(self, chunks: int) -> None:
         self._chunks = chunks
-        self.prompts: deque[tuple[Counted, int]] = deque()
+        self.prompts: deque[tuple[CountedRequest, int]] = deque()
         """(sequence, chunks left), as they take turns."""
 
     def copy(self) -> PromptLine:
@@ -64,7 +64,7 @@ class PromptLine:
         turns = (at + (left - 1) * many for at, (_, left) in enumerate(self.prompts))
         return min((turn // at_a_time + 1 for turn in turns), default=math.inf)
 
-    def tick(self, times: int) -> list[Counted]:
+    def tick(self, times: int) -> list[CountedRequest]:
         """Not beyond `due`; returns who is done."""
         if not self.prompts:
             return []
@@ -80,8 +80,8 @@ class TickingEngine(CachingEngine):
         super().__init__(config)
         self.timing = timing or TickTiming()
         self._line = PromptLine(self.timing.chunks)
-        self._blocked: deque[Counted] = deque()
-        self._decoding: list[tuple[float, int, Counted]] = []
+        self._blocked: deque[CountedRequest] = deque()
+        self._decoding: list[tuple[float, int, CountedRequest]] = []
         """A heap of (`_said` at its last token, order, sequence)."""
         self._said = 0.0
         """Tokens of one who had decoded from the beginning."""
@@ -94,12 +94,12 @@ class TickingEngine(CachingEngine):
         return bool(self._blocked or self._line.prompts or self._decoding)
 
     @property
-    def waiting(self) -> deque[Counted]:
+    def waiting(self) -> deque[CountedRequest]:
         """Those for whom there is no room."""
         return self._blocked
 
     @property
-    def running(self) -> list[Counted]:
+    def running(self) -> list[CountedRequest]:
         return [*(one for one, _ in self._line.prompts), *(one for _, _, one in self._decoding)]
 
     @property
@@ -107,7 +107,7 @@ class TickingEngine(CachingEngine):
         """One prompt more would not be computed sooner."""
         return len(self._line.prompts) > self.timing.chunks
 
-    def submit(self, sequence: Counted, now: float) -> None:
+    def submit(self, sequence: CountedRequest, now: float) -> None:
         if not self.busy:
             self._ticked_at = now
         due = self._due
@@ -116,22 +116,22 @@ class TickingEngine(CachingEngine):
         self._blocked.append(sequence)
         self._admit()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[EngineEvent]:
         events = []
         for sequence in self._pass(int(self._due)):
             if sequence.max_tokens > 1:
                 self._order += 1
                 heappush(self._decoding, (self._said + sequence.max_tokens - 1, self._order, sequence))
-            events.append(Event(sequence, True, sequence.max_tokens <= 1))
+            events.append(EngineEvent(sequence, True, sequence.max_tokens <= 1))
         while self._decoding and self._decoding[0][0] <= self._said + ROUNDING:
-            events.append(Event(heappop(self._decoding)[2], False, True))
+            events.append(EngineEvent(heappop(self._decoding)[2], False, True))
         for event in events:
             if event.last:
                 self.cache.release(event.sequence)
         self._admit()
         return events
 
-    def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
+    def foresee(self, newcomer: CountedRequest, now: float) -> tuple[float, int]:
         """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and
         that blocks may be short, is not foreseen."""
         line, came = self._line.copy(), dict[int, int]()
@@ -161,7 +161,7 @@ class TickingEngine(CachingEngine):
         """Tokens of a response in a tick."""
         return min(1.0, self.timing.batch / len(self._decoding)) if self._decoding else 0.0
 
-    def _pass(self, ticks: float) -> list[Counted]:
+    def _pass(self, ticks: float) -> list[CountedRequest]:
         """Whose prompts are done by then."""
         self._said += ticks * self._tokens
         self._ticked_at += ticks * self._tick

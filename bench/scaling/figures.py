@@ -9,7 +9,7 @@ from itertools import pairwise
 from bench.placement.report import Figures, Objectives, per_token, percentile
 from bench.scaling.fleet import ROLES
 from bench.scaling.scene import LOOK, Moment
-from proxy.lab.simulation import Outcome
+from proxy.lab.simulation import SimulationOutcome
 
 OBJECTIVES = Objectives(first_token=2.0, per_token=0.04)
 
@@ -18,7 +18,7 @@ OBJECTIVES = Objectives(first_token=2.0, per_token=0.04)
 class Played:
     """`moments` are times of the load, `moves` the replicas that were added or removed."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimulationOutcome]
     moments: Sequence[Moment]
     moves: int
 
@@ -42,7 +42,7 @@ def figures(played: Played, objectives: Objectives = OBJECTIVES) -> Figures:
     }
 
 
-def _is_good(one: Outcome, objectives: Objectives) -> bool:
+def _is_good(one: SimulationOutcome, objectives: Objectives) -> bool:
     if one.ended is None or one.first_token is None:
         return False
     soon = one.first_token - one.job.arrival <= objectives.first_token

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from bench.scaling.fleet import DECODE, PREFILL, ROLES, Shape
 from bench.scaling.hard_ratio import HardRatio
 from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.demand import Metric, Sized, desired_of_role
-from proxy.autoscale.loop import Loop, Outcome
-from proxy.autoscale.policy import Observed, Role
-from proxy.autoscale.settings import PoolSettings, load
+from proxy.autoscale.decision import ScalingDecision
+from proxy.autoscale.demand import Metric, SizedRole, desired_of_role
+from proxy.autoscale.loop import Loop, ScalingOutcome
+from proxy.autoscale.policy import ObservedRole, Role
+from proxy.autoscale.settings import ScalingPolicy, load
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 
@@ -50,14 +50,14 @@ DOWN = {"stabilization": "90s", "spare": 0.75}
 
 
 class Scaler(Protocol):
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         """Replicas by role; what is not named stays as it is."""
 
 
 class Fixed(Scaler):
     """What there was in the beginning."""
 
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         return {}
 
 
@@ -69,13 +69,13 @@ class Independent(Scaler):
         self._damping = {role: Damping(behavior) for role in ROLES}
         self._begun: set[str] = set()
 
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         return {role: self._sized(role, now, seen) for role, seen in observed.items()}
 
-    def _sized(self, role: str, now: float, seen: Observed) -> int:
+    def _sized(self, role: str, now: float, seen: ObservedRole) -> int:
         damping = self._damping[role]
         metrics = {name: sample.value for name, sample in seen.metrics.items()}
-        sized = Sized(Role(role, 1, self._most, current=seen.current, ready=seen.ready), metrics)
+        sized = SizedRole(Role(role, 1, self._most, current=seen.current, ready=seen.ready), metrics)
         wanted = desired_of_role(sized, METRICS[role], TOLERANCE)
         if wanted is None:
             return seen.current
@@ -94,36 +94,36 @@ class Ratio(Independent):
         super().__init__(most, KTHENA)
         self._bounds = dict.fromkeys(ROLES, (1, most))
 
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         return RATIO.repair(dict(super().decide(now, observed)), self._bounds)
 
 
 class Kvlane(Scaler, AbstractContextManager["Kvlane"]):
     """The production loop, told what it sees and heard what it does; `with`, since it runs in an event loop."""
 
-    def __init__(self, pool: PoolSettings, clock: ManualClock) -> None:
+    def __init__(self, pool: ScalingPolicy, clock: ManualClock) -> None:
         self._runner = asyncio.Runner()
-        self._observed: Mapping[str, Observed] = {}
+        self._observed: Mapping[str, ObservedRole] = {}
         self._said: dict[str, int] = {}
         self._loop = Loop("bench", pool, self, clock, dict.fromkeys(ROLES, self))
 
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         self._observed, self._said = observed, {}
         self._runner.run(self._loop.step())
         return self._said
 
-    async def observe(self) -> Mapping[str, Observed]:
+    async def observe(self) -> Mapping[str, ObservedRole]:
         return self._observed
 
-    async def apply(self, decision: Decision, role: str) -> Outcome:
+    async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         self._said[role] = decision.desired[role]
-        return Outcome.OK
+        return ScalingOutcome.OK
 
 
-def pool(shape: Shape, **changed: Any) -> PoolSettings:
+def pool(shape: Shape, **changed: Any) -> ScalingPolicy:
     """A policy as it is without being told otherwise, but for `DOWN`: what it has to be told are roles, metrics, ratios
     and budget."""
     behavior = changed.get("behavior", {})

@@ -11,7 +11,7 @@ from typing import Any
 from bench.scaling.fleet import PREFILL, ROLES, Fleet, State
 from bench.scaling.router import LeastWork
 from bench.scaling.scalers import Scaler
-from proxy.autoscale.policy import Observed, Sample
+from proxy.autoscale.policy import MetricSample, ObservedRole
 from proxy.core.ports import ManualClock
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job
@@ -74,10 +74,10 @@ class View:
                 )
             )
 
-    def observe(self, now: float) -> dict[str, Observed]:
+    def observe(self, now: float) -> dict[str, ObservedRole]:
         return {role: self._role(role, now) for role in ROLES}
 
-    def _role(self, role: str, now: float) -> Observed:
+    def _role(self, role: str, now: float) -> ObservedRole:
         past = list(self.seen[role])
         recent, ready = past[-int(METRIC_WINDOW / LOOK) :], past[-1].ready
         queue = _mean([one.waiting / max(one.ready, 1) for one in past])
@@ -94,7 +94,7 @@ class View:
                 signals["ttft"] = times[int(0.9 * len(times))]
         else:
             metrics = {"kv_cache_demand_sum": _mean([one.demanded for one in recent])}
-        return Observed(
+        return ObservedRole(
             self.fleet.wanted[role],
             ready,
             len(self.fleet.of(role, State.DRAINING)),
@@ -130,8 +130,8 @@ class Scene(Simulation):
         self._at(self.now + INTERVAL, self._decide, None)
 
 
-def _samples(values: Mapping[str, float], now: float) -> dict[str, Sample]:
-    return {name: Sample(value, now) for name, value in values.items()}
+def _samples(values: Mapping[str, float], now: float) -> dict[str, MetricSample]:
+    return {name: MetricSample(value, now) for name, value in values.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

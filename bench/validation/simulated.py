@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from bench.validation.script import Answer, Session
-from proxy.lab.sim import Engine, Sampling, SimConfig
+from proxy.lab.sim import SamplingParams, SimConfig, SimEngine
 from proxy.lab.sim import Sequence as Asked
 from proxy.lab.sim.sequence import from_token_ids
 
@@ -16,7 +16,7 @@ class Simulated:
     """`overhead` seconds pass before a request reaches the engine."""
 
     def __init__(self, config: SimConfig, overhead: float) -> None:
-        self._engine = Engine(config)
+        self._engine = SimEngine(config)
         self._overhead = overhead
         self._due: list[tuple[float, int, int]] = []
         """When a turn reaches the engine: (time, session, turn)."""
@@ -50,7 +50,7 @@ class Simulated:
             arrived, at, number = heappop(self._due)
             turn = sessions[at].turns[number]
             self._prompts[at] += from_token_ids(turn.added)
-            asked = Asked(self._prompts[at], Sampling(turn.answer_tokens, ignore_eos=True))
+            asked = Asked(self._prompts[at], SamplingParams(turn.answer_tokens, ignore_eos=True))
             self._engine.submit(asked, arrived)
             self._live.append((asked, at, number))
 

@@ -35,7 +35,7 @@ NOT_SIGNED = "The token is not signed by a key that its issuer has."
 
 
 @frozen
-class Seen:
+class VerifiedToken:
     """`until` is seconds since the Unix epoch."""
 
     identity: Identity
@@ -52,7 +52,7 @@ class JwtVerifier:
         self._limits = limits
         self._clock = clock
         self._keys = keys
-        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        self._seen: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._version = keys.version
         """Of the keys that the tokens in `_seen` were checked with."""
 
@@ -77,7 +77,7 @@ class JwtVerifier:
     async def refresh_keys(self) -> None:
         await self._keys.refresh()
 
-    def _checked(self, token: str) -> Seen | None:
+    def _checked(self, token: str) -> VerifiedToken | None:
         """Return None if its key is unknown and may be fetched."""
         if len(token) > LONGEST:
             raise Unauthorized("This token is too long.")
@@ -129,7 +129,7 @@ class JwtVerifier:
             raise Unauthorized("This token is not valid yet.")
         return claims
 
-    def _read(self, claims: Mapping[str, Any]) -> Seen:
+    def _read(self, claims: Mapping[str, Any]) -> VerifiedToken:
         """Return the identity and scopes. Raise Unauthorized for missing or invalid claims."""
         settings = self._settings
         ends, subject = _time(claims["exp"]), claims["sub"]
@@ -147,9 +147,9 @@ class JwtVerifier:
         if settings.scopes_claim is not None:
             scopes = _texts(_claim(claims, settings.scopes_claim))
         identity = Identity(name, tenant, models, frozenset(), self._limits)
-        return Seen(identity, scopes, ends + LEEWAY)
+        return VerifiedToken(identity, scopes, ends + LEEWAY)
 
-    def _remember(self, digest: bytes, seen: Seen) -> None:
+    def _remember(self, digest: bytes, seen: VerifiedToken) -> None:
         self._seen[digest] = seen
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)

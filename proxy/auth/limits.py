@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import final
 
-from proxy.auth.meter import Amounts, Bucket, Meter, Shortage
+from proxy.auth.meter import Amounts, Bucket, ExhaustedLimit, UsageMeter
 from proxy.auth.settings import ANY_OTHER, Limits
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.errors import RateLimited
@@ -47,7 +47,7 @@ class RateLimiter(Gate):
         """Both may change; the usage so far still counts."""
         self.clock = clock
         self._limited = limited
-        self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
+        self._meters: OrderedDict[tuple[str, str], UsageMeter] = OrderedDict()
         """By kind and name, least recently used first."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
         """Called with every charge: the meter, its running requests and the amounts."""
@@ -70,7 +70,7 @@ class RateLimiter(Gate):
         """Whether pods should be asked for usage."""
         return any(meter.counts_tokens for meter in self.meters(identity))
 
-    def meters(self, identity: Identity) -> Sequence[Meter]:
+    def meters(self, identity: Identity) -> Sequence[UsageMeter]:
         """Return the meter of the key, if it has limits, then that of its tenant."""
         limits, tenants, found = self.limits, self.tenants, []
         if identity.limits in limits:
@@ -80,20 +80,20 @@ class RateLimiter(Gate):
             found.append(self._meter("tenant", identity.tenant, of))
         return found
 
-    def refuse(self, meter: Meter, shortage: Shortage, meters: Sequence[Meter]) -> None:
+    def refuse(self, meter: UsageMeter, shortage: ExhaustedLimit, meters: Sequence[UsageMeter]) -> None:
         """Raise RateLimited, unless the limits are a shadow."""
         self._limited(meter.kind, meter.name, meter.limits.shadow)
         if not meter.limits.shadow:
             message = f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
-    async def wait_for_share(self, turns: RoundShares | HostShares, meters: Sequence[Meter]) -> None:
+    async def wait_for_share(self, turns: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:
         """Return when this process has a share for the request, or when the limit is exhausted."""
         until = self.clock.now() + turns.patience
         while (pause := self._pause(turns, meters)) > 0.0 and self.clock.now() < until:
             await turns.sleep(pause)
 
-    def headers(self, meters: Sequence[Meter]) -> Pairs:
+    def headers(self, meters: Sequence[UsageMeter]) -> Pairs:
         """Return OpenAI's headers for the scarcest limits that refuse requests."""
         now = self.clock.now()
         requests = tokens = None
@@ -144,7 +144,7 @@ class RateLimiter(Gate):
         """Return for each meter its key, its requests that run here, and its usage."""
         return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
 
-    def _pause(self, turns: RoundShares | HostShares, meters: Sequence[Meter]) -> float:
+    def _pause(self, turns: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> float:
         now = self.clock.now()
         left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
         if any(few < 1 for _, _, few in left):
@@ -154,12 +154,12 @@ class RateLimiter(Gate):
             default=0.0,
         )
 
-    def _meter(self, kind: str, name: str, of: str) -> Meter:
+    def _meter(self, kind: str, name: str, of: str) -> UsageMeter:
         meters, limits = self._meters, self.limits[of]
         meter = meters.get((kind, name))
         if meter is None:
             self._forget_idle()
-            meter = meters[kind, name] = Meter(kind, name, of, limits, self.clock)
+            meter = meters[kind, name] = UsageMeter(kind, name, of, limits, self.clock)
             return meter
         meters.move_to_end((kind, name))
         if meter.limits is not limits:
@@ -180,7 +180,7 @@ class MeteredRequest:
 
     __slots__ = ("_gate", "_request", "_reserved", "attempt", "meters")
 
-    def __init__(self, gate: RateLimiter, request: InferenceRequest, meters: Sequence[Meter]) -> None:
+    def __init__(self, gate: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
         self._gate = gate
         self._request = request
         self.meters = meters
@@ -241,14 +241,14 @@ def _usage(attempt: Attempt, now: float) -> Usage | None:
     return attempt.usage
 
 
-def _run_elsewhere(meter: Meter, peer: int, running: int) -> None:
+def _run_elsewhere(meter: UsageMeter, peer: int, running: int) -> None:
     if running:
         meter.elsewhere[peer] = running
     else:
         meter.elsewhere.pop(peer, None)
 
 
-def _who(meter: Meter) -> Who:
+def _who(meter: UsageMeter) -> Who:
     return meter.kind, meter.name, meter.of
 
 

@@ -27,14 +27,14 @@ _WHAT = (
 
 
 @frozen
-class Shortage:
+class ExhaustedLimit:
     """The exhausted limit, and the seconds until it allows the request."""
 
     what: str
     seconds: float
 
 
-class Meter:
+class UsageMeter:
     """Usage of a key or a tenant. It lives as long as it limits requests."""
 
     def __init__(self, kind: str, name: str, of: str, limits: Limits, clock: Clock) -> None:
@@ -65,17 +65,17 @@ class Meter:
             output = float(most)
         return 1.0, prompt + output, prompt, output, prompt + output
 
-    def shortage(self, wanted: Amounts, now: float) -> Shortage | None:
+    def shortage(self, wanted: Amounts, now: float) -> ExhaustedLimit | None:
         """Return the shortage that lasts longest; None if the request is within all limits."""
         most = self.limits.concurrent_requests
         if most is not None and self.running + sum(self.elsewhere.values()) >= most:
-            return Shortage(f"{most} requests at the same time", 1.0)
+            return ExhaustedLimit(f"{most} requests at the same time", 1.0)
         longest, found = 0.0, None
         for index, bucket in self._buckets:
             wait = bucket.wait(wanted[index], now)
             if wait > longest:
                 longest, found = wait, f"{bucket.most:.0f} {_WHAT[index]}"
-        return None if found is None else Shortage(found, longest)
+        return None if found is None else ExhaustedLimit(found, longest)
 
     def left(self, now: float) -> Iterator[tuple[str, int]]:
         """Yield what is left of each limit on the number of requests; nothing in shadow mode."""
@@ -150,9 +150,11 @@ class Meter:
         minutely = [None if most is None else Bucket(most, now) for most in per_minute]
         self.requests, self.tokens = minutely[:2]
         """The two limits in OpenAI's headers."""
-        buckets: list[tuple[int, Bucket | Day]] = [(at, each) for at, each in enumerate(minutely) if each is not None]
+        buckets: list[tuple[int, Bucket | DailyBudget]] = [
+            (at, each) for at, each in enumerate(minutely) if each is not None
+        ]
         if limits.tokens_per_day is not None:
-            buckets.append((len(minutely), Day(limits.tokens_per_day, self._clock.wall, now)))
+            buckets.append((len(minutely), DailyBudget(limits.tokens_per_day, self._clock.wall, now)))
         self._buckets = tuple(buckets)
 
 
@@ -203,7 +205,7 @@ class Bucket:
         return self.used(now) / self._per_second
 
 
-class Day:
+class DailyBudget:
     """A budget per day, from midnight UTC, with the methods of `Bucket`. `wall` returns Unix time in seconds.
 
     While the system clock is set back, the day goes on, but no longer than 24 hours by the monotonic clock: the budget

@@ -18,9 +18,9 @@ import aiohttp
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.decision import Decision
+from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.drains import Drains, Orders
-from proxy.autoscale.loop import Outcome
+from proxy.autoscale.loop import ScalingOutcome
 from proxy.autoscale.settings import ActuatorSettings, path_of
 from proxy.core.ports import Clock, Random
 from proxy.kubernetes.api import open_session
@@ -49,7 +49,7 @@ class Guard:
     again."""
 
     settings: ActuatorSettings
-    hand: Hand
+    hand: RoleActuator
     drains: Drains
     orders: Orders
     clock: Clock
@@ -60,21 +60,21 @@ class Guard:
     roles: dict[str, _Role] = field(default_factory=dict)
     """Results of earlier orders by role."""
 
-    async def apply(self, decision: Decision, role: str) -> Outcome:
+    async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         if not self.leads():
-            return Outcome.BUSY
+            return ScalingOutcome.BUSY
         known, current = self.roles.setdefault(role, _Role()), decision.situations[role].current
         if self.settings.kill_file is not None and self.exists(Path(self.settings.kill_file)):
             await self.cancel(role)
-            return Outcome.REFUSED
+            return ScalingOutcome.REFUSED
         count = self._step(current, *decision.bounds[role], decision.desired[role])
         if count == 0 and not self.settings.allow_zero:
-            return Outcome.REFUSED
+            return ScalingOutcome.REFUSED
         if count == current:
-            return Outcome.OK
+            return ScalingOutcome.OK
         if self._must_wait(known, count > current):
-            return Outcome.BUSY
-        order = Order(decision, role, current, count)
+            return ScalingOutcome.BUSY
+        order = ScaleOrder(decision, role, current, count)
         return await (self._up(known, order) if count > current else self._down(known, order))
 
     async def cancel(self, role: str) -> None:
@@ -87,36 +87,36 @@ class Guard:
         """Remove the marks of pods that stay."""
         await self._mark(pods, doomed=False)
 
-    async def _up(self, known: _Role, order: Order) -> Outcome:
+    async def _up(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
         await self.cancel(order.role)
         return await self._act(known, order)
 
-    async def _down(self, known: _Role, order: Order) -> Outcome:
+    async def _down(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
         before = self.drains.names(order.role)
         victims = self.drains.start(order.role, order.count)
         if victims != before:
             await self._mark([one for one in before if one not in victims], doomed=False)
             await self._mark([one for one in victims if one not in before], doomed=True)
         if not self.drains.empty(order.role):
-            return Outcome.BUSY
-        going = Order(order.decision, order.role, order.current, order.count, tuple(victims))
+            return ScalingOutcome.BUSY
+        going = ScaleOrder(order.decision, order.role, order.current, order.count, tuple(victims))
         self.drains.doom(order.role)
         outcome = await self._act(known, going)
-        if outcome is not Outcome.OK:
+        if outcome is not ScalingOutcome.OK:
             self.drains.spare(order.role)
         return outcome
 
-    async def _act(self, known: _Role, order: Order) -> Outcome:
+    async def _act(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
         if not self.leads():  # it was lost while pods were marked
-            return Outcome.BUSY
+            return ScalingOutcome.BUSY
         try:
             outcome = await self.hand.scale(order)
         except Exception:
             self._failed(known)
             raise
-        if outcome is Outcome.OK:
+        if outcome is ScalingOutcome.OK:
             self._done(known, order)
-        elif outcome is Outcome.ERROR:
+        elif outcome is ScalingOutcome.ERROR:
             self._failed(known)
         decision = order.decision
         found = decision.recommendation
@@ -127,7 +127,7 @@ class Guard:
         )
         return outcome
 
-    def _done(self, known: _Role, order: Order) -> None:
+    def _done(self, known: _Role, order: ScaleOrder) -> None:
         known.failures, known.not_before = 0, float("-inf")
         if order.count > order.current:
             known.went_up = self.clock.now()
@@ -164,11 +164,11 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ScaleOrder:
     """An order to scale `role` from `current` replicas to `count`. `victims` are the names of the pods to remove: they
     are empty."""
 
-    decision: Decision
+    decision: ScalingDecision
     role: str
     current: int
     count: int
@@ -189,11 +189,11 @@ class Order:
         return {**self.decision.as_dict(), "order": order}
 
 
-class Hand:
+class RoleActuator:
     """An actuator of one kind. It returns BUSY if an action is not possible yet, REFUSED if it is not allowed; any
     exception is an ERROR."""
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         """Execute the order. Do nothing if the role has the size already."""
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ MERGE = {"content-type": "application/merge-patch+json"}
 _BUSY, _TOO_MANY, _GONE = 409, 429, 404
 
 
-class Kubernetes(Hand):
+class Kubernetes(RoleActuator):
     """The actuator for Kubernetes. `targets` by role: `deployment/NAME`, `statefulset/NAME`, or
     `GROUP/VERSION/RESOURCE/NAME` for any resource with a scale subresource. Needs `get` and `patch` on that, and
     `patch` on pods for the deletion cost."""
@@ -220,7 +220,7 @@ class Kubernetes(Hand):
         self.access = access
         self._timeout = timeout
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         """Execute the order. If the resource has changed since it was read, try again later."""
         async with await open_session(self.access, self._timeout) as session:
             url = await self._url(order.role)
@@ -228,7 +228,7 @@ class Kubernetes(Hand):
             if status != 200:
                 return _outcome_of_patch(status, url)
             if scale.get("spec", {}).get("replicas", 0) == order.count:
-                return Outcome.OK
+                return ScalingOutcome.OK
             version = scale.get("metadata", {}).get("resourceVersion")
             patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": order.count}}
             status, _ = await _json(session, "PATCH", url, patch)
@@ -261,13 +261,13 @@ async def _json(
     return response.status, content if isinstance(content, dict) else {}
 
 
-def _outcome_of_patch(status: int, url: str) -> Outcome:
+def _outcome_of_patch(status: int, url: str) -> ScalingOutcome:
     if status < 300:
-        return Outcome.OK
+        return ScalingOutcome.OK
     if status in (_BUSY, _TOO_MANY):
-        return Outcome.BUSY
+        return ScalingOutcome.BUSY
     log.warning("%s: the API server responded %d", url, status)
-    return Outcome.REFUSED if status in (401, 403, 404, 422) else Outcome.ERROR
+    return ScalingOutcome.REFUSED if status in (401, 403, 404, 422) else ScalingOutcome.ERROR
 
 
 TEMPORARILY = os.EX_TEMPFAIL
@@ -275,7 +275,7 @@ TEMPORARILY = os.EX_TEMPFAIL
 _PLACEHOLDER = re.compile(r"\{(pool|role|desired|current|victims)\}")
 
 
-class Command(Hand):
+class Command(RoleActuator):
     """The actuator that runs a program. `{pool} {role} {desired} {current} {victims}` in an argument are replaced,
     victims separated by commas; the environment has the same values as AUTOSCALE_POOL etc., stdin the decision as JSON.
     Exit code 0 is ok, 75 (EX_TEMPFAIL) busy. A program that takes longer than `timeout` seconds is killed."""
@@ -284,7 +284,7 @@ class Command(Hand):
         self._argv = argv
         self._timeout = timeout
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         values = {
             "pool": order.pool,
             "role": order.role,
@@ -298,7 +298,7 @@ class Command(Hand):
 
 async def run(
     argv: Sequence[str], timeout: float, stdin: bytes = b"", values: Mapping[str, str] | None = None
-) -> Outcome:
+) -> ScalingOutcome:
     """Run a program. Raise OSError if it does not exist."""
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -316,14 +316,14 @@ async def run(
         await process.wait()
         raise
     if process.returncode == TEMPORARILY:
-        return Outcome.BUSY
+        return ScalingOutcome.BUSY
     if process.returncode:
         log.warning("%s ended with %d: %s", argv[0], process.returncode, errors.decode(errors="replace")[-500:].strip())
-        return Outcome.ERROR
-    return Outcome.OK
+        return ScalingOutcome.ERROR
+    return ScalingOutcome.OK
 
 
-class Compose(Hand):
+class Compose(RoleActuator):
     """The actuator for docker compose. On scale-down, compose removes the container with the highest number: drain with
     `policy: highest-ordinal`. `program` precedes `compose`."""
 
@@ -343,7 +343,7 @@ class Compose(Hand):
             *(("--project-directory", directory) if directory else ()),
         )
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         service = self._services[order.role]
         argv = [*self._head, "up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={order.count}", service]
         return await run(argv, self._timeout)
@@ -352,7 +352,7 @@ class Compose(Hand):
 CONFLICT = 409
 
 
-class Webhook(Hand):
+class Webhook(RoleActuator):
     """The actuator that sends the order to a URL. `sent_at` in the body identifies old orders; `x-signature` is
     `sha256=` and the HMAC-SHA256 of the body in hex. Status 2xx is ok, 409 busy, other 4xx refused; any other result is
     an error."""
@@ -363,7 +363,7 @@ class Webhook(Hand):
         self._timeout = timeout
         self._wall = wall
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         body = orjson.dumps({**order.as_dict(), "sent_at": self._wall()})
         headers = {"content-type": "application/json", "idempotency-key": order.key}
         if self._secret is not None:
@@ -372,7 +372,7 @@ class Webhook(Hand):
             "POST", self._url, self._timeout, data=body, headers=headers, allow_redirects=False
         )
         if 200 <= response.status < 300:
-            return Outcome.OK
+            return ScalingOutcome.OK
         if response.status == CONFLICT:
-            return Outcome.BUSY
-        return Outcome.REFUSED if 400 <= response.status < 500 else Outcome.ERROR
+            return ScalingOutcome.BUSY
+        return ScalingOutcome.REFUSED if 400 <= response.status < 500 else ScalingOutcome.ERROR

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
 
-from proxy.autoscale.decision import Decision
+from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.loop import PATIENCE
 from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
@@ -53,7 +53,7 @@ class Autoscaling:
         self._clock = clock
         self._random = rng
         self._blocks = blocks
-        self.lead = Lead(clock)
+        self.lead = AlwaysLeader(clock)
         self._tasks: Tasks | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.pools: dict[str, ScaledPool] = {}
@@ -141,7 +141,7 @@ class Autoscaling:
                 log.exception("autoscale: pool %s: a step failed", pool.name)
             await asyncio.sleep(self._settings.interval)
 
-    def _read_pool(self, name: str, decision: Decision, found: Recommendation | None) -> None:
+    def _read_pool(self, name: str, decision: ScalingDecision, found: Recommendation | None) -> None:
         """Fill the gauges of a pool. `found` is the latest recommendation: it holds while the fleet is not
         observable."""
         c = self._catalogue
@@ -161,7 +161,7 @@ class Autoscaling:
         for reason in Cause:
             c.autoscale_reason.cell(name, reason.value).value = float(reason in found.result.reasons)
 
-    def _read_role(self, pool: str, role: str, decision: Decision) -> None:
+    def _read_role(self, pool: str, role: str, decision: ScalingDecision) -> None:
         """Fill the gauges of a role. Unknown values are not exposed; they are never 0."""
         c, seen, desired = self._catalogue, decision.situations.get(role), decision.desired.get(role)
         if desired is not None:
@@ -198,7 +198,7 @@ class Autoscaling:
             self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
 
 
-class Lead:
+class AlwaysLeader:
     """Leader election: whether this process scales. Always true if no other process can."""
 
     def __init__(self, clock: Clock) -> None:

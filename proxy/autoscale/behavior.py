@@ -71,7 +71,7 @@ class Behavior:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class WindowExtremes:
     """Extremes over the windows of a behavior. The extremes of applied totals include the current one; the extremes of
     recommendations are None if the window is disabled or empty."""
 
@@ -82,7 +82,7 @@ class Past:
     lowest_in_panic: int
 
 
-def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *, panic: bool) -> int:
+def corrected(behavior: Behavior, past: WindowExtremes, current: int, recommended: int, *, panic: bool) -> int:
     """Return the damped total. In panic it is never less than the current one. A limit with period 0 does not apply."""
     if panic:
         return _grown_in_panic(behavior.panic, past, current, recommended)
@@ -93,7 +93,7 @@ def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *,
     return current
 
 
-def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) -> int:
+def _grown_in_panic(panic: Panic, past: WindowExtremes, current: int, recommended: int) -> int:
     """Return the total in panic. From 0 replicas the percentage does not apply, because it would never add one."""
     most, start = recommended, past.lowest_in_panic
     if start > 0 and panic.period > 0:
@@ -101,7 +101,7 @@ def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) ->
     return max(most, current)
 
 
-def _shrunk(down: ScaleDown, past: Past, current: int, recommended: int) -> int:
+def _shrunk(down: ScaleDown, past: WindowExtremes, current: int, recommended: int) -> int:
     least, start = recommended, past.highest_applied
     if past.highest_recommended is not None:
         least = max(least, past.highest_recommended)
@@ -111,7 +111,7 @@ def _shrunk(down: ScaleDown, past: Past, current: int, recommended: int) -> int:
     return min(least, current)
 
 
-def _grown(up: ScaleUp, past: Past, current: int, recommended: int) -> int:
+def _grown(up: ScaleUp, past: WindowExtremes, current: int, recommended: int) -> int:
     most, start = recommended, past.lowest_applied
     if past.lowest_recommended is not None:
         most = min(most, past.lowest_recommended)
@@ -127,7 +127,11 @@ class Damping:
 
     def __init__(self, behavior: Behavior) -> None:
         self._highest_recommended, self._lowest_recommended = Records(max), Records(min)
-        self._highest_applied, self._lowest_applied, self._lowest_in_panic = Line(max), Line(min), Line(min)
+        self._highest_applied, self._lowest_applied, self._lowest_in_panic = (
+            StepSeries(max),
+            StepSeries(min),
+            StepSeries(min),
+        )
         self._panic_ends: float | None = None
         self.behavior = behavior
 
@@ -156,7 +160,7 @@ class Damping:
         """Return the damped total, and whether panic mode is on."""
         panic = self._is_panic(now, current, recommended)
         self._recommended(now, recommended)
-        past = Past(
+        past = WindowExtremes(
             self._highest_recommended.find(now),
             self._lowest_recommended.find(now),
             self._highest_applied.find(now, current),
@@ -210,7 +214,7 @@ class Records(_Window):
         return self._best(value for _, value in self._values) if self._values else None
 
 
-class Line(_Window):
+class StepSeries(_Window):
     """A window in which a value holds until the next one is appended, and counts until `length` seconds after that; the
     last one counts for twice the length."""
 

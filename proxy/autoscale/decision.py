@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.autoscale.policy import Situation
+from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.recommender import Recommendation
 
 Mode = Literal["dry_run", "active", "paused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """One decision. `desired` is the target size by role: recommended, held or ordered by an operator. If the fleet was
     not observable, the recommendation is None, the last values are held, and `valid` is false. `at` is seconds since
     the Unix epoch; `bounds` are (min, max) by role, `missing` the names of missing metrics and signals by role."""
@@ -24,7 +24,7 @@ class Decision:
     mode: Mode
     recommendation: Recommendation | None
     desired: Mapping[str, int]
-    situations: Mapping[str, Situation]
+    situations: Mapping[str, RoleSituation]
     bounds: Mapping[str, tuple[int, int]]
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()

@@ -33,7 +33,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedRole:
     """One role with its scaling metrics by name: a number, or one per ready replica. None, NaN and negative values are
     missing."""
 
@@ -64,7 +64,7 @@ def desired(
     return found if careful is None else min(careful, current)
 
 
-def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
+def desired_of_role(sized: SizedRole, metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
     """Return the largest number that one of the metrics requires, within the role's bounds. While a metric is missing
     the role does not shrink; None if all are missing. A role with equal bounds needs no metrics."""
     role = sized.role
@@ -88,7 +88,7 @@ def recommended(low: int, high: int, current: int, wanted: Sequence[int | None])
 
 
 def demands(
-    fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float, spare: float = 0.0
+    fleet: Sequence[SizedRole], metrics: Mapping[str, Sequence[Metric]], tolerance: float, spare: float = 0.0
 ) -> list[int] | None:
     """Return the number that each role requires by its own metrics; the current number for a role without observation.
     None if no role is observable."""
@@ -99,7 +99,9 @@ def demands(
     return [one.current if count is None else count for one, count in zip(fleet, wanted, strict=True)]
 
 
-def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
+def total_of_all(
+    fleet: Sequence[SizedRole], metrics: Sequence[Metric], tolerance: float, spare: float = 0.0
+) -> int | None:
     """Return the total of all roles by common metrics, as if they were one role. A role without a metric is left out
     for that metric; while a role misses a value of a metric that it has, the total does not shrink. None if all are
     missing."""
@@ -231,16 +233,16 @@ Point = tuple[float, float]
 
 
 @dataclass(slots=True)
-class Outlook:
+class DemandForecast:
     """Forecasts of the metrics of a pool. Lives as long as the pool's past. Only sums over the fleet are forecast: a
     level depends on the number of replicas and has no trend of its own."""
 
     _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
     """Readings by role and metric while the ready replicas had enough capacity. Beyond that, a metric grows with the
     waiting requests, which show how many replicas are missing now and not how many will be."""
-    _trust: dict[tuple[str, str], Trust] = field(default_factory=dict)
+    _trust: dict[tuple[str, str], ForecastConfidence] = field(default_factory=dict)
 
-    def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
+    def ahead(self, now: float, one: SizedRole, metrics: Sequence[Metric], seconds: float) -> SizedRole:
         """Return the role as forecast this many seconds ahead: growth continues, weighted by the reliability of recent
         forecasts. Falling values are not extrapolated."""
         if seconds <= 0:
@@ -248,7 +250,7 @@ class Outlook:
         grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
         return replace(one, metrics={**one.metrics, **grown})
 
-    def _grown(self, now: float, one: Sized, metric: Metric, seconds: float) -> Any:
+    def _grown(self, now: float, one: SizedRole, metric: Metric, seconds: float) -> Any:
         value = one.metrics.get(metric.name)
         whole = _sum_of(value)
         if whole is None:
@@ -260,7 +262,7 @@ class Outlook:
         if served:
             past.append((now, whole))
         growth = max(_expected(past, now + seconds) - whole, 0.0) if past else 0.0
-        trust = self._trust.setdefault((one.role.name, metric.name), Trust())
+        trust = self._trust.setdefault((one.role.name, metric.name), ForecastConfidence())
         trust.settle(now, whole if served else None)
         trust.say(now + seconds, whole, growth)
         will = whole + trust.share(metric.target) * growth
@@ -314,7 +316,7 @@ class _Forecast:
 
 
 @dataclass(slots=True)
-class Trust:
+class ForecastConfidence:
     """Reliability of the forecasts of one sum: the slope of growth over forecast growth, with the largest weight on the
     latest."""
 

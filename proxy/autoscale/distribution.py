@@ -106,7 +106,7 @@ def _of_baseline(role: Role, coordination: Coordination) -> float | None:
     return role.demand if coordination.baseline == "demand" else None
 
 
-def _limits(roles: Sequence[Role], bands: dict[str, Band], total: int) -> list[Bounds]:
+def _limits(roles: Sequence[Role], bands: dict[str, ShareBand], total: int) -> list[Bounds]:
     """Return the limits in whole numbers, unless the total does not fit between these."""
     for whole in (True, False):
         limits = [band_bounds(role, bands.get(role.name, OPEN), total, whole=whole) for role in roles]
@@ -145,7 +145,7 @@ def _settled(
     return dict(zip(names, replicas, strict=True)), set()
 
 
-def _hindrance(roles: Sequence[Role], bands: dict[str, Band], total: int) -> Cause:
+def _hindrance(roles: Sequence[Role], bands: dict[str, ShareBand], total: int) -> Cause:
     if are_contradictory(bands, roles):
         return Cause.INFEASIBLE
     return Cause.CLAMPED if are_hindered(bands, roles, total) else Cause.ROUNDING
@@ -163,7 +163,7 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class ShareBand:
     """Lower and upper part of the total, in [0, 1]."""
 
     low: float = 0.0
@@ -173,10 +173,10 @@ class Band:
         return self.low * total - EXACT <= replicas <= self.high * total + EXACT
 
 
-OPEN = Band()
+OPEN = ShareBand()
 
 
-def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bool]:
+def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, ShareBand], bool]:
     """Return the bands of roles, clipped to possible values, and whether a band is ignored: of an unknown role, not
     numeric, inverted, or impossible."""
     if not isinstance(written, Mapping):
@@ -186,20 +186,20 @@ def read_bands(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bo
     return found, len(found) < len(written)
 
 
-def least_total(bands: Mapping[str, Band], wanted: Mapping[str, int]) -> int:
+def least_total(bands: Mapping[str, ShareBand], wanted: Mapping[str, int]) -> int:
     """Return the smallest total that gives each role its demand."""
     within = [math.ceil(wanted[name] / one.high - EXACT) for name, one in bands.items() if one.high > 0]
     return max(sum(wanted.values()), *within, 0)
 
 
-def are_contradictory(bands: Mapping[str, Band], roles: Sequence[Role]) -> bool:
+def are_contradictory(bands: Mapping[str, ShareBand], roles: Sequence[Role]) -> bool:
     """Return whether the bands contradict each other for every total."""
     low = math.fsum(bands.get(role.name, OPEN).low for role in roles)
     high = math.fsum(bands.get(role.name, OPEN).high for role in roles)
     return low > 1 + EXACT or high < 1 - EXACT
 
 
-def band_bounds(role: Role, band: Band, total: int, *, whole: bool) -> Bounds:
+def band_bounds(role: Role, band: ShareBand, total: int, *, whole: bool) -> Bounds:
     """Return the lowest and highest count of replicas inside both the band and the role's own bounds. `whole`: the
     outermost whole numbers of the band, if it contains any. If both exclude each other, return the role's own bound
     next to the band."""
@@ -213,7 +213,7 @@ def band_bounds(role: Role, band: Band, total: int, *, whole: bool) -> Bounds:
     return max(low, role.min), min(high, role.max)
 
 
-def are_hindered(bands: Mapping[str, Band], roles: Sequence[Role], total: int) -> bool:
+def are_hindered(bands: Mapping[str, ShareBand], roles: Sequence[Role], total: int) -> bool:
     """Return whether the roles' own bounds prevent a distribution of the total within the bands, with fractional
     replicas."""
     found = [band_bounds(role, bands.get(role.name, OPEN), total, whole=False) for role in roles]
@@ -228,13 +228,13 @@ def are_hindered(bands: Mapping[str, Band], roles: Sequence[Role], total: int) -
     )
 
 
-def _band(written: Any) -> Band | None:
+def _band(written: Any) -> ShareBand | None:
     if not isinstance(written, Mapping):
         return None
     low, high = number(written.get("min")), number(written.get("max"))
     if low is None or high is None or low > high or high < 0 or low > 100:
         return None
-    return Band(max(low, 0.0) / 100, min(high, 100.0) / 100)
+    return ShareBand(max(low, 0.0) / 100, min(high, 100.0) / 100)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Drains:
         for name in [name for name in self._since.get(role, {}) if name not in there]:
             del self._since[role][name]
 
-    def _is_empty(self, replica: Replica, seconds: float, role: str) -> bool:
+    def _is_empty(self, replica: DrainingReplica, seconds: float, role: str) -> bool:
         if not replica.ready and not replica.draining:
             return True
         return (seconds >= SETTLES and replica.inflight <= 0) or seconds >= self.settings.patience(role)
@@ -106,7 +106,7 @@ Order = Literal["least-loss", "highest-ordinal", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class DrainingReplica:
     """One replica. `cached_blocks` are counted by the prefix index, `ordinal` is the platform's number, `started` is
     in seconds, `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None
     without it."""
@@ -123,7 +123,7 @@ class Replica:
     group: str | None = None
 
 
-def drain_order(replicas: Sequence[Replica], role: str, order: Order) -> list[Replica]:
+def drain_order(replicas: Sequence[DrainingReplica], role: str, order: Order) -> list[DrainingReplica]:
     """Return all replicas of the role in the order of removal. least-loss: draining replicas, replicas that are not
     ready, replicas that are not the last of the role in their group; then the fewest requests in flight, the fewest
     cached blocks, the youngest. highest-ordinal is the order of platforms that do not choose."""
@@ -131,7 +131,7 @@ def drain_order(replicas: Sequence[Replica], role: str, order: Order) -> list[Re
     if order == "highest-ordinal":
         return sorted(left, key=lambda one: -1 if one.ordinal is None else one.ordinal, reverse=True)
     key = _newest if order == "newest" else _least_loss
-    ordered: list[Replica] = []
+    ordered: list[DrainingReplica] = []
     while left:
         members = Counter(one.group for one in left)
         first = min(left, key=key(members))
@@ -140,7 +140,7 @@ def drain_order(replicas: Sequence[Replica], role: str, order: Order) -> list[Re
     return ordered
 
 
-Key = Callable[[Replica], Any]
+Key = Callable[[DrainingReplica], Any]
 
 
 def _newest(members: Counter[str | None]) -> Key:

@@ -15,14 +15,14 @@ from proxy.autoscale.policy import (
     Coordination,
     Result,
     Role,
+    RoleSituation,
     Signal,
-    Situation,
     number,
     of_role,
     reading,
 )
 from proxy.autoscale.recommender import Recommendation, Recommender
-from proxy.autoscale.settings import PoolSettings
+from proxy.autoscale.settings import ScalingPolicy
 from proxy.autoscale.validation import as_written, coordination_faults, role_faults
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
@@ -166,7 +166,7 @@ _READERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EvaluationStep:
     """One recorded moment: the decision then, and the decision of the policy; None if metrics were missing. `at` is
     seconds since the Unix epoch."""
 
@@ -185,19 +185,19 @@ class Summary:
     gpu_hours: float
 
 
-def replay(decisions: Sequence[Mapping[str, Any]], pool: PoolSettings) -> list[Step]:
+def replay(decisions: Sequence[Mapping[str, Any]], pool: ScalingPolicy) -> list[EvaluationStep]:
     """Yield the steps of a replay. At each step the policy sees the recorded fleet, not the fleet of its own decisions,
     whose metrics were not measured. `decisions` are the decisions of one pool, as the loop stores them; decisions
     without a time are left out."""
     recommender = Recommender(pool)
     timed = [(at, one) for one in decisions if (at := number(one.get("ts"))) is not None]
     return [
-        Step(at, _recorded(one), _again(recommender, at, one, pool))
+        EvaluationStep(at, _recorded(one), _again(recommender, at, one, pool))
         for at, one in sorted(timed, key=lambda pair: pair[0])
     ]
 
 
-def summary(pool: PoolSettings, points: Sequence[tuple[float, Mapping[str, int]]]) -> Summary:
+def summary(pool: ScalingPolicy, points: Sequence[tuple[float, Mapping[str, int]]]) -> Summary:
     """Return the totals. `points` are moments and the replicas wanted from then until the next moment."""
     moves, hours, gpu_hours = 0, 0.0, 0.0
     for (at, wanted), (until, after) in pairwise(points):
@@ -209,13 +209,13 @@ def summary(pool: PoolSettings, points: Sequence[tuple[float, Mapping[str, int]]
 
 
 def _again(
-    recommender: Recommender, at: float, decision: Mapping[str, Any], pool: PoolSettings
+    recommender: Recommender, at: float, decision: Mapping[str, Any], pool: ScalingPolicy
 ) -> Recommendation | None:
     situations = dict(_situations(decision.get("roles"), pool))
     return recommender.recommend(at, situations) if len(situations) == len(pool.roles) else None
 
 
-def _situations(roles: Any, pool: PoolSettings) -> Iterator[tuple[str, Situation]]:
+def _situations(roles: Any, pool: ScalingPolicy) -> Iterator[tuple[str, RoleSituation]]:
     for role in pool.roles:
         seen = of_role(roles, role.name)
         current, ready = reading(seen.get("current")), reading(seen.get("ready"))
@@ -225,7 +225,7 @@ def _situations(roles: Any, pool: PoolSettings) -> Iterator[tuple[str, Situation
             }
             metrics = dict(of_role(seen, "metrics"))
             draining = int(reading(seen.get("draining")) or 0)
-            yield role.name, Situation(int(current), int(ready), draining, metrics, signals)
+            yield role.name, RoleSituation(int(current), int(ready), draining, metrics, signals)
 
 
 def _recorded(decision: Mapping[str, Any]) -> dict[str, int]:

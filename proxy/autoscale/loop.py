@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from proxy.autoscale.decision import Decision, Mode
-from proxy.autoscale.policy import Observed, Situation, Source
+from proxy.autoscale.decision import Mode, ScalingDecision
+from proxy.autoscale.policy import MetricSource, ObservedRole, RoleSituation
 from proxy.autoscale.recommender import Recommendation, Recommender
-from proxy.autoscale.settings import PoolSettings, RoleSettings
+from proxy.autoscale.settings import RoleSettings, ScalingPolicy
 from proxy.core.errors import BadRequest
 from proxy.core.params import suggestion
 from proxy.core.ports import Clock
@@ -28,7 +28,7 @@ PATIENCE = 10.0
 """Seconds for an observation or an action."""
 
 
-class Outcome(Enum):
+class ScalingOutcome(Enum):
     OK = "ok"
     BUSY = "busy"
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class Actuator(Protocol):
     """An actuator of roles. It is called repeatedly until the role has the size, so it must not repeat an action that
     it has started."""
 
-    async def apply(self, decision: Decision, role: str) -> Outcome: ...
+    async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome: ...
 
 
 class Loop:
@@ -51,8 +51,8 @@ class Loop:
     def __init__(
         self,
         name: str,
-        pool: PoolSettings,
-        source: Source,
+        pool: ScalingPolicy,
+        source: MetricSource,
         clock: Clock,
         actuators: Mapping[str, Actuator] | None = None,
         patience: float = PATIENCE,
@@ -65,12 +65,12 @@ class Loop:
         self.patience = patience
         self._recommender = Recommender(pool)
         self.controls = Controls(pool, clock)
-        self.history: deque[Decision] = deque(maxlen=HISTORY)
-        self.outcomes: dict[str, Outcome] = {}
+        self.history: deque[ScalingDecision] = deque(maxlen=HISTORY)
+        self.outcomes: dict[str, ScalingOutcome] = {}
         """Results by role of the latest decision that required another size."""
 
     @property
-    def latest(self) -> Decision | None:
+    def latest(self) -> ScalingDecision | None:
         return self.history[-1] if self.history else None
 
     @property
@@ -79,15 +79,15 @@ class Loop:
         return next((one.recommendation for one in reversed(self.history) if one.valid), None)
 
     @property
-    def pool(self) -> PoolSettings:
+    def pool(self) -> ScalingPolicy:
         """The policy. When it changes, observations and decisions are kept."""
         return self._pool
 
     @pool.setter
-    def pool(self, pool: PoolSettings) -> None:
+    def pool(self, pool: ScalingPolicy) -> None:
         self._pool = self._recommender.pool = self.controls.pool = pool
 
-    async def step(self) -> Decision:
+    async def step(self) -> ScalingDecision:
         situations = self._fresh(await self._observe())
         decision = self._decide(situations)
         self.history.append(decision)
@@ -98,7 +98,7 @@ class Loop:
         """Record the result of an external scaler. Raise BadRequest."""
         self.controls.acknowledge(decision, roles, self.latest.id if self.latest else 0)
 
-    async def _observe(self) -> Mapping[str, Observed]:
+    async def _observe(self) -> Mapping[str, ObservedRole]:
         try:
             async with asyncio.timeout(self.patience):
                 return await self._source.observe()
@@ -106,18 +106,18 @@ class Loop:
             log.warning("pool %s cannot be observed", self._name, exc_info=True)
             return {}
 
-    def _fresh(self, observed: Mapping[str, Observed]) -> dict[str, Situation]:
+    def _fresh(self, observed: Mapping[str, ObservedRole]) -> dict[str, RoleSituation]:
         now, age = self._clock.now(), self._pool.stale_after
         return {role.name: observed[role.name].fresh(now, age) for role in self._pool.roles if role.name in observed}
 
-    def _decide(self, situations: dict[str, Situation]) -> Decision:
+    def _decide(self, situations: dict[str, RoleSituation]) -> ScalingDecision:
         complete = len(situations) == len(self._pool.roles)
         found = self._recommender.recommend(self._clock.now(), situations) if complete else None
         held = self._held(situations)
         mode: Mode = "paused" if self.controls.paused else self._pool.mode
         overrides = self.controls.overrides()
         recommended = held if found is None or mode == "paused" else found.replicas
-        return Decision(
+        return ScalingDecision(
             id=self.latest.id + 1 if self.latest else 1,
             at=self._clock.wall(),
             pool=self._name,
@@ -130,7 +130,7 @@ class Loop:
             overridden=frozenset(overrides),
         )
 
-    def _held(self, situations: Mapping[str, Situation]) -> dict[str, int]:
+    def _held(self, situations: Mapping[str, RoleSituation]) -> dict[str, int]:
         """Return the latest decision without overrides, or the current sizes of roles without a decision."""
         held = {name: one.current for name, one in situations.items()}
         if self.latest is None:
@@ -138,20 +138,20 @@ class Loop:
         known = {role.name for role in self._pool.roles} - self.latest.overridden
         return held | {name: count for name, count in self.latest.desired.items() if name in known}
 
-    async def _act(self, decision: Decision, role: str) -> Outcome:
+    async def _act(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         """Act on a decision. A dry run does everything except this."""
         actuator = self.actuators.get(role)
         if decision.mode != "active" or actuator is None:
-            return Outcome.DRY_RUN
+            return ScalingOutcome.DRY_RUN
         try:
             async with asyncio.timeout(self.patience):
                 return await actuator.apply(decision, role)
         except Exception:  # it is tried again with the next decision
             log.warning("pool %s: role %s cannot be scaled", self._name, role, exc_info=True)
-            return Outcome.ERROR
+            return ScalingOutcome.ERROR
 
 
-def _to_change(decision: Decision) -> list[str]:
+def _to_change(decision: ScalingDecision) -> list[str]:
     """Return the roles to scale: growing roles first, so that capacity does not drop in between."""
     change = {
         name: decision.desired[name] - one.current
@@ -161,7 +161,7 @@ def _to_change(decision: Decision) -> list[str]:
     return sorted((name for name, by in change.items() if by), key=lambda name: -change[name])
 
 
-def _missing(pool: PoolSettings, role: RoleSettings, seen: Situation | None) -> tuple[str, ...]:
+def _missing(pool: ScalingPolicy, role: RoleSettings, seen: RoleSituation | None) -> tuple[str, ...]:
     metrics = pool.metrics if pool.total == "joint" else role.metrics
     looked_at = pool.coordination.looked_at(role.name) if pool.coordination.mode == "preferred" else []
     return (
@@ -182,7 +182,7 @@ class Acknowledged:
 class Controls:
     """The operator's controls of one pool; they live as long as its loop."""
 
-    def __init__(self, pool: PoolSettings, clock: Clock) -> None:
+    def __init__(self, pool: ScalingPolicy, clock: Clock) -> None:
         self._clock = clock
         self._overrides: dict[str, tuple[int, float]] = {}
         self.pool = pool
@@ -190,12 +190,12 @@ class Controls:
         self.acknowledged: Acknowledged | None = None
 
     @property
-    def pool(self) -> PoolSettings:
+    def pool(self) -> ScalingPolicy:
         """The policy. When it changes, an order outside the new bounds is void."""
         return self._pool
 
     @pool.setter
-    def pool(self, pool: PoolSettings) -> None:
+    def pool(self, pool: ScalingPolicy) -> None:
         self._pool = pool
         self._bounds = bounds = {role.name: (role.min, role.max) for role in pool.roles}
         self._overrides = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, TTFT, Sample
-from proxy.autoscale.settings import PROMQL, PoolSettings, RoleSettings
+from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, TTFT, MetricSample
+from proxy.autoscale.settings import PROMQL, RoleSettings, ScalingPolicy
 from proxy.core.endpoint import Endpoint
 
 BACKLOG = "prefill_backlog_seconds"
@@ -36,7 +36,7 @@ KNOWN = (*_OF_PODS, BACKLOG, UNCACHED, PREFILL_LOAD, KV_DEMAND, "requests_in_fli
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownLoad:
     """Values of a role that the proxy measures: `queued` requests in its queues, the predicted prefill `backlog` of all
     pods in seconds, `ttft` in seconds, `taken` uncached prompt tokens per second; None if it is not known."""
 
@@ -53,23 +53,23 @@ class Measured:
     of a replica is the mean of its ranks, and so is its part of a sum."""
 
     ready: Sequence[Sequence[Endpoint]]
-    known: Known
+    known: KnownLoad
     now: float
     age: float
     rate: float | None = None
     """Uncached prompt tokens per second that a replica can compute, if configured."""
-    queried: Mapping[str, Sample] = field(default_factory=dict)
+    queried: Mapping[str, MetricSample] = field(default_factory=dict)
     """Values of queries, by source."""
 
-    def sample(self, source: str) -> Sample:
+    def sample(self, source: str) -> MetricSample:
         """Return a value with its time; a query has its own time."""
         if source.startswith(PROMQL):
-            return self.queried.get(source, Sample(None, self.now))
-        return Sample(self.value(source), self.now)
+            return self.queried.get(source, MetricSample(None, self.now))
+        return MetricSample(self.value(source), self.now)
 
-    def mean_sample(self, source: str) -> Sample:
+    def mean_sample(self, source: str) -> MetricSample:
         """Return a value per ready replica; queries provide such a value already."""
-        return self.sample(source) if source.startswith(PROMQL) else Sample(self.mean(source), self.now)
+        return self.sample(source) if source.startswith(PROMQL) else MetricSample(self.mean(source), self.now)
 
     def value(self, source: str) -> Any:
         """Return a number, or one per ready replica; None if it is not known."""
@@ -125,13 +125,13 @@ def _share(value: float | None, count: int) -> float | None:
     return None if value is None else value / count
 
 
-def metrics_of(pool: PoolSettings, role: RoleSettings, measured: Measured) -> dict[str, Sample]:
+def metrics_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, MetricSample]:
     """Return the metrics that size the role, or all roles together."""
     metrics = pool.metrics if pool.total == "joint" else role.metrics
     return {one.name: measured.sample(one.source or one.name) for one in metrics}
 
 
-def signals_of(pool: PoolSettings, role: RoleSettings, measured: Measured) -> dict[str, Sample]:
+def signals_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, MetricSample]:
     """Return the pressure signals of the role, each per ready replica."""
     sources: Mapping[str, str] = {
         **{name: name for name in (QUEUE_DEPTH, KV_USAGE, TTFT)},
@@ -189,7 +189,7 @@ def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> flo
 
 
 @dataclass(slots=True)
-class Taken:
+class RoleSamples:
     """Uncached prompt tokens of a role."""
 
     _readings: deque[tuple[float, Mapping[Endpoint, float]]] = field(default_factory=deque)
@@ -214,18 +214,18 @@ class Taken:
         return sum(max(after - before, 0.0) for before, after in pairwise(counted))
 
 
-def is_of(role: RoleSettings, pool: PoolSettings, endpoint: Endpoint) -> bool:
+def is_of(role: RoleSettings, pool: ScalingPolicy, endpoint: Endpoint) -> bool:
     if role.selector:
         return all(endpoint.labels.get(label) == value for label, value in role.selector.items())
     return len(pool.roles) == 1 or endpoint.role == role.name
 
 
-def role_of(pool: PoolSettings, endpoint: Endpoint) -> str | None:
+def role_of(pool: ScalingPolicy, endpoint: Endpoint) -> str | None:
     """Return the first role whose selector matches."""
     return next((role.name for role in pool.roles if is_of(role, pool, endpoint)), None)
 
 
-def replicas_of_role(pool: PoolSettings, name: str, endpoints: Iterable[Endpoint]) -> dict[str, list[Endpoint]]:
+def replicas_of_role(pool: ScalingPolicy, name: str, endpoints: Iterable[Endpoint]) -> dict[str, list[Endpoint]]:
     """Return the ranks of each replica by name, for ranks that share a port and for ranks with a port each."""
     found: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:

@@ -163,7 +163,7 @@ def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One value: a number, or one number per ready replica for averaged metrics; `at` is monotonic seconds."""
 
     value: Any
@@ -171,17 +171,17 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedRole:
     """The observation of one role. `current` are requested replicas, `ready` serving ones, `draining` replicas that
     will stop. Scaling metrics and pressure signals are never used in place of each other."""
 
     current: int
     ready: int
     draining: int = 0
-    metrics: Mapping[str, Sample] = field(default_factory=dict)
-    signals: Mapping[str, Sample] = field(default_factory=dict)
+    metrics: Mapping[str, MetricSample] = field(default_factory=dict)
+    signals: Mapping[str, MetricSample] = field(default_factory=dict)
 
-    def fresh(self, now: float, age: float) -> Situation:
+    def fresh(self, now: float, age: float) -> RoleSituation:
         """Return the situation; values older than `age` seconds are missing."""
         metrics = {
             name: _usable(sample.value) if now - sample.at <= age else None for name, sample in self.metrics.items()
@@ -191,11 +191,11 @@ class Observed:
             for name, sample in self.signals.items()
             if now - sample.at <= age and (value := reading(sample.value)) is not None
         }
-        return Situation(self.current, self.ready, self.draining, metrics, signals)
+        return RoleSituation(self.current, self.ready, self.draining, metrics, signals)
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RoleSituation:
     """One role at the moment of a decision, without stale values: a missing metric is None, and a missing signal is
     absent."""
 
@@ -218,8 +218,8 @@ def _usable(value: Any) -> Any:
     return [reading(one) for one in value] if isinstance(value, list | tuple) else reading(value)
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     """The source of the loop's observations."""
 
-    async def observe(self) -> Mapping[str, Observed]:
+    async def observe(self) -> Mapping[str, ObservedRole]:
         """Return the observations by role. A role is missing while its replicas are not known."""

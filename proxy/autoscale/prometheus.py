@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.policy import Sample, number
-from proxy.autoscale.settings import PROMQL, PoolSettings, PrometheusSettings
+from proxy.autoscale.policy import MetricSample, number
+from proxy.autoscale.settings import PROMQL, PrometheusSettings, ScalingPolicy
 from proxy.core.ports import Clock
 
 TIMEOUT = 5.0
@@ -32,26 +32,26 @@ async def ask(settings: PrometheusSettings, query: str) -> float:
         response = await outbound.fetch("GET", url, TIMEOUT, tls=trust, headers=headers, params={"query": query})
         content = orjson.loads(response.body)
     except (*outbound.FAILURES, ValueError) as error:
-        raise Unanswered(f"{type(error).__name__}: {error}") from None
+        raise QueryFailed(f"{type(error).__name__}: {error}") from None
     return value_of(content)
 
 
 def value_of(content: Any) -> float:
     """Return the value of a scalar or a vector of one element. Raise Unanswered."""
     if not isinstance(content, dict) or content.get("status") != "success":
-        raise Unanswered(
+        raise QueryFailed(
             str(content.get("error", content)) if isinstance(content, dict) else "not a response of Prometheus"
         )
     found = content.get("data", {})
     kind, result = found.get("resultType"), found.get("result")
     if kind == "vector" and len(result) != 1:
-        raise Unanswered(f"{len(result)} series, and not one" if result else "no series")
+        raise QueryFailed(f"{len(result)} series, and not one" if result else "no series")
     if kind not in ("scalar", "vector"):
-        raise Unanswered(f"a {kind}, and not a scalar or a vector")
+        raise QueryFailed(f"a {kind}, and not a scalar or a vector")
     text = result[1] if kind == "scalar" else result[0]["value"][1]
     value = number(float(text))
     if value is None:
-        raise Unanswered(f"{text} is no finite number")
+        raise QueryFailed(f"{text} is no finite number")
     return value
 
 
@@ -64,7 +64,7 @@ def _identity(settings: PrometheusSettings) -> tuple[dict[str, str], ssl.SSLCont
 log = logging.getLogger(__name__)
 
 
-class Unanswered(Exception):
+class QueryFailed(Exception):
     """The query has no value; the message says why."""
 
 
@@ -79,10 +79,10 @@ class Queries:
 
     ask: Ask
     clock: Clock
-    values: dict[str, Sample] = field(default_factory=dict)
+    values: dict[str, MetricSample] = field(default_factory=dict)
     _failing: set[str] = field(default_factory=set)
 
-    async def update(self, pool: PoolSettings) -> None:
+    async def update(self, pool: ScalingPolicy) -> None:
         sources = set(_queries_of(pool))
         for gone in self.values.keys() - sources:
             del self.values[gone]
@@ -92,15 +92,15 @@ class Queries:
         """Log the first failure in a row."""
         query = source.removeprefix(PROMQL).strip()
         try:
-            self.values[source] = Sample(await self.ask(query), self.clock.now())
+            self.values[source] = MetricSample(await self.ask(query), self.clock.now())
             self._failing.discard(source)
-        except Unanswered as why:
+        except QueryFailed as why:
             if source not in self._failing:
                 log.warning("autoscale: the query %r has no value: %s", query, why)
             self._failing.add(source)
 
 
-def _queries_of(pool: PoolSettings) -> Iterator[str]:
+def _queries_of(pool: ScalingPolicy) -> Iterator[str]:
     yield from _queried(one.source for one in pool.metrics)
     for role in pool.roles:
         yield from _queried(one.source for one in role.metrics)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from proxy.autoscale.behavior import Damping
-from proxy.autoscale.demand import Outlook, Sized, demands, total_of_all
+from proxy.autoscale.demand import DemandForecast, SizedRole, demands, total_of_all
 from proxy.autoscale.distribution import bounded, distribute, least_total, read_bands, within
-from proxy.autoscale.policy import Coordination, Result, Role, Situation
-from proxy.autoscale.settings import PoolSettings
+from proxy.autoscale.policy import Coordination, Result, Role, RoleSituation
+from proxy.autoscale.settings import ScalingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +35,24 @@ class Recommendation:
 class Recommender:
     """The recommender of one pool, with its past. Call `recommend` repeatedly with a clock that never goes back."""
 
-    def __init__(self, pool: PoolSettings) -> None:
+    def __init__(self, pool: ScalingPolicy) -> None:
         self._pool = pool
         self._damping = Damping(pool.behavior)
-        self._outlook = Outlook()
+        self._outlook = DemandForecast()
         self._seen: float | None = None
         self._moved: float | None = None
 
     @property
-    def pool(self) -> PoolSettings:
+    def pool(self) -> ScalingPolicy:
         """The policy. When it changes, the past is kept."""
         return self._pool
 
     @pool.setter
-    def pool(self, pool: PoolSettings) -> None:
+    def pool(self, pool: ScalingPolicy) -> None:
         self._pool = pool
         self._damping.behavior = pool.behavior
 
-    def recommend(self, now: float, situations: Mapping[str, Situation]) -> Recommendation | None:
+    def recommend(self, now: float, situations: Mapping[str, RoleSituation]) -> Recommendation | None:
         """Return a recommendation. `situations` has every role of the pool. Return None if no role has enough data to
         be sized."""
         if any(one.is_moving for one in situations.values()):
@@ -71,7 +71,7 @@ class Recommender:
         self._damping.applied(now, recommendation.total)
         return recommendation
 
-    def _demand(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
+    def _demand(self, fleet: Sequence[SizedRole]) -> tuple[int, list[Role]] | None:
         """Return the total that metrics and preferred ratios require, and the roles with their parts; where parts are
         unknown, they are the current replicas."""
         pool, tolerance = self._pool, self._pool.tolerance_percent / 100
@@ -87,7 +87,7 @@ class Recommender:
         bands, _ = read_bands(chosen.preferred_ratio if chosen.mode == "preferred" else {}, roles)
         return least_total(bands, {role.name: count for role, count in zip(roles, found, strict=True)}), roles
 
-    def _ahead(self, now: float, one: Sized) -> Sized:
+    def _ahead(self, now: float, one: SizedRole) -> SizedRole:
         pool = self._pool
         own = next(role.metrics for role in pool.roles if role.name == one.role.name)
         return self._outlook.ahead(now, one, pool.metrics if pool.total == "joint" else own, pool.look_ahead)
@@ -103,7 +103,7 @@ class Recommender:
         self,
         now: float,
         roles: Sequence[Role],
-        situations: Mapping[str, Situation],
+        situations: Mapping[str, RoleSituation],
         totals: tuple[int, int, int],
         panic: bool,
     ) -> Recommendation:
@@ -131,7 +131,7 @@ _SHORTEST_GAP = 60.0
 are."""
 
 
-def _placed(pool: PoolSettings, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
+def _placed(pool: ScalingPolicy, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
     """Return the replicas by role. Where the demand of each role is unknown, replicas move all the way to the target,
     so that moves are rare."""
     chosen, is_sum = pool.coordination, pool.total == "sum"
@@ -150,7 +150,7 @@ Divide = Callable[[int], tuple[Result, dict[str, int]]]
 
 
 def _affordable(
-    pool: PoolSettings, total: int, least: int, divide: Divide
+    pool: ScalingPolicy, total: int, least: int, divide: Divide
 ) -> tuple[int, tuple[Result, dict[str, int]]]:
     """Return the largest total up to this one within the budget, or the smallest possible one. Every total is tried,
     because with three roles one more replica may take one away from a role."""
@@ -163,8 +163,8 @@ def _affordable(
     return total, divided
 
 
-def _sized(role: Role, situation: Situation) -> Sized:
-    return Sized(replace(role, current=situation.current, ready=situation.ready), situation.metrics)
+def _sized(role: Role, situation: RoleSituation) -> SizedRole:
+    return SizedRole(replace(role, current=situation.current, ready=situation.ready), situation.metrics)
 
 
 PRESSED = 0.6

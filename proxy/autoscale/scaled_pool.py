@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.autoscale.actuators import Command, Compose, Guard, Hand, Kubernetes, Webhook
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.drains import Drains, Orders, Replica
+from proxy.autoscale.actuators import Command, Compose, Guard, Kubernetes, RoleActuator, Webhook
+from proxy.autoscale.decision import ScalingDecision
+from proxy.autoscale.drains import DrainingReplica, Drains, Orders
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop
-from proxy.autoscale.measures import Measured, Taken, metrics_of, replicas_of_role, signals_of
-from proxy.autoscale.policy import Observed
-from proxy.autoscale.prometheus import Ask, Queries, Unanswered
-from proxy.autoscale.settings import ActuatorSettings, PoolSettings, RoleSettings
+from proxy.autoscale.measures import Measured, RoleSamples, metrics_of, replicas_of_role, signals_of
+from proxy.autoscale.policy import ObservedRole
+from proxy.autoscale.prometheus import Ask, Queries, QueryFailed
+from proxy.autoscale.settings import ActuatorSettings, RoleSettings, ScalingPolicy
 from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
@@ -31,7 +31,7 @@ Blocks = Callable[[Endpoint], int]
 
 
 async def no_prometheus(query: str) -> float:
-    raise Unanswered("no Prometheus is configured")
+    raise QueryFailed("no Prometheus is configured")
 
 
 class ScaledPool:
@@ -41,7 +41,7 @@ class ScaledPool:
     def __init__(
         self,
         name: str,
-        settings: PoolSettings,
+        settings: ScalingPolicy,
         fleet: Fleet,
         signals: SignalSource,
         clock: Clock,
@@ -63,7 +63,7 @@ class ScaledPool:
         self._seen: set[str] = set()
         self._cleared: set[str] = set()
         self._queries = Queries(ask, clock)
-        self._taken: dict[str, Taken] = {}
+        self._taken: dict[str, RoleSamples] = {}
         self._guard: Guard | None = None
         self._settings = settings
         self.orders = Orders(clock)
@@ -74,12 +74,12 @@ class ScaledPool:
         self.loop = Loop(name, settings, self, clock, self._make_actuators(settings), patience=_patience(settings))
 
     @property
-    def settings(self) -> PoolSettings:
+    def settings(self) -> ScalingPolicy:
         """The policy. When it changes, observations, decisions and orders are kept."""
         return self._settings
 
     @settings.setter
-    def settings(self, settings: PoolSettings) -> None:
+    def settings(self, settings: ScalingPolicy) -> None:
         same_hands = settings.actuator == self._settings.actuator
         guard, names = self._guard, {role.name for role in settings.roles}
         for role in self._settings.roles:
@@ -99,7 +99,7 @@ class ScaledPool:
         for role in self.settings.roles:
             self.drains.cancel(role.name)
 
-    async def step(self) -> Decision:
+    async def step(self) -> ScalingDecision:
         await self._signals.update()
         await self._queries.update(self.settings)
         decision = await self.loop.step()
@@ -111,7 +111,7 @@ class ScaledPool:
 
     # What the loop sees.
 
-    async def observe(self) -> Mapping[str, Observed]:
+    async def observe(self) -> Mapping[str, ObservedRole]:
         now, found = self._clock.now(), {}
         for role in self.settings.roles:
             replicas = self._replicas(role.name)
@@ -122,12 +122,12 @@ class ScaledPool:
             found[role.name] = self._observed(role, replicas.values(), now)
         return found
 
-    def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> Observed:
+    def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> ObservedRole:
         ready = [serving for ranks in replicas if (serving := _ready(ranks))]
-        taken = self._taken.setdefault(role.name, Taken()).rate(now, ready)
+        taken = self._taken.setdefault(role.name, RoleSamples()).rate(now, ready)
         known = replace(self._signals.known(self.name, role.name, now), taken=taken)
         measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.values)
-        return Observed(
+        return ObservedRole(
             current=self.orders.current(role.name, len(replicas)),
             ready=len(ready),
             draining=sum(map(_is_draining, replicas)),
@@ -137,7 +137,7 @@ class ScaledPool:
 
     # What drains ask and do.
 
-    def replicas(self, role: str) -> Sequence[Replica]:
+    def replicas(self, role: str) -> Sequence[DrainingReplica]:
         return [self._replica(name, ranks, role) for name, ranks in self._replicas(role).items()]
 
     def drain(self, name: str) -> None:
@@ -150,7 +150,7 @@ class ScaledPool:
 
     # What is shown.
 
-    def described(self, decision: Decision) -> dict[str, Any]:
+    def described(self, decision: ScalingDecision) -> dict[str, Any]:
         """Return the state with the draining pods, ready for JSON."""
         found = decision.as_dict()
         for name, role in found["roles"].items():
@@ -174,9 +174,9 @@ class ScaledPool:
         """Return the pods of the fleet that belong to this replica: several if each rank has a port."""
         return {one.pod_name for one in self._wanted() if one.replica_name == replica}
 
-    def _replica(self, name: str, ranks: Sequence[Endpoint], role: str) -> Replica:
+    def _replica(self, name: str, ranks: Sequence[Endpoint], role: str) -> DrainingReplica:
         ordinal = _ORDINAL.search(name)
-        return Replica(
+        return DrainingReplica(
             name,
             role,
             ready=bool(_ready(ranks)),
@@ -189,7 +189,7 @@ class ScaledPool:
             group=ranks[0].labels.get(self.settings.drain.group_label),
         )
 
-    async def _let_back(self, decision: Decision, role: str) -> None:
+    async def _let_back(self, decision: ScalingDecision, role: str) -> None:
         """Return draining replicas to service, unless they are still to be removed or their removal was ordered."""
         self.drains.forget_gone(role)
         there = len(self._replicas(role))
@@ -201,7 +201,7 @@ class ScaledPool:
         elif not acts or decision.desired.get(role, 0) >= there:
             await self._guard.cancel(role)
 
-    async def _clear_marks(self, decision: Decision) -> None:
+    async def _clear_marks(self, decision: ScalingDecision) -> None:
         """Clear the marks of pods that an earlier proxy chose for removal; runs once."""
         if self._guard is None or decision.mode != "active" or not self._leads():
             return
@@ -211,7 +211,7 @@ class ScaledPool:
                 going = self.drains.names(role)
                 await self._guard.spare([name for name in self._replicas(role) if name not in going])
 
-    def _make_actuators(self, settings: PoolSettings) -> dict[str, Actuator]:
+    def _make_actuators(self, settings: ScalingPolicy) -> dict[str, Actuator]:
         self._guard = None
         if (acting := settings.actuator) is None:
             return {}
@@ -220,7 +220,7 @@ class ScaledPool:
         self._guard = Guard(acting, hand, self.drains, self.orders, self._clock, self._random, self._leads)
         return dict.fromkeys(acting.owned(tuple(role.name for role in settings.roles)), self._guard)
 
-    def _count(self, decision: Decision) -> None:
+    def _count(self, decision: ScalingDecision) -> None:
         found = decision.recommendation
         reasons = found.result.reasons if found is not None else ()
         why = reasons[0].value if reasons else "" if found is not None else "Blind"
@@ -242,12 +242,12 @@ def _is_draining(ranks: Sequence[Endpoint]) -> bool:
     return not _ready(ranks) and any(rank.state is EndpointState.DRAINING for rank in ranks)
 
 
-def _patience(settings: PoolSettings) -> float:
+def _patience(settings: ScalingPolicy) -> float:
     """Return the time for an action. It allows an actuator two calls: one to mark pods, and one to scale."""
     return PATIENCE if settings.actuator is None else max(PATIENCE, 2 * settings.actuator.timeout)
 
 
-def hand_of(acting: ActuatorSettings, clock: Clock) -> Hand:
+def hand_of(acting: ActuatorSettings, clock: Clock) -> RoleActuator:
     if acting.type == "webhook":
         return Webhook(acting.url, acting.secret, acting.timeout, clock.wall)
     if acting.type == "exec":

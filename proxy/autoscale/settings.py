@@ -185,7 +185,7 @@ class CoordinationSettings(Coordination):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
+class ScalingPolicy:
     """The roles of a pool and how they are scaled."""
 
     roles: tuple[RoleSettings, ...] = param(doc="roles; between equal costs the earlier one gets the replica")
@@ -240,7 +240,7 @@ class AutoscaleSettings:
     """Recommendations of how many replicas each role of a pool should have."""
 
     interval: Duration = param(Duration(15.0), "time between two recommendations", more_than=0)
-    pools: Mapping[str, PoolSettings] = param({}, "scaling policies by name of the pool")
+    pools: Mapping[str, ScalingPolicy] = param({}, "scaling policies by name of the pool")
     prometheus: PrometheusSettings | None = param(None, "Prometheus server for sources of the form promql: QUERY")
 
 
@@ -376,7 +376,7 @@ def warnings(settings: AutoscaleSettings, path: str = PATH) -> Iterator[Problem]
             )
 
 
-def _of_roles(pool: PoolSettings, path: str) -> Iterator[Problem]:
+def _of_roles(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     for index, role in enumerate(pool.roles):
         if "." in role.name:
             yield Problem(f"{path}.roles[{index}].name", "has a dot, which paths into the response use as a separator")
@@ -389,7 +389,7 @@ def _of_roles(pool: PoolSettings, path: str) -> Iterator[Problem]:
         yield Problem(join(path, "gpuBudget"), f"is less than what the maxima take ({most:g}): they are out of reach")
 
 
-def _of_acting(pool: PoolSettings, path: str) -> Iterator[Problem]:
+def _of_acting(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     if pool.mode == "active" and pool.actuator is None:
         yield Problem(join(path, "mode"), "active has no effect without an actuator: others read what is recommended")
     for index, role in enumerate(pool.roles):
@@ -398,7 +398,7 @@ def _of_acting(pool: PoolSettings, path: str) -> Iterator[Problem]:
             yield Problem(here, f"{TTFT} is not known without traffic, and then the role does not shrink")
 
 
-def _of_coordination(pool: PoolSettings, path: str) -> Iterator[Problem]:
+def _of_coordination(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     chosen = pool.coordination
     if chosen.mode != "preferred":
         if chosen.preferred_ratio:
@@ -426,7 +426,7 @@ def _of_behavior(behavior: Behavior, path: str) -> Iterator[Problem]:
         yield Problem(join(path, "scaleUp.stabilization"), "does not hold in panic")
 
 
-def _within_reach(pool: PoolSettings) -> bool:
+def _within_reach(pool: ScalingPolicy) -> bool:
     roles = bounded([role.sized(None, None) for role in pool.roles], pool.coordination, 1)
     bands, _ = read_bands(pool.coordination.preferred_ratio, roles)
     least, most = max(sum(role.min for role in roles), 1), sum(role.max for role in roles)

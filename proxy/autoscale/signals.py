@@ -8,8 +8,8 @@ from math import inf
 
 import orjson
 
-from proxy.autoscale.measures import Buckets, Known, Recent, replicas_of_role, role_of
-from proxy.autoscale.settings import PoolSettings
+from proxy.autoscale.measures import Buckets, KnownLoad, Recent, replicas_of_role, role_of
+from proxy.autoscale.settings import ScalingPolicy
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
@@ -70,18 +70,18 @@ class SignalSource:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._pools: Mapping[str, PoolSettings] = {}
+        self._pools: Mapping[str, ScalingPolicy] = {}
         self._recent: dict[Role, Recent] = {}
         self.roles: tuple[Role, ...] = ()
         self.signals = Signals()
 
     @property
-    def pools(self) -> Mapping[str, PoolSettings]:
+    def pools(self) -> Mapping[str, ScalingPolicy]:
         """The settings of scaled pools. When they change, the past of removed roles is dropped."""
         return self._pools
 
     @pools.setter
-    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
+    def pools(self, pools: Mapping[str, ScalingPolicy]) -> None:
         self._pools = pools
         self.roles = tuple((name, role.name) for name, pool in pools.items() for role in pool.roles)
         self._recent = {role: recent for role, recent in self._recent.items() if role in self.roles}
@@ -90,10 +90,10 @@ class SignalSource:
         """Update `signals`; awaited before every decision."""
         raise NotImplementedError
 
-    def known(self, pool: str, role: str, now: float) -> Known:
+    def known(self, pool: str, role: str, now: float) -> KnownLoad:
         signals, key = self.signals, (pool, role)
         ttft = self._recent.setdefault(key, Recent()).percentile(now, signals.ttfts.get(key, ()))
-        return Known(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
+        return KnownLoad(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
 
     def read(self) -> None:
         """Bring the gauges up to date."""

@@ -23,7 +23,7 @@ from proxy.core.errors import BadRequest, ConfigError, cause
 from proxy.core.ports import SystemClock
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
-from proxy.dashboard.client import READ_INTERVAL, FeedClient, Picture, Pod, Refused
+from proxy.dashboard.client import READ_INTERVAL, FeedClient, FleetPicture, PodView, Refused
 from proxy.dashboard.terminal import HEAD, View, head, pressed, screen, table, typed
 from proxy.http.admin_pods import seconds_of
 
@@ -289,7 +289,7 @@ class Shown:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, view: View) -> None:
         self._clock = SystemClock()
-        self._picture = Picture()
+        self._picture = FleetPicture()
         self._news = asyncio.Event()
         self._feed = FeedClient(session, url, self._picture, self._clock, self._news.set)
         self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
@@ -348,7 +348,7 @@ class Shown:
     def _rows(self) -> int:
         return max(1, self._console.size.height - HEAD - 1)
 
-    def _visible(self) -> list[Pod]:
+    def _visible(self) -> list[PodView]:
         """Return the pods on the screen, and the pods of the ranks on the screen."""
         rows = self._view.rows(self._picture)[self._view.top : self._view.top + self._rows]
         pods = {row.rank_of or row.name for row in rows}

@@ -15,9 +15,9 @@ import click
 from proxy import yaml_source
 from proxy.autoscale import evaluation
 from proxy.autoscale import settings as policies
-from proxy.autoscale.evaluation import Step, Summary, summary
+from proxy.autoscale.evaluation import EvaluationStep, Summary, summary
 from proxy.autoscale.evaluation import replay as replayed
-from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, warnings
+from proxy.autoscale.settings import AutoscaleSettings, ScalingPolicy, warnings
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import suggestion
 
@@ -127,14 +127,14 @@ def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[M
     return found
 
 
-def _pool(settings: AutoscaleSettings, name: str) -> PoolSettings:
+def _pool(settings: AutoscaleSettings, name: str) -> ScalingPolicy:
     """Return the name of the pool. Raise click.UsageError."""
     if name not in settings.pools:
         raise click.UsageError(f"the policy has no pool '{name}'{suggestion(name, list(settings.pools))}")
     return settings.pools[name]
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: EvaluationStep) -> dict[str, Any]:
     found = step.replayed
     return {
         "ts": step.at,
@@ -148,7 +148,7 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-def _table(name: str, pool: PoolSettings, steps: Sequence[Step]) -> str:
+def _table(name: str, pool: ScalingPolicy, steps: Sequence[EvaluationStep]) -> str:
     seen = [one for one in steps if one.replayed is not None]
     other = sum(1 for one in seen if one.replayed is not None and dict(one.replayed.replicas) != dict(one.recorded))
     was = summary(pool, [(one.at, one.recorded) for one in seen])

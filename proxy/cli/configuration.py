@@ -15,7 +15,7 @@ import yaml
 from proxy import __version__
 from proxy.app import App
 from proxy.cli.admin import plugin_types
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.config.reference import PluginReference, plugins_page, reference, references, settings_page, spell
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
@@ -35,14 +35,14 @@ def reader(
     pods: tuple[str, ...],
     environ: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Reader:
+) -> ConfigReader:
     """Return the reader of the configuration. `pods` replace the static pods of the file."""
     if config is None and not pods:
         raise click.UsageError("no pods are configured: give -c FILE, or --pod URL for each pod")
     overrides = dict(overrides or {})
     if pods:
         overrides["pods"] = {"static": [{"url": url} for url in pods]}
-    return Reader(config, overrides, environ)
+    return ConfigReader(config, overrides, environ)
 
 
 @click.command()

@@ -73,7 +73,7 @@ def of_ranks(ranks: int) -> Comparison:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoOutcome:
     """The results of one policy: seconds to the first token, tokens, and requests per pod or rank."""
 
     ttft: list[float] = field(default_factory=list)
@@ -134,7 +134,7 @@ async def _compare(comparison: Comparison, seconds: float, console: Console) -> 
         for policy, settings in comparison.settings.items():
             task = bar.add_task(policy, total=seconds, live="")
 
-            def show(done: float, outcome: Outcome, task: Any = task) -> None:
+            def show(done: float, outcome: DemoOutcome, task: Any = task) -> None:
                 bar.update(task, completed=done, live=_live(outcome))
 
             async with _pods(comparison) as urls, _proxy(urls, settings) as url:
@@ -182,11 +182,11 @@ async def _proxy(pods: list[str], own: Mapping[str, Any]) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{app.port}"
 
 
-async def _ask(url: str, seconds: float, show: Callable[[float, Outcome], None]) -> Outcome:
+async def _ask(url: str, seconds: float, show: Callable[[float, DemoOutcome], None]) -> DemoOutcome:
     """Send the same requests at the same moments for every policy."""
     rng = random.Random(7)
     documents = [" ".join(rng.choices(WORDS, k=DOCUMENT_BYTES // 5))[:DOCUMENT_BYTES] for _ in range(DOCUMENTS)]
-    outcome = Outcome()
+    outcome = DemoOutcome()
     loop = asyncio.get_running_loop()
     start = loop.time()
     at = 0.0
@@ -224,7 +224,7 @@ async def _ranks_of(pod: str) -> Counter[str]:
     return Counter(str(record["rank"]) for record in records if record["rank"] is not None)
 
 
-async def _send_question(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
+async def _send_question(session: aiohttp.ClientSession, url: str, body: bytes, outcome: DemoOutcome) -> None:
     loop = asyncio.get_running_loop()
     sent = loop.time()
     headers = {"content-type": "application/json"}
@@ -248,7 +248,7 @@ def _usage(stream: bytes) -> dict[str, Any]:
     return usage
 
 
-def _live(outcome: Outcome) -> str:
+def _live(outcome: DemoOutcome) -> str:
     if not outcome.ttft:
         return ""
     hits = outcome.cached_tokens / max(1, outcome.prompt_tokens)

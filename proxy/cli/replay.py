@@ -21,8 +21,8 @@ from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import cause
 from proxy.core.params import parse_duration
 from proxy.lab.fit import Fit, TooLittle, fit
-from proxy.lab.record import Record, load
-from proxy.lab.replay import ROWS, Fleet, Objectives, TooLarge, averages, recorded, repeated
+from proxy.lab.record import TraceRecord, load
+from proxy.lab.replay import ROWS, ReplayedFleet, ReplayObjectives, TooLarge, averages, recorded, repeated
 from proxy.lab.replay import replay as replayed
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE, Hardware
@@ -45,7 +45,7 @@ DOUBTFUL = 0.5
 BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
 
 
-class Unusable(click.ClickException):
+class UnusableTrace(click.ClickException):
     exit_code = 2
 
 
@@ -79,25 +79,25 @@ _OPTIONS: Sequence[Callable[[F], F]] = (
 
 
 def options(command: F) -> F:
-    """Add the options of `Situation.of` to a command."""
+    """Add the options of `ReplaySetup.of` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ReplaySetup:
     """The recorded requests and the simulated pods. `fit` is None if `--hardware` names the pods."""
 
-    record: Record
-    fleet: Fleet
+    record: TraceRecord
+    fleet: ReplayedFleet
     load: float
     seed: int
     hardware: str
     fit: Fit | None
 
     @classmethod
-    def of(cls, about: Mapping[str, Any]) -> Situation:
+    def of(cls, about: Mapping[str, Any]) -> ReplaySetup:
         """Return the situation of these options. Raise Unusable for files without a usable record."""
         hardware, fitted, seed = about["hardware"], about["fitted"], about["seed"]
         if fitted and hardware:
@@ -112,11 +112,13 @@ class Situation:
             known = min((tokens for tokens in record.pods.values() if tokens), default=like.kv_tokens)
             configs = _configs(record, like, found, budget, about["kv_tokens"] or known)
             says_cached = not record.seen or any(seen.cached_tokens is not None for seen in record.seen)
-            fleet = Fleet(configs, Objectives(about["ttft"], about["tpot"]), about["warm_up"], says_cached)
+            fleet = ReplayedFleet(
+                configs, ReplayObjectives(about["ttft"], about["tpot"]), about["warm_up"], says_cached
+            )
             fleet = fleet.of_size(about["pods"] or len(record.pods) or DEFAULT_PODS)
             return cls(fleet.fitting(record), fleet, about["load"], seed, hardware or DEFAULT_HARDWARE, found)
         except (BadTrace, TooLittle, TooLarge) as error:
-            raise Unusable(str(error)) from None
+            raise UnusableTrace(str(error)) from None
 
     def describe(self) -> list[str]:
         """Return a description for the user."""
@@ -138,10 +140,12 @@ def settings_of(config: Path | None, pool: str) -> Settings:
     try:
         return (load_settings(config, os.environ) if config else Settings()).alone(pool)
     except KeyError:
-        raise Unusable(f"{config or 'the defaults'}: there is no pool {pool!r}") from None
+        raise UnusableTrace(f"{config or 'the defaults'}: there is no pool {pool!r}") from None
 
 
-def _configs(record: Record, like: Hardware, found: Fit | None, budget: int, kv_tokens: int) -> tuple[SimConfig, ...]:
+def _configs(
+    record: TraceRecord, like: Hardware, found: Fit | None, budget: int, kv_tokens: int
+) -> tuple[SimConfig, ...]:
     config = SimConfig(
         timing=found.timing if found else like.timing,
         max_num_batched_tokens=budget,
@@ -194,7 +198,7 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
 
     Exit code 2 if a file or a configuration cannot be used.
     """
-    situation = Situation.of(about)
+    situation = ReplaySetup.of(about)
     columns = dict(_seen(situation))
     for name, config in _named(configs):
         columns[name] = _replayed(situation, settings_of(config, about["pool"]), seeds)
@@ -206,7 +210,7 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
     click.echo(_table(columns))
 
 
-def _seen(situation: Situation) -> list[tuple[str, dict[str, float]]]:
+def _seen(situation: ReplaySetup) -> list[tuple[str, dict[str, float]]]:
     """Return the recorded figures if they are comparable: the same pods under the same load."""
     record, fleet = situation.record, situation.fleet
     if not record.seen or situation.load != 1.0 or len(fleet.configs) != len(record.pods):
@@ -214,7 +218,7 @@ def _seen(situation: Situation) -> list[tuple[str, dict[str, float]]]:
     return [("recorded", recorded(record, fleet)), ("repeated", repeated(record, fleet, situation.seed).figures)]
 
 
-def _replayed(situation: Situation, settings: Settings, seeds: int) -> dict[str, float]:
+def _replayed(situation: ReplaySetup, settings: Settings, seeds: int) -> dict[str, float]:
     workload = situation.record.workload
     workload = workload.at_rate(workload.rate * situation.load)
     return averages([replayed(settings, workload, situation.fleet, situation.seed + at) for at in range(seeds)])
@@ -230,7 +234,7 @@ def _named(configs: Sequence[Path]) -> list[tuple[str, Path | None]]:
     ]
 
 
-def _described(situation: Situation, columns: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def _described(situation: ReplaySetup, columns: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     record, fit = situation.record, situation.fit
     return {
         "requests": len(record.workload.jobs),
@@ -281,7 +285,7 @@ def tune(config: Path | None, objective: str, trials: int, output: Path | None, 
     """
     pool: str = about["pool"]
     tunable = Tunable(settings_of(config, pool))
-    situation = Situation.of(about)
+    situation = ReplaySetup.of(about)
     for line in situation.describe():
         click.echo(line, err=True)
     workload = situation.record.workload
@@ -297,7 +301,7 @@ def tune(config: Path | None, objective: str, trials: int, output: Path | None, 
             lambda line: click.echo(f"  {line}", err=True),
         )
     except TooFew as error:
-        raise Unusable(str(error)) from None
+        raise UnusableTrace(str(error)) from None
     verdict = _verdict(found, meaning)
     if not found.gain.is_significant:
         click.echo(f"No change is significant. The best of {found.runs} runs, on requests held out:", err=True)
@@ -339,4 +343,4 @@ def _write(output: Path, patch: str) -> None:
     try:
         output.write_text(patch)
     except OSError as error:
-        raise Unusable(f"{output}: {cause(error)}") from None
+        raise UnusableTrace(f"{output}: {cause(error)}") from None

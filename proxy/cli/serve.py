@@ -26,7 +26,7 @@ from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import StartFailed
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
 from proxy.config.warnings import NO_PODS
 from proxy.core.errors import ConfigError, Problem, Unreadable
@@ -145,7 +145,7 @@ def serve(
     uvloop.run(_serve(settings, source, watched, workers))
 
 
-async def _serve(settings: Settings, source: Reader, watched: ConfigurationFiles | None, workers: int) -> None:
+async def _serve(settings: Settings, source: ConfigReader, watched: ConfigurationFiles | None, workers: int) -> None:
     signals = _Signals()
     try:
         if workers == 1:

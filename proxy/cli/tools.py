@@ -25,7 +25,7 @@ from proxy.fleet.settings import PodSettings
 from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker
 from proxy.tools.findings import Finding, Level, PodReport, of_fleet, of_pod, recommended
-from proxy.tools.imported import Imported, Unreadable
+from proxy.tools.imported import Imported, InvalidDocument
 from proxy.tools.litellm import litellm
 from proxy.tools.probe import EVENTS_PORT, IDLE, ProbeOptions, probe_pods
 from proxy.tools.production_stack import production_stack
@@ -212,7 +212,7 @@ def _write(make: Callable[[], Imported], output: Path | None) -> None:
     try:
         made = make()
         made.check()
-    except (Unreadable, ValueError) as error:
+    except (InvalidDocument, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if output is None:
         click.echo(made.text(), nl=False)

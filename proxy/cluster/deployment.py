@@ -20,9 +20,9 @@ from proxy.cluster.messages import (
     HOST_BYTES,
     UNREADABLE,
     VERSION,
-    Kind,
+    FrameKind,
     Packet,
-    Say,
+    PacketKind,
     message,
     packet,
     packets,
@@ -48,14 +48,14 @@ request a snapshot."""
 LAST_WORDS = 0.5
 """Seconds to send the farewell."""
 
-_BETWEEN_HOSTS = frozenset(say for say in Say if say not in (Say.LOCAL, Say.DIRECT))
+_BETWEEN_HOSTS = frozenset(say for say in PacketKind if say not in (PacketKind.LOCAL, PacketKind.DIRECT))
 
 
-class Connection(Protocol):
+class StoreConnection(Protocol):
     """A connection to the store: `redis_transport.RedisConnection`, or one in memory in benchmarks and tests. Raises
     StoreLost when it is entered, and from `lost`."""
 
-    async def __aenter__(self) -> Connection: ...
+    async def __aenter__(self) -> StoreConnection: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -74,7 +74,7 @@ class Connection(Protocol):
         """Wait until the connection is lost, and then raise StoreLost. Never return."""
 
 
-Connect = Callable[[ReplicaSettings, Sequence[str], Callable[[bytes], None]], Connection]
+Connect = Callable[[ReplicaSettings, Sequence[str], Callable[[bytes], None]], StoreConnection]
 """A factory of connections. The connection calls a function for each message on these channels."""
 
 
@@ -125,14 +125,14 @@ class Deployment:
         self._connect = connect
         self._gathered_for = 0.0 if received is None else INTERVAL
         """Seconds to wait for more to send: workers publish one by one."""
-        self._direct: Connection | None = None
+        self._direct: StoreConnection | None = None
         """The connection for packets that are sent without waiting for more messages; None if messages are gathered
         first, or without a connection."""
         self._everybody = f"{settings.prefix}:all"
         self._absent = member_id(replica.host, ABSENT)
         numbers = count(1)
         self._assumed = AssumedSpending(
-            lambda batch: self._received_by(packet(Say.NEWS, self._absent, next(numbers), batch))
+            lambda batch: self._received_by(packet(PacketKind.NEWS, self._absent, next(numbers), batch))
         )
         self.shares = Shares(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
@@ -174,11 +174,11 @@ class Deployment:
         say, to = packet.say, packet.to
         if say not in _BETWEEN_HOSTS:
             return
-        if say is Say.NEWS and not self.is_connected:
+        if say is PacketKind.NEWS and not self.is_connected:
             self._assumed.add(packet.sender, packet.body)
         if not self._publishes:
             return
-        if (say is Say.BEAT or say is Say.HELLO) and packet.sender == self._replica.id:
+        if (say is PacketKind.BEAT or say is PacketKind.HELLO) and packet.sender == self._replica.id:
             self._sent_at[packet.number] = self._clock.now()
         self._put(self._everybody if to is None else self._channel_of(to[:HOST_BYTES]), packet.packed)
 
@@ -216,7 +216,7 @@ class Deployment:
             pause = FIRST_PAUSE if self._clock.now() - started > LONGEST_PAUSE else min(longest, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 
-    async def _first_loss(self, connection: Connection) -> StoreLost:
+    async def _first_loss(self, connection: StoreConnection) -> StoreLost:
         async with Tasks() as tasks:
             parts = (
                 tasks.start(_loss(connection.lost()), "replicas: listen"),
@@ -227,7 +227,7 @@ class Deployment:
             loss: StoreLost = done.pop().result()
             return loss
 
-    async def _send_queue(self, connection: Connection) -> None:
+    async def _send_queue(self, connection: StoreConnection) -> None:
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._gathered_for)
@@ -250,7 +250,7 @@ class Deployment:
         self._checked_at = self._clock.now()
         self._show()
 
-    def _start(self, connection: Connection) -> None:
+    def _start(self, connection: StoreConnection) -> None:
         self._queue.clear()
         self._waiting = 0
         self._sent_at.clear()
@@ -284,7 +284,7 @@ class Deployment:
             self.is_connected = True
             self._assumed.end()
             self.shares.found()
-            self._received_by(packet(Say.BYE, self._absent, 0, b""))
+            self._received_by(packet(PacketKind.BYE, self._absent, 0, b""))
             log.info("connected to the replica store")
         self._show()
 
@@ -303,7 +303,7 @@ class Deployment:
         self._is_flushed.clear()
         self._wake.set()
 
-    def _send(self, connection: Connection, channel: str, data: bytes) -> None:
+    def _send(self, connection: StoreConnection, channel: str, data: bytes) -> None:
         series = self.series
         series.sent.value += len(data)
         series.messages_sent.value += 1
@@ -348,7 +348,7 @@ class Deployment:
                 self._came_back(packet.number)
         elif packet.say in _BETWEEN_HOSTS:
             self._received_by(packet)
-            if packet.say is Say.BYE and host not in self._replica.peers.hosts:
+            if packet.say is PacketKind.BYE and host not in self._replica.peers.hosts:
                 self.shares.left(host)
                 self._show()
 
@@ -376,7 +376,7 @@ class Deployment:
     def _divided(self, hosts: int, rank: int, is_up: bool) -> None:
         """Divide caps and limits by hosts, in all processes of this one."""
         self._replica.divide(hosts, rank, is_up)
-        self._replica.publish_local(Kind.HOSTS, orjson.dumps((hosts, rank, is_up)))
+        self._replica.publish_local(FrameKind.HOSTS, orjson.dumps((hosts, rank, is_up)))
 
     def _show(self) -> None:
         known = self._replica.peers.hosts

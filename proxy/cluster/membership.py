@@ -10,7 +10,17 @@ from typing import Literal
 
 import orjson
 
-from proxy.cluster.messages import BROKER, FIRST_NUMBER, HOST_BYTES, Garbled, Kind, Packet, Say, record, records
+from proxy.cluster.messages import (
+    BROKER,
+    FIRST_NUMBER,
+    HOST_BYTES,
+    FrameKind,
+    InvalidMessage,
+    Packet,
+    PacketKind,
+    record,
+    records,
+)
 from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
@@ -21,7 +31,7 @@ can make up any number."""
 ASK_PAUSE = 1.0
 """Seconds between two requests for what was missed, to one process."""
 
-_NUMBERED = frozenset((Say.NEWS, Say.BEAT, Say.HELLO))
+_NUMBERED = frozenset((PacketKind.NEWS, PacketKind.BEAT, PacketKind.HELLO))
 
 
 def member_id(host: bytes, number: int) -> bytes:
@@ -94,17 +104,17 @@ class Peers:
         now, say = self._clock.now(), packet.say
         peer = self._peers.get(packet.sender)
         if peer is None:
-            if say is Say.BYE:
+            if say is PacketKind.BYE:
                 return None
             peer = self._add(packet.sender, now)
-        elif packet.number < peer.last + (say in _NUMBERED) and (say in _NUMBERED or say is Say.STATE):
+        elif packet.number < peer.last + (say in _NUMBERED) and (say in _NUMBERED or say is PacketKind.STATE):
             return None
         peer.received_at = now
-        if say is Say.STATE or (say is Say.HELLO and not peer.last):
+        if say is PacketKind.STATE or (say is PacketKind.HELLO and not peer.last):
             peer.has_gap = False
         elif say in _NUMBERED and packet.number != peer.last + 1:
             peer.has_gap = True
-        if say in _NUMBERED or say is Say.STATE:
+        if say in _NUMBERED or say is PacketKind.STATE:
             peer.last = packet.number
         return peer
 
@@ -138,7 +148,9 @@ class Peers:
     def _add(self, id: bytes, now: float) -> Peer:
         is_local, host = id.startswith(self._host), id[:HOST_BYTES]
         if self._members[host] >= MOST_MEMBERS or (host not in self._members and len(self._members) > MOST_HOSTS):
-            raise Garbled(f"there are {MOST_HOSTS} other hosts, or {MOST_MEMBERS} processes of the host, already")
+            raise InvalidMessage(
+                f"there are {MOST_HOSTS} other hosts, or {MOST_MEMBERS} processes of the host, already"
+            )
         self._members[host] += 1
         peer = self._peers[id] = Peer(id, member_of(id) if is_local else next(self._numbers), is_local, now)
         self.changed()
@@ -230,9 +242,9 @@ class AssumedSpending:
         """Raises ValueError or another of UNREADABLE."""
         if not self._others:
             return
-        spent = [one for kind, body in records(batch) if kind is Kind.SPENT for one in read_spent(body)]
+        spent = [one for kind, body in records(batch) if kind is FrameKind.SPENT for one in read_spent(body)]
         if spent:
-            self._spent(record(Kind.SPENT, orjson.dumps([self._times_others(member, *one) for one in spent])))
+            self._spent(record(FrameKind.SPENT, orjson.dumps([self._times_others(member, *one) for one in spent])))
 
     def _times_others(self, member: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
         self._running.setdefault(who, {})[member] = running

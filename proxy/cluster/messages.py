@@ -45,7 +45,7 @@ HEAD_BYTES = _RECORD.size
 """Bytes of a record before its body."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a record. Values are absolute where possible, so that the next record corrects a lost one."""
 
     # from the supervisor to workers
@@ -96,16 +96,16 @@ class Kind(IntEnum):
     """The highest waiting priority at the sender, and the caps that it lends."""
 
 
-SHARED = frozenset(kind for kind in Kind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
+SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
 """Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
 a pod that this one cannot reach."""
 
 
-class Garbled(Exception):
+class InvalidMessage(Exception):
     """Bytes that cannot be read as a message."""
 
 
-UNREADABLE = (Garbled, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+UNREADABLE = (InvalidMessage, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """Errors that applying the bytes of another process can raise. An error is counted and logged, and discards only that
 message: closing the link would cost a worker, or the whole state of a host."""
 
@@ -115,7 +115,7 @@ def summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.200}"
 
 
-class Say(IntEnum):
+class PacketKind(IntEnum):
     """What a packet is. NEWS, BEAT and HELLO go to all processes and are numbered, so that a receiver notices a gap.
     ASK, STATE and DIRECT have one receiver: a process, or all members of a host."""
 
@@ -137,15 +137,15 @@ class Say(IntEnum):
     """Records for one process of the host."""
 
 
-_SAYS = {int(say): say for say in Say}
-_WITH_RECEIVER = frozenset((Say.ASK, Say.STATE, Say.DIRECT))
+_SAYS = {int(say): say for say in PacketKind}
+_WITH_RECEIVER = frozenset((PacketKind.ASK, PacketKind.STATE, PacketKind.DIRECT))
 
 
 @dataclass(slots=True)
 class Packet:
     """`to` is the receiver; None for all. `packed` are the bytes of the packet."""
 
-    say: Say
+    say: PacketKind
     sender: bytes
     number: int
     body: bytes
@@ -153,7 +153,7 @@ class Packet:
     packed: bytes
 
 
-def packet(say: Say, sender: bytes, number: int, body: bytes, to: bytes | None = None) -> Packet:
+def packet(say: PacketKind, sender: bytes, number: int, body: bytes, to: bytes | None = None) -> Packet:
     receiver = to or b""
     packed = _HEAD.pack(len(receiver) + len(body), say, sender, number) + receiver + body
     return Packet(say, sender, number, body, to, packed)
@@ -173,7 +173,7 @@ class Packets:
         while len(buffer) - at >= size:
             length, say, sender, number = _HEAD.unpack_from(buffer, at)
             if length > LARGEST_PACKET or say not in _SAYS:
-                raise Garbled(f"a packet of kind {say} with {length} bytes")
+                raise InvalidMessage(f"a packet of kind {say} with {length} bytes")
             if len(buffer) - at < size + length:
                 break
             packed = bytes(buffer[at : at + size + length])
@@ -183,7 +183,7 @@ class Packets:
                 start += ID_BYTES
                 to = packed[size:start]
                 if len(to) < ID_BYTES:
-                    raise Garbled("a packet without its receiver")
+                    raise InvalidMessage("a packet without its receiver")
             yield Packet(_SAYS[say], sender, number, packed[start:], to, packed)
         del buffer[:at]
 
@@ -206,44 +206,44 @@ def packets(data: bytes) -> Iterator[Packet]:
     split = Packets()
     yield from split.feed(data[1:])
     if split.is_waiting:
-        raise Garbled("a packet is cut off")
+        raise InvalidMessage("a packet is cut off")
 
 
 def receive_packet(sock: socket.socket) -> bytes:
     """Return the body of the next packet of a blocking socket, without reading further. Raises Garbled if it ends."""
     head = sock.recv(_HEAD.size + ID_BYTES, socket.MSG_WAITALL)
     if len(head) < _HEAD.size + ID_BYTES:
-        raise Garbled("the connection ended before its first packet")
+        raise InvalidMessage("the connection ended before its first packet")
     size = _HEAD.unpack_from(head)[0] - ID_BYTES
     found = bytearray()
     while len(found) < size:
         part = sock.recv(size - len(found))
         if not part:
-            raise Garbled("the connection ended within its first packet")
+            raise InvalidMessage("the connection ended within its first packet")
         found += part
     return bytes(found)
 
 
-def record(kind: Kind, body: bytes) -> bytes:
+def record(kind: FrameKind, body: bytes) -> bytes:
     return _RECORD.pack(kind, len(body)) + body
 
 
-def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
+def records(data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
     """Yield kind and body of each record, except of kinds of a newer version. Raise Garbled."""
     at, end = 0, len(data)
     while at < end:
         try:
             kind, size = _RECORD.unpack_from(data, at)
         except StructError:
-            raise Garbled("a record's head is cut off") from None
+            raise InvalidMessage("a record's head is cut off") from None
         at += _RECORD.size + size
         if at > end:
-            raise Garbled("a record is cut off")
+            raise InvalidMessage("a record is cut off")
         if kind in _KINDS:
             yield _KINDS[kind], data[at - size : at]
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 MOST = 0xFFFFFFFF
@@ -284,7 +284,7 @@ def read_longs(data: bytes, at: int, count: int) -> list[int]:
 def _read(form: str, data: bytes, at: int, size: int) -> list[int]:
     part = data[at : at + size]
     if len(part) != size:
-        raise Garbled("a column is cut off")
+        raise InvalidMessage("a column is cut off")
     return array(form, part).tolist()
 
 
@@ -302,7 +302,7 @@ def question(to: bytes, memory: float) -> bytes:
 def read_question(body: bytes) -> tuple[bytes, float]:
     """Return the address to send to, and the part of what is remembered, from 0 to 1. Raises Garbled."""
     if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
-        raise Garbled("a question needs an address and a share")
+        raise InvalidMessage("a question needs an address and a share")
     return found[0], found[1]
 
 
@@ -311,7 +311,7 @@ def hosts(body: bytes) -> tuple[int, int, bool]:
     match _json(body):
         case [int(number), int(rank), bool(are_reached)] if 0 <= rank < number:
             return number, rank, are_reached
-    raise Garbled("hosts need a number and a rank below it")
+    raise InvalidMessage("hosts need a number and a rank below it")
 
 
 def facts(body: bytes) -> tuple[str, str]:
@@ -319,11 +319,11 @@ def facts(body: bytes) -> tuple[str, str]:
     match _json(body):
         case {"name": str(name), "config": str(config)} if max(len(name), len(config)) <= LONGEST_NAME:
             return name, config
-    raise Garbled("a host needs a name and a configuration")
+    raise InvalidMessage("a host needs a name and a configuration")
 
 
 def _json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:
-        raise Garbled("a body is not JSON") from None
+        raise InvalidMessage("a body is not JSON") from None

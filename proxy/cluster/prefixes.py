@@ -11,7 +11,7 @@ from struct import error as StructError
 from sys import byteorder
 from zlib import crc32
 
-from proxy.cluster.messages import Garbled, Kind, longs, read_longs, read_words, record, words
+from proxy.cluster.messages import FrameKind, InvalidMessage, longs, read_longs, read_words, record, words
 from proxy.cluster.shared import Records, Shared, pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
@@ -118,7 +118,7 @@ _HEAD = Struct("<IIIIII")
 
 
 @dataclass(slots=True)
-class Moves:
+class IndexChanges:
     """The changes of a process to its index during one batch: it settled reservations of earlier batches, reserved
     chains, and settled some of these. `settled` and `settled_last` hold twice the number of a reservation, plus 1 if
     the pod computed it. `reserved` holds three numbers for each chain: twice the number of the reservation, plus 1 if
@@ -138,18 +138,18 @@ class Moves:
         return b"".join((_HEAD.pack(tag, *lengths), hashes, longs([number for number, _ in self.pods]), numbers))
 
     @staticmethod
-    def read(body: bytes) -> Moves:
+    def read(body: bytes) -> IndexChanges:
         """Return the moves in a record. Raise Garbled."""
         try:
             _, settled, reserved, pods, hashes, last = _HEAD.unpack_from(body)
         except StructError:
-            raise Garbled("the head of moves is cut off") from None
+            raise InvalidMessage("the head of moves is cut off") from None
         at = _HEAD.size + 8 * hashes
         numbers = read_longs(body, at, pods)
         found = read_words(body, at + 8 * pods, settled + reserved + pods + last)
         rest = settled + reserved
         capacities = found[rest : rest + pods]
-        moves = Moves(
+        moves = IndexChanges(
             found[:settled],
             found[settled:rest],
             [body[_HEAD.size : at]],
@@ -162,9 +162,9 @@ class Moves:
     def _check(self) -> None:
         places, lengths = self.reserved[1::3], self.reserved[2::3]
         if len(self.reserved) % 3 or 8 * sum(lengths) != len(self.hashes[0]) or not all(lengths):
-            raise Garbled("a chain is cut off")
+            raise InvalidMessage("a chain is cut off")
         if places and (max(places) >= len(self.pods) or max(lengths) >= len(DEPTHS)):
-            raise Garbled("a chain on no pod, or longer than any")
+            raise InvalidMessage("a chain on no pod, or longer than any")
 
 
 JOURNAL_BYTES = 4 * 1024 * 1024
@@ -210,7 +210,7 @@ class SharedIndex(PrefixIndex, Shared):
     peer is gone.
     """
 
-    kinds = (Kind.MOVES, Kind.FORGET, Kind.MEMORY)
+    kinds = (FrameKind.MOVES, FrameKind.FORGET, FrameKind.MEMORY)
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class SharedIndex(PrefixIndex, Shared):
     def lost(self, endpoint: Endpoint) -> None:
         super().lost(endpoint)
         self._gather()
-        self._records.append(record(Kind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
+        self._records.append(record(FrameKind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
         self._flush()  # otherwise others would confirm meanwhile what is forgotten here
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -290,12 +290,12 @@ class SharedIndex(PrefixIndex, Shared):
             (reservation, *published) for reservation, all_published in self._own.items() for published in all_published
         ]
         for start in range(0, len(own), PER_RECORD):
-            moves, places = Moves(), _Places()
+            moves, places = IndexChanges(), _Places()
             for reservation, number, _, packed in own[start : start + PER_RECORD]:
                 moves.reserved += (number - 1, places[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
             moves.pods = places.pods
-            yield Kind.MOVES, moves.packed(self._tag)
+            yield FrameKind.MOVES, moves.packed(self._tag)
 
     def memory(self, share: float) -> Records:
         """Yield MEMORY of the chains that were confirmed last, oldest first."""
@@ -303,7 +303,7 @@ class SharedIndex(PrefixIndex, Shared):
             endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
                 capacity = max(0, self._pods[endpoint].capacity)
-                yield Kind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
+                yield FrameKind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
 
     def _gather(self) -> None:
         """Put the settled and reserved chains into a record."""
@@ -317,7 +317,9 @@ class SharedIndex(PrefixIndex, Shared):
         reserved, hashes, pods = self._reserve_own(fresh)
         last, *_ = self._settle_own(*unknown)
         if settled or reserved:
-            self._records.append(record(Kind.MOVES, Moves(settled, reserved, hashes, pods, last).packed(self._tag)))
+            self._records.append(
+                record(FrameKind.MOVES, IndexChanges(settled, reserved, hashes, pods, last).packed(self._tag))
+            )
 
     def _settle_own(
         self, computed: list[Reservation], dropped: list[Reservation]
@@ -380,13 +382,13 @@ class SharedIndex(PrefixIndex, Shared):
 
     # What peers published.
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         """Records of other indexes are skipped."""
         try:
             if _TAG.unpack_from(body)[0] == self._tag:
                 _RECEIVE[kind](self, peer, body)
         except StructError:
-            raise Garbled(f"{kind.name} is cut off") from None
+            raise InvalidMessage(f"{kind.name} is cut off") from None
 
     def vanished(self, peer: int) -> None:
         """End the requests of a peer that is gone."""
@@ -394,15 +396,15 @@ class SharedIndex(PrefixIndex, Shared):
             PrefixIndex.settle(self, reservation, False)
 
     def _receive_moves(self, peer: int, body: bytes) -> None:
-        moves = Moves.read(body)
+        moves = IndexChanges.read(body)
         of_peer = self._of_peers.setdefault(peer, {})
         self._settle_of(of_peer, moves.settled)
         if len(of_peer) + len(moves.reserved) // 3 > MOST_RESERVED:
-            raise Garbled(f"a peer has more than {MOST_RESERVED} reservations")
+            raise InvalidMessage(f"a peer has more than {MOST_RESERVED} reservations")
         self._reserve_of(of_peer, moves)
         self._settle_of(of_peer, moves.settled_last)
 
-    def _reserve_of(self, of_peer: dict[int, OfPeer], moves: Moves) -> None:
+    def _reserve_of(self, of_peer: dict[int, OfPeer], moves: IndexChanges) -> None:
         reserve, hashes, end = PrefixIndex.reserve, b"".join(moves.hashes), 0
         pods = [(self._find(number), number, capacity) for number, capacity in moves.pods]
         rows = moves.reserved
@@ -448,7 +450,7 @@ class SharedIndex(PrefixIndex, Shared):
         _, number, capacity, hashes = _MEMORY.unpack_from(body)
         packed, endpoint = body[_MEMORY.size :], self._find(number)
         if not 0 < hashes < len(DEPTHS) or len(packed) != 8 * hashes:
-            raise Garbled("a chain is cut off, or longer than any")
+            raise InvalidMessage("a chain is cut off, or longer than any")
         if endpoint is not None:
             chain = array("Q", packed).tolist()
             PrefixIndex.settle(self, PrefixIndex.reserve(self, (chain,), endpoint, capacity), True)
@@ -467,8 +469,8 @@ class _Places(dict[PodMemory, tuple[int, int]]):
         return [(number, max(0, pod.capacity)) for pod, (_, number) in self.items()]
 
 
-_RECEIVE: dict[Kind, Callable[[SharedIndex, int, bytes], None]] = {
-    Kind.MOVES: SharedIndex._receive_moves,
-    Kind.FORGET: SharedIndex._receive_forget,
-    Kind.MEMORY: SharedIndex._receive_memory,
+_RECEIVE: dict[FrameKind, Callable[[SharedIndex, int, bytes], None]] = {
+    FrameKind.MOVES: SharedIndex._receive_moves,
+    FrameKind.FORGET: SharedIndex._receive_forget,
+    FrameKind.MEMORY: SharedIndex._receive_memory,
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import orjson
 
 from proxy.autoscale.signals import Signals, SignalSource
-from proxy.cluster.messages import BROKER, Kind, record
+from proxy.cluster.messages import BROKER, FrameKind, record
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
 from proxy.core.log_limit import LogLimit
@@ -57,7 +57,7 @@ _REPLY = Struct("<I?")
 Handler = Callable[[Any], Awaitable[bytes]]
 
 
-class Unanswered(Exception):
+class WorkerUnreachable(Exception):
     """The other process sent no reply, or an error."""
 
 
@@ -66,7 +66,7 @@ class Questions:
 
     `send(address, message)` sends a record."""
 
-    KINDS: ClassVar = frozenset((Kind.QUESTION, Kind.REPLY))
+    KINDS: ClassVar = frozenset((FrameKind.QUESTION, FrameKind.REPLY))
 
     def __init__(self, send: Callable[[int, bytes], None]) -> None:
         self._send = send
@@ -83,18 +83,18 @@ class Questions:
         """Send a request and return the reply. Raise Unanswered."""
         key = address, next(self._numbers)
         reply = self._pending[key] = asyncio.get_running_loop().create_future()
-        self._send(address, record(Kind.QUESTION, _QUESTION.pack(key[1]) + orjson.dumps((topic, argument))))
+        self._send(address, record(FrameKind.QUESTION, _QUESTION.pack(key[1]) + orjson.dumps((topic, argument))))
         try:
             async with asyncio.timeout(timeout):
                 return bytes(await reply)
         except TimeoutError:
-            raise Unanswered(f"no reply within {timeout:g} s") from None
+            raise WorkerUnreachable(f"no reply within {timeout:g} s") from None
         finally:
             del self._pending[key]
 
-    def receive(self, address: int, kind: Kind, body: bytes) -> None:
+    def receive(self, address: int, kind: FrameKind, body: bytes) -> None:
         """Raises Garbled, or another of UNREADABLE."""
-        if kind is Kind.QUESTION:
+        if kind is FrameKind.QUESTION:
             (number,) = _QUESTION.unpack_from(body)
             topic, argument = orjson.loads(body[_QUESTION.size :])
             handler = self.handlers[topic]
@@ -111,13 +111,13 @@ class Questions:
         if has_reply:
             pending.set_result(reply)
         else:
-            pending.set_exception(Unanswered(reply.decode(errors="replace")))
+            pending.set_exception(WorkerUnreachable(reply.decode(errors="replace")))
 
     def forget(self, address: int) -> None:
         """The process is gone: it sends no more replies."""
         for (receiver, _), pending in self._pending.items():
             if receiver == address and not pending.done():
-                pending.set_exception(Unanswered("the process has ended"))
+                pending.set_exception(WorkerUnreachable("the process has ended"))
 
     async def ask_all(
         self, workers: Iterable[Child], topic: str, argument: Any = None, timeout: float | None = None
@@ -127,7 +127,7 @@ class Questions:
         async def reply(worker: Child) -> list[tuple[Child, bytes]]:
             try:
                 return [(worker, await self.ask(worker.number, topic, argument, timeout or METRICS_TIMEOUT))]
-            except Unanswered as error:
+            except WorkerUnreachable as error:
                 log.warning("failed to fetch %s from worker %d: %s", topic, worker.seat, error)
                 return []
 
@@ -150,7 +150,7 @@ class Questions:
         self._reply(address, number, not has_failed, reply)
 
     def _reply(self, address: int, number: int, has_reply: bool, reply: bytes) -> None:
-        self._send(address, record(Kind.REPLY, _REPLY.pack(number, has_reply) + reply))
+        self._send(address, record(FrameKind.REPLY, _REPLY.pack(number, has_reply) + reply))
 
 
 class HostExposition(Exposition):
@@ -295,7 +295,7 @@ class WorkerModelReads(ModelReads):
     async def _ask(self, topic: str, argument: str | None) -> None:
         try:
             await self._questions.ask(BROKER, topic, argument)
-        except Unanswered as error:
+        except WorkerUnreachable as error:
             log.warning("the supervisor did not read the models of pods: %s", error)
 
 

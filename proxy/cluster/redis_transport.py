@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, cast
 
-from proxy.cluster.settings import Address, ReplicaSettings, address_of
+from proxy.cluster.settings import ReplicaSettings, StoreAddress, address_of
 from proxy.core.errors import ConfigError, Problem
 
 _PART = object()
@@ -289,7 +289,7 @@ def keys_of(settings: ReplicaSettings, redis: Any) -> Any:
     return redis.RedisCluster(startup_nodes=nodes, **{**_of_url(address), **options})
 
 
-def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
+def _watched(address: StoreAddress, settings: ReplicaSettings, redis: Any) -> Any:
     """Return a client of the master that the sentinels report."""
     of_url, options = _of_url(address), _options(settings)
     named = {"username": settings.sentinel_username, "password": settings.sentinel_password}
@@ -306,7 +306,7 @@ def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
     return sentinel.master_for(address.service)
 
 
-def _of_url(address: Address) -> dict[str, Any]:
+def _of_url(address: StoreAddress) -> dict[str, Any]:
     """Return the options of each connection in a URL of several hosts."""
     read = importlib.import_module("redis.asyncio.connection").parse_url(address.url)
     options = {key: value for key, value in read.items() if key not in ("host", "port", "connection_class")}
@@ -322,7 +322,7 @@ async def close(client: Any) -> None:
     await client.aclose()
 
 
-def _patience(address: Address) -> float:
+def _patience(address: StoreAddress) -> float:
     """Return the seconds to connect to one host."""
     return OPEN_TIMEOUT / 2 * (FOR_TLS if address.has_tls else 1.0)
 

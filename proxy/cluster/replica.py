@@ -17,10 +17,10 @@ from proxy.cluster.messages import (
     HOST_BYTES,
     SHARED,
     UNREADABLE,
-    Garbled,
-    Kind,
+    FrameKind,
+    InvalidMessage,
     Packet,
-    Say,
+    PacketKind,
     packet,
     record,
     records,
@@ -28,7 +28,7 @@ from proxy.cluster.messages import (
 )
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.questions import Questions
-from proxy.cluster.shared import OwnLoads, PeerLoads, Records, Roster, Shared, SharedLimits, SharedQueue
+from proxy.cluster.shared import OwnLoads, PeerLoads, PodNumbers, Records, Shared, SharedLimits, SharedQueue
 from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
 from proxy.core.log_limit import LogLimit
@@ -71,7 +71,7 @@ class SharedState:
 
     def __init__(self) -> None:
         self._groups: dict[str, Sequence[Shared]] = {}
-        self._by_kind: dict[Kind, list[Shared]] = {}
+        self._by_kind: dict[FrameKind, list[Shared]] = {}
         self.values: Sequence[Shared] = ()
         self.indexes: Sequence[SharedIndex] = ()
 
@@ -88,7 +88,7 @@ class SharedState:
     def of(self, type_: type[S]) -> list[S]:
         return [value for value in self.values if isinstance(value, type_)]
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> bool:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> bool:
         """Apply a record of a peer. Return False for a kind that is not shared here. Raises Garbled."""
         values = self._by_kind.get(kind, ())
         for value in values:
@@ -128,7 +128,7 @@ class Replica:
         *,
         endpoints: Callable[[], Sequence[Endpoint]],
         apply: Callable[[Endpoint, int, int, int], None],
-        receive: Callable[[int, Kind, bytes], None],
+        receive: Callable[[int, FrameKind, bytes], None],
         dropped: Counter,
         garbled: Counter,
         lost: Callable[[], None] = lambda: None,
@@ -151,7 +151,9 @@ class Replica:
         self._number = 0
         is_supervisor = member_of(id) == BROKER
         self._reply_to = member_id(self.host, ALL_MEMBERS) if is_supervisor else id
-        self._batch = Batch(lambda batch: self._send(Say.LOCAL if is_supervisor else Say.NEWS, batch), self._moves)
+        self._batch = Batch(
+            lambda batch: self._send(PacketKind.LOCAL if is_supervisor else PacketKind.NEWS, batch), self._moves
+        )
         self._tasks = Tasks()
         self._logs = LogLimit()
         self._snapshots: dict[bytes | None, float | None] = {}
@@ -171,7 +173,7 @@ class Replica:
         self.place = (1, 0)
         """The number of hosts, and the rank of this one."""
         self._are_hosts_reached = False
-        self.roster = Roster()
+        self.roster = PodNumbers()
         self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon)
         self._batch.urgent = self.own_loads.collect_changes
         self.peer_loads = PeerLoads(self.roster.get, apply, lambda: OwnLoads.all(endpoints()))
@@ -206,14 +208,14 @@ class Replica:
     def hello(self) -> None:
         """Join, or join again: peers may have missed what was published."""
         self._wants_memory = True
-        self._send(Say.HELLO, self.facts())
+        self._send(PacketKind.HELLO, self.facts())
         self.send_state(None, MISSED if self.publishes_memory else 0.0)
 
     def bye(self) -> None:
         self._batch.flush()
-        self._send(Say.BYE, b"")
+        self._send(PacketKind.BYE, b"")
 
-    async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
+    async def close(self, last: Sequence[tuple[FrameKind, bytes]] = ()) -> None:
         """Publish the remaining changes, and send `last` to the supervisor."""
         await self._tasks.stop()
         await self.questions.close()
@@ -223,16 +225,16 @@ class Replica:
         await self._transport.end()
         self._batch.close()
 
-    def send_to_supervisor(self, kind: Kind, body: bytes = b"") -> None:
+    def send_to_supervisor(self, kind: FrameKind, body: bytes = b"") -> None:
         self._send_direct(BROKER, record(kind, body))
 
-    def publish_local(self, kind: Kind, body: bytes) -> None:
+    def publish_local(self, kind: FrameKind, body: bytes) -> None:
         """Send a record to the processes of this host at once."""
-        self._send(Say.LOCAL, record(kind, body))
+        self._send(PacketKind.LOCAL, record(kind, body))
 
-    def publish_to_all(self, kind: Kind, body: bytes) -> None:
+    def publish_to_all(self, kind: FrameKind, body: bytes) -> None:
         """Send a record to all processes of all hosts at once."""
-        self._send(Say.NEWS, record(kind, body))
+        self._send(PacketKind.NEWS, record(kind, body))
 
     def added(self, endpoint: Endpoint) -> None:
         """Handle a pod that joined the fleet."""
@@ -278,19 +280,19 @@ class Replica:
     def _apply(self, peer: Peer, packet: Packet) -> None:
         if self.peers.should_ask(peer):
             self.missed()
-            self._send(Say.ASK, messages.question(self._reply_to, 0.0), peer.id)
+            self._send(PacketKind.ASK, messages.question(self._reply_to, 0.0), peer.id)
         say = packet.say
-        if say is Say.BYE:
+        if say is PacketKind.BYE:
             self.peers.forget(peer)
-        elif say is Say.ASK:
+        elif say is PacketKind.ASK:
             to, memory = messages.read_question(packet.body)
             if not to.startswith(peer.host):
-                raise Garbled("a process asks for another host")
+                raise InvalidMessage("a process asks for another host")
             self.send_state(to, memory)
-        elif say is Say.BEAT or say is Say.HELLO:
+        elif say is PacketKind.BEAT or say is PacketKind.HELLO:
             if packet.body:
                 peer.name, peer.config = messages.facts(packet.body)
-            if say is Say.HELLO:
+            if say is PacketKind.HELLO:
                 self._welcome(peer)
         else:
             for kind, body in records(packet.body):
@@ -307,16 +309,16 @@ class Replica:
         else:
             self.send_state(member_id(peer.host, ALL_MEMBERS), 0.0)
 
-    def _receive(self, peer: Peer, kind: Kind, body: bytes) -> None:
+    def _receive(self, peer: Peer, kind: FrameKind, body: bytes) -> None:
         if self.state.receive(peer.number, kind, body):
             return
-        if kind is Kind.RESET:
+        if kind is FrameKind.RESET:
             self.state.reset(peer.number)
-        elif kind is Kind.REMEMBERS:
+        elif kind is FrameKind.REMEMBERS:
             if self._wants_memory:
                 self._wants_memory = False
-                self._send(Say.ASK, messages.question(self._reply_to, ALL), peer.id)
-        elif kind is Kind.HOSTS and peer.is_supervisor:
+                self._send(PacketKind.ASK, messages.question(self._reply_to, ALL), peer.id)
+        elif kind is FrameKind.HOSTS and peer.is_supervisor:
             self.divide(*messages.hosts(body))
         elif kind in Questions.KINDS:
             self.questions.receive(peer.number, kind, body)
@@ -330,25 +332,25 @@ class Replica:
     def _in_flight(self, to: bytes | None) -> Records:
         yield from self.state.in_flight()
         if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
-            yield Kind.REMEMBERS, b""
+            yield FrameKind.REMEMBERS, b""
         if to is not None and to.startswith(self.host):
             yield from self._snapshot()
 
     def _moves(self) -> bytes:
         return b"".join([index.collect_changes() for index in self.state.indexes])
 
-    def _send(self, say: Say, body: bytes, to: bytes | None = None) -> None:
-        if to is None and say is not Say.LOCAL:
+    def _send(self, say: PacketKind, body: bytes, to: bytes | None = None) -> None:
+        if to is None and say is not PacketKind.LOCAL:
             self._number += 1
         self._transport.publish(packet(say, self.id, self._number, body, to))
 
     def _send_direct(self, member: int, message: bytes) -> None:
         """After what waits for all: a reply must not overtake what it is about."""
         self._batch.flush()
-        self._send(Say.DIRECT, message, member_id(self.host, member))
+        self._send(PacketKind.DIRECT, message, member_id(self.host, member))
 
     def _send_part(self, batch: list[bytes], to: bytes | None) -> None:
-        self._send(Say.NEWS if to is None else Say.STATE, b"".join(batch), to)
+        self._send(PacketKind.NEWS if to is None else PacketKind.STATE, b"".join(batch), to)
         batch.clear()
 
     def _resync(self) -> None:
@@ -370,7 +372,7 @@ class Replica:
         self._batch.flush()
         for index in self.state.indexes:
             index.publish_whole_chains()
-        size, batch = 0, [record(Kind.RESET, b"")]
+        size, batch = 0, [record(FrameKind.RESET, b"")]
         for kind, body in self._in_flight(to):
             batch.append(record(kind, body))
             size += len(body)
@@ -394,7 +396,7 @@ class Replica:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_every)
-            self._send(Say.BEAT, self.facts())
+            self._send(PacketKind.BEAT, self.facts())
 
     async def _check_leases(self) -> None:
         """While this process stood still the others were not silent: what they published has yet to be read."""

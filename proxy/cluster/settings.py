@@ -15,7 +15,7 @@ PORT, SENTINEL_PORT = 6379, 26379
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreAddress:
     """The address of the store. `url` is the URL of one server, or of the first of several hosts, with TLS if they use
     it, and with all options."""
 
@@ -37,7 +37,7 @@ class Address:
         return self.url.startswith("rediss:")
 
 
-def address_of(store: str) -> Address:
+def address_of(store: str) -> StoreAddress:
     """Return the address of a URL. Raise ValueError."""
     parts = urlsplit(store)
     if parts.scheme not in SCHEMES:
@@ -47,14 +47,14 @@ def address_of(store: str) -> Address:
     scheme, _, kind = parts.scheme.partition("+")
     if not kind:
         _host(parts.netloc, PORT)
-        return Address(store)
+        return StoreAddress(store)
     service = parts.path.strip("/")
     if kind == "sentinel" and not service:
         raise ValueError("store names no service: redis+sentinel://HOST:PORT/SERVICE")
     hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else PORT)
     host, port = hosts[0]
     options = parts.query and f"?{parts.query}"
-    return Address(f"{scheme}://{_bracketed(host)}:{port}{options}", hosts, service if kind == "sentinel" else "")
+    return StoreAddress(f"{scheme}://{_bracketed(host)}:{port}{options}", hosts, service if kind == "sentinel" else "")
 
 
 def _hosts(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:

@@ -25,15 +25,15 @@ from proxy.cluster.messages import (
     FIRST_NUMBER,
     HEAD_BYTES,
     LONGEST_NAME,
-    Garbled,
-    Kind,
+    FrameKind,
+    InvalidMessage,
     clamped,
     read_longs,
     read_words,
 )
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.flowcontrol.capacity import MOST_CAPS, Lent, Siblings
+from proxy.flowcontrol.capacity import MOST_CAPS, Lent, SharedCaps
 from proxy.plugins.sessions import SessionTable
 from proxy.reliability.breaker import BreakerPeers, Breakers
 
@@ -46,16 +46,16 @@ MOST_UNKNOWN = 20_000
 MOST_SESSIONS = MOST_BINDINGS = 20_000
 """Largest number of sessions that a joining process receives: the most recently used ones."""
 
-Publish = Callable[[Kind, bytes], None]
-Records = Iterable[tuple[Kind, bytes]]
+Publish = Callable[[FrameKind, bytes], None]
+Records = Iterable[tuple[FrameKind, bytes]]
 
 
 class Shared:
     """A value that processes share. `kinds` are the kinds of its records."""
 
-    kinds: ClassVar[Sequence[Kind]]
+    kinds: ClassVar[Sequence[FrameKind]]
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         """Apply what a peer published. Raises Garbled, and has applied nothing then."""
         raise NotImplementedError
 
@@ -75,21 +75,21 @@ class Shared:
         return ()
 
 
-def _entries(kind: Kind, body: bytes, *types: Any) -> list[Any]:
+def _entries(kind: FrameKind, body: bytes, *types: Any) -> list[Any]:
     """Return the entries of a record, a JSON list of lists with values of these types. Raises Garbled."""
     try:
         found = orjson.loads(body)
     except ValueError as error:
-        raise Garbled(f"unreadable {kind.name}: {error}") from None
+        raise InvalidMessage(f"unreadable {kind.name}: {error}") from None
     for entry in found if isinstance(found, list) else (found,):
         if not isinstance(entry, list) or len(entry) != len(types) or not all(map(isinstance, entry, types)):
-            raise Garbled(f"{kind.name} has an entry of another shape")
+            raise InvalidMessage(f"{kind.name} has an entry of another shape")
         if not _are_texts(value for value in entry if isinstance(value, str)):
-            raise Garbled(f"{kind.name} has a name that is too long")
+            raise InvalidMessage(f"{kind.name} has a name that is too long")
     return found  # type: ignore[no-any-return]
 
 
-def _packed(kind: Kind, entries: Sequence[Any]) -> Records:
+def _packed(kind: FrameKind, entries: Sequence[Any]) -> Records:
     for start in range(0, len(entries), PER_RECORD):
         yield kind, orjson.dumps(entries[start : start + PER_RECORD])
 
@@ -102,7 +102,7 @@ def _are_texts(values: Iterable[Any]) -> bool:
 
 
 @dataclass(eq=False)
-class Ejections(Shared):
+class SharedEjections(Shared):
     """Why processes of this host do not send requests to pods. Other hosts are not told: what this host cannot reach
     another one may. `own` returns the reasons of this process by pod; `apply(peer, reasons)` is called
     for the reasons of a peer."""
@@ -110,15 +110,15 @@ class Ejections(Shared):
     own: Callable[[], Mapping[str, Sequence[str]]]
     apply: Callable[[int, Mapping[str, Sequence[str]]], None]
     publish: Publish
-    kinds = (Kind.EJECTIONS,)
+    kinds = (FrameKind.EJECTIONS,)
 
     def changed(self) -> None:
-        self.publish(Kind.EJECTIONS, orjson.dumps(list(self.own().items())))
+        self.publish(FrameKind.EJECTIONS, orjson.dumps(list(self.own().items())))
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         reasons = dict(_entries(kind, body, str, list))
         if not all(map(_are_texts, reasons.values())):
-            raise Garbled("a reason is not a text")
+            raise InvalidMessage("a reason is not a text")
         self.apply(peer, reasons)
 
     def reset(self, peer: int) -> None:
@@ -128,7 +128,7 @@ class Ejections(Shared):
         self.apply(peer, {})
 
     def in_flight(self) -> Records:
-        yield Kind.EJECTIONS, orjson.dumps(list(self.own().items()))
+        yield FrameKind.EJECTIONS, orjson.dumps(list(self.own().items()))
 
 
 @dataclass(eq=False)
@@ -136,15 +136,15 @@ class SharedQueue(Shared):
     """The highest priority that waits in a pool at each process, and what processes lend each other of the caps."""
 
     pool: str
-    siblings: Siblings
+    siblings: SharedCaps
     changed: Callable[[], None]
-    kinds = (Kind.WAITING,)
+    kinds = (FrameKind.WAITING,)
 
     @staticmethod
     def packed(pool: str, name: str, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
         return orjson.dumps([(pool, name, highest, given, wants)])
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         for pool, name, highest, given, wants in _entries(kind, body, str, str, int | None, dict, list):
             if pool == self.pool:
                 try:
@@ -153,9 +153,9 @@ class SharedQueue(Shared):
                         for to, caps in given.items()
                     }
                 except (ValueError, TypeError, AttributeError) as error:
-                    raise Garbled(f"unreadable loan: {error}") from None
+                    raise InvalidMessage(f"unreadable loan: {error}") from None
                 if not _are_texts(wants) or len(wants) > MOST_CAPS:
-                    raise Garbled("too many caps, or one that is not a text")
+                    raise InvalidMessage("too many caps, or one that is not a text")
                 self.siblings.receive(peer, name, highest, lent, wants)
                 self.changed()
 
@@ -175,7 +175,7 @@ class SharedQueue(Shared):
 
     def in_flight(self) -> Records:
         own = self.siblings
-        yield Kind.WAITING, self.packed(self.pool, own.name, own.published, own.given, own.wants)
+        yield FrameKind.WAITING, self.packed(self.pool, own.name, own.published, own.given, own.wants)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -184,7 +184,7 @@ def pod_number(name: str) -> int:
     return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"))
 
 
-class Roster:
+class PodNumbers:
     """The pods of this process by number."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class Roster:
 _COUNT = Struct("<I")
 """Number of pods. Their numbers follow, then the columns: requests, tokens, work added since the last record."""
 
-_LOAD = int(Kind.LOAD)
+_LOAD = int(FrameKind.LOAD)
 
 LONG_PROMPT = 512
 """Number of uncached tokens from which a prompt lengthens the pod's queue by more than a few milliseconds, so that the
@@ -291,7 +291,7 @@ class _Pod:
 class PeerLoads(Shared):
     """The requests in flight of peers, in absolute numbers. Loads of an unknown pod are kept until the pod is known."""
 
-    kinds = (Kind.LOAD,)
+    kinds = (FrameKind.LOAD,)
 
     def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply, own: Callable[[], bytes] = bytes) -> None:
         """`find` returns the pod of a number; `own` the body of a record about all own requests in flight, or b""."""
@@ -300,7 +300,7 @@ class PeerLoads(Shared):
         self._own = own
         self._of: dict[int, _Pod] = {}
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         pods, numbers, count = _read(body) if body else ([], [], 0)
         columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
@@ -320,7 +320,7 @@ class PeerLoads(Shared):
 
     def in_flight(self) -> Records:
         if own := self._own():
-            yield Kind.LOAD, own
+            yield FrameKind.LOAD, own
 
     def added(self, endpoint: Endpoint) -> None:
         """Apply the loads that peers published before the pod was known here."""
@@ -338,7 +338,7 @@ def _read(body: bytes) -> tuple[list[int], list[int], int]:
     try:
         (count,) = _COUNT.unpack_from(body)
     except StructError:
-        raise Garbled("a load is cut off") from None
+        raise InvalidMessage("a load is cut off") from None
     at = _COUNT.size + 8 * count
     return read_longs(body, _COUNT.size, count), read_words(body, at, 3 * count), count
 
@@ -379,21 +379,21 @@ class SharedSessions(Shared):
     name: str
     publish: Publish
     find: Callable[[str], Endpoint | None]
-    kinds = (Kind.SESSIONS,)
+    kinds = (FrameKind.SESSIONS,)
 
     def __post_init__(self) -> None:
         self._tag = crc32(self.name.encode())
         self.table.on_bind = self._bound
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         """Entries of other tables are skipped."""
         now, entries = self.clock.now(), _entries(kind, body, int, str, float | int, str)
         try:
             keys = [bytes.fromhex(key) for _, key, _, _ in entries]
         except ValueError as error:
-            raise Garbled(f"unreadable session: {error}") from None
+            raise InvalidMessage(f"unreadable session: {error}") from None
         if not all(0.0 <= age < inf for _, _, age, _ in entries):
-            raise Garbled("the age of a session is negative or infinite")
+            raise InvalidMessage("the age of a session is negative or infinite")
         for key, (tag, _, age, pod) in zip(keys, entries, strict=True):
             if tag == self._tag and (endpoint := self.find(pod)) is not None:
                 self.table.receive(key, endpoint, now - age)
@@ -402,11 +402,11 @@ class SharedSessions(Shared):
         now = self.clock.now()
         recent = self.table.recent(int(share * MOST_SESSIONS))
         yield from _packed(
-            Kind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
+            FrameKind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
         )
 
     def _bound(self, key: bytes, endpoint: Endpoint) -> None:
-        self.publish(Kind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
+        self.publish(FrameKind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
 
 
 @dataclass(eq=False)
@@ -417,18 +417,18 @@ class PeerBindings(Shared):
     apply: Callable[[str, str], None]
     recent: Callable[[int], Sequence[tuple[str, Endpoint]]]
     publish: Publish
-    kinds = (Kind.BINDINGS,)
+    kinds = (FrameKind.BINDINGS,)
 
     def bound(self, response_id: str, endpoint: Endpoint) -> None:
-        self.publish(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
+        self.publish(FrameKind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         for response_id, pod in _entries(kind, body, str, str):
             self.apply(response_id, pod)
 
     def memory(self, share: float) -> Records:
         recent = self.recent(int(share * MOST_BINDINGS))
-        yield from _packed(Kind.BINDINGS, [(response_id, endpoint.name) for response_id, endpoint in recent])
+        yield from _packed(FrameKind.BINDINGS, [(response_id, endpoint.name) for response_id, endpoint in recent])
 
 
 OPENED, CLOSED, TRIED = "opened", "closed", "tried"
@@ -446,27 +446,27 @@ class SharedBreakers(Shared, BreakerPeers):
     find: Callable[[str], Endpoint | None]
     publish: Publish
     place: Callable[[], tuple[int, int]] = lambda: (1, 0)
-    kinds = (Kind.BREAKER,)
+    kinds = (FrameKind.BREAKER,)
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self.publish(Kind.BREAKER, self.packed(endpoint.name, is_open))
+        self.publish(FrameKind.BREAKER, self.packed(endpoint.name, is_open))
 
     @staticmethod
     def packed(pod: str, is_open: bool) -> bytes:
         return orjson.dumps([(pod, OPENED if is_open else CLOSED)])
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
-        self.publish(Kind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
+        self.publish(FrameKind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
 
     def pause(self, endpoint: Endpoint) -> float:
         """Return the pause before this host may test a pod: each pod has a different host that tests first."""
         hosts, rank = self.place()
         return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         entries = _entries(kind, body, str, str)
         if not all(state in (OPENED, CLOSED, TRIED) for _, state in entries):
-            raise Garbled("not a state of a breaker")
+            raise InvalidMessage("not a state of a breaker")
         for name, state in entries:
             if (endpoint := self.find(name)) is None:
                 continue
@@ -489,16 +489,16 @@ class SharedDrains(Shared):
     publish: Publish
     known: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """By pod, how many changes there were, and whether the last one drains it."""
-    kinds = (Kind.DRAINS,)
+    kinds = (FrameKind.DRAINS,)
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
         """Publish an operator's change on this host."""
         changes, known = self.known.get(endpoint.pod_name, (0, False))
         if known is not drains:
             self.known[endpoint.pod_name] = changes + 1, drains
-            self.publish(Kind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
+            self.publish(FrameKind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         for name, changes, drains in _entries(kind, body, str, int, bool):
             if name not in self.known and len(self.known) >= MOST_UNKNOWN:
                 continue
@@ -507,7 +507,7 @@ class SharedDrains(Shared):
                 self._apply(name, drains)
 
     def in_flight(self) -> Records:
-        yield Kind.DRAINS, orjson.dumps([(name, *known) for name, known in self.known.items()])
+        yield FrameKind.DRAINS, orjson.dumps([(name, *known) for name, known in self.known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
         if self.known.get(endpoint.pod_name, (0, False))[1]:
@@ -542,14 +542,14 @@ class SharedLimits(Shared):
 
     gate: RateLimiter
     publish: Publish
-    kinds = (Kind.SPENT, Kind.USED)
+    kinds = (FrameKind.SPENT, FrameKind.USED)
 
     def __post_init__(self) -> None:
         self.gate.on_spent = self._spent
         self.set_hosts = self.gate.set_hosts
 
-    def receive(self, peer: int, kind: Kind, body: bytes) -> None:
-        apply = self.gate.peer_spent if kind is Kind.SPENT else self.gate.peer_used
+    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+        apply = self.gate.peer_spent if kind is FrameKind.SPENT else self.gate.peer_used
         for who, running, amounts in read_spent(body):
             apply(peer, who, running, amounts)
 
@@ -558,22 +558,22 @@ class SharedLimits(Shared):
 
     def in_flight(self) -> Records:
         """Return the records of keys and tenants with running requests here."""
-        return _packed(Kind.USED, [entry for entry in self.gate.known() if entry[1]])
+        return _packed(FrameKind.USED, [entry for entry in self.gate.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
         """Return all records: a limit that is dropped could be spent again."""
-        return _packed(Kind.USED, self.gate.known())
+        return _packed(FrameKind.USED, self.gate.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
-        self.publish(Kind.SPENT, orjson.dumps([(who, running, spent)]))
+        self.publish(FrameKind.SPENT, orjson.dumps([(who, running, spent)]))
 
 
 def read_spent(body: bytes) -> list[Spent]:
     """Raises Garbled."""
     found: list[Spent] = []
-    for who, running, amounts in _entries(Kind.SPENT, body, list, int, list):
+    for who, running, amounts in _entries(FrameKind.SPENT, body, list, int, list):
         numbers = [amount for amount in amounts if isinstance(amount, float | int) and isfinite(amount)]
         if len(who) != 3 or not _are_texts(who) or running < 0 or len(numbers) != 5 or not isfinite(sum(numbers)):
-            raise Garbled("usage without a name, of infinite amounts, or of fewer than no requests")
+            raise InvalidMessage("usage without a name, of infinite amounts, or of fewer than no requests")
         found.append(((who[0], who[1], who[2]), running, numbers))
     return found

@@ -10,22 +10,22 @@ from typing import Any
 
 from proxy.app import App
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.messages import Kind, Packet
+from proxy.cluster.messages import FrameKind, Packet
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import (
-    Ejections,
     PeerBindings,
     SharedBreakers,
     SharedDrains,
+    SharedEjections,
     SharedLimits,
     SharedQueue,
     SharedSessions,
 )
 from proxy.cluster.transport import NEWS
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
@@ -33,7 +33,7 @@ from proxy.core.registry import Registry
 from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.ledger import SharedLedger
 from proxy.fleet.store import Fleet
-from proxy.flowcontrol.capacity import Lent, Siblings
+from proxy.flowcontrol.capacity import Lent, SharedCaps
 from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.sessions import SessionAffinity
@@ -76,7 +76,7 @@ class SharingApp(App):
             beat_every=self._beat_every,
         )
         replica.publishes_memory = self._seat == 0
-        self._ejections = Ejections(
+        self._ejections = SharedEjections(
             lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish_local
         )
         self._peer_bindings = PeerBindings(
@@ -88,7 +88,7 @@ class SharingApp(App):
         replica.state.put(ejections=[self._ejections], bindings=[self._peer_bindings], breakers=[self._shared_breakers])
         return replica
 
-    def _receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         """Apply what the supervisor publishes beside shared state."""
 
     def _lost(self) -> None:
@@ -162,9 +162,9 @@ class SharingApp(App):
 
     def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
         def publish(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-            self._replica.publish(Kind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
+            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
 
-        siblings = flow_control.siblings = Siblings(self._workers, publish, self._seat, self._name)
+        siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, self._name)
         siblings.set_hosts(*self._replica.place)
         return SharedQueue(pool, siblings, flow_control.admit_waiting)
 
@@ -216,7 +216,9 @@ class OtherHosts:
 class Replicated(SharingApp):
     """The proxy of one process per host, in a deployment of several hosts."""
 
-    def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry | None = None, reader: ConfigReader | None = None
+    ) -> None:
         super().__init__(settings, registry, reader)
         self.fleet.watch(self._replica.added, self._replica.removed)
         self._others = OtherHosts(
@@ -244,6 +246,6 @@ class Replicated(SharingApp):
         return self._others.deployment.status()
 
 
-def app_of(settings: Settings, reader: Reader | None = None) -> App:
+def app_of(settings: Settings, reader: ConfigReader | None = None) -> App:
     """Return the proxy of one process. Raises ConfigError."""
     return (Replicated if settings.replicas.is_shared else App)(settings, reader=reader)

@@ -19,15 +19,15 @@ from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
-from proxy.cluster.messages import BROKER, Kind
+from proxy.cluster.messages import BROKER, FrameKind
 from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.shared import Ejections, SharedBreakers
+from proxy.cluster.shared import SharedBreakers, SharedEjections
 from proxy.cluster.sharing import OtherHosts, shared_ejections
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import Child, Workers, bound
 from proxy.config.diff import OF_THE_HOST, servable
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
@@ -36,10 +36,10 @@ from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_workers
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.mirror import News, Origin
+from proxy.fleet.mirror import MirroredFleet, News
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.server import BACKLOG
-from proxy.http.settings import Trust, server_context
+from proxy.http.settings import PodTlsContexts, server_context
 from proxy.polling import Polling, fleet_settings
 from proxy.reliability.breaker import Breakers
 from proxy.serving import build_authenticator
@@ -51,7 +51,7 @@ from proxy.telemetry.process import probe_loop_lag
 
 log = logging.getLogger(__name__)
 
-_KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
+_KINDS = {News.POD: FrameKind.POD, News.METRICS: FrameKind.METRICS, News.ROLL: FrameKind.ROLL}
 
 
 class Supervisor:
@@ -60,7 +60,9 @@ class Supervisor:
     address is not available, and StartFailed if a worker does not start. With `shares` false, workers do not share
     their state, to measure the benefit of sharing."""
 
-    def __init__(self, settings: Settings, workers: int, *, shares: bool = True, reader: Reader | None = None) -> None:
+    def __init__(
+        self, settings: Settings, workers: int, *, shares: bool = True, reader: ConfigReader | None = None
+    ) -> None:
         self._settings = settings
         self._number_of_workers = workers
         self._single = App(settings)
@@ -68,7 +70,7 @@ class Supervisor:
         self._clock = SystemClock()
         self._random = random.Random()
         self._catalogue = Catalogue(__version__)
-        reader = reader or Reader(environ=os.environ)
+        reader = reader or ConfigReader(environ=os.environ)
         self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
         self.fleet = self._make_fleet()
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
@@ -83,7 +85,7 @@ class Supervisor:
             breaker=self._breakers.state,
         )
         self._levels = LogLevels(
-            lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(Kind.LEVELS, levels)
+            lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(FrameKind.LEVELS, levels)
         )
         readers: list[Callable[[], None]] = []
         questions = self._replica.questions
@@ -112,7 +114,7 @@ class Supervisor:
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
         """The port for gateways, if it is enabled."""
-        self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
+        self._trust = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
         self._authenticator: Authenticator | None = None
@@ -174,7 +176,7 @@ class Supervisor:
     async def settle(self) -> None:
         """Announce that no new requests are wanted, and serve requests that still come until balancers have noticed."""
         self._is_stopping = True
-        self._replica.publish(Kind.STOPPING, b"")
+        self._replica.publish(FrameKind.STOPPING, b"")
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
     def kill(self) -> None:
@@ -260,8 +262,8 @@ class Supervisor:
         await stack.enter_async_context(self._admin)
         await self._dashboard.start(stack, samples_always=False)
 
-    def _make_fleet(self) -> Origin:
-        return Origin(
+    def _make_fleet(self) -> MirroredFleet:
+        return MirroredFleet(
             self._clock,
             lambda news, body: self._replica.publish(_KINDS[news], body),
             on_missed=lambda endpoint: self._missed(endpoint),
@@ -286,7 +288,7 @@ class Supervisor:
             lease=self._settings.replicas.lease,
         )
         self.fleet.watch(replica.added, replica.removed)
-        self._ejections = Ejections(
+        self._ejections = SharedEjections(
             lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, replica.publish_local
         )
         breakers = SharedBreakers(lambda: self._breakers, self.fleet.get, replica.publish)
@@ -313,30 +315,30 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return list(self._workers.children.values())
 
-    def _snapshot(self) -> Iterable[tuple[Kind, bytes]]:
+    def _snapshot(self) -> Iterable[tuple[FrameKind, bytes]]:
         """Yield the records that a worker must have before it serves."""
         for news, body in self.fleet.messages():
             yield _KINDS[news], body
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
-                yield Kind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
+                yield FrameKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
         if self._is_stopping:
-            yield Kind.STOPPING, b""
+            yield FrameKind.STOPPING, b""
         if self._levels.is_changed:
-            yield Kind.LEVELS, self._levels.record
+            yield FrameKind.LEVELS, self._levels.record
         if self._others is not None:
-            yield Kind.HOSTS, orjson.dumps(self._others.deployment.shares.place)
+            yield FrameKind.HOSTS, orjson.dumps(self._others.deployment.shares.place)
 
-    def _receive(self, worker: int, kind: Kind, body: bytes) -> None:
+    def _receive(self, worker: int, kind: FrameKind, body: bytes) -> None:
         child = self._workers.children.get(worker)
         if child is None:
             return
-        if kind is Kind.READY:
+        if kind is FrameKind.READY:
             child.alive_at = self._clock.now()
             child.ready.set()
-        elif kind is Kind.LEAVING:
+        elif kind is FrameKind.LEAVING:
             child.leaving.set()
-        elif kind is Kind.FAREWELL:
+        elif kind is FrameKind.FAREWELL:
             child.metrics = orjson.loads(body)
 
     def _vanished(self, worker: int) -> None:

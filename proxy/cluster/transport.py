@@ -11,7 +11,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from proxy.cluster.membership import member_id, member_of
-from proxy.cluster.messages import ALL_MEMBERS, BROKER, Garbled, Kind, Packet, Packets, Say, packet, record
+from proxy.cluster.messages import (
+    ALL_MEMBERS,
+    BROKER,
+    FrameKind,
+    InvalidMessage,
+    Packet,
+    PacketKind,
+    Packets,
+    packet,
+    record,
+)
 from proxy.telemetry.metrics import Counter
 
 if TYPE_CHECKING:
@@ -142,7 +152,7 @@ class Link(asyncio.Protocol):
         try:
             for each in self._packets.feed(data):
                 self._received(each)
-        except Garbled as error:
+        except InvalidMessage as error:
             log.error("closed the link to a process of this host: unreadable packet: %s", error)
             self.abort()
 
@@ -201,7 +211,7 @@ class Broker:
             self._on_lost(worker)
             return
         if first:
-            link.publish(packet(Say.DIRECT, self._replica.id, 0, first, id))
+            link.publish(packet(PacketKind.DIRECT, self._replica.id, 0, first, id))
         self._links[worker] = link
 
     @property
@@ -228,7 +238,7 @@ class Broker:
                 for worker, link in self._links.items():
                     if worker != sender:
                         link.publish(packet)
-            is_for_others = to is None and packet.say is not Say.LOCAL
+            is_for_others = to is None and packet.say is not PacketKind.LOCAL
             if is_for_others and sender is not None and self.deployment is not None:
                 self.deployment.publish(packet)
             if sender != BROKER:
@@ -244,7 +254,7 @@ class Broker:
     def _lost(self, worker: int) -> None:
         if self._links.pop(worker, None) is None:
             return
-        self._pass_on(packet(Say.BYE, member_id(self.host, worker), 0, b""), worker)
+        self._pass_on(packet(PacketKind.BYE, member_id(self.host, worker), 0, b""), worker)
         self._on_lost(worker)
 
 
@@ -283,7 +293,7 @@ class Batch:
         """Bytes since everything was last sent, at `_sent_at` by the clock of the loop; `_rate`: bytes per second."""
         self._rate, self._sent_at = 0.0, _NEVER
 
-    def add(self, kind: Kind, body: bytes) -> None:
+    def add(self, kind: FrameKind, body: bytes) -> None:
         self._records.append(record(kind, body))
         self.touch()
 

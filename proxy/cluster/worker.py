@@ -20,12 +20,12 @@ import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.membership import member_id
-from proxy.cluster.messages import Kind
+from proxy.cluster.messages import FrameKind
 from proxy.cluster.questions import DECISIONS, METRICS, RELOAD, SIGNALS, WorkerModelReads, decisions
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import LockedWriter, Setup, read_settings
 from proxy.fleet.mirror import Mirror, News
-from proxy.http.settings import Trust
+from proxy.http.settings import PodTlsContexts
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
 from proxy.telemetry import logs
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 BEAT_EVERY = 1.0
 """Seconds between two heartbeats, at most: the supervisor replaces a worker without them."""
 
-_NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
+_NEWS = {FrameKind.POD: News.POD, FrameKind.METRICS: News.METRICS, FrameKind.ROLL: News.ROLL}
 
 
 class Worker(SharingApp):
@@ -60,13 +60,13 @@ class Worker(SharingApp):
     async def __aenter__(self) -> Worker:
         await super().__aenter__()
         self._is_up.set()
-        self._replica.send_to_supervisor(Kind.READY)
+        self._replica.send_to_supervisor(FrameKind.READY)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._replica.send_to_supervisor(Kind.LEAVING)
+        self._replica.send_to_supervisor(FrameKind.LEAVING)
         await super().__aexit__(kind, error, trace)
 
     def _make_fleet(self) -> Mirror:
@@ -82,7 +82,7 @@ class Worker(SharingApp):
         fleet.watch(self._replica.added, self._replica.removed)
         return fleet
 
-    def _make_polling(self, trust: Trust, observation: Observation) -> None:
+    def _make_polling(self, trust: PodTlsContexts, observation: Observation) -> None:
         """Return no polling: the supervisor polls the pods."""
 
     def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:
@@ -127,7 +127,7 @@ class Worker(SharingApp):
     async def _end(self) -> None:
         """Send the last metrics to the supervisor. Otherwise the counts since its last request for metrics would be
         lost with this process."""
-        await self._replica.close([(Kind.FAREWELL, await self._metrics())])
+        await self._replica.close([(FrameKind.FAREWELL, await self._metrics())])
 
     async def _metrics(self, _: Any = None) -> bytes:
         return orjson.dumps(await self._observation.exposition.dump())
@@ -142,14 +142,14 @@ class Worker(SharingApp):
             await self.reload(await asyncio.to_thread(from_mapping, read_settings(json.loads(packed))))
         return b""
 
-    def _receive(self, peer: int, kind: Kind, body: bytes) -> None:
+    def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         if kind in _NEWS:
             self.fleet.apply(_NEWS[kind], body)
-            if kind is Kind.ROLL:
+            if kind is FrameKind.ROLL:
                 self._knows_the_fleet.set()
-        elif kind is Kind.STOPPING:
+        elif kind is FrameKind.STOPPING:
             self._turn_away()
-        elif kind is Kind.LEVELS:
+        elif kind is FrameKind.LEVELS:
             self._levels.apply(body)
 
     def _lost(self) -> None:

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any
 
 from proxy.cluster.messages import receive_packet
-from proxy.cluster.questions import RELOAD, Unanswered
+from proxy.cluster.questions import RELOAD, WorkerUnreachable
 from proxy.cluster.transport import Broker
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
@@ -294,7 +294,7 @@ class Workers:
             await self._broker.questions.ask(
                 child.number, RELOAD, json.dumps(packed_settings(settings)), RELOAD_TIMEOUT
             )
-        except Unanswered as error:
+        except WorkerUnreachable as error:
             log.error("worker %d does not serve with the new settings: %s", child.seat, error)
             return False
         return True

@@ -59,7 +59,7 @@ def from_text(
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ConfigReader:
     """The reader of the configuration file, or of text in its place; `overrides` take precedence over both."""
 
     file: Path | None = None

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from proxy.config.diff import changed
-from proxy.config.load import ANOTHER_FILE, Reader
+from proxy.config.load import ANOTHER_FILE, ConfigReader
 from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.core.params import FromEnvironment, join
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 OF_THE_FILE = "can be changed only in the file: the admin port accepts the actuator in effect"
 
 
-class Served(Protocol):
+class ReloadTarget(Protocol):
     """A process that serves with a configuration."""
 
     def check(self, wanted: Settings) -> Sequence[str]:
@@ -63,7 +63,9 @@ class Version:
 class Configurations:
     """The configurations of a proxy. Changes are applied one at a time."""
 
-    def __init__(self, settings: Settings, served: Served, reader: Reader, clock: Clock, catalogue: Catalogue) -> None:
+    def __init__(
+        self, settings: Settings, served: ReloadTarget, reader: ConfigReader, clock: Clock, catalogue: Catalogue
+    ) -> None:
         self._served = served
         self._reader = reader
         self._clock = clock

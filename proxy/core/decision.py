@@ -164,7 +164,7 @@ class DecisionRecord:
             self._took(point, plugin.plugin_type, name, self._now() - started)
 
 
-class Recorder:
+class DecisionRecorder:
     """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones. `passes`
     returns for each decision in turn whether it can be skipped for timing; while `wants` is None, `record` is called
     only for the others."""
@@ -184,4 +184,4 @@ class Recorder:
         return DecisionRecord(self._took, is_wanted=is_wanted) if is_wanted or not passes else None
 
 
-NO_RECORDER = Recorder(every=0)
+NO_RECORDER = DecisionRecorder(every=0)

@@ -182,7 +182,7 @@ class WaitedTooLong(QueueFull, code="queue_timeout", reason=Reason.TTL_EXPIRED):
     pass
 
 
-class TooLate(QueueFull, code="deadline", reason=Reason.DEADLINE):
+class DeadlineExceeded(QueueFull, code="deadline", reason=Reason.DEADLINE):
     """The deadline of the request has passed or cannot be met."""
 
 
@@ -269,7 +269,7 @@ class UpstreamFailed(KvlaneError):
     """Whether the pod closed its connection without a response after it had received the request."""
 
 
-class Garbled(UpstreamFailed):
+class InvalidResponse(UpstreamFailed):
     """The response of the pod is not valid HTTP."""
 
 
@@ -295,7 +295,7 @@ class OutOfFiles(ConnectFailed):
     """This process or its machine has no free file descriptor. The pod is not at fault."""
 
 
-class PassedOver(ConnectFailed):
+class TriedByGateway(ConnectFailed):
     """The gateway in front has tried other pods itself: `then` serves the request, or no pod does."""
 
     def __init__(self, message: str, then: Endpoint | None) -> None:
@@ -303,7 +303,7 @@ class PassedOver(ConnectFailed):
         self.then = then
 
 
-class CutShort(UpstreamFailed):
+class StreamInterrupted(UpstreamFailed):
     """The stream was interrupted after a part had reached the client. Another pod can continue it with the request
     `rest`."""
 

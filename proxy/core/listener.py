@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.core.decision import Decision, DecisionRecord
     from proxy.core.endpoint import Endpoint
     from proxy.core.errors import Reason, RequestError
-    from proxy.core.ports import Call
+    from proxy.core.ports import ClientRequest
     from proxy.core.request import InferenceRequest
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Listener:
         `error`: what the relay raised, if anything."""
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         """The client has its response, or has left. Called once for each request.
 

@@ -158,7 +158,7 @@ class Timer(Protocol):
         """Call the function after this many seconds; never if the clock is stopped."""
 
 
-class Call(Protocol):
+class ClientRequest(Protocol):
     """One HTTP request of a client, as the transport delivers it. Header names are case-insensitive."""
 
     @property
@@ -289,7 +289,7 @@ class KvEvents(Protocol):
         Called when a plugin is created. Raise ValueError if it is impossible."""
 
 
-class Tokens(Protocol):
+class PromptTokenizer(Protocol):
     """Produces the token ids of prompts."""
 
     async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
@@ -298,11 +298,11 @@ class Tokens(Protocol):
 
 
 class Tokenizers(Protocol):
-    """The source of `Tokens`. Called when a plugin is created, which keeps the result; raise ValueError if
+    """The source of `PromptTokenizer`. Called when a plugin is created, which keeps the result; raise ValueError if
     unavailable."""
 
-    def local(self, model: LocalModel) -> Tokens: ...
-    def remote(self, tokenizer: RemoteTokenizer) -> Tokens: ...
+    def local(self, model: LocalModel) -> PromptTokenizer: ...
+    def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer: ...
 
 
 class Unconnected(KvEvents, Tokenizers, Timer):
@@ -312,10 +312,10 @@ class Unconnected(KvEvents, Tokenizers, Timer):
     def follow(self, sources: KvSources, listener: KvListener) -> None:
         pass
 
-    def local(self, model: LocalModel) -> Tokens:
+    def local(self, model: LocalModel) -> PromptTokenizer:
         return _NoTokens()
 
-    def remote(self, tokenizer: RemoteTokenizer) -> Tokens:
+    def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer:
         return _NoTokens()
 
     async def sleep(self, seconds: float) -> None:
@@ -325,7 +325,7 @@ class Unconnected(KvEvents, Tokenizers, Timer):
         pass
 
 
-class _NoTokens(Tokens):
+class _NoTokens(PromptTokenizer):
     async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
         return None
 

@@ -48,7 +48,7 @@ _CONDITIONS = ("ready", "starting", "stale", "doubted", "probing", "broken", "dr
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodView:
     """A pod or a data-parallel rank as the feed shows it, or the sums of a pod's ranks. kvlane counts `requests`; the
     engine counts the next three fields."""
 
@@ -72,7 +72,7 @@ class Pod:
     figures: Figures = UNKNOWN
     rank_of: str | None = None
     """Return the name of the pod if this is one of its ranks."""
-    ranks: tuple[Pod, ...] = ()
+    ranks: tuple[PodView, ...] = ()
 
     @property
     def condition(self) -> str:
@@ -90,14 +90,14 @@ class Pod:
         return _CONDITIONS.index(self.condition) if self.condition in _CONDITIONS else len(_CONDITIONS)
 
 
-_FIELDS = {"rankOf": "rank_of", "doubts": "ejection_reasons"} | {each.name: each.name for each in fields(Pod)}
+_FIELDS = {"rankOf": "rank_of", "doubts": "ejection_reasons"} | {each.name: each.name for each in fields(PodView)}
 """Fields by their name in the feed."""
 
 
-def joined(pods: Sequence[Pod], totals: Mapping[str, Figures]) -> list[Pod]:
+def joined(pods: Sequence[PodView], totals: Mapping[str, Figures]) -> list[PodView]:
     """Join ranks into their pods, which have the sums of the ranks and the worst condition. `totals` are the figures of
     pods with ranks."""
-    found: dict[str, list[Pod]] = {}
+    found: dict[str, list[PodView]] = {}
     for pod in pods:
         found.setdefault(pod.rank_of or pod.name, []).append(pod)
     return [
@@ -105,7 +105,7 @@ def joined(pods: Sequence[Pod], totals: Mapping[str, Figures]) -> list[Pod]:
     ]
 
 
-def _sum(name: str, ranks: list[Pod], figures: Figures) -> Pod:
+def _sum(name: str, ranks: list[PodView], figures: Figures) -> PodView:
     return replace(
         max(ranks, key=lambda rank: rank.badness),
         name=name,
@@ -123,14 +123,14 @@ def _sum(name: str, ranks: list[Pod], figures: Figures) -> Pod:
     )
 
 
-class Picture:
+class FleetPicture:
     """The current picture of the fleet, from the feed; it stays while the connection is lost."""
 
     def __init__(self) -> None:
         self.about: Json = {}
         self.point: Json = {}
         """The latest point of the proxy's time series."""
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, PodView] = {}
         self.figures: dict[str, Figures] = {}
         """Figures by the name of a pod or rank."""
         self.waits = 0
@@ -157,7 +157,7 @@ class Picture:
         self._counts = any(pod.sent for pod in self.pods.values())
         self._count(body)
 
-    def rows(self) -> list[Pod]:
+    def rows(self) -> list[PodView]:
         """Return a row per pod; the rows of its ranks are inside."""
         then, before = self._seen[0] if self._seen else (0.0, {})
         seconds = self._seen[-1][0] - then if self._seen else 0.0
@@ -168,9 +168,9 @@ class Picture:
         """Return the latest point, unless it is old."""
         return self.point if now - self._point_at < FRESH else {}
 
-    def _pod(self, name: str, row: list[Any]) -> Pod:
+    def _pod(self, name: str, row: list[Any]) -> PodView:
         given = {_FIELDS[key]: value for key, value in zip(self._fields, row, strict=True) if key in _FIELDS}
-        return Pod(name, **{**given, "ejection_reasons": tuple(given.get("ejection_reasons", ()))})
+        return PodView(name, **{**given, "ejection_reasons": tuple(given.get("ejection_reasons", ()))})
 
     def _read_point(self, body: Json, now: float) -> None:
         if points := _points(body):
@@ -194,7 +194,7 @@ class Picture:
                 return None
         return float(body["at"])
 
-    def _known(self, pod: Pod, before: tuple[int, int] | None, seconds: float) -> Pod:
+    def _known(self, pod: PodView, before: tuple[int, int] | None, seconds: float) -> PodView:
         figures = self.figures.get(pod.name, UNKNOWN)
         if before is None or seconds <= 0 or not self._counts:
             return replace(pod, figures=figures)
@@ -319,7 +319,7 @@ class FeedClient:
     """A reader of the feed of a proxy. `changed` is called after each change of the picture or of the connection."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, picture: Picture, clock: Clock, changed: Callable[[], None]
+        self, session: aiohttp.ClientSession, url: str, picture: FleetPicture, clock: Clock, changed: Callable[[], None]
     ) -> None:
         self._session = session
         self._url = url.rstrip("/")
@@ -371,20 +371,20 @@ class FeedClient:
                     name, _, body = event.partition(b"\ndata: ")
                     yield name.removeprefix(b"event: ").decode(), orjson.loads(body)
 
-    async def read_engines(self, shown: Callable[[], Iterable[Pod]]) -> None:
+    async def read_engines(self, shown: Callable[[], Iterable[PodView]]) -> None:
         """Read the metrics of the pods that are `shown`, until cancelled."""
         while True:
             await self.read(shown())
             await asyncio.sleep(READ_INTERVAL)
 
-    async def read(self, pods: Iterable[Pod]) -> None:
+    async def read(self, pods: Iterable[PodView]) -> None:
         """Read the metrics of the pods, and of the ranks inside."""
         at_once = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for pod in list(pods)[:MOST_PODS]:
                 group.create_task(self._read_pod(pod, at_once))
 
-    async def _read_pod(self, pod: Pod, at_once: asyncio.Semaphore) -> None:
+    async def _read_pod(self, pod: PodView, at_once: asyncio.Semaphore) -> None:
         """Read the metrics of a pod. A pod with ranks behind one port has one exposition; with a port for each rank it
         has several."""
         if not pod.ranks or pod.ranks[0].name.startswith(f"{pod.name}/"):

@@ -21,7 +21,7 @@ Buckets = Sequence[tuple[float, float]]
 """Upper bound -> observations up to it, the format of `autoscale.quantile`."""
 
 
-class Mass(NamedTuple):
+class ObservationSum(NamedTuple):
     """A number of observations, and their sum."""
 
     number: float
@@ -49,12 +49,12 @@ class Series:
         counts = accumulate(map(sum, zip(*(cell.counts for cell in cells), strict=True)))
         return list(zip((*cells[0].bounds, inf), map(float, counts), strict=True))
 
-    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
+    def masses(self, name: str, *labels: str) -> Mapping[Labels, ObservationSum]:
         """Sum a histogram by the values of these labels."""
-        masses: dict[Labels, Mass] = {}
+        masses: dict[Labels, ObservationSum] = {}
         for key, cell in self._cells(name, labels):
             count, total = masses.get(key, (0.0, 0.0))
-            masses[key] = Mass(count + sum(cell.counts), total + cell.sum)
+            masses[key] = ObservationSum(count + sum(cell.counts), total + cell.sum)
         return masses
 
     def _cells(self, name: str, labels: Sequence[str]) -> Iterator[tuple[Labels, Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from proxy.dashboard.client import Json, Picture, Pod
+from proxy.dashboard.client import FleetPicture, Json, PodView
 from proxy.telemetry.logs import visible
 
 Key = float | str
@@ -27,8 +27,8 @@ class Column:
 
     title: str
     width: int
-    show: Callable[[Pod], str]
-    key: Callable[[Pod], Key]
+    show: Callable[[PodView], str]
+    key: Callable[[PodView], Key]
     falls: bool = True
 
 
@@ -75,23 +75,23 @@ FIRST = "FLY"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     """The order of rows. `at` is the position of the column in COLUMNS."""
 
     at: int = TITLES.index(FIRST)
     is_reversed: bool = False
 
-    def of(self, pods: Sequence[Pod]) -> list[Pod]:
+    def of(self, pods: Sequence[PodView]) -> list[PodView]:
         """Return the rows in order. Equal pods are ordered by name, so that they do not change places every second."""
         column = COLUMNS[self.at]
         by_name = sorted(pods, key=lambda pod: pod.name)
         return sorted(by_name, key=column.key, reverse=column.falls != self.is_reversed)
 
-    def next(self, steps: int) -> Order:
-        return Order((self.at + steps) % len(COLUMNS), self.is_reversed)
+    def next(self, steps: int) -> SortOrder:
+        return SortOrder((self.at + steps) % len(COLUMNS), self.is_reversed)
 
-    def turned(self) -> Order:
-        return Order(self.at, not self.is_reversed)
+    def turned(self) -> SortOrder:
+        return SortOrder(self.at, not self.is_reversed)
 
 
 HEAD = 5
@@ -111,13 +111,13 @@ OTHERWISE = "yellow"
 class View:
     """The choices of the user."""
 
-    order: Order = Order()
+    order: SortOrder = SortOrder()
     top: int = 0
     """Index of the first visible row."""
     shows_ranks: bool = False
     """Whether to show the data-parallel ranks of each pod below it."""
 
-    def rows(self, picture: Picture) -> list[Pod]:
+    def rows(self, picture: FleetPicture) -> list[PodView]:
         pods = self.order.of(picture.rows())
         return [row for pod in pods for row in (pod, *pod.ranks)] if self.shows_ranks else pods
 
@@ -125,7 +125,7 @@ class View:
         return replace(self, top=max(0, min(self.top + by, total - rows)))
 
 
-def screen(picture: Picture, view: View, size: tuple[int, int], now: float, wrong: str = "") -> Text:
+def screen(picture: FleetPicture, view: View, size: tuple[int, int], now: float, wrong: str = "") -> Text:
     """Draw the screen, in `size` columns and lines. `wrong` is the reason for missing updates."""
     width, height = size
     total, rows = view.rows(picture), max(1, height - HEAD - 1)
@@ -135,11 +135,11 @@ def screen(picture: Picture, view: View, size: tuple[int, int], now: float, wron
     return Text("\n", no_wrap=True).join([*lines[: height - 1], _foot(view, total, len(shown), width)])
 
 
-def head(picture: Picture, width: int, now: float, wrong: str = "") -> list[Text]:
+def head(picture: FleetPicture, width: int, now: float, wrong: str = "") -> list[Text]:
     return [_cut(line, width) for line in (_who(picture, wrong), *_totals(picture, now))]
 
 
-def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = False) -> list[Text]:
+def table(pods: Sequence[PodView], order: SortOrder, width: int, for_scripts: bool = False) -> list[Text]:
     """Return the table, with the title line first. The columns do not depend on the pods, for scripts."""
     longest = max((len(pod.name) for pod in pods), default=0)
     has_roles = for_scripts or any(pod.role for pod in pods)
@@ -150,7 +150,7 @@ def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = Fal
     return [_titles(columns, name, COLUMNS[order.at]), *(_row(pod, columns, name) for pod in pods)]
 
 
-def _without_what_is_common(pods: Sequence[Pod]) -> list[Pod]:
+def _without_what_is_common(pods: Sequence[PodView]) -> list[PodView]:
     """Return the names without their common ending, from a dot or a colon on: a domain, a port."""
     first, *others = (pod.name for pod in pods)
     ends = (first[at:] for at, sign in enumerate(first) if at and sign in ".:")
@@ -183,7 +183,7 @@ def _titles(columns: Sequence[Column], name: int, sorted_by: Column) -> Text:
     return line
 
 
-def _row(pod: Pod, columns: Sequence[Column], name: int) -> Text:
+def _row(pod: PodView, columns: Sequence[Column], name: int) -> Text:
     cells = [_cell(column.show(pod), column, name) for column in columns]
     line = Text(" ".join(cells))
     titles = [column.title for column in columns]
@@ -201,7 +201,7 @@ def _cell(text: str, column: Column, name: int) -> str:
     return text.ljust(width) if column.title in ("POD", "ROLE", "STATE") else text.rjust(width)
 
 
-def _who(picture: Picture, wrong: str) -> Text:
+def _who(picture: FleetPicture, wrong: str) -> Text:
     if wrong:
         return Text(wrong, style="bold white on red")
     about, pods = picture.about, picture.rows()
@@ -214,7 +214,7 @@ def _who(picture: Picture, wrong: str) -> Text:
     return Text(" · ".join(parts), style="bold")
 
 
-def _totals(picture: Picture, now: float) -> list[Text]:
+def _totals(picture: FleetPicture, now: float) -> list[Text]:
     point, pods = picture.totals(now), picture.pods.values()
     flying = sum(pod.requests for pod in pods)
     usage = sum(pod.kv for pod in pods) / len(pods) if pods else None
@@ -251,7 +251,7 @@ def _at(point: Json, name: str, position: int) -> str:
     return seconds(found[position] if found and len(found) > position else None)
 
 
-def _foot(view: View, rows: Sequence[Pod], shown: int, width: int) -> Text:
+def _foot(view: View, rows: Sequence[PodView], shown: int, width: int) -> Text:
     by = COLUMNS[view.order.at].title + (" reversed" if view.order.is_reversed else "")
     pods = sum(row.rank_of is None for row in rows)
     where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else f"{pods} pods"

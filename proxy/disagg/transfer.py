@@ -115,7 +115,7 @@ class Transfer(NamedTuple):
     cached: int | None
 
 
-class PromptRefused(KvlaneError):
+class PrefillRejected(KvlaneError):
     """The prefill pod rejected the client's request. `body` is its response."""
 
     def __init__(self, prefill: Attempt, body: bytes) -> None:
@@ -150,7 +150,7 @@ class SplitRequest:
         """`prefill` is another attempt than one on the best pod. Raise what `Relay.relay` raises."""
         try:
             await self._run(attempt, prefill)
-        except PromptRefused as refused:
+        except PrefillRejected as refused:
             self.shared.counted(REFUSED).add()
             self.relay.pass_on(refused.prefill, refused.body)
 
@@ -229,7 +229,7 @@ class SplitRequest:
             return None
         prefill, body = found
         if prefill.status in ABOUT_THE_REQUEST:
-            raise PromptRefused(prefill, body)
+            raise PrefillRejected(prefill, body)
         response = fields_of_pod(body) if prefill.status == 200 else None
         fields = None if response is None else self._parameters(prefill, response)
         if fields is None:
@@ -304,7 +304,7 @@ class SplitRequest:
                 casualties = casualties_of(attempt.request)
                 casualties.suspect(prefill)
                 casualties.suspect(attempt)
-            if isinstance(error, PromptRefused):
+            if isinstance(error, PrefillRejected):
                 attempt.ending = Ending.EVICTED
                 raise error from None
             was_in_vain = bool(lost) and not begun.is_set() and isinstance(error, UpstreamFailed)
@@ -329,7 +329,7 @@ class SplitRequest:
                 self.shared.ledger.first_byte(prefill)
             attempt.told_cached = prefill.usage.cached_tokens if prefill.usage else None
             if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
-                raise PromptRefused(prefill, body)
+                raise PrefillRejected(prefill, body)
             if prefill.status != 200:
                 raise UpstreamFailed(f"it responded with {prefill.status}")
         except (ConnectFailed, RankOutOfRange) as error:

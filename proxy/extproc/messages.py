@@ -215,7 +215,7 @@ _UNFINISHED = {1, 5, 9}
 _ENDS_HEADERS = 4
 
 
-class Frames:
+class GrpcFrames:
     """A tracker of frame boundaries in one direction of an HTTP/2 connection."""
 
     __slots__ = ("_head", "_is_between", "_left")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UnknownModel, UpstreamTimedOut
+from proxy.core.errors import BadGateway, GatewayTimeout, TriedByGateway, UnknownModel, UpstreamTimedOut
 from proxy.core.ports import Race, Relay
 from proxy.extproc.messages import (
     DESTINATION,
@@ -31,10 +31,10 @@ from proxy.http.framing import Framing
 from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import ClientRelay, passed_on
-from proxy.http.request import HttpCall
+from proxy.http.request import HttpRequest
 from proxy.http.response import RelayContext
-from proxy.http.upstream.connection import Meter
-from proxy.http.upstream.pool import Address
+from proxy.http.upstream.connection import ResponseMeter
+from proxy.http.upstream.pool import PodAddress
 from proxy.openai.errors import LONGEST, says_that_model_is_missing
 from proxy.reliability.failover import NOT_FOUND, sees_some_models
 
@@ -67,7 +67,7 @@ class EnvoyRelay(Relay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._cut(attempt)
             raise
-        except (PassedOver, BadGateway, UnknownModel):
+        except (TriedByGateway, BadGateway, UnknownModel):
             attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
@@ -80,7 +80,7 @@ class EnvoyRelay(Relay):
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port. An attempt that is not for the client does not use the gateway."""
-        call = cast(HttpCall, self._call)  # only the request's head is read
+        call = cast(HttpRequest, self._call)  # only the request's head is read
         return await ClientRelay(call, self._context).collect(attempt, seconds)
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
@@ -101,7 +101,7 @@ class EnvoyRelay(Relay):
         add = [(DESTINATION, destination), ("x-request-id", call.id), *attempt.upstream_headers]
         if key := attempt.endpoint.api_key:
             add.append(("authorization", f"Bearer {key}"))
-        if base := Address.of(attempt.endpoint.url).base:
+        if base := PodAddress.of(attempt.endpoint.url).base:
             add.append((":path", base.decode() + call.path + call.query))
         if (rank := attempt.endpoint.rank) is not None:
             add.append((RANK_HEADER, str(rank)))
@@ -152,7 +152,7 @@ class EnvoyRelay(Relay):
         same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
         responder = self._addresses.at(address, same_rank)
         if responder is not None:
-            raise PassedOver("the gateway went on to another pod", responder)
+            raise TriedByGateway("the gateway went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         call, stream = self._call, self._stream
@@ -251,13 +251,13 @@ def _status(text: str) -> int:
     raise BadGateway("The gateway passed a response on that has no valid status.")
 
 
-def _failure(details: str) -> PassedOver | BadGateway | GatewayTimeout:
+def _failure(details: str) -> TriedByGateway | BadGateway | GatewayTimeout:
     """Return the error for a response of the gateway itself, from its response code details."""
     if "timeout" in details and "connection" not in details:
         return GatewayTimeout("The pod did not respond in time.")
     if "connection_termination" in details or "upstream_reset_after" in details:
         return BadGateway("The pod closed the connection before it responded; retry shortly.")
-    return PassedOver(f"the gateway has no connection: {details}", None)
+    return TriedByGateway(f"the gateway has no connection: {details}", None)
 
 
 UNSETTLED = 64
@@ -272,7 +272,7 @@ class ResponseBody:
         events = content_type.startswith("text/event-stream") and not coded
         changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
-        self._meter = Meter()
+        self._meter = ResponseMeter()
         self._framing: Framing | None = None
         if events and (changed or attempt.request.asks_usage):
             self._framing = Pipeline(event_stages(attempt, named=changed), chunked=False)

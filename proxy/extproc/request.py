@@ -13,11 +13,11 @@ from proxy.core.errors import BadRequest, BodyTooLarge, NoEndpoints, RequestErro
 from proxy.core.ports import Clock, Gate, Identity
 from proxy.core.request import InferenceRequest
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
-from proxy.http.body import Budget, Upload, body_timed_out, too_large
+from proxy.http.body import MemoryBudget, Upload, body_timed_out, too_large
 from proxy.http.head import INTERNAL, INTERNAL_PREFIXES, Pairs
 from proxy.http.paths import split_target
-from proxy.http.settings import Listen
-from proxy.http.upstream.pool import Address, Resolve, is_address, look_up, not_connected
+from proxy.http.settings import ListenSettings
+from proxy.http.upstream.pool import PodAddress, Resolve, is_address, look_up, not_connected
 
 
 class GatewayRequest:
@@ -200,7 +200,7 @@ def attributes_of(message: Any) -> dict[str, Any]:
 class StreamedBodyReader:
     """Implements `http.service.Bodies`."""
 
-    def __init__(self, settings: Listen, budget: Budget) -> None:
+    def __init__(self, settings: ListenSettings, budget: MemoryBudget) -> None:
         self._settings = settings
         self._budget = budget
 
@@ -274,7 +274,7 @@ class Addresses:
         if found is not None and found[0] > self._clock.now():
             return found[1]
         try:
-            there = Address.of(endpoint.url)
+            there = PodAddress.of(endpoint.url)
             host = there.host if is_address(there.host) else await self._first(there)
         except (OSError, ValueError) as error:
             raise not_connected(error, self._clock.now()) from error
@@ -294,13 +294,13 @@ class Addresses:
         """Return the pod at this address."""
         return next((endpoint for endpoint in endpoints if address in self.known(endpoint)), None)
 
-    async def _first(self, there: Address) -> str:
+    async def _first(self, there: PodAddress) -> str:
         return str((await self._resolve(there.host, there.port))[0][4][0])
 
 
 @lru_cache(maxsize=16_384)
 def _named(url: str) -> str:
-    there = Address.of(url)
+    there = PodAddress.of(url)
     return _written(there.host, there.port)
 
 

@@ -17,7 +17,7 @@ import grpc.aio
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.extproc import messages
-from proxy.extproc.messages import GO_AWAY, Frames, immediate
+from proxy.extproc.messages import GO_AWAY, GrpcFrames, immediate
 from proxy.extproc.relay import EnvoyRelay
 from proxy.extproc.request import Addresses, GatewayRequest, Stream
 from proxy.extproc.settings import ExtProcSettings
@@ -40,7 +40,7 @@ UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 CUT = "the response is incomplete"
 
 
-class Picker:
+class PickerServer:
     """The gRPC server. It listens between `start` and `stop`."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Picker:
         self._tasks = Tasks()
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._server: Any = None
-        self._front: Front
+        self._front: GatewayListener
         self._directory: tempfile.TemporaryDirectory[str]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
@@ -69,7 +69,7 @@ class Picker:
         available."""
         settings = self._settings
         self._directory = tempfile.TemporaryDirectory(prefix="kvlane-")
-        self._front = Front(f"{self._directory.name}/picker.sock")
+        self._front = GatewayListener(f"{self._directory.name}/picker.sock")
         try:
             await self._front.start(settings.host, settings.port or 0, settings.tls, sockets)
             server = grpc.aio.server(options=UNLIMITED)
@@ -171,14 +171,14 @@ CHECK_INTERVAL = 0.02
 """Seconds."""
 
 
-class Front:
+class GatewayListener:
     """A listener for the connections of gateways. It accepts between `start` and `leave`, and ends with `close`."""
 
     def __init__(self, path: str) -> None:
         """`path` is the path of gRPC's socket."""
         self.path = path
         self.tasks = Tasks()
-        self.open: set[Gateway] = set()
+        self.open: set[GatewayConnection] = set()
         self._listeners: list[asyncio.Server] = []
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
@@ -211,8 +211,8 @@ class Front:
             gateway.close()
         await self.tasks.stop()
 
-    def _gateway(self) -> Gateway:
-        return Gateway(self)
+    def _gateway(self) -> GatewayConnection:
+        return GatewayConnection(self)
 
 
 class End(asyncio.Protocol):
@@ -251,15 +251,15 @@ class End(asyncio.Protocol):
             self._transport.close()
 
 
-class Gateway(End):
+class GatewayConnection(End):
     """The end of a gateway."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: GatewayListener) -> None:
         self._front = front
         self._early = bytearray()
         """Bytes received before the other end exists. They are read at once, because uvloop reads even if reading was
         paused before the start."""
-        self._frames = Frames()
+        self._frames = GrpcFrames()
         self._leaving = self._sent = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

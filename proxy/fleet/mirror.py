@@ -33,7 +33,7 @@ class News(Enum):
 Publish = Callable[[News, bytes], None]
 
 
-class Origin(Fleet):
+class MirroredFleet(Fleet):
     """A fleet that calls `publish(news, message)` after every change that a mirror needs."""
 
     def __init__(self, clock: Clock, publish: Publish, **keys: Any) -> None:

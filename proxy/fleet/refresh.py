@@ -38,7 +38,7 @@ class _Refused(Exception):
     """The pod refuses connections."""
 
 
-class _Silent(Exception):
+class _NoResponse(Exception):
     """No response, or none in time."""
 
 
@@ -52,7 +52,7 @@ class Refresher:
         fetcher: Fetcher,
         settings: RefreshSettings,
         engines: Engines,
-        budget: Budget,
+        budget: ScrapeBudget,
         clock: Clock,
         rng: Random,
     ) -> None:
@@ -162,7 +162,7 @@ class Refresher:
                 raise ScrapeError(f"status {status}")
             dialect = self.engines.of(endpoint)
             scrape = await parse_in_steps(body, dialect, sent_at)
-        except _Silent as silent:
+        except _NoResponse as silent:
             self._on_miss(str(silent))
             return False
         except ScrapeError as error:
@@ -184,7 +184,7 @@ class Refresher:
             if status not in (200, 404):
                 return False
             self._sink.listed(self._endpoint, parse_models(body) if status == 200 else None)
-        except _Silent:
+        except _NoResponse:
             return False
         except ScrapeError as error:
             why = str(error)
@@ -199,7 +199,7 @@ class Refresher:
     async def _is_healthy(self) -> bool:
         try:
             status, _ = await self._get(self._endpoint.url + "/health")
-        except _Silent:
+        except _NoResponse:
             return False
         return status == 200
 
@@ -210,7 +210,7 @@ class Refresher:
         except ConnectRefused:
             raise _Refused from None
         except UpstreamFailed as failed:
-            raise _Silent(str(failed) or "no response") from None
+            raise _NoResponse(str(failed) or "no response") from None
 
     def _on_metrics(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
         """`in_flight` are the requests on each rank when the scrape was sent; unknown for a new rank."""
@@ -284,7 +284,7 @@ _FIRST = 0.002
 """CPU seconds that stand for the round before the first one of the process."""
 
 
-class Budget:
+class ScrapeBudget:
     """The share of one core that all scrapes of a pool may take, divided equally among its pods."""
 
     def __init__(self, interval: float, max_core: float) -> None:
@@ -303,7 +303,7 @@ class PodBudget:
     """One pod's part of the budget: with n pods, c CPU seconds per round of this pod and a share m of a core, the pod
     is scraped every n·c/m seconds, so it takes m/n of a core. Entered while the pod is scraped."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ScrapeBudget) -> None:
         self._budget = budget
         self._last = 0.0
         self._rounds = 0

@@ -15,7 +15,7 @@ from proxy.fleet.discovery import Source
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.kubernetes import KubernetesSource
-from proxy.fleet.refresh import Budget, Refresher
+from proxy.fleet.refresh import Refresher, ScrapeBudget
 from proxy.fleet.scrape import Fetcher
 from proxy.fleet.settings import PodSettings, PodSources
 from proxy.fleet.store import Fleet, PoolPods
@@ -65,7 +65,7 @@ class FleetRunner:
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
         self._tasks = Tasks()
         self._next_start = 0.0
-        self.budget = Budget(refresh.interval, refresh.max_core)
+        self.budget = ScrapeBudget(refresh.interval, refresh.max_core)
 
     async def __aenter__(self) -> FleetRunner:
         self._reconcile(STATIC, self._settings.static)

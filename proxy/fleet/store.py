@@ -87,7 +87,7 @@ class Fleet(NamedModels):
         self._ejections = Ejections(self._records, self._settle, panic_percent)
         self._successors = Successors(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
-        self._serving: Serving | None = None
+        self._serving: ServingPods | None = None
         self._models_changed: asyncio.Future[None] | None = None
 
     @property
@@ -118,7 +118,7 @@ class Fleet(NamedModels):
     def ready(self) -> Sequence[Endpoint]:
         return (self._serving or self._renew()).ready
 
-    def within(self, pool: str) -> Serving:
+    def within(self, pool: str) -> ServingPods:
         """Return the ready endpoints of one pool. Valid until the next change of the fleet."""
         serving = self._serving or self._renew()
         return serving.pools.get(pool) or self._renew_within(serving, pool)
@@ -510,16 +510,16 @@ class Fleet(NamedModels):
     def _announce(self, record: PodRecord, was: EndpointState, state: EndpointState) -> None:
         log.info("pod %s: %s -> %s", record.name, was.value, state.value)
 
-    def _renew(self) -> Serving:
-        self._serving = self._thinned(Serving(self.endpoints))
+    def _renew(self) -> ServingPods:
+        self._serving = self._thinned(ServingPods(self.endpoints))
         return self._serving
 
-    def _renew_within(self, serving: Serving, pool: str) -> Serving:
-        mine = Serving(endpoint for endpoint in serving.ready if endpoint.pool == pool)
+    def _renew_within(self, serving: ServingPods, pool: str) -> ServingPods:
+        mine = ServingPods(endpoint for endpoint in serving.ready if endpoint.pool == pool)
         serving.pools[pool] = self._thinned(mine)
         return mine
 
-    def _thinned(self, serving: Serving) -> Serving:
+    def _thinned(self, serving: ServingPods) -> ServingPods:
         if self.slow_start:
             serving.of = self.slow_start.thinned(serving.of, self._forget_serving)
         return serving
@@ -551,7 +551,7 @@ def _made(name: str, pool: str, size: int, before: Sequence[Endpoint]) -> tuple[
     return (*kept, *new)
 
 
-class Serving:
+class ServingPods:
     """The ready endpoints at one moment, by model. The fleet makes a new one after every change, so results are cached;
     only results for models that exist, so that invented names take no memory."""
 
@@ -559,7 +559,7 @@ class Serving:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
         self.of: Callable[[str], Sequence[Endpoint]] = _ByModel(self.ready).__getitem__
         """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
-        self.pools: dict[str, Serving] = {}
+        self.pools: dict[str, ServingPods] = {}
         """The same for single pools, made when they are first read."""
 
 

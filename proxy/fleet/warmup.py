@@ -18,7 +18,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import WarmupSettings
-from proxy.openai.prompts import Head, head
+from proxy.openai.prompts import PromptHead, head
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ STAGGER = 0.5
 """Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
 
 
-Send = Callable[[Endpoint, Head], Awaitable[int | None]]
+Send = Callable[[Endpoint, PromptHead], Awaitable[int | None]]
 """Send a prompt to a pod. Return the status of the response, None if the pod is known to have the prompt. Raise
 UpstreamFailed."""
 
@@ -76,7 +76,7 @@ class Warmup:
         finally:
             self._warming.discard(endpoint)
 
-    async def _lane(self, endpoint: Endpoint, left: deque[Head]) -> int:
+    async def _lane(self, endpoint: Endpoint, left: deque[PromptHead]) -> int:
         """One after the other, until nothing is left, or the pod does not take them: it has other worries then."""
         sent = 0
         while left and endpoint.state is EndpointState.READY:
@@ -120,7 +120,7 @@ class _Counted:
     text that they share."""
 
     requests: set[bytes] = field(default_factory=set)
-    head: Head | None = None
+    head: PromptHead | None = None
     heat: float = 0.0
     at: float = 0.0
 
@@ -132,7 +132,7 @@ class SharedPrompts:
         self,
         settings: WarmupSettings,
         clock: Clock,
-        read: Callable[..., Head | None] = head,
+        read: Callable[..., PromptHead | None] = head,
         *,
         shared_by: int = SHARED_BY,
         sample: int = SAMPLE,
@@ -159,7 +159,7 @@ class SharedPrompts:
         if found is not None:
             self._count(found, request.body)
 
-    def hottest(self, models: Set[str] | None) -> list[Head]:
+    def hottest(self, models: Set[str] | None) -> list[PromptHead]:
         """Of every model that is served (None: any), the most used ones, the most used one first."""
         now, number = self._now(), dict[str, int]()
         chosen = []
@@ -172,7 +172,7 @@ class SharedPrompts:
                 chosen.append(prompt)
         return chosen
 
-    def _count(self, found: Head, body: bytes) -> None:
+    def _count(self, found: PromptHead, body: bytes) -> None:
         now, key = self._now(), xxh3_128_digest(found.path.encode() + found.body)
         counted = self._heads.setdefault(key, _Counted())
         self._heads.move_to_end(key)

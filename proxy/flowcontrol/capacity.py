@@ -33,7 +33,7 @@ class Capacity:
         self._fleet = fleet
         self._inside = inside
         self._unsent = unsent
-        self._reflection = Reflection()
+        self._reflection = ReflectiveCeilings()
 
     def turn(self) -> None:
         """Count a turn of reflective ceilings: the next request is considered."""
@@ -180,7 +180,7 @@ def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
     return max(load.requests / requests if requests else 0.0, load.tokens / tokens if tokens else 0.0)
 
 
-class Reflection:
+class ReflectiveCeilings:
     """A band's ceiling is 1 - depth * saturation: 1 for the highest band, of depth 0, and as far from 1 as the
     saturation is for the lowest, of depth 1. A band at its ceiling goes on at one turn of saturation / (1 - saturation)
     of them, so that it fades out and does not stop.
@@ -215,7 +215,7 @@ Lent = Mapping[str, Mapping[str, int] | None]
 Publish = Callable[[int | None, Lent, Sequence[str]], None]
 
 
-class Siblings:
+class SharedCaps:
     """Shares of the caps between the processes of a deployment. No process exceeds its share, so all together never
     exceed the cap, however late reports arrive. A process that needs more waits and publishes that; the others then
     lend it unused shares, and what they have beyond the share of a waiting process. A loan counts at the lender from

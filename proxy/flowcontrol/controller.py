@@ -11,11 +11,11 @@ from typing import final
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.core.errors import Displaced, Evicted, QueueFull, Reason, TooLate, WaitedTooLong
+from proxy.core.errors import DeadlineExceeded, Displaced, Evicted, QueueFull, Reason, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.fleet.store import Pods
-from proxy.flowcontrol.capacity import Capacity, Siblings
+from proxy.flowcontrol.capacity import Capacity, SharedCaps
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY, objectives
@@ -47,7 +47,7 @@ class FlowControl(Gate):
         self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
         self._eviction = Eviction(settings, fleet, clock, self._inside)
         self._admits_soon = False
-        self.siblings: Siblings | None = None
+        self.siblings: SharedCaps | None = None
         """Set where there are several workers."""
 
     @property
@@ -206,17 +206,17 @@ class FlowControl(Gate):
     def _in_part(self, waiting: Waiting) -> bool:
         return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)
 
-    def _siblings_go_first(self, siblings: Siblings) -> bool:
+    def _siblings_go_first(self, siblings: SharedCaps) -> bool:
         highest = self._highest()
         return highest is None or siblings.go_first(highest, *self._parts())
 
-    def _lend(self, siblings: Siblings, all_of_it: bool) -> None:
+    def _lend(self, siblings: SharedCaps, all_of_it: bool) -> None:
         """Lend unused shares to siblings: all, or half of them while requests wait here too."""
         for cap, idle, wants in list(self.capacity.idle(siblings.part, siblings.wanted)):
             if idle > 0:
                 siblings.lend(cap, idle if all_of_it else -(-idle // 2), wants)
 
-    def _wants(self, siblings: Siblings) -> Sequence[str]:
+    def _wants(self, siblings: SharedCaps) -> Sequence[str]:
         """Return the wanted models and caps. Siblings lend only these; else two processes that wait for different pods
         would exchange the same shares again and again."""
         models = {model for band in self.queue.bands for model in band.models}
@@ -236,7 +236,9 @@ class FlowControl(Gate):
         request, band, queue = waiting.request, waiting.band, self.queue
         wait = self._rate.wait(queue.ahead(waiting))
         if wait is not None and self._clock.now() + wait > self._needed_by(waiting):
-            raise self.refusal(waiting, TooLate("No pod will have capacity before the deadline of the request."))
+            raise self.refusal(
+                waiting, DeadlineExceeded("No pod will have capacity before the deadline of the request.")
+            )
         fits = len(request.body) <= self._settings.max_queued_bytes
         while band.is_full_for(request) or queue.is_full_for(waiting):
             last = band.gives_way(waiting) if band.is_full_for(request) else queue.gives_way(waiting)
@@ -256,7 +258,7 @@ class FlowControl(Gate):
         except TimeoutError:
             if ticket in self._inside:
                 return
-            kind = WaitedTooLong if expires <= needed else TooLate
+            kind = WaitedTooLong if expires <= needed else DeadlineExceeded
             raise self.refusal(waiting, kind("The request waited too long for a pod.")) from None
         if refusal is not None:
             raise refusal

@@ -28,7 +28,7 @@ class Queue:
     """All waiting requests. `bands` are sorted, the highest first; there is one per priority seen."""
 
     def __init__(self, settings: FlowControlSettings) -> None:
-        self.attained = Attained(settings.least_service)
+        self.attained = AttainedService(settings.least_service)
         self._set(settings)
 
     @property
@@ -180,7 +180,7 @@ class Band:
 
     An arrival or a departure costs O(log n) for n waiting tenants; a turn of least-service compares them all."""
 
-    def __init__(self, settings: BandSettings, defaults: FlowControlSettings, attained: Attained) -> None:
+    def __init__(self, settings: BandSettings, defaults: FlowControlSettings, attained: AttainedService) -> None:
         self.priority = settings.priority
         self.name = settings.name or str(settings.priority)
         self.ceiling = settings.ceiling
@@ -413,7 +413,7 @@ MOST_TENANTS = 100_000
 """Tenants that are remembered; clients may invent names."""
 
 
-class Attained:
+class AttainedService:
     """Recent service of each tenant in tokens, in all bands together. Times are monotonic seconds."""
 
     def __init__(self, settings: LeastService) -> None:

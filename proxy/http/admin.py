@@ -40,7 +40,7 @@ from proxy.http.admin_keys import (
 )
 from proxy.http.admin_pods import PodRelay, PodRoutes
 from proxy.http.guards import SendProgress, Sweep, reset
-from proxy.http.settings import HANDSHAKE_TIMEOUT, SEND_TIMEOUT, Admin, Trust, server_context
+from proxy.http.settings import HANDSHAKE_TIMEOUT, SEND_TIMEOUT, AdminSettings, PodTlsContexts, server_context
 from proxy.openai.errors import render
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.observation import Exposition
@@ -68,7 +68,7 @@ class AdminServer:
 
     def __init__(
         self,
-        settings: Admin,
+        settings: AdminSettings,
         application: web.Application,
         send_timeout: float = SEND_TIMEOUT,
         idle_timeout: float = IDLE_TIMEOUT,
@@ -178,7 +178,7 @@ def admin_application(
     exposition: Exposition,
     config: Callable[[], Any],
     session: aiohttp.ClientSession,
-    trust: Trust | None = None,
+    trust: PodTlsContexts | None = None,
     stopping: Callable[[], bool],
     keys: Keys = nobody,
     hosts: Hosts = no_hosts,
@@ -213,7 +213,9 @@ def admin_application(
         DecisionRoutes(explained).add_to(app.router)
     if levels is not None:
         LoggingRoutes(levels).add_to(app.router)
-    app.router.add_route("*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or Trust()).relay)
+    app.router.add_route(
+        "*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or PodTlsContexts()).relay
+    )
     return app
 
 

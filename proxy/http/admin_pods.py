@@ -21,7 +21,7 @@ from proxy.core.params import parse_duration
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import json_answer, json_body
-from proxy.http.settings import Trust
+from proxy.http.settings import PodTlsContexts
 
 LONGEST_WAIT = 600.0
 """Seconds that a response may wait for a pod to drain."""
@@ -261,7 +261,7 @@ _UNTRUSTED = {"content-security-policy": "default-src 'none'; sandbox", "x-conte
 
 
 class PodRelay:
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, trust: Trust) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, trust: PodTlsContexts) -> None:
         self._fleet = fleet
         self._session = session
         self._trust = trust

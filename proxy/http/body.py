@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
 from proxy.http.guards import Sweep
-from proxy.http.request import Body, BodyBroke
-from proxy.http.settings import Listen
+from proxy.http.request import Body, BodyBroken
+from proxy.http.settings import ListenSettings
 from proxy.openai import multipart
 
 if TYPE_CHECKING:
-    from proxy.http.request import HttpCall
+    from proxy.http.request import HttpRequest
 
 KEPT_BEGINNING = 64 * 1024
 """Bytes of a streamed form that are kept, which suffice to find its model."""
@@ -42,7 +42,7 @@ UNCOUNTED = 4 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Budget:
+class MemoryBudget:
     """A limit on the bytes that the process holds. Requests for memory that hold nothing yet queue; those that hold a
     part go first. A single one may exceed the limit. Holders of parts that wait for more could wait for each other: if
     they hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small`
@@ -141,10 +141,10 @@ class Budget:
 
 
 class Upload:
-    """The rest of a body whose start is in `HttpCall.body`. `begun` says that a part of it was read, so that the
+    """The rest of a body whose start is in `HttpRequest.body`. `begun` says that a part of it was read, so that the
     request cannot be sent a second time."""
 
-    def __init__(self, payload: Body, already: int, form: multipart.Form, settings: Listen) -> None:
+    def __init__(self, payload: Body, already: int, form: multipart.Form, settings: ListenSettings) -> None:
         """`form` has parsed the start, which has `already` bytes."""
         self._payload = payload
         self._size = already
@@ -160,7 +160,7 @@ class Upload:
                 piece = await self._payload.readany()
         except TimeoutError:
             raise body_timed_out() from None
-        except BodyBroke as error:
+        except BodyBroken as error:
             raise _malformed(error) from None
         self._size += len(piece)
         if self._size > self._settings.max_body:
@@ -173,18 +173,18 @@ class Upload:
 
 
 class BodyReader:
-    def __init__(self, settings: Listen, sweep: Sweep) -> None:
+    def __init__(self, settings: ListenSettings, sweep: Sweep) -> None:
         self._settings = settings
         self._sweep = sweep
         self._max_body = settings.max_body
         self._collected = min(COLLECTED, self._max_body)
         buffers = settings.retained_bodies // BUFFERS
-        self.budget = Budget(settings.retained_bodies - buffers, buffers if buffers >= SMALL_BODIES else 0)
-        self.buffers = Budget(buffers)
+        self.budget = MemoryBudget(settings.retained_bodies - buffers, buffers if buffers >= SMALL_BODIES else 0)
+        self.buffers = MemoryBudget(buffers)
         self.give_back: Callable[[int], None] = self.budget.give
         """Return bytes to the budget."""
 
-    def collects(self, call: HttpCall, size: int) -> bool:
+    def collects(self, call: HttpRequest, size: int) -> bool:
         """Return whether a body of `size` bytes can be collected by its connection: without waiting, refusal, streaming
         or a 100 response. It then holds memory of the budget, to be returned as `call.retained`."""
         fields = call.headers
@@ -199,7 +199,7 @@ class BodyReader:
         call.retained = size
         return True
 
-    def is_here(self, call: HttpCall) -> bool:
+    def is_here(self, call: HttpRequest) -> bool:
         """Return whether `call.body` is complete, allowed and counted; else it must be `read`. The caller returns
         `call.retained`."""
         if call.retained:
@@ -210,7 +210,7 @@ class BodyReader:
         call.retained = size
         return True
 
-    async def read(self, call: HttpCall) -> None:
+    async def read(self, call: HttpRequest) -> None:
         """Fill `call.body`, and `call.upload` if the body is streamed; `call.retained` as above. Raise BodyTooLarge,
         BodyTimeout, NoHttp or Saturated."""
         declared = call.content_length
@@ -222,7 +222,7 @@ class BodyReader:
         else:
             await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
 
-    async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
+    async def _watch(self, call: HttpRequest, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)
         try:
             async with progress.scope:
@@ -232,12 +232,12 @@ class BodyReader:
             if progress.queued:
                 raise too_many_bodies() from None
             raise body_timed_out() from None
-        except BodyBroke as error:
+        except BodyBroken as error:
             raise _malformed(error) from None
         finally:
             self._sweep.watched.discard(progress)
 
-    async def _collect(self, call: HttpCall, payload: Body, declared: int | None, progress: _Progress) -> None:
+    async def _collect(self, call: HttpRequest, payload: Body, declared: int | None, progress: _Progress) -> None:
         """Collect the body. Its declared length is reserved at once, because bodies that each hold half would wait for
         each other. A form that is larger than `listen.keptUpload`, or for which the budget has no room now, is streamed
         if its start names the model; with the file first it must be read completely."""
@@ -283,7 +283,7 @@ class BodyReader:
         """Return whether a form of this size is read completely; it then holds memory of the budget."""
         return size <= self._settings.kept_upload and self.budget.take_now(size)
 
-    async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
+    async def _reserve(self, call: HttpRequest, size: int, progress: _Progress) -> None:
         """Take `size` more bytes of the budget. While waiting, nothing is read from the client, and what was read
         counts against `buffers`. Raise Saturated."""
         if not self.budget.take_now(size, call.retained):

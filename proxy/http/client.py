@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
-from proxy.http.guards import HungUp, Lingering, SendProgress, guarded, reset
-from proxy.http.reader import CountedReader, Reader, WholeReader
-from proxy.http.request import HttpCall
+from proxy.http.guards import HalfClosed, RejectedConnections, SendProgress, guarded, reset
+from proxy.http.reader import CountedReader, RequestReader, WholeReader
+from proxy.http.request import HttpRequest
 
 if TYPE_CHECKING:
     from proxy.http.server import Clients
@@ -52,10 +52,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.connected = True
         self.sink: Sink | None = None
         self.writing_paused = False
-        self._reader: Reader = CountedReader(self, clients, loop)
+        self._reader: RequestReader = CountedReader(self, clients, loop)
         self.take: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
-        self.call: HttpCall | None = None
+        self.call: HttpRequest | None = None
         """The request that is being collected or served."""
         self.task: asyncio.Task[None] | None = None
         """The task that serves it. It is held here, and cancelled when the client disconnects."""
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._deferred = False
         """Whether the next request waits until the client has read the last response."""
-        self._lingering: Lingering | None = None
+        self._lingering: HalfClosed | None = None
         self.idle_since: float | None = None
         """When the sweep first saw it between two requests."""
         self._send_progress: SendProgress | None = None
@@ -138,7 +138,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # what a reader calls
 
-    def begin(self, call: HttpCall) -> None:
+    def begin(self, call: HttpRequest) -> None:
         """Serve the request. A task that the loop creates, and which must generate its name, costs a quarter more."""
         self.take = self.hold
         self.call = call
@@ -171,7 +171,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader = WholeReader(self, self._clients, self._loop)
         self._reader.feed(data)
 
-    def refuse(self, call: HttpCall, error: RequestError) -> None:
+    def refuse(self, call: HttpRequest, error: RequestError) -> None:
         """Refuse a request that did not arrive completely."""
         self.call = None
         try:
@@ -181,7 +181,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """Read nothing more from this connection."""
-        self._reader = Reader()
+        self._reader = RequestReader()
         self.take = self._reader.feed
         self._tail = b""
         self._deferred = False
@@ -216,7 +216,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
 
-    def answered(self, call: HttpCall) -> None:
+    def answered(self, call: HttpRequest) -> None:
         """End every served request."""
         self.call = self.task = self.idle_since = None
         self.is_fresh = False
@@ -261,7 +261,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """End stalled requests and connections. `now` is monotonic seconds."""
         if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
-            self._clients.hung_up(HungUp.SEND_TIMEOUT, 1)
+            self._clients.hung_up(RejectedConnections.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
             if self.sink is not None:
@@ -328,7 +328,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.forget()
         if not self.socket.is_closing():
             self.resume_reading()
-            self._lingering = Lingering(self.socket)
+            self._lingering = HalfClosed(self.socket)
             self.take = self._lingering.feed
 
 

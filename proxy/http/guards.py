@@ -87,7 +87,7 @@ def guarded(callback: Callable[Concatenate[B, P], None]) -> Callable[Concatenate
     return call
 
 
-class HungUp(Enum):
+class RejectedConnections(Enum):
     MAX_CONNECTIONS = "max-connections"
     OUT_OF_FILES = "out-of-files"
     TLS_HANDSHAKE = "tls-handshake"
@@ -97,23 +97,23 @@ class HungUp(Enum):
     BAD_REQUEST = "bad-request"
 
 
-Tell = Callable[[HungUp, int], None]
+Tell = Callable[[RejectedConnections, int], None]
 """Called with the reason and the number of connections."""
 
 _AFTER = {
-    HeadTimeout: HungUp.HEAD_TIMEOUT,
-    BodyTimeout: HungUp.BODY_TIMEOUT,
-    NoHttp: HungUp.BAD_REQUEST,
-    HeadTooLarge: HungUp.BAD_REQUEST,
+    HeadTimeout: RejectedConnections.HEAD_TIMEOUT,
+    BodyTimeout: RejectedConnections.BODY_TIMEOUT,
+    NoHttp: RejectedConnections.BAD_REQUEST,
+    HeadTooLarge: RejectedConnections.BAD_REQUEST,
 }
 
 
-def after(refusal: RequestError) -> HungUp | None:
+def after(refusal: RequestError) -> RejectedConnections | None:
     """Return None for a response that leaves its connection unchanged."""
     return _AFTER.get(type(refusal))
 
 
-def untold(why: HungUp, number: int) -> None:
+def untold(why: RejectedConnections, number: int) -> None:
     """Count nothing."""
 
 
@@ -179,7 +179,7 @@ LINGER_BYTES = 64 * 1024 * 1024
 """Limits on how long and how much such a client may keep sending."""
 
 
-class Lingering:
+class HalfClosed:
     """A half-closed connection. Closing while the client sends would reset the connection and lose the response, so
     received bytes are discarded until the client closes too. TLS cannot be half-closed."""
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from itertools import compress, starmap
 from operator import itemgetter
 
-from proxy.core.errors import Declined, Garbled, RankOutOfRange
+from proxy.core.errors import Declined, InvalidResponse, RankOutOfRange
 from proxy.core.request import frozen
 from proxy.openai import errors as api_errors
 from proxy.openai.errors import says_that_model_is_missing
@@ -81,7 +81,7 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
 
 
 @frozen
-class AnswerHead:
+class ResponseHead:
     """The head of a pod's response. `start` is the relayed part: the status line and the end-to-end fields as received;
     the rest is parsed. `sized`: the head gives the length of the body; `events`: it is an uncompressed event stream;
     `declines`: the status means that the pod did not serve the request; `simple`: sized, and the status alone says that
@@ -99,12 +99,12 @@ class AnswerHead:
     keeps: bool
 
 
-BLANK = AnswerHead(0, b"", False, False, False, False, False, False, None, False)
+BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, False)
 """Empty lines that may precede a head."""
 
 
 @lru_cache(maxsize=256)
-def read_answer_head(head: bytes) -> AnswerHead:
+def read_answer_head(head: bytes) -> ResponseHead:
     """Raise Garbled for a head that must not be relayed. The parser has checked the characters of names and values.
     Cached: a pod's heads differ in date and length, so under load most repeat within the second. Use `__wrapped__` for
     heads of more than REMEMBERED bytes."""
@@ -113,7 +113,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
         return BLANK
     version, _, status = status_line.partition(b" ")
     if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
-        raise Garbled(f"answered with {status_line[:20]!r}")
+        raise InvalidResponse(f"answered with {status_line[:20]!r}")
     kept: list[bytes] = []
     has_length = chunked = events = compressed = False
     listed: frozenset[bytes] = frozenset()
@@ -134,7 +134,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
             kept.append(line)
         elif kind == b"transfer-encoding":
             if value.lstrip().rstrip(b" ").lower() != b"chunked" or chunked:  # the parser knows none with a tab behind
-                raise Garbled(f"unknown transfer coding {value[:40]!r}")
+                raise InvalidResponse(f"unknown transfer coding {value[:40]!r}")
             chunked = True
         elif kind == b"connection":
             listed |= _tokens(value)
@@ -153,7 +153,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
     declines = code == TOO_MANY_REQUESTS or code >= 500
     simple = sized and not declines and code not in UNSURE
     events = events and not compressed
-    return AnswerHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
+    return ResponseHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
 
 
 def local_answer(
@@ -243,13 +243,13 @@ _RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(?:(\d{1,6})|([a-z]{3,9},[^\r
 _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 
-def is_open(head: AnswerHead, beginning: bytes) -> bool:
+def is_open(head: ResponseHead, beginning: bytes) -> bool:
     """Return whether more of the body is needed to decide; the reason of an error may be anywhere in it."""
     waits_for_end = head.declines or head.status in UNSURE
     return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
 
 
-def refusal(head: AnswerHead, beginning: bytes, rank: int | None = None) -> Declined | None:
+def refusal(head: ResponseHead, beginning: bytes, rank: int | None = None) -> Declined | None:
     """Return why the pod does not serve the request; None if it does, or finds fault with the request. A 404 is a
     refusal only for a model that the pod does not have, and a 400 only for a `rank` that it does not have."""
     if head.declines or (head.status == NOT_FOUND and says_that_model_is_missing(beginning)):
@@ -261,7 +261,7 @@ def refusal(head: AnswerHead, beginning: bytes, rank: int | None = None) -> Decl
     return None if isinstance(error, RankOutOfRange) and error.rank != rank else error
 
 
-def declined_with(head: AnswerHead, beginning: bytes) -> Declined:
+def declined_with(head: ResponseHead, beginning: bytes) -> Declined:
     """Return the error for the status."""
     text = beginning[: api_errors.LONGEST].decode("utf-8", "replace")
     return Declined(head.status, _retry_after(head.start), text)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from proxy.core.errors import MethodNotAllowed, NotFound
 
 
-class Kind(Enum):
+class PathKind(Enum):
     """How a request is handled."""
 
     RELAY = "relay"
@@ -23,14 +23,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    kind: Kind
+    kind: PathKind
     methods: tuple[str, ...]
 
 
-_POST = Route(Kind.RELAY, ("POST",))
-_GET = Route(Kind.RELAY, ("GET",))
-_MODEL = Route(Kind.MODEL, ("GET", "HEAD"))
-_ANY = Route(Kind.RELAY, ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
+_POST = Route(PathKind.RELAY, ("POST",))
+_GET = Route(PathKind.RELAY, ("GET",))
+_MODEL = Route(PathKind.MODEL, ("GET", "HEAD"))
+_ANY = Route(PathKind.RELAY, ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
 
 INFERENCE = (
     "/v1/chat/completions",
@@ -64,14 +64,14 @@ INFERENCE = (
 ROUTES = {
     **dict.fromkeys(INFERENCE, _POST),
     "/v1/realtime": _GET,
-    "/v1/models": Route(Kind.MODELS, ("GET", "HEAD")),
-    "/health": Route(Kind.HEALTH, ("GET", "HEAD")),
-    "/ping": Route(Kind.HEALTH, ("GET", "HEAD", "POST")),
-    "/version": Route(Kind.VERSION, ("GET", "HEAD")),
+    "/v1/models": Route(PathKind.MODELS, ("GET", "HEAD")),
+    "/health": Route(PathKind.HEALTH, ("GET", "HEAD")),
+    "/ping": Route(PathKind.HEALTH, ("GET", "HEAD", "POST")),
+    "/version": Route(PathKind.VERSION, ("GET", "HEAD")),
 }
 
 PATTERNS = (
-    (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*"), Route(Kind.RELAY, ("GET", "DELETE"))),
+    (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*"), Route(PathKind.RELAY, ("GET", "DELETE"))),
     (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*/cancel"), _POST),
     (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*/input_items"), _GET),
     (re.compile(r"/v1/models/.+"), _MODEL),
@@ -120,7 +120,7 @@ class Paths:
         self.relayed = frozenset(
             (method, path)
             for path, route in self._routes.items()
-            if route.kind is Kind.RELAY
+            if route.kind is PathKind.RELAY
             for method in route.methods
         )
         """The (method, path) pairs of most requests, for which `route` returns RELAY."""

@@ -11,12 +11,20 @@ from functools import partial
 from typing import Protocol
 
 from proxy.core.attempt import NOT_YET, Attempt
-from proxy.core.errors import BadRequest, CutShort, UpstreamFailed
+from proxy.core.errors import BadRequest, StreamInterrupted, UpstreamFailed
 from proxy.core.ports import any_matches
 from proxy.core.request import InferenceRequest, changed
 from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
 from proxy.openai.bodies import renamed, renaming
-from proxy.openai.continuation import PATHS, Counted, Partial, Rest, counted, rest, without_counts
+from proxy.openai.continuation import (
+    PATHS,
+    ContinuableRequest,
+    PartialResponse,
+    RestOfResponse,
+    counted,
+    rest,
+    without_counts,
+)
 from proxy.openai.errors import ABORTED, declined
 from proxy.openai.events import EVENT_END, EVENT_ENDS, DropUsage, telling
 
@@ -31,7 +39,7 @@ ERROR = b'data: {"error"'
 """The start of an event that reports why the stream ends."""
 
 
-class Stage(Protocol):
+class ResponseStage(Protocol):
     """One change to a stream of events."""
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
@@ -46,7 +54,7 @@ class Pipeline:
     in_step = True
     is_staged = True
 
-    def __init__(self, stages: Sequence[Stage], chunked: bool) -> None:
+    def __init__(self, stages: Sequence[ResponseStage], chunked: bool) -> None:
         """`chunked`: the client gets chunks, else the bare body."""
         self._stages = tuple(stage.process for stage in stages)
         self._chunked = chunked
@@ -116,7 +124,7 @@ class WholeBody:
     in_step = False
     is_staged = False
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[ResponseStage]) -> None:
         self._stages = tuple(stage.process for stage in stages)
         self._pieces: list[bytes] | None = []
         """None once the body has become too large to wait for its end."""
@@ -174,9 +182,9 @@ def is_changed(attempt: Attempt) -> bool:
     return attempt.told_cached is not None or _asked_name(attempt) is not None
 
 
-def changes(attempt: Attempt, whole: bool = False) -> list[Stage]:
+def changes(attempt: Attempt, whole: bool = False) -> list[ResponseStage]:
     """Return the stages for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
-    stages: list[Stage] = []
+    stages: list[ResponseStage] = []
     if (asked := _asked_name(attempt)) is not None:
         stages.append(RenameModel(attempt, asked, whole))
     if attempt.told_cached is not None:
@@ -184,9 +192,9 @@ def changes(attempt: Attempt, whole: bool = False) -> list[Stage]:
     return stages
 
 
-def event_stages(attempt: Attempt, continuation: Continuation | None = None, named: bool = True) -> list[Stage]:
+def event_stages(attempt: Attempt, continuation: Continuation | None = None, named: bool = True) -> list[ResponseStage]:
     """Return the stages of a stream of events; without those of `changes` if it is not `named`."""
-    stages: list[Stage] = []
+    stages: list[ResponseStage] = []
     if continuation is not None:
         stages.append(continuation.record_events())
     if attempt.request.asks_usage:
@@ -194,23 +202,23 @@ def event_stages(attempt: Attempt, continuation: Continuation | None = None, nam
     return stages + changes(attempt) if named else stages
 
 
-class Record:
+class RecordEvents:
     """Stage that records what the client has received, so that another pod can continue."""
 
     __slots__ = ("_has_begun", "_partial", "_rest", "_takes_counts", "failure")
 
-    def __init__(self, partial: Partial, takes_counts: bool) -> None:
+    def __init__(self, partial: PartialResponse, takes_counts: bool) -> None:
         """`takes_counts`: remove the token counts from the events after they were recorded."""
         self.failure: UpstreamFailed | None = None
         """Set when the stream reports that its engine failed; the following events are dropped."""
         self._partial = partial
         self._takes_counts = takes_counts
-        self._rest: Rest | None = None
+        self._rest: RestOfResponse | None = None
         self._has_begun = False
 
     def resume(self) -> None:
         """Continue with the response of another pod."""
-        self._rest = Rest(self._partial)
+        self._rest = RestOfResponse(self._partial)
         self.failure = None
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
@@ -241,15 +249,15 @@ class Record:
 class Continuation:
     """One response of which several pods may send a part."""
 
-    def __init__(self, request: InferenceRequest, counted: Counted) -> None:
+    def __init__(self, request: InferenceRequest, counted: ContinuableRequest) -> None:
         self.request = request
         self.counted = counted
         self.asked = request
         """The request as pods receive it."""
         if counted.body is not request.body:
             self.asked = changed(request, body=counted.body, asks_usage=request.asks_usage or counted.asks_usage)
-        self.partial = Partial()
-        self.record: Record | None = None
+        self.partial = PartialResponse()
+        self.record: RecordEvents | None = None
         """None for a response that is no event stream."""
         self.pipeline: Pipeline | None = None
         """The pipeline of the stream while no pod sends it."""
@@ -259,8 +267,8 @@ class Continuation:
         """The failure of the engine that the stream reports."""
         return None if self.record is None else self.record.failure
 
-    def record_events(self) -> Record:
-        self.record = Record(self.partial, self.counted.takes_counts)
+    def record_events(self) -> RecordEvents:
+        self.record = RecordEvents(self.partial, self.counted.takes_counts)
         return self.record
 
     def resume(self, pipeline: Pipeline) -> None:
@@ -274,13 +282,13 @@ class Continuation:
         pipeline, self.pipeline = self.pipeline, None
         return (pipeline and pipeline.cut(event, b"")) or b""
 
-    def cut_short(self, error: UpstreamFailed) -> CutShort | None:
+    def cut_short(self, error: UpstreamFailed) -> StreamInterrupted | None:
         """Return the error that requests the rest from the gateway; None if no pod can send it."""
         request = self.asked
         body = None if self.record is None else rest(request.path, request.body, self.partial)
         if body is None:
             return None
-        cut = CutShort(str(error), changed(request, body=body, naming=None))
+        cut = StreamInterrupted(str(error), changed(request, body=body, naming=None))
         cut.__cause__ = error
         return cut
 

@@ -14,9 +14,9 @@ from proxy.http.request import (
     MOST_FIELDS,
     UNREAD,
     Body,
-    BodyBroke,
+    BodyBroken,
     Head,
-    HttpCall,
+    HttpRequest,
     ParserError,
     RequestHead,
     body_stream,
@@ -35,7 +35,7 @@ USUAL_HEAD = 2 * 1024
 """Bytes of a read in which the end of a head is looked for at first."""
 
 
-class Reader:
+class RequestReader:
     """Reads no requests. Others call `begin` of their connection for each request, and `refuse` for anything else."""
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class Reader:
         return False
 
 
-class CountedReader(Reader):
+class CountedReader(RequestReader):
     """Reads for one connection until a request comes in another framing. A body that comes in several reads is
     collected before its request is served, if the budget has room at once. Otherwise the request is served from its
     head on and its body is a stream; that stream, a task and a timeout scope take 1100 bytecodes more for a body that
@@ -87,7 +87,7 @@ class CountedReader(Reader):
             connection.read_whole(data)
             return
         message, length = read
-        call, size = HttpCall(message, length, connection, clients.ids, clients.now()), length or 0
+        call, size = HttpRequest(message, length, connection, clients.ids, clients.now()), length or 0
         if len(head) > UNCOUNTED:
             connection.head_size = len(head)
             if not connection.count():
@@ -113,7 +113,7 @@ class CountedReader(Reader):
             self._connection.refuse(call, body_timed_out())
         return True
 
-    def _begin_in_part(self, call: HttpCall, data: bytes, size: int) -> None:
+    def _begin_in_part(self, call: HttpRequest, data: bytes, size: int) -> None:
         """Handle a request with less or more than its body."""
         connection = self._connection
         if len(data) > size:
@@ -132,7 +132,7 @@ class CountedReader(Reader):
         if data:
             connection.take(memoryview(data))
 
-    def _collect(self, call: HttpCall, data: memoryview) -> None:
+    def _collect(self, call: HttpRequest, data: memoryview) -> None:
         """Collect a piece. Nothing is copied until the body is complete, unless there are very many pieces."""
         pieces = self._pieces
         pieces.append(data.tobytes())
@@ -177,7 +177,7 @@ UNREADABLE = "The request could not be read: "
 SPACED = "between method, target and version is one space each"
 
 
-class WholeReader(Reader):
+class WholeReader(RequestReader):
     """Reads for one connection from the first uncommon request on. It holds all bytes except those between the end of a
     body and its response."""
 
@@ -272,7 +272,7 @@ class WholeReader(Reader):
         self._begun_at = None
         self._head = self._fed = 0
         head = RequestHead(message)
-        call = HttpCall(head, head.length, self._connection, self._clients.ids, self._clients.now())
+        call = HttpRequest(head, head.length, self._connection, self._clients.ids, self._clients.now())
         if body.is_eof():
             call.body = body.read_nowait()
         else:
@@ -313,12 +313,14 @@ class WholeReader(Reader):
             self._refuse(error)
         else:
             self._connection.forget()
-            call.payload.set_exception(BodyBroke(error.message.removeprefix(UNREADABLE)))
+            call.payload.set_exception(BodyBroken(error.message.removeprefix(UNREADABLE)))
 
     def _refuse(self, error: RequestError) -> None:
         """Refuse invalid input, which is counted and logged as a request."""
         since = self._clients.now() if self._begun_at is None else self._begun_at
-        self._connection.refuse(HttpCall(RequestHead(UNREAD), None, self._connection, self._clients.ids, since), error)
+        self._connection.refuse(
+            HttpRequest(RequestHead(UNREAD), None, self._connection, self._clients.ids, since), error
+        )
 
 
 def _unread(why: str) -> NoHttp:

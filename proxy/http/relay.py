@@ -25,9 +25,9 @@ from proxy.http.body import Upload
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
     BAD_REQUEST,
-    AnswerHead,
     Pairs,
     RawHeaders,
+    ResponseHead,
     encode_pairs,
     first_lines,
     header_line,
@@ -36,10 +36,10 @@ from proxy.http.head import (
 )
 from proxy.http.pipeline import continuation_of
 from proxy.http.rank import body_for, rank_line
-from proxy.http.request import HttpCall, RequestHead
+from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
-from proxy.http.upstream.connection import Connection, Meter
-from proxy.http.upstream.pool import Address, Collected, Pod, UpstreamPool
+from proxy.http.upstream.connection import PodConnection, ResponseMeter
+from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, UpstreamPool
 from proxy.openai.errors import stream_error
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class DeadlineTimer:
 
     __slots__ = ("_context", "_deadline", "_outlet", "_timer")
 
-    def __init__(self, deadline: float, context: RelayContext, outlet: ClientConnection | Lane) -> None:
+    def __init__(self, deadline: float, context: RelayContext, outlet: ClientConnection | AttemptLane) -> None:
         self._deadline = deadline
         self._context = context
         self._outlet = outlet
@@ -81,19 +81,21 @@ class ClientRelay:
 
     __slots__ = ("_call", "_context", "attempt")
 
-    def __init__(self, call: HttpCall, context: RelayContext) -> None:
+    def __init__(self, call: HttpRequest, context: RelayContext) -> None:
         self._call = call
         self._context = context
         self.attempt: Attempt | None = None
 
-    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
+    def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
         """See the port."""
         call = self._call
         if call.upload is not None or call.wants_websocket or call.answered:
             return None
-        return Race(self, call, self._context, begins)
+        return ResponseRace(self, call, self._context, begins)
 
-    async def relay(self, attempt: Attempt, context: RelayContext | None = None, lane: Lane | None = None) -> None:
+    async def relay(
+        self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
+    ) -> None:
         """See the port. Also raise RequestError if the client's upload broke off or cannot be sent again. `context` and
         `lane` are given for one of several concurrent attempts. If the pod was closing the idle connection, send the
         request again on a fresh one."""
@@ -168,7 +170,7 @@ class ClientRelay:
                     if used is None or not self._met_close_race(attempt, error):
                         raise
                     raced, used = error.with_traceback(None), None
-            Meter().finish_at_once(attempt, content)
+            ResponseMeter().finish_at_once(attempt, content)
             attempt.status = answered.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
             if answered.declines or answered.status == BAD_REQUEST:
@@ -184,7 +186,7 @@ class ClientRelay:
             attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             raise
 
-    async def _whole(self, response: Collected, attempt: Attempt, seconds: float) -> tuple[AnswerHead, bytes]:
+    async def _whole(self, response: Collected, attempt: Attempt, seconds: float) -> tuple[ResponseHead, bytes]:
         """Wait for the response, for `seconds` at most and no longer than the request has. Close the connection if the
         response does not become whole."""
         context, size = self._context, 0
@@ -236,7 +238,7 @@ class ClientRelay:
         return was_first
 
     async def _upload(
-        self, answer: Response, connection: Connection, head: bytes, body: bytes, upload: Upload
+        self, answer: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
         """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
         chunked = self._call.chunked
@@ -247,7 +249,7 @@ class ClientRelay:
             return await answer.done
 
     def _head(
-        self, attempt: Attempt, address: Address, body: bytes, headers: RawHeaders, read: RequestHead | None = None
+        self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
     ) -> bytes:
         """Return the head for the pod. `read` is the client's head, if it was parsed from HTTP/1.1."""
         call, key, rank = self._call, attempt.endpoint.api_key, attempt.endpoint.rank
@@ -283,7 +285,9 @@ class ClientRelay:
         return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
 
 
-async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, deadline: float) -> Connection:
+async def _connected(
+    pool: UpstreamPool, pod: PodConnections, raced: KvlaneError | None, deadline: float
+) -> PodConnection:
     """Return a fresh connection. Raise `raced` if the pod that met the close race is gone: it may have had the
     request."""
     try:
@@ -320,7 +324,7 @@ def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
     return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
 
 
-async def _pump(upload: Upload, connection: Connection, answer: Response, chunked: bool) -> None:
+async def _pump(upload: Upload, connection: PodConnection, answer: Response, chunked: bool) -> None:
     try:
         while piece := await upload.next():
             connection.write(chunk(piece) if chunked else piece)
@@ -336,12 +340,12 @@ async def _pump(upload: Upload, connection: Connection, answer: Response, chunke
         answer.broke(error)
 
 
-class Race:
-    """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces itself
-    before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
+class ResponseRace:
+    """Implements `core.ports.ResponseRace`. It replaces the client's connection for all attempts. A response announces
+    itself before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
 
     def __init__(
-        self, relay: ClientRelay, call: HttpCall, context: RelayContext, begins: Callable[[Attempt], None]
+        self, relay: ClientRelay, call: HttpRequest, context: RelayContext, begins: Callable[[Attempt], None]
     ) -> None:
         self.call = call
         self.winner: Attempt | None = None
@@ -349,7 +353,7 @@ class Race:
         self._context = replace(context, takes=self._takes)
         self._takes_alone = context.takes
         self._begins = begins
-        self._lanes: list[Lane] = []
+        self._lanes: list[AttemptLane] = []
 
     def __enter__(self) -> None:
         self.call.connection.sink = self
@@ -363,14 +367,14 @@ class Race:
     async def relay(self, attempt: Attempt) -> None:
         """See the port."""
         self._relay.attempt = self._relay.attempt or attempt
-        lane = Lane(self, attempt)
+        lane = AttemptLane(self, attempt)
         self._lanes.append(lane)
         try:
             await self._relay.relay(attempt, self._context, lane)
         finally:
             self._lanes.remove(lane)
 
-    def begins(self, lane: Lane) -> None:
+    def begins(self, lane: AttemptLane) -> None:
         self.winner = self._relay.attempt = lane.attempt
         self._begins(lane.attempt)
         for other in tuple(self._lanes):
@@ -413,12 +417,12 @@ class Race:
         return len(self._lanes) > 1 or self._takes_alone(attempt, status)
 
 
-class Lane:
+class AttemptLane:
     """The client's connection as one of several attempts sees it."""
 
     __slots__ = ("_connection", "_race", "_task", "attempt", "sink")
 
-    def __init__(self, race: Race, attempt: Attempt) -> None:
+    def __init__(self, race: ResponseRace, attempt: Attempt) -> None:
         self.attempt = attempt
         self.sink: Sink | None = None
         self._race = race

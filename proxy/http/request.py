@@ -60,7 +60,7 @@ STREAM_LIMIT = 256 * 1024
 """Unread bytes of a body; at twice as many, reading from the client pauses."""
 
 
-class BodyBroke(Exception):
+class BodyBroken(Exception):
     """Raised by reading a body whose framing is invalid."""
 
 
@@ -225,7 +225,7 @@ class Heads:
         return RequestHead(message)
 
 
-class HttpCall:
+class HttpRequest:
     """Implements `core.ports.Call`."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.errors import (
     Declined,
-    Garbled,
+    InvalidResponse,
     KvlaneError,
     RankOutOfRange,
     ShuttingDown,
@@ -22,26 +22,26 @@ from proxy.core.ports import Clock
 from proxy.http.client import Tunnel
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
-from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, AnswerHead, header_line, is_open, refusal
+from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, is_open, refusal
 from proxy.http.pipeline import (
     Continuation,
     Pipeline,
+    ResponseStage,
     RestRefused,
-    Stage,
     WholeBody,
     changes,
     event_stages,
     is_changed,
 )
-from proxy.http.request import HttpCall
-from proxy.http.upstream.connection import MOST_PASSED, Connection
+from proxy.http.request import HttpRequest
+from proxy.http.upstream.connection import MOST_PASSED, PodConnection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
 from proxy.openai.events import DONE, ends_whole, is_cut, usage_from
 from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
-    from proxy.http.relay import Lane
+    from proxy.http.relay import AttemptLane
 
 ASK_AFTER = 1.0
 """Seconds of silence after which the pod's state decides whether to keep waiting."""
@@ -78,7 +78,7 @@ class Response:
     the client, else None. Attributes that most responses never change are class attributes and are not stored per
     response."""
 
-    head: AnswerHead | None = None
+    head: ResponseHead | None = None
     """The head as the pod's connection has read it; None before that and after it has been relayed."""
     reads_head = False
     """Whether `begin` must inspect the head of a simple response, because its body is changed or continues another
@@ -95,7 +95,7 @@ class Response:
     """The bytes that are held back."""
     _is_plain = True
     """Whether it has neither a lane nor a continuation."""
-    _lane: Lane | None = None
+    _lane: AttemptLane | None = None
     _continuation: Continuation | None = None
     _resumes = False
     """Whether it continues a response that another pod started."""
@@ -108,7 +108,12 @@ class Response:
     _seen_at = 0.0
 
     def __init__(
-        self, call: HttpCall, attempt: Attempt, context: RelayContext, connection: Connection, lane: Lane | None = None
+        self,
+        call: HttpRequest,
+        attempt: Attempt,
+        context: RelayContext,
+        connection: PodConnection,
+        lane: AttemptLane | None = None,
     ) -> None:
         """`lane` replaces the client's connection while several responses may start."""
         self._call = call
@@ -136,7 +141,7 @@ class Response:
 
     # what the pod's connection calls
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ResponseHead) -> None:
         """Choose the framing of a body of unknown length, or of no body, and the stages of its pipeline."""
         call = self._call
         if self._resumes:
@@ -149,7 +154,7 @@ class Response:
             return
         if head.status == 101:
             if not (call.wants_websocket and head.upgrade):
-                raise Garbled("switched protocols unasked")
+                raise InvalidResponse("switched protocols unasked")
             self._framing_lines = b"connection: Upgrade\r\nupgrade: %b\r\n" % head.upgrade
             call.closing = False
         elif not head.sized and call.method != "HEAD" and head.status not in BODYLESS:
@@ -219,7 +224,7 @@ class Response:
         if not self.done.done():
             self.done.set_result(None)
 
-    def _finish(self, head: AnswerHead | None, raw: bytes, exact: bool) -> bool:
+    def _finish(self, head: ResponseHead | None, raw: bytes, exact: bool) -> bool:
         """As `finished`, for a response that is not simple; return False if it failed."""
         meter, framing = self._connection.meter, self._framing
         if self._undecided and head is not None:
@@ -348,7 +353,7 @@ class Response:
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
-    # what `Connection.receive` is while events go through stages
+    # what `PodConnection.receive` is while events go through stages
 
     def _pass_events(self, raw: bytes) -> None:
         """Relay a read of a response with stages."""
@@ -368,7 +373,7 @@ class Response:
 
     # below here in order of use
 
-    def _begin_rest(self, head: AnswerHead) -> None:
+    def _begin_rest(self, head: ResponseHead) -> None:
         """Raise UpstreamFailed for a response that does not continue the first one."""
         if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
@@ -378,7 +383,7 @@ class Response:
         if head.simple or head.status == BAD_REQUEST:
             raise RestRefused(head.status)
         if not head.events or head.status != 200:
-            raise Garbled(f"the rest of an answer cannot be read: {head.status}")
+            raise InvalidResponse(f"the rest of an answer cannot be read: {head.status}")
         if self._continuation is not None and isinstance(self._framing, Pipeline):
             self._continuation.resume(self._framing)
         self._connection.until_close = not head.chunked
@@ -388,7 +393,7 @@ class Response:
         """Whether the client has received a part of the response."""
         return self._resumes or self._attempt.status is not None
 
-    def _stages(self, head: AnswerHead) -> Sequence[Stage]:
+    def _stages(self, head: ResponseHead) -> Sequence[ResponseStage]:
         """Return the stages for a body of unknown length. Errors contain the model only in their text."""
         is_named = self.reads_head and head.status < 300
         if head.events:
@@ -423,7 +428,7 @@ class Response:
         self._end(ending, said)
         return True
 
-    def _decide(self, head: AnswerHead, raw: bytes) -> None:
+    def _decide(self, head: ResponseHead, raw: bytes) -> None:
         self._held += raw
         beginning = b"".join(self._connection.meter.pieces)
         if is_open(head, beginning) and len(self._held) <= HELD_LIMIT:
@@ -442,7 +447,7 @@ class Response:
             return False
         return is_cut(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 
-    def _end_cut(self, head: AnswerHead | None, raw: bytes, exact: bool) -> None:
+    def _end_cut(self, head: ResponseHead | None, raw: bytes, exact: bool) -> None:
         """Handle a response that ended in valid HTTP but incomplete, as if the pod had broken off. The remaining bytes
         are sent, unless none has been sent: then another pod is tried."""
         meter = self._connection.meter
@@ -457,7 +462,7 @@ class Response:
         meter.take()
         meter.tail = b""
 
-    def _declined(self, head: AnswerHead, beginning: bytes) -> UpstreamFailed | None:
+    def _declined(self, head: ResponseHead, beginning: bytes) -> UpstreamFailed | None:
         """Return the error of a response for which another pod can be tried."""
         error = refusal(head, beginning, self._attempt.endpoint.rank)
         if error is None:
@@ -469,7 +474,7 @@ class Response:
             return None
         return error
 
-    def _opening(self, head: AnswerHead) -> bytes:
+    def _opening(self, head: ResponseHead) -> bytes:
         """Return the head for the client before it is sent. A continued response has none."""
         call, attempt = self._call, self._attempt
         if not self._is_plain:
@@ -525,5 +530,5 @@ class Response:
             self.done.set_result(error)
 
 
-def _is_json(head: AnswerHead) -> bool:
+def _is_json(head: ResponseHead) -> bool:
     return _JSON.search(head.start) is not None and not _CODED.search(head.start)

@@ -21,14 +21,14 @@ from proxy.core.files import CANNOT_ACCEPT, RESERVED_FILES, open_files_limit, re
 from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.http.body import BodyReader, Budget
+from proxy.http.body import BodyReader, MemoryBudget
 from proxy.http.client import ClientConnection
-from proxy.http.guards import HungUp, Sweep, Tell, guarded, look_at, untold
-from proxy.http.relay import ClientRelay, Race
-from proxy.http.request import Heads, HttpCall
+from proxy.http.guards import RejectedConnections, Sweep, Tell, guarded, look_at, untold
+from proxy.http.relay import ClientRelay, ResponseRace
+from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
 from proxy.http.service import Bodies, C, Cors, Service
-from proxy.http.settings import HANDSHAKE_TIMEOUT, Listen, Security, server_context
+from proxy.http.settings import HANDSHAKE_TIMEOUT, ListenSettings, SecuritySettings, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
 
@@ -124,14 +124,14 @@ ROOM_INTERVAL = 0.1
 """Seconds between two searches for idle connections after one that found none, because each search looks at all
 connections."""
 
-Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
+Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
 """Runs as a task and ends with `ClientConnection.answered`."""
 
-Collects = Callable[[HttpCall, int], bool]
+Collects = Callable[[HttpRequest, int], bool]
 """Called with a request and the length of its body: return whether to collect the body before serving. Otherwise the
 request is served at once with a stream, and may be refused by its head."""
 
-Unserved = Callable[[HttpCall, RequestError | Ending], None]
+Unserved = Callable[[HttpRequest, RequestError | Ending], None]
 """End a request that was not served: it could not be read, or its connection ended."""
 
 
@@ -143,9 +143,9 @@ class Clients:
         serve: Serve,
         collects: Collects,
         unserved: Unserved,
-        settings: Listen,
+        settings: ListenSettings,
         clock: Clock,
-        buffers: Budget,
+        buffers: MemoryBudget,
         hung_up: Tell = untold,
     ) -> None:
         """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
@@ -192,10 +192,10 @@ class Clients:
             self._no_room_at = now
         if is_out_of_files:
             report_out_of_files(CANNOT_ACCEPT, now)
-            self.hung_up(HungUp.OUT_OF_FILES, 1)
+            self.hung_up(RejectedConnections.OUT_OF_FILES, 1)
             return False
         self._turned_away += 1
-        self.hung_up(HungUp.MAX_CONNECTIONS, 1)
+        self.hung_up(RejectedConnections.MAX_CONNECTIONS, 1)
         return False
 
     def check(self, now: float) -> None:
@@ -240,12 +240,12 @@ TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedGraph:
     """How requests are served under one configuration. See `RelayContext` for `takes`, `given_up` and `continued`.
     Without an authenticator no keys are required."""
 
     gateway: Gateway
-    security: Security
+    security: SecuritySettings
     timeouts: Timeouts
     listeners: Listeners
     takes: Callable[[Attempt, int], bool]
@@ -259,8 +259,8 @@ class DataServer:
 
     def __init__(
         self,
-        settings: Listen,
-        served: Served,
+        settings: ListenSettings,
+        served: ServedGraph,
         clock: Clock,
         pool: UpstreamPool,
         hung_up: Tell = untold,
@@ -274,7 +274,7 @@ class DataServer:
         self.pool = pool
         self._bodies = BodyReader(settings, self._sweep)
         self._hung_up = hung_up
-        self.service: Service[HttpCall] = self.service_of(self._bodies, hung_up)
+        self.service: Service[HttpRequest] = self.service_of(self._bodies, hung_up)
         self._context: RelayContext
         self._tasks = Tasks()
         self._clients: Clients
@@ -293,7 +293,7 @@ class DataServer:
         context = None
         if settings.tls is not None:
             context = server_context(settings.tls)
-            accept = handshakes = Handshakes(accept, partial(self._hung_up, HungUp.TLS_HANDSHAKE))
+            accept = handshakes = Handshakes(accept, partial(self._hung_up, RejectedConnections.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
         self._listeners = await listeners(accept, settings.host, settings.port, sockets, context)
         self._tasks.keep(self._sweep.run, "stall-sweep")
@@ -309,7 +309,7 @@ class DataServer:
         return self._context
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> MemoryBudget:
         """The memory budget of request bodies on all ports."""
         return self._bodies.budget
 
@@ -319,12 +319,12 @@ class DataServer:
         return self._bodies.budget.used + self._bodies.buffers.used
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedGraph:
         """Replaced as a whole: new requests use the new value, running ones keep theirs. CORS does not change."""
         return self._served
 
     @served.setter
-    def served(self, served: Served) -> None:
+    def served(self, served: ServedGraph) -> None:
         self._served = served
         is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self._hung_up)
         self.service.stopping = is_stopping
@@ -369,18 +369,18 @@ class DataServer:
         told = (served.takes, served.given_up, served.continued)
         self._context = RelayContext(self.pool, served.timeouts, self._clock, loop, *told)
 
-    def _collects(self, call: HttpCall, size: int) -> bool:
+    def _collects(self, call: HttpRequest, size: int) -> bool:
         """Return whether the request waits for its body. Requests that are refused by their head or answered here do
         not."""
         return self.service.wants(call) and self._bodies.collects(call, size)
 
-    def _serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
+    def _serve(self, call: HttpRequest) -> Coroutine[Any, Any, None]:
         return self.service.serve(call, ClientRelay(call, self._context))
 
-    def _unserved(self, call: HttpCall, why: RequestError | Ending) -> None:
+    def _unserved(self, call: HttpRequest, why: RequestError | Ending) -> None:
         self.service.unserved(call, why)
 
-    def _permitted(self, call: HttpCall) -> None:
+    def _permitted(self, call: HttpRequest) -> None:
         """Serve a request that was authenticated instead of `_serve`."""
         self.service.ended(call, Ending.COMPLETE, None)
         call.end()
@@ -389,7 +389,7 @@ class DataServer:
         """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections
         would make some responses look complete."""
         for connection in tuple(self._clients.connections):
-            if isinstance(connection.sink, Response | Race):
+            if isinstance(connection.sink, Response | ResponseRace):
                 connection.sink.evict()
             elif connection.sink is None:
                 connection.evict()

@@ -15,12 +15,12 @@ import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.listener import Listeners
-from proxy.core.ports import Call, Identity, Relay, allows
+from proxy.core.ports import ClientRequest, Identity, Relay, allows
 from proxy.http.guards import Tell, after, untold
 from proxy.http.head import Pairs, encode_pairs
-from proxy.http.paths import Kind, Paths
-from proxy.http.request import HttpCall
-from proxy.http.settings import Security
+from proxy.http.paths import PathKind, Paths
+from proxy.http.request import HttpRequest
+from proxy.http.settings import SecuritySettings
 from proxy.openai.errors import render
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Header fields that are not relayed: they authenticate to kvlane, not to a pod."""
 
 
-class Visitor(Protocol):
+class Requester(Protocol):
     """The sender of a request; `raw_headers` are the fields that are relayed to a pod."""
 
     path: str
@@ -43,11 +43,11 @@ class Visitor(Protocol):
     identity: Identity | None
 
 
-class Entrance:
+class AccessCheck:
     def __init__(self, door: Authenticator) -> None:
         self._door = door
 
-    def is_let_in(self, call: Visitor) -> bool:
+    def is_let_in(self, call: Requester) -> bool:
         """Return whether the request is admitted at once. If not, `let_in` raises the reason or waits."""
         try:
             identity = self._door.find(call.headers)
@@ -57,7 +57,7 @@ class Entrance:
             _welcome(call, identity)
         return identity is not None
 
-    async def let_in(self, call: Visitor) -> None:
+    async def let_in(self, call: Requester) -> None:
         """Raise Unauthorized or Forbidden."""
         if call.path not in OPEN_PATHS:
             _welcome(call, await self._door.authenticate(call.headers))
@@ -70,7 +70,7 @@ def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[s
     return [card for card in cards if allows(identity.models, card["id"])]
 
 
-def _welcome(call: Visitor, identity: Identity) -> None:
+def _welcome(call: Requester, identity: Identity) -> None:
     call.identity = identity
     call.raw_headers = tuple(header for header in call.raw_headers if header[0].lower() not in CREDENTIALS)
 
@@ -82,7 +82,7 @@ MAX_AGE = "600"
 EXPOSED = "x-request-id, x-kvlane-endpoint, x-kvlane-reason, retry-after"
 """Response fields that a web page may read in addition to the safelisted ones."""
 
-Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
+Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
 
 _NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:[ \t]*,[ \t]*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 
@@ -91,14 +91,14 @@ class Cors:
     """Cross-origin requests, if origins are configured. Runs before `serve`, because browsers send preflight requests
     without a key. Cookies are never allowed: keys come in headers."""
 
-    def __init__(self, origins: Sequence[str], serve: Serve, done: Callable[[HttpCall], None]) -> None:
+    def __init__(self, origins: Sequence[str], serve: Serve, done: Callable[[HttpRequest], None]) -> None:
         """`done` ends a request that was responded to here."""
         self._any = ANY in origins
         self._origins = frozenset(origins)
         self._serve = serve
         self._done = done
 
-    def serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
+    def serve(self, call: HttpRequest) -> Coroutine[Any, Any, None]:
         origin = call.headers.get("origin")
         if origin is None or not (self._any or origin in self._origins):
             return self._serve(call)
@@ -110,7 +110,7 @@ class Cors:
             return self._permit(call)
         return self._serve(call)
 
-    async def _permit(self, call: HttpCall) -> None:
+    async def _permit(self, call: HttpRequest) -> None:
         wanted = call.headers.get("access-control-request-headers", "")
         fields = [("access-control-allow-methods", "GET, POST, DELETE"), ("access-control-max-age", MAX_AGE)]
         if _NAMES.fullmatch(wanted):
@@ -126,7 +126,7 @@ INTERNAL = Reason.INTERNAL
 JSON = [("content-type", "application/json")]
 
 
-class Brought(Visitor, Call, Protocol):
+class IncomingRequest(Requester, ClientRequest, Protocol):
     """A request and the way to respond to it."""
 
     retained: int
@@ -156,8 +156,8 @@ class Brought(Visitor, Call, Protocol):
         """End the request; called once, last."""
 
 
-C = TypeVar("C", bound=Brought)
-Taken = TypeVar("Taken", bound=Brought, contravariant=True)
+C = TypeVar("C", bound=IncomingRequest)
+Taken = TypeVar("Taken", bound=IncomingRequest, contravariant=True)
 
 
 class Bodies(Protocol[Taken]):
@@ -173,7 +173,7 @@ class Bodies(Protocol[Taken]):
         """Return the memory of the body to the budget."""
 
 
-class Journey(Relay, Protocol):
+class TrackedRelay(Relay, Protocol):
     """A relay that remembers its attempts."""
 
     @property
@@ -191,7 +191,7 @@ class Service(Generic[C]):
     def __init__(
         self,
         gateway: Gateway,
-        security: Security,
+        security: SecuritySettings,
         door: Authenticator | None,
         bodies: Bodies[C],
         listeners: Listeners,
@@ -205,7 +205,7 @@ class Service(Generic[C]):
         self._hung_up = hung_up
         self._paths = Paths(security.relay_paths)
         self._relayed = self._paths.relayed
-        self._entrance = None if door is None else Entrance(door)
+        self._entrance = None if door is None else AccessCheck(door)
 
     def wants(self, call: C) -> bool:
         """Return whether the request goes to a pod, as far as its head shows at once. Otherwise it is served too."""
@@ -213,14 +213,14 @@ class Service(Generic[C]):
             return False
         return self._entrance is None or self._entrance.is_let_in(call)
 
-    async def serve(self, call: C, relay: Journey) -> None:
+    async def serve(self, call: C, relay: TrackedRelay) -> None:
         if self.stopping:
             call.closing = True
         outcome: Ending | Reason = INTERNAL
         try:
             if self._entrance is not None and call.identity is None:
                 await self._entrance.let_in(call)
-            if (call.method, call.path) in self._relayed or self._kind(call) is Kind.RELAY:
+            if (call.method, call.path) in self._relayed or self._kind(call) is PathKind.RELAY:
                 if not self._bodies.is_here(call):
                     await self._bodies.read(call)
                 await self._gateway.serve(call, relay)
@@ -277,7 +277,7 @@ class Service(Generic[C]):
         else:
             call.answer(*render(error, call.path, call.id))
 
-    def _cancelled(self, call: C, relay: Journey) -> Ending | Reason:
+    def _cancelled(self, call: C, relay: TrackedRelay) -> Ending | Reason:
         """End the request of a client that disconnected or of a proxy that stops. A client without a response is told
         to retry."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
@@ -291,23 +291,23 @@ class Service(Generic[C]):
             self.refuse(call, ShuttingDown())
         return outcome
 
-    def _kind(self, call: C) -> Kind:
+    def _kind(self, call: C) -> PathKind:
         """Return the kind of the path. Raise NotFound or MethodNotAllowed."""
         return self._paths.route(call.method, call.path).kind
 
     def _answer(self, call: C) -> None:
         """Respond to a request that needs no pod. Raise RequestError."""
         kind = self._kind(call)
-        if kind is Kind.HEALTH:
+        if kind is PathKind.HEALTH:
             if self.stopping:
                 raise ShuttingDown
             if not self._gateway.health():
                 raise NoEndpoints("No pod is ready. Retry shortly.")
             call.answer(200, [("x-request-id", call.id)], b"")
             return
-        if kind is Kind.VERSION:
+        if kind is PathKind.VERSION:
             said: dict[str, Any] = {"version": proxy.__version__}
-        elif kind is Kind.MODELS:
+        elif kind is PathKind.MODELS:
             said = {"object": "list", "data": shown(self._gateway.models(), call.identity)}
         else:
             said = self._model(call)

@@ -26,7 +26,7 @@ HANDSHAKE_TIMEOUT = 10.0
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-class Followed:
+class ReloadedContext:
     """A TLS context that is reloaded when its files change. Checking the files takes a few microseconds beside the
     millisecond of a handshake, so each handshake does it. Unusable files, such as half-written ones, leave the current
     context."""
@@ -58,7 +58,7 @@ def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)
     unusable file."""
     make = partial(_server, settings, protocols)
     try:
-        followed = Followed((settings.cert, settings.key, settings.client_ca), make)
+        followed = ReloadedContext((settings.cert, settings.key, settings.client_ca), make)
     except (OSError, ValueError) as error:
         names = ", ".join(file for file in (settings.cert, settings.key, settings.client_ca) if file)
         wanted = "each must be a readable PEM file, the key that of the certificate"
@@ -94,7 +94,7 @@ def no_password() -> str:
 Where = tuple[str | None, int]
 
 
-class Trust:
+class PodTlsContexts:
     """TLS towards pods. Settings are read from the fleet for each connection, because pods change."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Trust:
         self.pools = pools
         """Changes apply to new connections."""
         self._endpoints = endpoints
-        self._made: dict[PodTls, Followed] = {}
+        self._made: dict[PodTls, ReloadedContext] = {}
 
     def at(self, host: str, port: int) -> tuple[ssl.SSLContext, str]:
         """Return the context for a pod and the required name of its certificate. A port without a pod is the metrics
@@ -139,7 +139,7 @@ class Trust:
         followed = self._made.get(settings)
         if followed is None:
             files = (settings.ca, settings.cert, settings.key)
-            followed = self._made[settings] = Followed(files, lambda: _client(settings))
+            followed = self._made[settings] = ReloadedContext(files, lambda: _client(settings))
         return followed.context()
 
 
@@ -182,7 +182,7 @@ class ServerTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenSettings:
     """The data port."""
 
     host: str = param("0.0.0.0", "address of the data port")
@@ -234,7 +234,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminSettings:
     """The admin port."""
 
     host: str = param("127.0.0.1", "address of the admin port")
@@ -286,7 +286,7 @@ class CorsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Security(AuthSettings):
+class SecuritySettings(AuthSettings):
     """Authentication, authorisation and limits. Without keys and tokens, requests need no authentication."""
 
     relay_paths: tuple[str, ...] = param((), "further paths to relay to pods: exact, or `/prefix/*`")

@@ -75,14 +75,14 @@ class Resource:
         return f"{self.name}.{self.group}" if self.group else self.name
 
 
-class Listed(NamedTuple):
+class ListedObjects(NamedTuple):
     """A list; `version` is where a watch continues."""
 
     items: list[Object]
     version: str
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     kind: str
     object: Object
 
@@ -95,7 +95,7 @@ class Api:
         self._timeout = timeout
         self._watch = watch
 
-    async def list(self, resource: Resource, query: Mapping[str, str]) -> Listed:
+    async def list(self, resource: Resource, query: Mapping[str, str]) -> ListedObjects:
         """Return all objects, page by page. Raise ApiError with GONE where the list has expired in between."""
         items: list[Object] = []
         page = ""
@@ -107,9 +107,9 @@ class Api:
                 items += listed.get("items") or ()
                 page = listed["metadata"].get("continue") or ""
                 if not page:
-                    return Listed(items, listed["metadata"]["resourceVersion"])
+                    return ListedObjects(items, listed["metadata"]["resourceVersion"])
 
-    async def watch(self, resource: Resource, query: Mapping[str, str], version: str) -> AsyncIterator[Event]:
+    async def watch(self, resource: Resource, query: Mapping[str, str], version: str) -> AsyncIterator[WatchEvent]:
         """Yield the events after `version` until the server ends the watch. Raise an error that it reports."""
         parameters = {
             **query,
@@ -177,7 +177,7 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line
 
 
-def _event(line: bytes) -> Event:
+def _event(line: bytes) -> WatchEvent:
     event = _parsed(line)
     kind, item = event.get("type"), event.get("object")
     if not isinstance(kind, str) or not isinstance(item, dict):
@@ -185,7 +185,7 @@ def _event(line: bytes) -> Event:
     if kind == "ERROR":
         code = item.get("code")
         raise ApiError(code if isinstance(code, int) else 0, str(item.get("message") or "the watch failed"))
-    return Event(kind, item)
+    return WatchEvent(kind, item)
 
 
 def _refusal(status: int, body: bytes) -> ApiError:
@@ -306,7 +306,7 @@ class Collection(Generic[T]):
                 self._failures = 0
                 self._recovered()
 
-    def _store(self, event: Event) -> None:
+    def _store(self, event: WatchEvent) -> None:
         if (name := self._name(event.object)) is None:
             return
         before = self.objects.get(name)

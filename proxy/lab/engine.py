@@ -42,7 +42,7 @@ _RESPONSES = 1 << 60
 
 
 @dataclass(slots=True, eq=False)
-class Counted:
+class CountedRequest:
     """One request in an engine. While it decodes, its computed tokens are the engine's steps plus `offset`."""
 
     index: int
@@ -74,10 +74,10 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EngineEvent:
     """The first token of a sequence, its last token or both; or the arrival of its prompt from another pod."""
 
-    sequence: Counted
+    sequence: CountedRequest
     first: bool
     last: bool
     came: bool = False
@@ -94,8 +94,8 @@ class CountingEngine:
         self.config = config
         self.pool = ChunkPool(config.num_gpu_blocks)
         self.pace = Pace(config)
-        self.waiting: deque[Counted] = deque()
-        self.running: list[Counted] = []
+        self.waiting: deque[CountedRequest] = deque()
+        self.running: list[CountedRequest] = []
         self.until = math.inf
         self.steps = 0
         self.preemptions = 0
@@ -107,25 +107,25 @@ class CountingEngine:
         """Tokens that the completed steps generated."""
         self.ends: list[float] = []
         """The end of each of the current steps."""
-        self.prefilling: list[tuple[Counted, int]] = []
+        self.prefilling: list[tuple[CountedRequest, int]] = []
         """Sequences that compute a prompt in the current step, each with its number of tokens."""
-        self.partial: Counted | None = None
+        self.partial: CountedRequest | None = None
         """The last of the running sequences, while its prompt is not completely computed."""
         self.decoding = 0
         self.read = 0
         """Computed tokens of all decoding sequences."""
         self.opening = [0] * config.block_size
         """Number of sequences that need a block in a step, by the step's number modulo the block size."""
-        self.endings: list[tuple[int, int, Counted]] = []
+        self.endings: list[tuple[int, int, CountedRequest]] = []
         """A heap of (number of the step that ends it, order, decoding sequence); some entries are out of date."""
         self._order = 0
         self._link = Link(config.transfer)
-        self._coming: list[tuple[float, int, Counted]] = []
+        self._coming: list[tuple[float, int, CountedRequest]] = []
         """A heap of (arrival time of its prompt, number, sequence): each sequence has its blocks and waits."""
-        self._came: deque[Counted] = deque()
+        self._came: deque[CountedRequest] = deque()
         self._kept = 0
         """Number of ended sequences that still hold their blocks."""
-        self.lockstep: Lockstep | None = None
+        self.lockstep: LockstepGroup | None = None
         """The lockstep that paces this engine, if it steps together with others."""
 
     @property
@@ -137,7 +137,7 @@ class CountingEngine:
         """Return the number of sequences whose prompt is being fetched, or was fetched and is not scheduled yet."""
         return len(self._coming) + len(self._came)
 
-    def submit(self, sequence: Counted, now: float) -> None:
+    def submit(self, sequence: CountedRequest, now: float) -> None:
         """Add a request to the queue. Behind other waiting requests it cannot change the current steps."""
         self.waiting.append(sequence)
         if self.lockstep:
@@ -148,14 +148,14 @@ class CountingEngine:
             del self.ends[bisect_left(self.ends, now) + 1 :]
             self.until = self.ends[-1]
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[EngineEvent]:
         """Complete the current steps and start the next ones; must be called at the time of `until`."""
         now = self.until
         events = self.end_steps(now)
         self._plan(now)
         return events
 
-    def end_steps(self, now: float) -> list[Event]:
+    def end_steps(self, now: float) -> list[EngineEvent]:
         """Complete the current steps and return their events."""
         taken = len(self.ends)
         if taken:
@@ -172,7 +172,7 @@ class CountingEngine:
                 events.append(self._add_token(sequence))
         return events
 
-    def let_go(self, sequence: Counted, now: float) -> None:
+    def let_go(self, sequence: CountedRequest, now: float) -> None:
         """Release the blocks of an ended sequence with `stays`."""
         self._kept -= 1
         self._release(sequence)
@@ -301,27 +301,27 @@ class CountingEngine:
             self._compute(sequence, tokens)
             budget -= tokens
 
-    def _run(self, sequence: Counted) -> None:
+    def _run(self, sequence: CountedRequest) -> None:
         self._order += 1
         sequence.order = self._order
         self.running.append(sequence)
 
-    def _fetch(self, sequence: Counted, tokens: int, now: float) -> None:
+    def _fetch(self, sequence: CountedRequest, tokens: int, now: float) -> None:
         """Fetch the part of the prompt that is not cached here. This happens once: after a pre-emption, this pod
         computes the prompt."""
         self.pool.open(self._missing(sequence, tokens))
         sequence.computed, sequence.comes = sequence.tokens - 1, False
         heappush(self._coming, (self._link.fetch(tokens, now), sequence.index, sequence))
 
-    def _receive(self, now: float) -> list[Event]:
+    def _receive(self, now: float) -> list[EngineEvent]:
         events = []
         while self._coming and self._coming[0][0] <= now:
             sequence = heappop(self._coming)[2]
             self._came.append(sequence)
-            events.append(Event(sequence, False, False, came=True))
+            events.append(EngineEvent(sequence, False, False, came=True))
         return events
 
-    def _compute(self, sequence: Counted, tokens: int) -> None:
+    def _compute(self, sequence: CountedRequest, tokens: int) -> None:
         """Add this many tokens of a prompt to the next step; the last tokens give all full blocks their names."""
         self.pool.open(self._missing(sequence, tokens))
         self.prefilling.append((sequence, tokens))
@@ -331,12 +331,12 @@ class CountingEngine:
         else:
             self.partial = sequence
 
-    def _name_blocks(self, sequence: Counted, whole: int) -> None:
+    def _name_blocks(self, sequence: CountedRequest, whole: int) -> None:
         """Make the first `whole` blocks of a sequence, which are computed, available to other sequences."""
         self.pool.name(sequence.parts, sequence.named, whole)
         sequence.named = whole
 
-    def _preempt_youngest(self) -> Counted:
+    def _preempt_youngest(self) -> CountedRequest:
         """Take the blocks of the youngest sequence and put it first in the queue, to be computed again."""
         victim = self.running.pop()
         size = self.config.block_size
@@ -382,7 +382,7 @@ class CountingEngine:
         grown = range(read, read + steps * self.decoding, self.decoding)
         return [self.pace.seconds(0, sequences, 0.0, tokens) for tokens in grown]
 
-    def _end_decoding(self) -> list[Event]:
+    def _end_decoding(self) -> list[EngineEvent]:
         events = []
         while self.endings and self.endings[0][0] <= self.steps:
             ends_at, _, sequence = heappop(self.endings)
@@ -391,10 +391,10 @@ class CountingEngine:
                 sequence.generated = sequence.max_tokens
                 self._stop_decoding(sequence)
                 self._end(sequence)
-                events.append(Event(sequence, False, True))
+                events.append(EngineEvent(sequence, False, True))
         return events
 
-    def _add_token(self, sequence: Counted) -> Event:
+    def _add_token(self, sequence: CountedRequest) -> EngineEvent:
         """Add the first token, which the step with the last tokens of the prompt generates."""
         sequence.generated += 1
         self._generated += 1
@@ -403,9 +403,9 @@ class CountingEngine:
             self._end(sequence)
         else:
             self._start_decoding(sequence)
-        return Event(sequence, sequence.generated == 1, ended)
+        return EngineEvent(sequence, sequence.generated == 1, ended)
 
-    def _start_decoding(self, sequence: Counted) -> None:
+    def _start_decoding(self, sequence: CountedRequest) -> None:
         sequence.decoding = True
         sequence.offset = sequence.computed - self.steps
         sequence.ends_at = self.steps + sequence.max_tokens - sequence.generated
@@ -414,7 +414,7 @@ class CountingEngine:
         self.opening[-sequence.offset % self.config.block_size] += 1
         heappush(self.endings, (sequence.ends_at, sequence.order, sequence))
 
-    def _stop_decoding(self, sequence: Counted) -> None:
+    def _stop_decoding(self, sequence: CountedRequest) -> None:
         sequence.decoding = False
         sequence.generated = sequence.max_tokens - (sequence.ends_at - self.steps)
         sequence.ends_at = -1
@@ -422,14 +422,14 @@ class CountingEngine:
         self.read -= sequence.computed
         self.opening[-sequence.offset % self.config.block_size] -= 1
 
-    def _end(self, sequence: Counted) -> None:
+    def _end(self, sequence: CountedRequest) -> None:
         self.running.remove(sequence)
         if sequence.stays:
             self._kept += 1
         else:
             self._release(sequence)
 
-    def _release(self, sequence: Counted) -> None:
+    def _release(self, sequence: CountedRequest) -> None:
         whole = sequence.computed // self.config.block_size
         if sequence.grown:
             sequence.parts = sequence.grown
@@ -437,7 +437,7 @@ class CountingEngine:
         dropped = self._blocks_for(sequence.computed) - whole
         self.pool.release(first(sequence.parts, sequence.named), whole - sequence.named, dropped)
 
-    def _missing(self, sequence: Counted, tokens: int) -> int:
+    def _missing(self, sequence: CountedRequest, tokens: int) -> int:
         """Return the number of blocks to allocate before a sequence can compute this many tokens."""
         size, computed = self.config.block_size, sequence.computed
         return -(-(computed + tokens) // size) - -(-computed // size)
@@ -446,7 +446,7 @@ class CountingEngine:
         return -(-tokens // self.config.block_size)
 
 
-class Lockstep:
+class LockstepGroup:
     """The engines of a pod's data-parallel ranks, which step together: each step takes as long as on the slowest rank.
     `until` and `finish` have the same meaning as for one engine. Prompts cannot come from other pods."""
 
@@ -468,7 +468,7 @@ class Lockstep:
             kept = bisect_left(self._ends, now) + 1
             self._set_ends(self._ends[:kept])
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[EngineEvent]:
         now = self.until
         events = [event for engine in self._engines for event in engine.end_steps(now)]
         self._plan(now)

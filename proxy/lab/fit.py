@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import mul
 
 from proxy.core.errors import KvlaneError
-from proxy.lab.record import Record, Seen
+from proxy.lab.record import ObservedRequest, TraceRecord
 from proxy.lab.sim import StepTiming
 from proxy.lab.workload import Job
 
@@ -114,13 +114,13 @@ class _Stay:
     """The time that one request spent on its pod."""
 
     job: Job
-    seen: Seen
+    seen: ObservedRequest
     start: float
     first: float
     end: float
 
 
-def fit(record: Record, budget: int) -> Fit:
+def fit(record: TraceRecord, budget: int) -> Fit:
     """Return the fit for a record. `budget` is the largest number of tokens that a step computes. Raise TooLittle."""
     by_pod: defaultdict[str, list[_Stay]] = defaultdict(list)
     for job, seen in zip(record.workload.jobs, record.seen, strict=bool(record.seen)):

@@ -21,7 +21,7 @@ from proxy.core.ports import Clock, ManualClock, Unconnected
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Ports, Registry
 from proxy.core.state import Draft
-from proxy.dry_run import NoCall
+from proxy.dry_run import UnsentRequest
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.lab.simulation import Policy, VirtualPod
@@ -124,7 +124,7 @@ class Kvlane(App, Policy):
         if not index % COUNTED_EVERY:
             self.observer.flush()
         body = request_body(job, job.params.model or MODEL)
-        call = NoCall("/v1/completions", _headers(job), body, now, id=f"r{index}")
+        call = UnsentRequest("/v1/completions", _headers(job), body, now, id=f"r{index}")
         serving = self.serving.gateway.serve(call, VirtualRelay())
         return self._proceed(index, job, serving, None)
 

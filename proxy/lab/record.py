@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.lab.workload import BadTrace, CutShort, Job, RequestParams, Workload, load_trace, number_in, rows
+from proxy.lab.workload import BadTrace, Job, RequestParams, TruncatedTrace, Workload, load_trace, number_in, rows
 from proxy.prefix.hashing import DEPTHS
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, NAME_LENGTH, VERSION
 
@@ -24,7 +24,7 @@ _ENDS = tuple(depth * BLOCK_TOKENS for depth in DEPTHS[1:] if depth <= MOST_BLOC
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedRequest:
     """Recorded result of a request, in seconds; None if unknown. The time to the first token is recorded for streams
     only."""
 
@@ -36,17 +36,17 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TraceRecord:
     """Recorded requests and their results. `seen` has an entry per job, and is empty for a trace; `pods` maps the pods
     that responded to the size of their KV caches in tokens (0: unknown). `left_out` counts requests that cannot be
     replayed, by reason."""
 
     workload: Workload
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ObservedRequest, ...] = ()
     pods: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
 
-    def fitting(self, tokens: int) -> Record:
+    def fitting(self, tokens: int) -> TraceRecord:
         """Return the record without requests that fit on no pod, as `Workload.fitting` does."""
         fits = [job.prompt_tokens + job.output_tokens <= tokens for job in self.workload.jobs]
         if all(fits):
@@ -56,10 +56,10 @@ class Record:
         return replace(self, workload=self.workload.fitting(tokens), seen=seen, left_out=left_out)
 
 
-def load(paths: Sequence[Path], rng: Random, pool: str = DEFAULT_POOL) -> Record:
+def load(paths: Sequence[Path], rng: Random, pool: str = DEFAULT_POOL) -> TraceRecord:
     """Read the files of one record, in any order, or one trace. Keep the requests of this pool. Raise BadTrace."""
     if len(paths) == 1 and not _is_record(paths[0]):
-        return Record(load_trace(paths[0], rng))
+        return TraceRecord(load_trace(paths[0], rng))
     reader = _Reader(pool)
     for path in paths:
         reader.read(path)
@@ -75,7 +75,7 @@ def _is_record(path: Path) -> bool:
     raise BadTrace(f"{path}: there is no request in it")
 
 
-_Line = tuple[Job, Sequence[str], Seen]
+_Line = tuple[Job, Sequence[str], ObservedRequest]
 """A recorded request, the names of the pieces of its prompt, and its result. The job has no pieces yet; its prompt has
 0 tokens if the number is unknown."""
 
@@ -92,7 +92,7 @@ class _Reader:
     def read(self, path: Path) -> None:
         try:
             self._read(path)
-        except CutShort:
+        except TruncatedTrace:
             self.left_out["was still being written"] += 1
 
     def _read(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class _Reader:
             else:
                 self.found.append(_line(path, number, row))
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> TraceRecord:
         lines = sorted(self.found, key=lambda line: line[0].arrival)
         counted = [job for job, _, _ in lines if job.prompt_tokens and job.text_tokens]
         estimated = sum(job.text_tokens for job in counted)
@@ -121,7 +121,7 @@ class _Reader:
         jobs = tuple(_named(job, names, scale, ids, unnamed) for job, names, _ in lines)
         pods = dict.fromkeys(sorted({seen.pod for _, _, seen in lines}), 0)
         known = {pod: tokens for pod, tokens in self._pods.items() if pod in pods}
-        return Record(Workload(name, jobs), tuple(seen for _, _, seen in lines), pods | known, dict(self.left_out))
+        return TraceRecord(Workload(name, jobs), tuple(seen for _, _, seen in lines), pods | known, dict(self.left_out))
 
 
 def _check_head(path: Path, number: int, row: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ def _line(path: Path, number: int, row: Mapping[str, Any]) -> _Line:
         text_tokens=max(1, int(number_in(path, number, row, "estimated_tokens"))),
         params=RequestParams(model, streamed, most, _headers(ttft, tpot), ttft, tpot),
     )
-    seen = Seen(
+    seen = ObservedRequest(
         pod=str(row.get("pod", "")),
         ttft=seconds("ttft") if streamed else None,
         duration=number_in(path, number, row, "duration"),

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from proxy.core.errors import KvlaneError
 from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.record import Record
+from proxy.lab.record import TraceRecord
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Gauges, Outcome, Policy, Simulation, VirtualPod, fleet_of
+from proxy.lab.simulation import Gauges, Policy, Simulation, SimulationOutcome, VirtualPod, fleet_of
 from proxy.lab.workload import Job, Workload
 from proxy.settings import Settings
 
@@ -21,7 +21,7 @@ Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class ReplayObjectives:
     """Default objectives in seconds, for requests without their own."""
 
     ttft: float = 2.0
@@ -29,7 +29,7 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
-class Fared:
+class RequestResult:
     """Times of one request in seconds: infinite if it never ended; `tpot` is nan for a single token."""
 
     ttft: float
@@ -61,11 +61,13 @@ ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Figure -> title and format."""
 
 
-def fared(outcomes: Sequence[Outcome], objectives: Objectives) -> list[Fared]:
+def fared(outcomes: Sequence[SimulationOutcome], objectives: ReplayObjectives) -> list[RequestResult]:
     return [_fared(one, objectives) for one in outcomes]
 
 
-def figures(found: Sequence[Fared], gauges: Gauges | None = None, preemptions: float = math.nan) -> dict[str, float]:
+def figures(
+    found: Sequence[RequestResult], gauges: Gauges | None = None, preemptions: float = math.nan
+) -> dict[str, float]:
     """Return the figures. Requests that never ended count as failed and as outside their objectives only."""
     done = [one for one in found if one.e2e < math.inf]
     first, whole = sorted(one.ttft for one in done), sorted(one.e2e for one in done)
@@ -101,27 +103,27 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
 
-def judged(ttft: float, tpot: float, own: tuple[float | None, float | None], objectives: Objectives) -> bool:
+def judged(ttft: float, tpot: float, own: tuple[float | None, float | None], objectives: ReplayObjectives) -> bool:
     """Return whether a request met its `own` objectives, or the general objectives if it has no own ones."""
     most_ttft = objectives.ttft if own[0] is None else own[0]
     most_tpot = objectives.tpot if own[1] is None else own[1]
     return ttft <= most_ttft and not tpot > most_tpot
 
 
-def _fared(one: Outcome, objectives: Objectives) -> Fared:
+def _fared(one: SimulationOutcome, objectives: ReplayObjectives) -> RequestResult:
     """Return the times of one request; the first token of a non-streamed response arrives with the last one."""
     job = one.job
     if one.first_token is None or one.ended is None:
-        return Fared(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
+        return RequestResult(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
     first = (one.first_token if job.params.stream else one.ended) - job.arrival
     return _of(job, first, one.ended - job.arrival, one.cached_tokens, objectives)
 
 
-def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: Objectives) -> Fared:
+def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: ReplayObjectives) -> RequestResult:
     tokens = job.output_tokens - 1
     tpot = (e2e - ttft) / tokens if tokens and job.params.stream else math.nan
     good = judged(ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
-    return Fared(ttft, tpot, e2e, good, job.prompt_tokens, cached_tokens)
+    return RequestResult(ttft, tpot, e2e, good, job.prompt_tokens, cached_tokens)
 
 
 class TooLarge(KvlaneError):
@@ -129,21 +131,21 @@ class TooLarge(KvlaneError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ReplayedFleet:
     """The configuration of each simulated pod. The first share `warm_up` of all requests is replayed and not counted.
     `says_cached`: pods report cached prompt tokens."""
 
     configs: tuple[SimConfig, ...]
-    objectives: Objectives = field(default_factory=Objectives)
+    objectives: ReplayObjectives = field(default_factory=ReplayObjectives)
     warm_up: float = 0.1
     says_cached: bool = True
 
-    def of_size(self, pods: int) -> Fleet:
+    def of_size(self, pods: int) -> ReplayedFleet:
         """Return the fleet with this many pods; additional pods equal the first one, at normal speed."""
         more = [replace(self.configs[0], slowdown=1.0)] * (pods - len(self.configs))
         return replace(self, configs=(*self.configs[:pods], *more))
 
-    def fitting(self, record: Record) -> Record:
+    def fitting(self, record: TraceRecord) -> TraceRecord:
         """Return the record without requests that fit on no pod. Raise TooLarge if no request remains."""
         fitting = record.fitting(min(config.context_length for config in self.configs))
         if not fitting.workload.jobs:
@@ -155,8 +157,8 @@ class Fleet:
 class Replayed:
     """The result of a replay. `fared` are the counted requests, in order of arrival."""
 
-    fared: Sequence[Fared]
-    outcomes: Sequence[Outcome]
+    fared: Sequence[RequestResult]
+    outcomes: Sequence[SimulationOutcome]
     gauges: Gauges
 
     @property
@@ -164,14 +166,14 @@ class Replayed:
         return figures(self.fared, self.gauges, sum(one.preemptions for one in self.outcomes))
 
 
-def replay(settings: Settings, workload: Workload, fleet: Fleet, seed: int) -> Replayed:
+def replay(settings: Settings, workload: Workload, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Replay the workload through the proxy of these settings on a virtual clock."""
     pods, clock = fleet_of(fleet.configs), ManualClock()
     policy = Kvlane(settings, pods, clock, Random(seed), says_cached=fleet.says_cached)
     return _run(workload, pods, policy, clock, fleet, seed)
 
 
-def repeated(record: Record, fleet: Fleet, seed: int) -> Replayed:
+def repeated(record: TraceRecord, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Send every request to the pod of the record, to compare the simulated pods with the recorded ones."""
     names = {name: index for index, name in enumerate(record.pods)}
     pods = fleet_of(fleet.configs)
@@ -180,7 +182,7 @@ def repeated(record: Record, fleet: Fleet, seed: int) -> Replayed:
     return _run(workload, pods, _AsRecorded(placed), ManualClock(), fleet, seed)
 
 
-def recorded(record: Record, fleet: Fleet) -> dict[str, float]:
+def recorded(record: TraceRecord, fleet: ReplayedFleet) -> dict[str, float]:
     """Return the recorded figures of streams; the first token of whole responses is not recorded."""
     pairs = list(zip(record.workload.jobs, record.seen, strict=True))
     counted = pairs[int(len(pairs) * fleet.warm_up) :]
@@ -198,7 +200,7 @@ def averages(runs: Sequence[Replayed]) -> dict[str, float]:
 
 
 def _run(
-    workload: Workload, pods: Sequence[VirtualPod], policy: Policy, clock: ManualClock, fleet: Fleet, seed: int
+    workload: Workload, pods: Sequence[VirtualPod], policy: Policy, clock: ManualClock, fleet: ReplayedFleet, seed: int
 ) -> Replayed:
     simulation = Simulation(workload.jobs, pods, policy, clock, Random(seed + 1))
     outcomes = simulation.run()

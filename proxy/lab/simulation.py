@@ -14,7 +14,7 @@ from proxy.core.attempt import Stage
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.core.ports import ManualClock
 from proxy.lab.cache import ChunkPool
-from proxy.lab.engine import Counted, CountingEngine, Event, Lockstep
+from proxy.lab.engine import CountedRequest, CountingEngine, EngineEvent, LockstepGroup
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.engine import SEEDS_APART
 from proxy.lab.workload import Job, blocks_with_response, prompt_blocks
@@ -30,9 +30,9 @@ class Engine(Protocol):
     @property
     def pool(self) -> ChunkPool: ...
     @property
-    def waiting(self) -> Sequence[Counted]: ...
+    def waiting(self) -> Sequence[CountedRequest]: ...
     @property
-    def running(self) -> Sequence[Counted]: ...
+    def running(self) -> Sequence[CountedRequest]: ...
     @property
     def fetching(self) -> int: ...
     @property
@@ -43,9 +43,9 @@ class Engine(Protocol):
     def hit_tokens(self) -> int: ...
     @property
     def busy(self) -> bool: ...
-    def submit(self, sequence: Counted, now: float) -> None: ...
-    def let_go(self, sequence: Counted, now: float) -> None: ...
-    def finish(self) -> list[Event]: ...
+    def submit(self, sequence: CountedRequest, now: float) -> None: ...
+    def let_go(self, sequence: CountedRequest, now: float) -> None: ...
+    def finish(self) -> list[EngineEvent]: ...
     def kv_usage(self, now: float) -> float: ...
     def generated_tokens(self, now: float) -> int: ...
 
@@ -73,11 +73,11 @@ class VirtualPod:
         self.pod = index if pod is None else pod
         self.rank = rank
         self.engine = make(config)
-        self.stepper: Engine | Lockstep = self.engine
+        self.stepper: Engine | LockstepGroup = self.engine
         self.started_at = 0.0
         self.up = True
         self._make = make
-        self._kept: dict[int, Counted] = {}
+        self._kept: dict[int, CountedRequest] = {}
         """Prompts that are kept for other pods, by request."""
 
     @property
@@ -88,14 +88,14 @@ class VirtualPod:
     def waiting(self) -> int:
         return len(self.engine.waiting) + self.engine.fetching
 
-    def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
+    def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> CountedRequest:
         size = self.config.block_size
         named, prompt = prompt_blocks(job, size), job.prompt_tokens
         if stage is Stage.PREFILL:
-            sequence = self._kept[index] = Counted(index, prompt, 1, named, stays=True)
+            sequence = self._kept[index] = CountedRequest(index, prompt, 1, named, stays=True)
         else:
             grown = blocks_with_response(job, size)
-            sequence = Counted(index, prompt, job.output_tokens, named, grown, comes=stage is Stage.DECODE)
+            sequence = CountedRequest(index, prompt, job.output_tokens, named, grown, comes=stage is Stage.DECODE)
         self.engine.submit(sequence, now)
         return sequence
 
@@ -152,7 +152,7 @@ def step_together(ranks: Sequence[VirtualPod]) -> None:
     """Put the ranks of a pod in lockstep, if its configuration sets `lockstep`."""
     engines = [rank.engine for rank in ranks if isinstance(rank.engine, CountingEngine)]
     if ranks[0].config.lockstep and len(engines) == len(ranks) > 1:
-        lockstep = Lockstep(engines)
+        lockstep = LockstepGroup(engines)
         for rank in ranks:
             rank.stepper = lockstep
 
@@ -214,7 +214,7 @@ GAUGE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """Result of one request. Times are seconds on the virtual clock, None for an event that did not happen.
     `prefill_pod` computed the prompt, if it is not the `pod` that sent the response."""
 
@@ -300,9 +300,9 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
         self._open = len(jobs)
-        self._live: dict[int, tuple[Counted, Stage]] = {}
+        self._live: dict[int, tuple[CountedRequest, Stage]] = {}
         self.now = 0.0
-        self.outcomes = [Outcome(job) for job in jobs]
+        self.outcomes = [SimulationOutcome(job) for job in jobs]
         self.gauges = Gauges()
         for index, job in enumerate(jobs):
             self._at(job.arrival, self._arrive, index)
@@ -315,7 +315,7 @@ class Simulation:
             self._at(restart.at, self._go_down, restart)
         self._at(GAUGE_SECONDS, self._sample_gauges, None)
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[SimulationOutcome]:
         events, advance = self._events, self._clock.advance
         while self._open:
             at, _, what, subject = heappop(events)
@@ -367,7 +367,7 @@ class Simulation:
         if pod.stepper.until != due and pod.stepper.until < math.inf:
             self._at(pod.stepper.until, self._end_steps, (pod, pod.stepper))
 
-    def _end_steps(self, ended: tuple[VirtualPod, Engine | Lockstep]) -> None:
+    def _end_steps(self, ended: tuple[VirtualPod, Engine | LockstepGroup]) -> None:
         """End the steps of an engine if it still exists and the steps still end at this time."""
         pod, stepper = ended
         if stepper.until != self.now or pod.stepper is not stepper:
@@ -377,7 +377,7 @@ class Simulation:
         if stepper.until < math.inf:
             self._at(stepper.until, self._end_steps, ended)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: EngineEvent) -> None:
         sequence = event.sequence
         if event.came:
             self._let_go(sequence.index)
@@ -389,7 +389,7 @@ class Simulation:
             if event.last:
                 self._finish(sequence)
 
-    def _prefilled(self, sequence: Counted) -> None:
+    def _prefilled(self, sequence: CountedRequest) -> None:
         index, outcome = sequence.index, self.outcomes[sequence.index]
         del self._live[index]
         outcome.prefill_pod = outcome.pod
@@ -397,7 +397,7 @@ class Simulation:
         outcome.preemptions += sequence.preemptions
         self._submit(index, self._policy.prefilled(index, self.now, sequence.cached))
 
-    def _first_token(self, sequence: Counted) -> None:
+    def _first_token(self, sequence: CountedRequest) -> None:
         outcome = self.outcomes[sequence.index]
         if outcome.first_token is None:
             outcome.first_token = self.now
@@ -405,7 +405,7 @@ class Simulation:
                 outcome.cached_tokens = sequence.cached
         self._policy.first_byte(sequence.index, self.now)
 
-    def _finish(self, sequence: Counted) -> None:
+    def _finish(self, sequence: CountedRequest) -> None:
         outcome = self.outcomes[sequence.index]
         outcome.ended = self.now
         outcome.preemptions += sequence.preemptions

@@ -13,11 +13,11 @@ from proxy.core.errors import KvlaneError
 from proxy.core.ports import Clock, ManualClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
-from proxy.lab.replay import Fared, Fleet, mean, percentile, replay
+from proxy.lab.replay import ReplayedFleet, RequestResult, mean, percentile, replay
 from proxy.lab.workload import Workload
 from proxy.scheduling.build import Effective, EffectivePlugin, build
 from proxy.scheduling.document import read
-from proxy.scheduling.layout import Origin, ProfileLayout
+from proxy.scheduling.layout import ProfileLayout, ValueOrigin
 from proxy.settings import Settings
 
 NEVER = 120.0
@@ -29,7 +29,7 @@ they are drawn together."""
 
 DRAWS = 500
 
-Run = Sequence[Fared]
+Run = Sequence[RequestResult]
 
 Objective = Callable[[Run], float]
 """The figure to minimise."""
@@ -197,7 +197,7 @@ def _knobs(effective: Effective, scorers: set[str]) -> Iterator[Knob]:
 
 
 def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str], float]) -> dict[str, Any]:
-    given = {name: value for name, (value, origin) in plugin.parameters.items() if origin is Origin.FILE}
+    given = {name: value for name, (value, origin) in plugin.parameters.items() if origin is ValueOrigin.FILE}
     given |= {name: value for (owner, name), value in changed.items() if owner == plugin.name}
     named = {"name": plugin.name} if plugin.name != plugin.type else {}
     return {"type": plugin.type, **named, **({"parameters": given} if given else {})}
@@ -206,7 +206,7 @@ def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str], float]) -
 def _profile(profile: ProfileLayout, weights: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     uses = []
     for use in profile.uses:
-        weight = weights.get((profile.name, use.ref), use.weight if use.weight_origin is Origin.FILE else None)
+        weight = weights.get((profile.name, use.ref), use.weight if use.weight_origin is ValueOrigin.FILE else None)
         uses.append({"pluginRef": use.ref, **({} if weight is None else {"weight": weight})})
     shadow = {"shadow": True} if profile.shadow else {}
     return {"name": profile.name, **shadow, "plugins": uses}
@@ -256,7 +256,7 @@ class Tuned:
 
 
 def tune(
-    tunable: Tunable, workload: Workload, fleet: Fleet, objective: Objective, trials: int, seed: int, say: Say
+    tunable: Tunable, workload: Workload, fleet: ReplayedFleet, objective: Objective, trials: int, seed: int, say: Say
 ) -> Tuned:
     """Search for better values. `trials` is the number of random candidates. Raise TooFew."""
     jobs = len(workload.jobs)
@@ -282,7 +282,7 @@ class _Search:
     """A search in which every candidate gets the same requests and the same random numbers."""
 
     def __init__(
-        self, tunable: Tunable, workload: Workload, fleet: Fleet, objective: Objective, seed: int, say: Say
+        self, tunable: Tunable, workload: Workload, fleet: ReplayedFleet, objective: Objective, seed: int, say: Say
     ) -> None:
         self._tunable = tunable
         self._workload = workload

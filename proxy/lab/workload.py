@@ -31,7 +31,7 @@ class BadTrace(KvlaneError):
     """A file that is neither a record nor a trace; the message contains line and reason."""
 
 
-class CutShort(BadTrace):
+class TruncatedTrace(BadTrace):
     """The last line is incomplete: the file may still be written to."""
 
 
@@ -176,7 +176,7 @@ def _object(path: Path, number: int, line: bytes) -> Any:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        fault = BadTrace if line.endswith(b"\n") else CutShort
+        fault = BadTrace if line.endswith(b"\n") else TruncatedTrace
         raise fault(f"{path}, line {number}: is no JSON: {error}") from None
     if not isinstance(row, dict):
         raise BadTrace(f"{path}, line {number}: is no JSON object")

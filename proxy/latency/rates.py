@@ -29,7 +29,7 @@ MOST_SURPRISE = 3.0
 """A single observation changes the speed as if it was off by this factor at most."""
 
 SPEED_SECONDS, TERMS_SECONDS = 5.0, 60.0
-"""Time constants with which the speed, and the coefficients, fade while a pod is not used; see `Fading`."""
+"""Time constants with which the speed, and the coefficients, fade while a pod is not used; see `SilentPod`."""
 
 SLOWEST, FASTEST = 10.0, 0.1
 PRIOR_SECONDS = 0.01
@@ -113,7 +113,7 @@ class FleetModel:
         self.judged = 0
         """Predictions compared with observations."""
         self.lessons = 0
-        """Observations of all pods; `Fading` reads whether any pod shows its speed."""
+        """Observations of all pods; `SilentPod` reads whether any pod shows its speed."""
         self._took, self._expected = FIRST_SPEED
         self._published_speed = 1.0
         self._off = self._seen = 0.0
@@ -170,7 +170,7 @@ class FleetModel:
         self.output = SIZE_MEMORY * self.output + (1.0 - SIZE_MEMORY) * output
 
 
-class Fading:
+class SilentPod:
     """How long one pod has shown nothing while others did.
 
     A pod that looked slow once, after a cold start or a pause of its machine, is avoided while others are free, so it
@@ -214,7 +214,7 @@ class Rates:
         self._fleet = fleet
         self.prefill = Regression(fleet.prefill, MEMORY, TRUST, SHRINK, SOLVE_EVERY)
         self.decode = Regression(fleet.decode, MEMORY, TRUST, every=SOLVE_EVERY)
-        self.fading = Fading(fleet)
+        self.fading = SilentPod(fleet)
         self._seen = self._expected = 0.0
         self._held = 0.0
         self.refresh()

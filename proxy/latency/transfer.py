@@ -22,7 +22,7 @@ MOST = 0.9
 """Responses go on even on a pod that computes prompts all the time."""
 
 
-class Transfer:
+class TransferModel:
     """Seconds until a KV cache has moved from one pod to another: fixed, and per token. Learnt online for all pairs of
     pods together; lives as long as its plugin."""
 

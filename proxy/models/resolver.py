@@ -47,14 +47,14 @@ ALIAS, HEADER, ANY = "alias", "header", "any"
 """Names in metrics of rewrites without a rule, or by a rule without a name."""
 
 
-class Watcher(Protocol):
+class RewriteMetrics(Protocol):
     """Metrics of rewrites and fallbacks, with the names of the configuration."""
 
     def rewritten(self, rule: str, model: str) -> None: ...
     def fell_back(self, model: str, to: str) -> None: ...
 
 
-class Uncounted(Watcher):
+class Uncounted(RewriteMetrics):
     """Count nothing: for dry runs."""
 
     def rewritten(self, rule: str, model: str) -> None:
@@ -72,7 +72,7 @@ class Resolver:
         self,
         settings: ModelSettings,
         random: Random,
-        watcher: Watcher,
+        watcher: RewriteMetrics,
         waker: Waker | None = None,
         pools: Collection[str] = (),
         sessions: Sequence[str] = (),

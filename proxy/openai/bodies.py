@@ -129,7 +129,7 @@ MOST_KEYS = 5_000
 """Keys of this name, at any depth, that are examined in about 5 ms. No API has as many in one body."""
 
 
-class NoPlace(ValueError):
+class ModelNotReplaceable(ValueError):
     """The model name in the body cannot be replaced."""
 
 
@@ -142,7 +142,7 @@ def with_model(body: bytes, model: str) -> bytes | None:
         return None
     try:
         place = _place(body)
-    except NoPlace:
+    except ModelNotReplaceable:
         return None
     if place is not None:
         return _spliced(body, place, model)
@@ -154,7 +154,7 @@ def renamed(body: bytes, model: str) -> bytes | None:
     """Return the response with `model` as its model; None if it names none."""
     try:
         place = _place(body)
-    except NoPlace:
+    except ModelNotReplaceable:
         return None
     return None if place is None else _spliced(body, place, model)
 
@@ -177,7 +177,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
     depth = at = 0
     for count, key in enumerate(_KEY.finditer(text)):
         if count == MOST_KEYS:
-            raise NoPlace
+            raise ModelNotReplaceable
         depth += _depth(text[at : key.start()])
         at = key.start()
         if depth == 1:
@@ -186,7 +186,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
         return None
     value = _NAME.match(body, found)
     if value is None:
-        raise NoPlace
+        raise ModelNotReplaceable
     return value.span()
 
 

@@ -65,7 +65,7 @@ _PARTS_OF_TEXT = frozenset(("role", "content"))
 Fields = dict[str, Any]
 
 
-class Counted(NamedTuple):
+class ContinuableRequest(NamedTuple):
     """A request whose response may be continued, as pods get it. `takes_counts`: its client did not ask for usage in
     every event, `asks_usage`: nor for any."""
 
@@ -74,27 +74,27 @@ class Counted(NamedTuple):
     asks_usage: bool = False
 
 
-def counted(path: str, body: bytes) -> Counted | None:
+def counted(path: str, body: bytes) -> ContinuableRequest | None:
     """Return None for a request whose response can never be continued. A request that is too long to be
     read twice stays as it is."""
     if not is_light(body):
-        return Counted(body)
+        return ContinuableRequest(body)
     fields = _fields(body)
     if fields is None or not _can_go_on(path, fields):
         return None
     options = fields.get("stream_options")
     options = {} if options is None else options
     if not isinstance(options, dict):
-        return Counted(body)
+        return ContinuableRequest(body)
     asks_usage = options.get("include_usage") is not True
     if not asks_usage and options.get("continuous_usage_stats") is True:
-        return Counted(body)
+        return ContinuableRequest(body)
     if "stream_options" not in fields:
         changed = at_the_end(body, COUNTING)
     else:
         fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
         changed = orjson.dumps(fields)
-    return Counted(body) if changed is None else Counted(changed, True, asks_usage)
+    return ContinuableRequest(body) if changed is None else ContinuableRequest(changed, True, asks_usage)
 
 
 def without_counts(event: bytes) -> bytes:
@@ -107,7 +107,7 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
 _USAGE = bound(re.compile(rb',\s*"usage"\s*:\s*' + FLAT_OBJECT).sub, b"", count=1)
 
 
-class Partial:
+class PartialResponse:
     """The part of a streamed response that a client has. Its events are kept as they came, and read when there are many
     or when a value is needed."""
 
@@ -197,7 +197,7 @@ class Partial:
             self.is_plain = self.is_plain and finish in ("stop", "length")
 
 
-def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
+def rest(path: str, body: bytes, partial: PartialResponse) -> bytes | None:
     """Return the request for the rest of a response; None if the two parts together would not be the same response. A
     finished one lacks its usage, or its end: one token is asked for, and not shown."""
     text = partial.settled()
@@ -219,10 +219,10 @@ def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
         return None
 
 
-class Rest:
+class RestOfResponse:
     """Turns events of the rest into events of the response that was cut."""
 
-    def __init__(self, partial: Partial) -> None:
+    def __init__(self, partial: PartialResponse) -> None:
         """`partial` is settled."""
         self._stamp = partial.stamp
         self._prompt = partial.prompt
@@ -300,7 +300,7 @@ def _is_harmless(name: str, value: Any, fields: Fields) -> bool:
     return any(value == none and isinstance(value, bool) is isinstance(none, bool) for none in _NOTHING.get(name, ()))
 
 
-def _limit(fields: Fields, partial: Partial) -> bool:
+def _limit(fields: Fields, partial: PartialResponse) -> bool:
     """Subtract the shown tokens from the limits; return False if nothing is left."""
     if partial.is_finished:
         given = [name for name in _LIMITS if fields.get(name) is not None] or ["max_tokens"]

@@ -244,7 +244,7 @@ _TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effort
 Fields = dict[str, Any]
 
 
-class Head(NamedTuple):
+class PromptHead(NamedTuple):
     """A request for one token with the head as its prompt; equal heads have equal bytes."""
 
     path: str
@@ -252,7 +252,7 @@ class Head(NamedTuple):
     body: bytes
 
 
-def head(path: str, model: str, body: bytes) -> Head | None:
+def head(path: str, model: str, body: bytes) -> PromptHead | None:
     """Return the head; None without system prompt and tools, for other APIs, and for requests with a cache salt, which
     share nothing. `body` is the result of `openai.parse`."""
     read = _HEADS.get(path)
@@ -266,7 +266,7 @@ def head(path: str, model: str, body: bytes) -> Head | None:
     if kept is None:
         return None
     made = orjson.dumps({"model": model, **kept, "max_tokens": 1})
-    return Head(path, model, made) if len(made) >= SHORTEST else None
+    return PromptHead(path, model, made) if len(made) >= SHORTEST else None
 
 
 def _chat_head(fields: Fields) -> Fields | None:

@@ -14,7 +14,7 @@ from proxy.prefix.hashing import Chain
 ANY_NUMBER = -1
 
 
-class Sample:
+class BurstRequest:
     """A request of a burst: its prompts as chains of blocks, and its candidates. `assigned` and `leads` are the result;
     `leads`: it is the first with these prompts on that pod, so the pod must compute them."""
 
@@ -28,7 +28,7 @@ class Sample:
         self.leads = True
 
 
-Unit = list[Sample]
+Unit = list[BurstRequest]
 """Samples with equal prompts; at least one."""
 
 
@@ -42,7 +42,7 @@ class Rules:
     """Whether to balance the blocks to compute instead of the requests."""
 
 
-def assign(samples: Iterable[Sample], rules: Rules) -> None:
+def assign(samples: Iterable[BurstRequest], rules: Rules) -> None:
     """Assign all samples. A sample that shares nothing with another one is left unassigned."""
     units = _units(samples)
     chosen = [*_longest_first(unit for unit in units if len(unit) > 1), *_longest_first(_overlapping(units, rules))]
@@ -55,7 +55,7 @@ def assign(samples: Iterable[Sample], rules: Rules) -> None:
         placing.place(unit)
 
 
-def _units(samples: Iterable[Sample]) -> list[Unit]:
+def _units(samples: Iterable[BurstRequest]) -> list[Unit]:
     units: dict[tuple[tuple[int, ...], ...], Unit] = {}
     for sample in samples:
         if sample.blocks and sample.endpoints:
@@ -116,14 +116,14 @@ class _Placing:
         most = self._rules.most_per_pod
         return None if most == ANY_NUMBER else max(1, most - taken.get(target, 0))
 
-    def _shared(self, sample: Sample) -> dict[Endpoint, int]:
+    def _shared(self, sample: BurstRequest) -> dict[Endpoint, int]:
         """Return the blocks from the start that pods will have. A pod with one block has all before it."""
         return {
             pod: sum(bisect_left(hashes, True, key=lambda one: one not in held) for hashes in sample.chains)
             for pod, held in self._held.items()
         }
 
-    def _like_minded(self, sample: Sample, shared: Mapping[Endpoint, int]) -> Endpoint | None:
+    def _like_minded(self, sample: BurstRequest, shared: Mapping[Endpoint, int]) -> Endpoint | None:
         """Return the pod that will have most of the prompt, if it is enough and the pod has not got its share."""
         least = self._rules.least_shared
         near = [
@@ -133,7 +133,7 @@ class _Placing:
         ]
         return min(near, key=lambda pod: (-shared[pod], *self._order(pod)), default=None)
 
-    def _least_loaded(self, sample: Sample, taken: Mapping[Endpoint, int]) -> Endpoint:
+    def _least_loaded(self, sample: BurstRequest, taken: Mapping[Endpoint, int]) -> Endpoint:
         most, pods = self._rules.most_per_pod, sample.endpoints
         free = [pod for pod in pods if most == ANY_NUMBER or taken.get(pod, 0) < most]
         return min(free or pods, key=self._order)

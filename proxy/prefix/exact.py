@@ -27,7 +27,7 @@ Masks = dict[int, int]
 """Chained hash of a block -> a bit for every shelf that has it."""
 
 
-class Shelf:
+class TierBlocks:
     """The blocks of one tier of one rank. `own` maps the engine's hashes to kvlane's; `copies` counts the additional
     copies of a block."""
 
@@ -76,15 +76,15 @@ class Rank:
     __slots__ = ("bits", "block_size", "complete", "group", "shelves", "weighed")
 
     def __init__(self) -> None:
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, TierBlocks] = {}
         self.block_size = 0
         self.complete = False
         self.group: int | None = None
         self.bits = 0
         self.weighed = False
 
-    def open(self, medium: str, bit: int, weight: float) -> Shelf:
-        shelf = self.shelves[medium] = Shelf(bit, weight)
+    def open(self, medium: str, bit: int, weight: float) -> TierBlocks:
+        shelf = self.shelves[medium] = TierBlocks(bit, weight)
         self.bits |= bit
         self.weighed = any(other.weight != 1.0 for other in self.shelves.values())
         return shelf
@@ -163,7 +163,7 @@ WRONG_UNTIL_UNKNOWN = 3
 """Responses in a row whose cached tokens differ from the prediction."""
 
 
-class Reservation:
+class ExactReservation:
     """Blocks that a pod will hold when it has computed a prompt, without blocks of earlier reservations."""
 
     __slots__ = ("blocks", "pod")
@@ -181,7 +181,7 @@ class PodBlocks:
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.ranks: dict[int, Rank] = {}
-        self.expected: dict[int, Reservation] = {}
+        self.expected: dict[int, ExactReservation] = {}
         self.wrong = 0
 
 
@@ -202,7 +202,7 @@ class ExactIndex:
         self._masks: Masks = {}
         self._bits = 0
         self._free_bits: list[int] = []
-        self._ended: deque[tuple[float, Reservation]] = deque()
+        self._ended: deque[tuple[float, ExactReservation]] = deque()
         self.pairs = 0
         self.orphans = 0
         """Blocks that followed an unknown block."""
@@ -295,12 +295,12 @@ class ExactIndex:
 
     # What requests do.
 
-    def reserve(self, chain: Chain, endpoint: Endpoint, depth: int) -> Reservation:
+    def reserve(self, chain: Chain, endpoint: Endpoint, depth: int) -> ExactReservation:
         """Expect the chain on a pod that has `depth` blocks of it."""
         self.sweep()
         pod = self._pods.get(endpoint) or self._admit(endpoint)
         new = chain[depth:]
-        reservation = Reservation(pod, new)
+        reservation = ExactReservation(pod, new)
         if new:
             masks = self._masks
             if pod.expected:
@@ -310,7 +310,7 @@ class ExactIndex:
             self.version += 1
         return reservation
 
-    def release(self, reservation: Reservation, computed: bool) -> None:
+    def release(self, reservation: ExactReservation, computed: bool) -> None:
         """End the attempt of a reservation. A pod that has computed the prompt may still confirm it."""
         if not reservation.pod.expected:
             return
@@ -387,7 +387,7 @@ class ExactIndex:
             for own in known:
                 del expected[own]
 
-    def _withdraw(self, reservation: Reservation) -> None:
+    def _withdraw(self, reservation: ExactReservation) -> None:
         pod = reservation.pod
         left = [own for own in pod.expected.keys() & reservation.blocks if pod.expected[own] is reservation]
         if left:
@@ -429,6 +429,6 @@ def _worth(cache: Rank, masks: Sequence[int]) -> int:
     return int(sum([_weight(mask, shelves) for mask in masks]) + 1e-9)
 
 
-def _weight(mask: int, shelves: Sequence[Shelf]) -> float:
+def _weight(mask: int, shelves: Sequence[TierBlocks]) -> float:
     """Return the value of a block: that of its best tier. An expected block will be in the best one."""
     return next((shelf.weight for shelf in shelves if mask & shelf.bit), 1.0)

@@ -17,7 +17,7 @@ WORK = 256
 """Largest number of holdings that one call clears or evicts for one reason: half a millisecond."""
 
 
-class Upkeep:
+class IndexEviction:
     """Eviction for the pods in `pods`. `due_at` is when the next call must run: at once after an addition, and while
     work is left over; otherwise once a second."""
 
@@ -131,7 +131,7 @@ class Prediction:
 class Feedback:
     """`depth_of` returns the blocks that a number of leading hashes of a chain stand for."""
 
-    def __init__(self, forest: Forest, upkeep: Upkeep, depth_of: Callable[[int], int]) -> None:
+    def __init__(self, forest: Forest, upkeep: IndexEviction, depth_of: Callable[[int], int]) -> None:
         self._forest = forest
         self._upkeep = upkeep
         self._depth_of = depth_of

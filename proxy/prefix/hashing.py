@@ -31,7 +31,7 @@ DEPTHS: tuple[int, ...] = tuple(map(_depth, range(30 * PER_DOUBLING)))
 
 
 @frozen
-class Cuts:
+class PieceCuts:
     """In bytes: `ends` are the ends of the pieces of a part, starting with 0, `sizes` their lengths; up to `even` all
     have the length `first`."""
 
@@ -41,11 +41,11 @@ class Cuts:
     even: int
 
 
-def cuts(depths: Sequence[int], block_bytes: int) -> Cuts:
+def cuts(depths: Sequence[int], block_bytes: int) -> PieceCuts:
     """`depths` of the hashes, from 0."""
     ends = tuple([depth * block_bytes for depth in depths])
     sizes = tuple([end - start for start, end in pairwise(ends)])
-    return Cuts(ends, sizes, block_bytes, sum(takewhile(block_bytes.__eq__, sizes)))
+    return PieceCuts(ends, sizes, block_bytes, sum(takewhile(block_bytes.__eq__, sizes)))
 
 
 ASSISTANT = b"\nassistant\n"
@@ -64,7 +64,7 @@ def namespace(model: str, salt: str) -> int:
     return xxh3_64_intdigest(b"%d:%b%b" % (len(name), name, salt.encode("utf-8", "surrogatepass")))
 
 
-def chain(part: bytes, seed: int, where: Cuts) -> Chain:
+def chain(part: bytes, seed: int, where: PieceCuts) -> Chain:
     """Return the xxh3_64 of every piece of a part, seeded with the hash before it. A last partial piece counts; bytes
     beyond the last cut do not."""
     length = len(part)
@@ -107,7 +107,7 @@ def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tu
 
 
 @frozen
-class Turn:
+class ConversationTurn:
     """The last turn of a conversation: `key` is the last hash of the prompt before the last response, which shares its
     first `hashes` with the whole; `blocks` end within the response, which takes `response_bytes`."""
 
@@ -117,7 +117,9 @@ class Turn:
     response_bytes: int
 
 
-def last_turn(part: bytes, model: str, salt: str, hashes: Chain, block_tokens: int, max_blocks: int) -> Turn | None:
+def last_turn(
+    part: bytes, model: str, salt: str, hashes: Chain, block_tokens: int, max_blocks: int
+) -> ConversationTurn | None:
     """Return the last turn of a conversation as `openai.prompts` renders it: a prompt ends with a line, a response
     begins with its role on a line of its own. Text that only looks like it leads to a key that no prompt has."""
     start = part.rfind(ASSISTANT) + 1
@@ -130,9 +132,9 @@ def last_turn(part: bytes, model: str, salt: str, hashes: Chain, block_tokens: i
     key = xxh3_64_intdigest(tail, seed) if tail else seed
     text = start + len(ASSISTANT) - 1
     end = min([at for at in map(part.find, _NEXT, repeat(text)) if at >= 0], default=len(part))
-    return Turn(key, before, min(end, where.ends[-1]) // (block_tokens * BYTES_PER_TOKEN), end - text)
+    return ConversationTurn(key, before, min(end, where.ends[-1]) // (block_tokens * BYTES_PER_TOKEN), end - text)
 
 
 @lru_cache(maxsize=32)
-def _cuts(block_tokens: int, max_blocks: int) -> Cuts:
+def _cuts(block_tokens: int, max_blocks: int) -> PieceCuts:
     return cuts(DEPTHS[: bisect_right(DEPTHS, max_blocks)], block_tokens * BYTES_PER_TOKEN)

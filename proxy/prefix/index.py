@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.prefix.feedback import WORK, Feedback, Prediction, Upkeep, are_kept
+from proxy.prefix.feedback import WORK, Feedback, IndexEviction, Prediction, are_kept
 from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation, Span, shared
-from proxy.prefix.hashing import DEPTHS, Chain, Turn
+from proxy.prefix.hashing import DEPTHS, Chain, ConversationTurn
 
 MAX_SIBLINGS = 16
 """Number of requests that may wait on one pod for the same blocks before a match ignores these blocks."""
@@ -60,7 +60,7 @@ class PrefixIndex:
         self.depth_of: Callable[[int], int] = depths.__getitem__
         """The blocks that a number of leading hashes of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
-        self._upkeep = Upkeep(self._forest, self._pods, ttl, max_bytes)
+        self._upkeep = IndexEviction(self._forest, self._pods, ttl, max_bytes)
         self._feedback = Feedback(self._forest, self._upkeep, self.depth_of)
         self.version = 0
         """Changes whenever a match could change; not for requests whose blocks are known."""
@@ -106,7 +106,7 @@ class PrefixIndex:
             found = found | rest if found else rest
         return found
 
-    def add_answer(self, found: dict[Endpoint, int], turn: Turn) -> None:
+    def add_answer(self, found: dict[Endpoint, int], turn: ConversationTurn) -> None:
         """Add to a match the response that the prompt continues, for the pod that gave it."""
         answer = self._forest.answers.get(turn.key)
         if answer is not None and _fits(answer, turn) and are_kept(answer):
@@ -137,7 +137,7 @@ class PrefixIndex:
             self.is_crowded = True
         self.version += 1
 
-    def go_on(self, reservation: Reservation, turn: Turn) -> None:
+    def go_on(self, reservation: Reservation, turn: ConversationTurn) -> None:
         """Note that the prompt is the next turn of a conversation: once computed, it contains the pod's earlier
         response, if it gave one."""
         answer = self._forest.answers.get(turn.key)
@@ -355,6 +355,6 @@ class PrefixIndex:
         self._upkeep.run(pod, now)
 
 
-def _fits(answer: Answer, turn: Turn) -> bool:
+def _fits(answer: Answer, turn: ConversationTurn) -> bool:
     """Return whether it may be the response in the prompt, which can be shorter, for example without its reasoning."""
     return not answer.pod.retired and answer.tokens <= turn.response_bytes

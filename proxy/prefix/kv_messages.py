@@ -48,12 +48,12 @@ published."""
 _NAMES = frozenset((int, bytes))
 
 
-class Garbled(Exception):
+class InvalidEvent(Exception):
     """Bytes that are no message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """`at` is the engine's wall clock in seconds, `rank` is 0 without several ranks. `steps` parses the events."""
 
     at: float
@@ -69,32 +69,32 @@ class Batch:
 def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
     """Return topic, sequence number and batch. Raise Garbled."""
     if len(frames) != 3 or len(frames[1]) != SEQUENCE:
-        raise Garbled(f"{len(frames)} frames")
+        raise InvalidEvent(f"{len(frames)} frames")
     return frames[0].decode("utf-8", "replace"), int.from_bytes(frames[1], "big"), frames[2]
 
 
 def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
     """Return sequence number and batch of a replayed message; older engines leave out the topic. Raise Garbled."""
     if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE:
-        raise Garbled(f"{len(frames)} frames")
+        raise InvalidEvent(f"{len(frames)} frames")
     return int.from_bytes(frames[-2], "big"), frames[-1]
 
 
-def batch(payload: bytes) -> Batch:
+def batch(payload: bytes) -> EventBatch:
     """Raise Garbled for an invalid batch."""
     try:
         unpacked = msgpack.unpackb(payload, strict_map_key=False)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise Garbled(repr(error)) from None
+        raise InvalidEvent(repr(error)) from None
     if not isinstance(unpacked, list) or len(unpacked) < 2 or not isinstance(unpacked[1], list):
-        raise Garbled("no batch")
+        raise InvalidEvent("no batch")
     at, items, *rest = unpacked
     rank = rest[0] if rest and isinstance(rest[0], int) else 0
     if not 0 <= rank < MOST_RANKS:
-        raise Garbled(f"rank {rank} is not below {MOST_RANKS}")
+        raise InvalidEvent(f"rank {rank} is not below {MOST_RANKS}")
     if isinstance(at, bool) or not isinstance(at, int | float):
-        raise Garbled("no time")
-    return Batch(float(at), items, rank)
+        raise InvalidEvent("no time")
+    return EventBatch(float(at), items, rank)
 
 
 def _events(items: Sequence[Any]) -> tuple[Sequence[KvEvent], int]:

@@ -15,8 +15,8 @@ from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import AllCleared, KvListener, KvSources
 from proxy.prefix import kv_messages
-from proxy.prefix.kv_messages import END, SEQUENCE, Batch, Garbled
-from proxy.prefix.kv_subscriptions import Source, is_named
+from proxy.prefix.kv_messages import END, SEQUENCE, EventBatch, InvalidEvent
+from proxy.prefix.kv_subscriptions import KvSource, is_named
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ Replay = Callable[[int], Replayed]
 """From a sequence number: all later messages that the engine still has, in order. Raises NoReplay."""
 
 
-class NoReplay(Exception):
+class ReplayFailed(Exception):
     """The engine has no replay socket, or does not respond to the end."""
 
 
-class Track:
+class RankEvents:
     """The messages of one rank of a pod. An engine counts its messages from 0, so a track without a gap knows all
     blocks of the rank. A lower number than expected is a restart, whatever the engine's clock says, unless it is a
     message that was replayed before, or the last one again."""
@@ -82,7 +82,7 @@ class Track:
                 log.info("pod %s: its KV cache is empty again", self._endpoint.name)
                 self._forget(0, is_whole=True)
             await self._catch_up()
-        except NoReplay:
+        except ReplayFailed:
             return
         self._is_live = True
         self._publish()
@@ -95,7 +95,7 @@ class Track:
         """Apply a message. One that cannot be read is dropped, and the next one counts as after a gap."""
         try:
             batch = kv_messages.batch(payload)
-        except Garbled as error:
+        except InvalidEvent as error:
             if self._logs.allows():
                 log.warning("pod %s: unreadable KV events (logged once a minute): %s", self._endpoint.name, error)
             return
@@ -109,7 +109,7 @@ class Track:
         else:
             try:
                 await self._catch_up()
-            except NoReplay as error:
+            except ReplayFailed as error:
                 log.debug("pod %s: missed KV events cannot be replayed: %s", self._endpoint.name, error)
         await self._apply_from(number, batch)
         self._is_live = True
@@ -122,14 +122,14 @@ class Track:
             async for number, payload in messages:
                 try:
                     return number > last or kv_messages.batch(payload).at == self._at
-                except Garbled:
+                except InvalidEvent:
                     return False
         return False
 
     async def _catch_up(self) -> None:
         async with aclosing(self._replay_from(self._next)) as messages:
             async for number, payload in messages:
-                with suppress(Garbled):
+                with suppress(InvalidEvent):
                     batch = kv_messages.batch(payload)
                     await self._apply_from(number, batch)
                     self._replayed[number] = batch.at
@@ -138,10 +138,10 @@ class Track:
 
     def _replay_from(self, start: int) -> Replayed:
         if self._replay is None:
-            raise NoReplay("there is no replay socket")
+            raise ReplayFailed("there is no replay socket")
         return self._replay(start)
 
-    async def _apply_from(self, number: int, batch: Batch) -> None:
+    async def _apply_from(self, number: int, batch: EventBatch) -> None:
         """Apply a batch that is the next one, or follows a gap. The event loop runs other work between its steps."""
         if number > self._next:
             lost = number - self._next
@@ -178,11 +178,11 @@ class Track:
 
 
 async def subscribe(
-    context: zmq.asyncio.Context, endpoint: Endpoint, source: Source, topic: str, listener: KvListener
+    context: zmq.asyncio.Context, endpoint: Endpoint, source: KvSource, topic: str, listener: KvListener
 ) -> None:
     """Read the events of one rank until cancelled. The socket reconnects by itself."""
     replay = partial(replayed, context, source.replay) if source.replay else None
-    track = Track(endpoint, source.rank, listener, replay)
+    track = RankEvents(endpoint, source.rank, listener, replay)
     while True:
         try:
             with context.socket(zmq.SUB) as socket:
@@ -201,7 +201,7 @@ async def collect(
     context: zmq.asyncio.Context, sources: KvSources, pods: Callable[[], list[Endpoint]], listener: KvListener
 ) -> None:
     """Listen at an address that pods connect to, until cancelled. Missed messages cannot be replayed."""
-    tracks: dict[tuple[Endpoint, int], Track] = {}
+    tracks: dict[tuple[Endpoint, int], RankEvents] = {}
     logs = LogLimit()
     while True:
         try:
@@ -211,7 +211,7 @@ async def collect(
                 while True:
                     try:
                         await _dispatch(await socket.recv_multipart(), pods(), tracks, listener)
-                    except Garbled as error:
+                    except InvalidEvent as error:
                         if logs.allows():
                             log.warning("unreadable KV events at %s (logged once a minute): %s", sources.bind, error)
         except zmq.ZMQError as error:
@@ -238,11 +238,11 @@ async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> Re
                 count += 1
                 if count % BREATH == 0:
                     await asyncio.sleep(0)
-        except (zmq.ZMQError, TimeoutError, Garbled) as error:
-            raise NoReplay(f"{address}: {error!r}") from None
+        except (zmq.ZMQError, TimeoutError, InvalidEvent) as error:
+            raise ReplayFailed(f"{address}: {error!r}") from None
 
 
-async def _listen(socket: zmq.asyncio.Socket, address: str, track: Track) -> None:
+async def _listen(socket: zmq.asyncio.Socket, address: str, track: RankEvents) -> None:
     """Read messages, and events of the connection. The monitor comes first: a source on this host may be connected
     before the next line runs."""
     monitor = socket.get_monitor_socket(_UP | _DOWN)
@@ -265,10 +265,10 @@ async def _listen(socket: zmq.asyncio.Socket, address: str, track: Track) -> Non
         socket.disable_monitor()
 
 
-async def _drain(socket: zmq.asyncio.Socket, track: Track) -> None:
+async def _drain(socket: zmq.asyncio.Socket, track: RankEvents) -> None:
     """Read the messages that are there, but no more than BREATH."""
     for _ in range(BREATH):
-        with suppress(Garbled):
+        with suppress(InvalidEvent):
             try:
                 _, number, payload = kv_messages.message(await socket.recv_multipart(flags=zmq.NOBLOCK))
             except zmq.Again:
@@ -277,7 +277,7 @@ async def _drain(socket: zmq.asyncio.Socket, track: Track) -> None:
 
 
 async def _dispatch(
-    frames: list[bytes], pods: list[Endpoint], tracks: dict[tuple[Endpoint, int], Track], listener: KvListener
+    frames: list[bytes], pods: list[Endpoint], tracks: dict[tuple[Endpoint, int], RankEvents], listener: KvListener
 ) -> None:
     """Pass a message to the track of its pod and rank. Raise Garbled."""
     topic, number, payload = kv_messages.message(frames)
@@ -287,7 +287,7 @@ async def _dispatch(
     for endpoint in pods:
         if is_named(topic, endpoint) and endpoint.rank in (None, rank % len(endpoint.ranks)):
             key = (endpoint, rank if endpoint.rank is None else 0)
-            track = tracks.get(key) or tracks.setdefault(key, Track(*key, listener, None))
+            track = tracks.get(key) or tracks.setdefault(key, RankEvents(*key, listener, None))
             await track.arrived(number, payload)
 
 

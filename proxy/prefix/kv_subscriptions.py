@@ -23,7 +23,7 @@ REPLAY_PORT = "kvlane/kv-replay-port"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KvSource:
     """`replay` is empty without a replay socket."""
 
     rank: int
@@ -44,7 +44,7 @@ def check(sources: KvSources) -> None:
             raise ValueError(f"{address!r} is no address; write tcp://host:port")
 
 
-def sources_of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
+def sources_of(endpoint: Endpoint, sources: KvSources) -> list[KvSource]:
     """Return one source per data-parallel rank, with increasing ports; for an endpoint that is a rank, its own. Invalid
     labels are ignored."""
     host = urlsplit(endpoint.url).hostname or ""
@@ -58,8 +58,8 @@ def sources_of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
 
     own = endpoint.rank if endpoint.rank is not None else _number(endpoint.labels, RANK_LABEL, -1)
     if own >= 0:
-        return [Source(0, address(port + own), address(replay + own) if replay else "")]
-    return [Source(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
+        return [KvSource(0, address(port + own), address(replay + own) if replay else "")]
+    return [KvSource(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
 
 
 def is_named(topic: str, endpoint: Endpoint) -> bool:

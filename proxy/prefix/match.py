@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import DataKey, Prompt
-from proxy.prefix.hashing import Chain, Turn, chained, namespace
+from proxy.prefix.hashing import Chain, ConversationTurn, chained, namespace
 
 if TYPE_CHECKING:
     from proxy.prefix.exact import ExactIndex
@@ -89,7 +89,7 @@ class ChainMatch(PrefixMatch):
         self.chains = chains
         self.total = index.depth_of(len(chains[0])) if len(chains) == 1 else sum(index.depth_of(len(c)) for c in chains)
         self.frozen = False
-        self.turn: Turn | None = None
+        self.turn: ConversationTurn | None = None
         """Where the single prompt of a conversation continues."""
         self._index = index
         self._version = -1

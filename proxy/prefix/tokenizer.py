@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import ContentFormat, LocalModel, SystemClock, Tokens
+from proxy.core.ports import ContentFormat, LocalModel, PromptTokenizer, SystemClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.offload import Answer, OffloadPool, serve
 from proxy.prefix.chat import Uncertain, arguments, refuse_what_steers, without_developers
@@ -430,7 +430,7 @@ MOST_WAITING = 4
 """Number of large bodies in the queue beyond which a body is not tokenised: the producers' deadline would pass."""
 
 
-class LocalTokens(Tokens):
+class LocalTokens(PromptTokenizer):
     """Raise ValueError for an unreadable model. The process for large bodies starts with the first one and ends with
     `async with`."""
 

@@ -11,7 +11,7 @@ import orjson
 
 from proxy import outbound
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import LocalModel, RemoteTokenizer, Tokenizers, Tokens
+from proxy.core.ports import LocalModel, PromptTokenizer, RemoteTokenizer, Tokenizers
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import Draft
 from proxy.prefix.chat import Uncertain, refuse_what_steers
@@ -27,14 +27,14 @@ class TokenSource(Tokenizers):
     wall: Callable[[], float]
     draft: Draft = field(compare=False)
 
-    def local(self, model: LocalModel) -> Tokens:
+    def local(self, model: LocalModel) -> PromptTokenizer:
         try:
             from proxy.prefix.tokenizer import LocalTokens  # needs an extra
         except ImportError as error:
             raise ValueError(MISSING.format(name=error.name)) from None
         return self.draft.get(object(), lambda: LocalTokens(model, self.wall))
 
-    def remote(self, tokenizer: RemoteTokenizer) -> Tokens:
+    def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer:
         return self.draft.get(object(), lambda: RemoteTokens(tokenizer))
 
 
@@ -49,7 +49,7 @@ _MEDIA = (b'"image', b'"input_image', b'"input_audio', b'"audio', b'"video', b'"
 """Media become tokens only when they are decoded, which no server does for this request."""
 
 
-class RemoteTokens(Tokens):
+class RemoteTokens(PromptTokenizer):
     """Requests token ids from a server. The body is sent unchanged, because both APIs have the same field names. The
     session opens with the first request and ends with `async with`."""
 

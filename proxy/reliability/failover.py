@@ -16,15 +16,15 @@ from proxy.core.errors import (
     AllFailed,
     BadGateway,
     ConnectFailed,
-    CutShort,
     Declined,
     FileLimitReached,
     GatewayTimeout,
     OutOfFiles,
-    PassedOver,
     RankOutOfRange,
     RequestError,
+    StreamInterrupted,
     SuspectedPoison,
+    TriedByGateway,
     UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -245,7 +245,7 @@ class Failover:
     async def following(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError if there
         is none. With `is_optional` the stage can be skipped: only one other pod is tried."""
-        if isinstance(error, PassedOver):
+        if isinstance(error, TriedByGateway):
             return self._passed_over(attempt, error)
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
@@ -269,7 +269,7 @@ class Failover:
         if wait:
             await self._sleep(wait)
             endpoint = self._choose(state, attempt, error)  # by the state after the wait
-        request = error.rest if isinstance(error, CutShort) else attempt.request
+        request = error.rest if isinstance(error, StreamInterrupted) else attempt.request
         following = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self._clock.now())
         following.retries = state
         if _has_begun(attempt, error):
@@ -292,7 +292,7 @@ class Failover:
         if error.broke_off:
             casualties_of(attempt.request).suspect(other)
 
-    def _passed_over(self, attempt: Attempt, error: PassedOver) -> Attempt:
+    def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
         """Return the attempt on the endpoint that the gateway in front has already tried next."""
         if error.then is None:
             raise _gave_up(attempt, error)
@@ -396,7 +396,7 @@ def _cause(error: UpstreamFailed) -> str:
 
 def _has_begun(attempt: Attempt, error: UpstreamFailed) -> bool:
     """Return whether the client has received a part of the response."""
-    return attempt.continued or isinstance(error, CutShort)
+    return attempt.continued or isinstance(error, StreamInterrupted)
 
 
 def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:

@@ -42,9 +42,9 @@ from proxy.core.state import Draft, PluginState
 from proxy.scheduling.document import Document
 from proxy.scheduling.layout import (
     Layout,
-    Origin,
+    PluginUse,
     ProfileLayout,
-    Use,
+    ValueOrigin,
     check_keys,
     declares,
     in_order,
@@ -239,7 +239,7 @@ class _Plugins:
             min((cast(Filter, made).spares for _, made in filters), default=inf),
         )
 
-    def _used(self, profile: ProfileLayout, point: type) -> list[tuple[Use, Plugin]]:
+    def _used(self, profile: ProfileLayout, point: type) -> list[tuple[PluginUse, Plugin]]:
         uses = [(use, self._instances[use.ref]) for use in profile.uses]
         return [(use, made) for use, made in uses if declares(made, point)]
 
@@ -254,8 +254,8 @@ class EffectivePlugin:
 
     name: str
     type: str
-    origin: Origin
-    parameters: Mapping[str, tuple[Any, Origin]]
+    origin: ValueOrigin
+    parameters: Mapping[str, tuple[Any, ValueOrigin]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Effective:
         }
 
 
-def _value(value: Any, origin: Origin) -> dict[str, Any]:
+def _value(value: Any, origin: ValueOrigin) -> dict[str, Any]:
     return {"value": value, "origin": origin.value}
 
 
@@ -309,7 +309,7 @@ def effective(layout: Layout, instances: Mapping[str, Plugin], ports: Ports) -> 
         parameters = {}
         for field in parameters_of(entry.cls, ports):
             keys = (yaml_key(field), *field.metadata.get("aliases", ()))
-            origin = Origin.FILE if any(key in entry.parameters for key in keys) else Origin.DEFAULT
+            origin = ValueOrigin.FILE if any(key in entry.parameters for key in keys) else ValueOrigin.DEFAULT
             parameters[keys[0]] = (plain(getattr(instances[name], field.name)), origin)
         plugins.append(EffectivePlugin(name, entry.cls.plugin_type, entry.origin, parameters))
     return Effective(tuple(plugins), tuple(layout.profiles), layout.handler)

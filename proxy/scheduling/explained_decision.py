@@ -48,7 +48,7 @@ _ENDED = attrgetter(*EndedAttempt._fields)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class DecisionEntry:
     """One decision. It contains names and lengths of the request, but no prompt, header or body. `situations` (view,
     requests and tokens in flight, freshness), `hits` (tokens of the prompt in the KV cache) and `ttfts` are in the
     order of `candidates`; the latter two are None without a prediction. Times are monotonic seconds, except `at`, which
@@ -143,7 +143,7 @@ class Entry:
         return self.ttfts[self.candidates.index(pod)]
 
 
-ENTRY: DataKey[Entry] = DataKey("DecisionEntry")
+ENTRY: DataKey[DecisionEntry] = DataKey("DecisionEntry")
 
 
 class EntryBuilder:
@@ -163,13 +163,13 @@ class EntryBuilder:
         runs: tuple[ProfileRecord, ...],
         outcome: Decision | RequestError,
         is_requested: bool = False,
-    ) -> Entry:
+    ) -> DecisionEntry:
         """Return the entry of a decision. Call it in the tick of the decision, before the reservation, so that it has
         the same data as the plugins."""
         state, error = request.state, outcome if isinstance(outcome, RequestError) else None
         ticket, match, forecast = state.read(TICKET), state.read(PREFIX_MATCH), state.read(LATENCY)
         columns = sum(len(run.scored) * (len(run.scores) + 4) for run in runs)
-        return Entry(
+        return DecisionEntry(
             id=id,
             request=request.id,
             at=self._clock.wall(),
@@ -230,7 +230,7 @@ def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
     return Margin(other, totals[chosen] - totals[other])
 
 
-def short(entry: Entry) -> dict[str, Any]:
+def short(entry: DecisionEntry) -> dict[str, Any]:
     """Return the choice, its margin, the predictions and the result, ready for JSON."""
     decision, last, pod = entry.decision, entry.last, entry.prompt_pod
     return {
@@ -267,7 +267,7 @@ def short(entry: Entry) -> dict[str, Any]:
     }
 
 
-def whole(entry: Entry) -> dict[str, Any]:
+def whole(entry: DecisionEntry) -> dict[str, Any]:
     """Return the same as `short`, with all candidates, profiles and attempts."""
     return {
         **short(entry),
@@ -296,7 +296,7 @@ _SENT_ONLY = (
 )  # fmt: skip
 
 
-def imagined(entry: Entry) -> dict[str, Any]:
+def imagined(entry: DecisionEntry) -> dict[str, Any]:
     """Return the same for a hypothetical request, which has no result."""
     return {key: value for key, value in whole(entry).items() if key not in _SENT_ONLY}
 
@@ -310,7 +310,7 @@ def _cached_tokens(last: Attempt | EndedAttempt | None) -> int | None:
     return last.usage.cached_tokens if last.usage is not None else None
 
 
-def _profile(entry: Entry, run: ProfileRecord) -> dict[str, Any]:
+def _profile(entry: DecisionEntry, run: ProfileRecord) -> dict[str, Any]:
     names, shares = [pod.name for pod in run.scored], entry.shares[run.profile]
     picked = run.ranked[0] if run.ranked else None
     if entry.decision is not None and entry.decision.profile == run.profile:
@@ -382,7 +382,7 @@ MOST_CHARACTERS = 1000
 LONGEST_NAME = 100
 
 
-def summary(entry: Entry, pod: Endpoint) -> str:
+def summary(entry: DecisionEntry, pod: Endpoint) -> str:
     """Return the value of the response header: ASCII, less than 1 KiB. `pod` is the pod of the attempt. Scorers are in
     the order of their part of the total; the last ones are left out if they do not fit."""
     fields, scores = list(_fields(entry, pod)), _scores(entry)
@@ -393,7 +393,7 @@ def summary(entry: Entry, pod: Endpoint) -> str:
         scores.pop()
 
 
-def _fields(entry: Entry, pod: Endpoint) -> Iterator[str]:
+def _fields(entry: DecisionEntry, pod: Endpoint) -> Iterator[str]:
     decision, prompt_pod = entry.decision, entry.prompt_pod
     if decision is None or prompt_pod is None:
         return
@@ -417,7 +417,7 @@ def _fields(entry: Entry, pod: Endpoint) -> Iterator[str]:
     yield f"waited={entry.decided_at - entry.received_at:.3f}"
 
 
-def _scores(entry: Entry) -> list[str]:
+def _scores(entry: DecisionEntry) -> list[str]:
     run = entry.run
     if run is None or entry.decision is None or entry.decision.target not in run.scored:
         return []

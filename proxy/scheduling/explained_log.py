@@ -14,10 +14,10 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NotFound, Reason, RequestError
 from proxy.core.listener import Listener
 from proxy.core.params import parse_duration, suggestion
-from proxy.core.ports import Call, Clock, Random
+from proxy.core.ports import ClientRequest, Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.explained_decision import ENTRY, HEADER, Entry, EntryBuilder, short, summary, whole
+from proxy.scheduling.explained_decision import ENTRY, HEADER, DecisionEntry, EntryBuilder, short, summary, whole
 from proxy.telemetry.settings import DecisionSettings
 
 MAX_BYTES = 64 << 20
@@ -31,10 +31,10 @@ class Ring:
     """The latest entries that fit into the memory limit."""
 
     def __init__(self) -> None:
-        self.entries: deque[Entry] = deque()
+        self.entries: deque[DecisionEntry] = deque()
         self.bytes = 0
 
-    def add(self, entry: Entry, keep: int) -> list[Entry]:
+    def add(self, entry: DecisionEntry, keep: int) -> list[DecisionEntry]:
         """Add an entry. Return the entries that were removed."""
         self.entries.append(entry)
         entry.is_kept = True
@@ -59,7 +59,7 @@ class DecisionLog:
         self.seen = 0
         self._clock = clock
         self._ids = map(f"{prefix}{{:x}}".format, count(1))
-        self._open: dict[str, Entry] = {}
+        self._open: dict[str, DecisionEntry] = {}
         """Entries of open requests, by request: a refused request has no attempt with the entry."""
         self._latest, self._striking = Ring(), Ring()
 
@@ -70,12 +70,12 @@ class DecisionLog:
     def __len__(self) -> int:
         return len(self._latest.entries) + len(self._striking.entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[DecisionEntry]:
         """Iterate over the entries, the newest first."""
         both = [*self._latest.entries, *self._striking.entries]
         return iter(sorted(both, key=lambda entry: entry.decided_at, reverse=True))
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> DecisionEntry | None:
         """Return the entry with this id, or the newest of this request."""
         entries = list(self)
         by_id = (entry for entry in entries if entry.id == name)
@@ -84,7 +84,7 @@ class DecisionLog:
     def next_id(self) -> str:
         return next(self._ids)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: DecisionEntry) -> None:
         self.seen += 1
         self._open[entry.request] = entry
         for removed in self._latest.add(entry, self.settings.keep):
@@ -99,7 +99,7 @@ class DecisionLog:
             if not entry.is_kept and self._is_striking(entry):
                 self._striking.add(entry, self.settings.keep)
 
-    def _is_striking(self, entry: Entry) -> bool:
+    def _is_striking(self, entry: DecisionEntry) -> bool:
         if entry.is_requested or entry.failed or entry.error is not None:
             return True
         return entry.ended_at is not None and entry.is_slower_than(self.settings.slow, entry.ended_at)
@@ -193,7 +193,7 @@ class Explained(Listener):
             entry.end_attempt(attempt)
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         self._log.end(call.id, attempt, status, outcome)
 
@@ -228,7 +228,7 @@ class DecisionQuery:
             _limit(query.get("limit", str(FEW))),
         )
 
-    def matches(self, entry: Entry, now: float) -> bool:
+    def matches(self, entry: DecisionEntry, now: float) -> bool:
         if self.is_requested and not entry.is_requested:
             return False
         if self.slow is not None and (entry.error is not None or not entry.is_slower_than(self.slow, now)):
@@ -238,7 +238,7 @@ class DecisionQuery:
         return all(getattr(entry, name) == value for name, value in self.equal.items())
 
 
-def _pods_of(entry: Entry) -> set[str]:
+def _pods_of(entry: DecisionEntry) -> set[str]:
     """Return the names of the chosen pod and of the pods that had an attempt."""
     tried = {attempt.endpoint.name for attempt in entry.attempts}
     return tried if entry.decision is None else {entry.decision.target.name, *tried}

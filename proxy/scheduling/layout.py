@@ -26,7 +26,7 @@ DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_WEIGHT = 1.0
 
 
-class Origin(Enum):
+class ValueOrigin(Enum):
     """The origin of a piece of the effective configuration."""
 
     FILE = "file"
@@ -35,33 +35,33 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PluginInstance:
     """One plugin instance to create."""
 
     name: str
     cls: type[Plugin]
     parameters: Mapping[str, Any]
-    origin: Origin
+    origin: ValueOrigin
 
     def is_a(self, *points: type) -> bool:
         return any(point in self.cls.__mro__ for point in points)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PluginUse:
     """A plugin in a profile."""
 
     ref: str
     weight: float
-    origin: Origin
-    weight_origin: Origin
+    origin: ValueOrigin
+    weight_origin: ValueOrigin
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileLayout:
     name: str
-    uses: tuple[Use, ...]
-    origin: Origin
+    uses: tuple[PluginUse, ...]
+    origin: ValueOrigin
     shadow: bool = False
 
 
@@ -73,7 +73,7 @@ class Layout:
     registry: Registry
     path: str
     problems: list[Problem]
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, PluginInstance] = field(default_factory=dict)
     profiles: list[ProfileLayout] = field(default_factory=list)
     handler: str = ""
 
@@ -89,7 +89,7 @@ class Layout:
         if cls is None:
             self.complain("plugins", f"the default '{type_name}' is not among the installed plugins")
         else:
-            self.entries[type_name] = Entry(type_name, cls, {}, Origin.INJECTED)
+            self.entries[type_name] = PluginInstance(type_name, cls, {}, ValueOrigin.INJECTED)
         return type_name
 
     def deciding(self) -> tuple[str, ...]:
@@ -118,7 +118,9 @@ def _declare(layout: Layout, document: Document) -> None:
             near = suggestion(plugin.type, types)
             layout.complain(f"plugins.{plugin.label}", f"unknown plugin type '{plugin.type}'{near}")
         else:
-            layout.entries.setdefault(plugin.label, Entry(plugin.label, cls, plugin.parameters or {}, Origin.FILE))
+            layout.entries.setdefault(
+                plugin.label, PluginInstance(plugin.label, cls, plugin.parameters or {}, ValueOrigin.FILE)
+            )
 
 
 def _default_profile(layout: Layout) -> ProfileLayout:
@@ -128,12 +130,12 @@ def _default_profile(layout: Layout) -> ProfileLayout:
     weights = [(name, DEFAULT_WEIGHT) for name in members]
     if not members and not layout.problems:
         weights = [(layout.inject(name), DEFAULT_WEIGHT) for name in DEFAULT_PLUGINS]
-    uses = tuple(Use(name, weight, Origin.INJECTED, Origin.INJECTED) for name, weight in weights)
-    return ProfileLayout(DEFAULT_PROFILE, uses, Origin.INJECTED)
+    uses = tuple(PluginUse(name, weight, ValueOrigin.INJECTED, ValueOrigin.INJECTED) for name, weight in weights)
+    return ProfileLayout(DEFAULT_PROFILE, uses, ValueOrigin.INJECTED)
 
 
 def _declared_profile(layout: Layout, profile: ProfileEntry) -> ProfileLayout:
-    uses: list[Use] = []
+    uses: list[PluginUse] = []
     for ref in profile.plugins:
         entry = layout.entries.get(ref.plugin_ref)
         if entry is not None and not entry.is_a(Filter, Scorer, Picker):
@@ -142,8 +144,10 @@ def _declared_profile(layout: Layout, profile: ProfileEntry) -> ProfileLayout:
             layout.problems.append(Problem(profile.path, f"refers to '{ref.plugin_ref}' twice"))
         given = ref.weight is not None
         weight = DEFAULT_WEIGHT if ref.weight is None else ref.weight
-        uses.append(Use(ref.plugin_ref, weight, Origin.FILE, Origin.FILE if given else Origin.DEFAULT))
-    return ProfileLayout(profile.name, tuple(uses), Origin.FILE, profile.shadow)
+        uses.append(
+            PluginUse(ref.plugin_ref, weight, ValueOrigin.FILE, ValueOrigin.FILE if given else ValueOrigin.DEFAULT)
+        )
+    return ProfileLayout(profile.name, tuple(uses), ValueOrigin.FILE, profile.shadow)
 
 
 def _with_picker(layout: Layout, profile: ProfileLayout) -> ProfileLayout:
@@ -155,7 +159,7 @@ def _with_picker(layout: Layout, profile: ProfileLayout) -> ProfileLayout:
         return profile
     defined = [name for name in layout.entries if _is_picker(layout, name)]
     picker = defined[0] if len(defined) == 1 else layout.inject(DEFAULT_PICKER)
-    use = Use(picker, DEFAULT_WEIGHT, Origin.INJECTED, Origin.INJECTED)
+    use = PluginUse(picker, DEFAULT_WEIGHT, ValueOrigin.INJECTED, ValueOrigin.INJECTED)
     return ProfileLayout(profile.name, (*profile.uses, use), profile.origin, profile.shadow)
 
 

@@ -26,7 +26,7 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.lines import lost_lines
 from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
-from proxy.telemetry.recorder import Recorder
+from proxy.telemetry.recorder import RequestRecorder
 from proxy.telemetry.settings import Telemetry, TracingSettings
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class Observation:
         self.readers: list[Callable[[], None]] = []
         self._tracing = _tracing(settings.tracing, clock)
         self.observer = Observer(catalogue, self.endpoints, clock)
-        self._recorder: Recorder | None = None
+        self._recorder: RequestRecorder | None = None
         if settings.record is not None:
             lost = catalogue.record_lines_lost.cell()
-            self._recorder = Recorder(settings.record, clock, lost, self._adapters, _session)
+            self._recorder = RequestRecorder(settings.record, clock, lost, self._adapters, _session)
         self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)

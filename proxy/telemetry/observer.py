@@ -13,7 +13,7 @@ from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
-from proxy.core.ports import Call, Clock, Identity
+from proxy.core.ports import ClientRequest, Clock, Identity
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Record
 from proxy.telemetry.endpoints import EndpointSeries
@@ -297,7 +297,7 @@ class Observer(Listener):
             self._series.stage_ended(attempt)
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
         last = NO_ATTEMPT
         if attempt is not None:

@@ -21,7 +21,7 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
-from proxy.core.ports import Call, Clock
+from proxy.core.ports import ClientRequest, Clock
 from proxy.core.request import InferenceRequest, frozen
 from proxy.core.tasks import Tasks
 from proxy.latency.forecast import objectives
@@ -58,7 +58,7 @@ Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain
 """(arrival, status, outcome, end, fields of the request, its hashes, its pod)."""
 
 
-class Recorder(Listener):
+class RequestRecorder(Listener):
     """The listener that writes a line for each ended request; an `async with` context. `adapters` returns the names of
     the LoRA adapters, `session` the session of a request. An error here costs lines, which are counted as `lost`, and
     never a request."""
@@ -88,7 +88,7 @@ class Recorder(Listener):
         self._stack = AsyncExitStack()
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
         """Copy the values to record, so that no body is kept longer than its request."""
         if attempt is None and not isinstance(outcome, Reason):
@@ -112,7 +112,7 @@ class Recorder(Listener):
         while self._entries:
             self._write_batch()
 
-    async def __aenter__(self) -> Recorder:
+    async def __aenter__(self) -> RequestRecorder:
         installed = installation(self._key, self._wall())
         self._salt, self._started = Salt(installed.secret), installed.started
         self._epoch = self._wall() - self._now() - installed.started
@@ -205,7 +205,7 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
     return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
 
 
-def _request_fields(call: Call, attempt: Attempt, session: str) -> dict[str, Any]:
+def _request_fields(call: ClientRequest, attempt: Attempt, session: str) -> dict[str, Any]:
     """Return the known fields of a request. Tenant and session are not salted yet."""
     request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt

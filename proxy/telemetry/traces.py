@@ -25,7 +25,7 @@ from proxy.core.decision import Decision, DecisionRecord
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
-from proxy.core.ports import Call, Clock
+from proxy.core.ports import ClientRequest, Clock
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import path_label
@@ -154,7 +154,7 @@ def of_request(request: InferenceRequest) -> Attributes:
     return found
 
 
-def of_end(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
+def of_end(call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
     """Return the attributes of a complete request's span."""
     found: Attributes = {
         "http.request.method": call.method,
@@ -262,13 +262,13 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Undrawn:
+class UnsampledTrace:
     """A request that is not sampled: `traceparent` makes pods skip it too."""
 
     traceparent: str
 
 
-TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
+TRACE: DataKey[Trace | UnsampledTrace] = DataKey("Trace")
 SPAN: DataKey[Span] = DataKey("Span")
 """Key of the span of an attempt."""
 
@@ -305,7 +305,7 @@ class Tracing(Listener):
         record: DecisionRecord | None = None,
     ) -> None:
         trace = self._of(request)
-        if isinstance(trace, Undrawn):
+        if isinstance(trace, UnsampledTrace):
             return
         span = self._tracer.start_span("schedule", trace.inside, start_time=self._ns(started))
         if span.is_recording():
@@ -315,7 +315,7 @@ class Tracing(Listener):
     def attempt_started(self, attempt: Attempt) -> None:
         """Send the span of the attempt as parent of the pod's spans."""
         request, trace = attempt.request, self._of(attempt.request)
-        if isinstance(trace, Undrawn):
+        if isinstance(trace, UnsampledTrace):
             attempt.upstream_headers.append(("traceparent", trace.traceparent))
             return
         name = name_of(request.path, request.model)
@@ -330,7 +330,7 @@ class Tracing(Listener):
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         trace = self._of(attempt.request)
-        if isinstance(trace, Undrawn) or (span := attempt.state.pop(SPAN, None)) is None:
+        if isinstance(trace, UnsampledTrace) or (span := attempt.state.pop(SPAN, None)) is None:
             return
         if span.is_recording():
             span.set_attributes(of_attempt_end(attempt))
@@ -340,13 +340,13 @@ class Tracing(Listener):
         span.end(self._ns(self._clock.now()))
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         """End the span. A request that was refused before a pod was chosen gets its span here."""
         trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:
             trace = self._start(call.headers, call.received_at, operation(call.path))
-        if isinstance(trace, Undrawn):
+        if isinstance(trace, UnsampledTrace):
             return
         span = trace.span
         if span.is_recording():
@@ -355,7 +355,7 @@ class Tracing(Listener):
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 
-    def _of(self, request: InferenceRequest) -> Trace | Undrawn:
+    def _of(self, request: InferenceRequest) -> Trace | UnsampledTrace:
         trace = request.state.read(TRACE)
         if trace is None:
             name = name_of(request.path, request.model)
@@ -365,14 +365,14 @@ class Tracing(Listener):
             request.state.write(TRACE, trace)
         return trace
 
-    def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
+    def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | UnsampledTrace:
         """Start a trace. An unreadable or missing traceparent starts a new one. Requests that are not sampled skip the
         SDK, which is slow to drop them."""
         parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None
         if parent is None or not get_current_span(parent).get_span_context().is_valid:
             drawn = IDS.generate_trace_id()
             if drawn & TraceIdRatioBased.TRACE_ID_LIMIT >= self._limit:
-                return Undrawn(f"00-{drawn:032x}-{IDS.generate_span_id():016x}-00")
+                return UnsampledTrace(f"00-{drawn:032x}-{IDS.generate_span_id():016x}-00")
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
         return Trace(span, set_span_in_context(span))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.scheduling.document import KIND
-from proxy.tools.imported import Imported, Unreadable, parse, read_all
+from proxy.tools.imported import Imported, InvalidDocument, parse, read_all
 from proxy.tools.older_picker_config import current
 
 MOST = 200
@@ -51,7 +51,7 @@ def _documents(path: Path) -> list[Mapping[str, Any]]:
     """Return the documents of this kind, else the documents with its keys; at least one. Raise Unreadable."""
     found = list(_inside(read_all(path), str(path)))
     if not found:
-        raise Unreadable(f"{path} holds no {KIND}")
+        raise InvalidDocument(f"{path} holds no {KIND}")
     return [one for one in found if one.get("kind") == KIND] or found
 
 

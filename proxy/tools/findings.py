@@ -266,7 +266,7 @@ CACHE = "cache_info"
 
 
 @dataclass(frozen=True, slots=True)
-class Exposition:
+class ExpositionFinding:
     """The metrics of a pod. `engine` is the dialect with the most matching names, `missing` are the parts of the
     dialect that the pod lacks, `old` the names that newer releases of the engine do not have any more."""
 
@@ -320,7 +320,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferFinding:
     """P/D transfer: `connector` in kvlane's name, `role` prefill, decode or empty."""
 
     connector: str = ""
@@ -340,12 +340,12 @@ class PodReport:
     version: str = ""
     models: tuple[str, ...] = ()
     max_model_len: int | None = None
-    exposition: Exposition | None = None
+    exposition: ExpositionFinding | None = None
     caching: Caching | None = None
     ranks: Ranks | None = None
     says_caching: bool | None = None
     events: Events | None = None
-    transfer: Transfer = field(default_factory=Transfer)
+    transfer: TransferFinding = field(default_factory=TransferFinding)
     abort: float | None = None
     """Seconds from the client's disconnection to the end of the request on the pod; infinite if it continued."""
     skew: float | None = None

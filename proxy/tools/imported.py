@@ -36,7 +36,7 @@ def integer(value: Any, what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftOut:
     """A piece of the original, and the reason why it is not in the settings."""
 
     what: str
@@ -53,8 +53,8 @@ class Imported:
 
     system: str
     settings: Section = field(default_factory=dict)
-    missing: list[Left] = field(default_factory=list)
-    needless: list[Left] = field(default_factory=list)
+    missing: list[LeftOut] = field(default_factory=list)
+    needless: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def put(self, path: str, value: Any) -> None:
@@ -99,10 +99,10 @@ class Imported:
         self.note("let kvlane's service account get, list and watch pods: see pods.kubernetes in configuration.md")
 
     def lacks(self, what: str, why: str) -> None:
-        self.missing.append(Left(what, why))
+        self.missing.append(LeftOut(what, why))
 
     def needs_no(self, what: str, why: str) -> None:
-        self.needless.append(Left(what, why))
+        self.needless.append(LeftOut(what, why))
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -138,7 +138,7 @@ def _listed(title: str, items: Sequence[object]) -> list[str]:
 TEMPLATE = "it looks like the template of a chart; take what `helm template` makes of it"
 
 
-class Unreadable(Exception):
+class InvalidDocument(Exception):
     """The input does not have the expected format; the message says why."""
 
 
@@ -156,7 +156,7 @@ def parse(text: str, source: str) -> Any:
     """Parse a text as `read` does."""
     documents = _documents(text, source)
     if len(documents) > 1:
-        raise Unreadable(f"{source} holds several documents")
+        raise InvalidDocument(f"{source} holds several documents")
     return documents[0] if documents else None
 
 
@@ -164,14 +164,14 @@ def _text(path: Path) -> str:
     try:
         return yaml_source.text_of(path)
     except ConfigError as error:
-        raise Unreadable(str(error)) from None
+        raise InvalidDocument(str(error)) from None
 
 
 def _documents(text: str, source: str) -> list[Any]:
     try:
         return yaml_source.read_documents(text, source)
     except ConfigError as error:
-        raise Unreadable(f"{source} is no YAML: {TEMPLATE}" if "{{" in text else f"is no YAML: {error}") from None
+        raise InvalidDocument(f"{source} is no YAML: {TEMPLATE}" if "{{" in text else f"is no YAML: {error}") from None
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
@@ -179,7 +179,7 @@ def mapping(value: Any, what: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise Unreadable(f"{what} must be a mapping")
+        raise InvalidDocument(f"{what} must be a mapping")
     return value
 
 
@@ -188,7 +188,7 @@ def items(value: Any, what: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise Unreadable(f"{what} must be a list")
+        raise InvalidDocument(f"{what} must be a list")
     return value
 
 
@@ -208,11 +208,11 @@ def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found,
     while rest and not rest[0].startswith("--"):
         rest.pop(0)
     if words and not rest:
-        raise Unreadable("there is no flag in it; write it as it is written for the other program")
+        raise InvalidDocument("there is no flag in it; write it as it is written for the other program")
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         if not flag.startswith("--"):
-            raise Unreadable(f"'{flag}' belongs to no flag")
+            raise InvalidDocument(f"'{flag}' belongs to no flag")
         arity = arities.get(flag)
         taken = [value] if equals else _pop_words(rest, MANY if arity is None else arity, flag)
         (unknown if arity is None else found).setdefault(flag, []).append(taken)
@@ -224,5 +224,5 @@ def _pop_words(rest: list[str], arity: int, flag: str) -> list[str]:
     while rest and (arity == MANY or len(taken) < arity) and not rest[0].startswith("--"):
         taken.append(rest.pop(0))
     if len(taken) < arity:
-        raise Unreadable(f"{flag} wants {arity} words")
+        raise InvalidDocument(f"{flag} wants {arity} words")
     return taken

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.tools import presets
-from proxy.tools.imported import Imported, Unreadable, items, mapping, number, read
+from proxy.tools.imported import Imported, InvalidDocument, items, mapping, number, read
 
 PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")
 """Prefixes of models that a vLLM server may serve, if an api_base is set."""
@@ -61,7 +61,7 @@ def litellm(path: Path) -> Imported:
     """Import a configuration. Raise Unreadable, and ValueError for an invalid value."""
     data = read(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("model_list"), list):
-        raise Unreadable(f"{path} has no model_list")
+        raise InvalidDocument(f"{path} has no model_list")
     made = Imported("a LiteLLM configuration")
     made.put("pods.static", [])
     names = _models(made, list(_deployments(made, data["model_list"])))

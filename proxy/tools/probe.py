@@ -25,7 +25,7 @@ from proxy.fleet.scrape import parse_models, parse_ranks
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.telemetry.exposition import SampleReader, ScrapeError
-from proxy.tools.findings import CACHE, Caching, Events, Exposition, PodReport, Ranks, Transfer
+from proxy.tools.findings import CACHE, Caching, Events, ExpositionFinding, PodReport, Ranks, TransferFinding
 
 T = TypeVar("T")
 
@@ -249,20 +249,20 @@ async def try_tokenize(pod: PodClient, seen: PodReport) -> float | None:
     return median(reply.seconds for reply in replies) if all(reply.ok for reply in replies) else None
 
 
-async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
+async def read_transfer(pod: PodClient, seen: PodReport) -> TransferFinding:
     """Return the transfer that the engine reports in its configuration or its series; for NIXL also the parameters that
     a prompt leaves for another pod. Other connectors get no request: some end the engine over a missing field."""
     if seen.engine == "sglang":
         info = (await pod.fetch("/get_server_info")).json
         mode = str(info.get("disaggregation_mode") or "")
-        return Transfer("sglang", mode) if mode in ("prefill", "decode") else Transfer()
+        return TransferFinding("sglang", mode) if mode in ("prefill", "decode") else TransferFinding()
     server_info = (await pod.fetch("/server_info")).body
     name, role = _CONNECTOR_NAME.search(server_info), _ROLE.search(server_info)
-    found = Transfer(seen.exposition.connector if seen.exposition else "")
+    found = TransferFinding(seen.exposition.connector if seen.exposition else "")
     if name and name[1] != b"None":
         engines = name[1].decode()
         known = ENGINE_CONNECTORS.get(engines, "")
-        found = Transfer(known, ROLES.get(role[1].decode() if role else "", ""), "" if known else engines)
+        found = TransferFinding(known, ROLES.get(role[1].decode() if role else "", ""), "" if known else engines)
     if found.connector != "nixl":
         return found
     left = await pod.fetch(
@@ -380,7 +380,7 @@ NIXL_SERIES = "vllm:nixl_"
 _READER = SampleReader()
 
 
-def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
+def read_exposition(text: bytes, seconds: float = 0.0) -> ExpositionFinding | None:
     """Return what the exposition shows, or None if its engine is unknown."""
     try:
         samples = _READER.read(text)
@@ -390,7 +390,7 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
     except ScrapeError:
         return None
     parts, cache = _parts(dialect), samples.get(_found(dialect.cache_info, names))
-    return Exposition(
+    return ExpositionFinding(
         engine=engine,
         metrics=scrape.total,
         size=len(text),

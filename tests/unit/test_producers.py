@@ -16,7 +16,7 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, plugin
 from proxy.core.ports import Clock, ManualClock, Random
 from proxy.core.registry import PluginFaults, Registry
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.pool import PRODUCE_DEADLINE, Production
+from proxy.pool import PRODUCE_DEADLINE, Producers
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
 
@@ -45,7 +45,7 @@ def raised(producer: DataProducer, complaint: str, error: Exception) -> None:
 
 async def produced(producer: DataProducer) -> bool | None:
     request = InferenceRequest("id", "/", "model")
-    await Production([producer], raised, lambda one: one.plugin_type).run(request, ())
+    await Producers([producer], raised, lambda one: one.plugin_type).run(request, ())
     return request.state.read(DONE)
 
 
@@ -80,7 +80,7 @@ async def test_a_raising_producer_is_counted_and_logged_once_a_minute(
         {Clock: clock, Random: random.Random(0)},
         faults=PluginFaults(clock, lambda name, fault: counted.append(name)),
     )
-    production = Production(built.producers, built.raised, built.name_of)
+    production = Producers(built.producers, built.raised, built.name_of)
     for _ in range(4):
         await production.run(InferenceRequest("id", "/", "model"), [Endpoint("a")])
         clock.advance(20.0)

@@ -11,10 +11,10 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy.core.attempt import Attempt
-from proxy.core.errors import Disconnected, Garbled, UpstreamFailed
+from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.guards import guarded
-from proxy.http.head import REMEMBERED, AnswerHead, read_answer_head
+from proxy.http.head import REMEMBERED, ResponseHead, read_answer_head
 from proxy.openai.events import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
 TAIL = 8 * 1024
@@ -24,7 +24,7 @@ BEGINNING = 8 * 1024
 """Bytes in which the id of a stored response is searched."""
 
 
-class Meter:
+class ResponseMeter:
     """Measures one response after the other of a pod's connection. The parser appends to `pieces` the parts of the body
     and to `marks` the edges of HTTP chunks since `settle`. After the settlement of a chunked body, `marks` starts with
     OPENED, so that there is a last one."""
@@ -90,21 +90,21 @@ class Receiver(Protocol):
     """The consumer of a response: its head, then the reads of its body including the framing, the last one by
     `finished`; or `failed` at any point. The connection's meter has what the parser found."""
 
-    head: AnswerHead | None
+    head: ResponseHead | None
     reads_head: bool
     """Whether `begin` is called for simple responses too."""
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ResponseHead) -> None:
         """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
 
     def received(self, raw: bytes) -> None:
-        """Receive a read. It may replace `Connection.receive` by another function."""
+        """Receive a read. It may replace `PodConnection.receive` by another function."""
 
     def finished(self, raw: bytes, exact: bool) -> None:
         """Receive the last read. `exact`: nothing else follows in `raw`. Leave the meter settled."""
 
     def upgraded(self, rest: bytes) -> None:
-        """Hand over the connection to the caller of `Connection.splice`."""
+        """Hand over the connection to the caller of `PodConnection.splice`."""
 
     def failed(self, error: UpstreamFailed) -> None: ...
 
@@ -132,7 +132,7 @@ MOST_PASSED = 2 * TAIL
 """Bytes of chunks that bypass the receiver before the meter is settled: 60 events or more at the cost of one."""
 
 
-class Connection(asyncio.Protocol):
+class PodConnection(asyncio.Protocol):
     """States: idle -> sending -> answering -> idle, until closed. An idle one has no receiver. `receive` is called with
     every read and changes with the state of the response.
 
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         "until_close",
     )
 
-    def __init__(self, release: Callable[[Connection], None], lost: Callable[[Connection], None]) -> None:
+    def __init__(self, release: Callable[[PodConnection], None], lost: Callable[[PodConnection], None]) -> None:
         """`release` gets the connection back when it can be reused; `lost` is called when it closed while idle."""
         self._release = release
         self._lost = lost
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.request_sent = True
         """Whether the whole body of the request was passed to `write`; set by the sender of a stream."""
-        self.meter = Meter()
+        self.meter = ResponseMeter()
         self.receive: Callable[[bytes], None] | None = self._beginning
         """None while chunks bypass the receiver: see `pass_chunks`."""
         self.passed = 0
@@ -384,7 +384,7 @@ class Connection(asyncio.Protocol):
     def _wait_for_head(self, raw: bytes) -> None:
         self._raw = raw
         if len(raw) > HEAD_LIMIT:
-            self._fail(Garbled("the head of the answer is too long"))
+            self._fail(InvalidResponse("the head of the answer is too long"))
 
     def _start_over(self, rest: bytes) -> None:
         """Continue after an informational head: the parser took it for the response and stops at the next one. Raise
@@ -408,7 +408,7 @@ class Connection(asyncio.Protocol):
     def _count_informational(self) -> None:
         self._informational += 1
         if self._informational > MOST_INFORMATIONAL:
-            raise Garbled(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
+            raise InvalidResponse(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
 
     def _let_go(self) -> None:
         """Drop the receiver: the cycle of connection and parser would keep it until garbage collection."""
@@ -427,7 +427,7 @@ class Connection(asyncio.Protocol):
         if self.receive == self._end:
             self._end(data, exact=False)
         else:
-            self._fail(Garbled(f"not an HTTP answer: {error}"))
+            self._fail(InvalidResponse(f"not an HTTP answer: {error}"))
 
     def _fail(self, error: UpstreamFailed) -> None:
         receiver = self._receiver

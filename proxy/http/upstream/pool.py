@@ -23,7 +23,7 @@ from proxy.core.errors import (
     ConnectFailed,
     ConnectRefused,
     Disconnected,
-    Garbled,
+    InvalidResponse,
     OutOfFiles,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -31,10 +31,10 @@ from proxy.core.errors import (
 from proxy.core.files import CANNOT_CONNECT, is_out_of_files, open_files_limit, report_out_of_files
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.http.head import BODYLESS, AnswerHead, header_line
+from proxy.http.head import BODYLESS, ResponseHead, header_line
 from proxy.http.rank import rank_line
-from proxy.http.settings import Trust
-from proxy.http.upstream.connection import Connection
+from proxy.http.settings import PodTlsContexts
+from proxy.http.upstream.connection import PodConnection
 
 IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a closing connection."""
@@ -57,7 +57,7 @@ async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PodAddress:
     """The address of a pod, from its URL. `host_header` and `base` (the path before every path) are as sent."""
 
     host: str
@@ -67,7 +67,7 @@ class Address:
     base: bytes
 
     @classmethod
-    def of(cls, url: str) -> Address:
+    def of(cls, url: str) -> PodAddress:
         """Raise ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -83,15 +83,15 @@ class Address:
         )
 
 
-class Pod:
+class PodConnections:
     """The connections of one URL."""
 
     __slots__ = ("_idle_limit", "_now", "_room", "address", "idle", "quiet")
 
     def __init__(self, url: str, clock: Clock, idle_limit: float) -> None:
         """Raise ValueError for an invalid URL."""
-        self.address = Address.of(url)
-        self.idle: list[Connection] = []
+        self.address = PodAddress.of(url)
+        self.idle: list[PodConnection] = []
         """Most recently used last, and taken first."""
         self.quiet = 0
         """Number of consecutive calls of `reap` that found nothing."""
@@ -99,7 +99,7 @@ class Pod:
         self._idle_limit = idle_limit
         self._now = clock.now
 
-    def take(self) -> Connection | None:
+    def take(self) -> PodConnection | None:
         """Return a used connection, which the pod may be closing at this moment."""
         idle, oldest = self.idle, self._now() - self._idle_limit
         while idle:
@@ -109,7 +109,7 @@ class Pod:
             connection.abort()
         return None
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: PodConnection) -> None:
         idle = self.idle
         if len(idle) < self._room:
             connection.idle_since = self._now()
@@ -117,7 +117,7 @@ class Pod:
         else:
             connection.abort()
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: PodConnection) -> None:
         if connection in self.idle:
             self.idle.remove(connection)
 
@@ -136,17 +136,17 @@ class Pod:
         _close(idle)
 
 
-class Pods(dict[str, Pod]):
+class PodConnectionsByUrl(dict[str, PodConnections]):
     """Pods by URL, created on demand: an endpoint that moves gets a new one."""
 
     def __init__(self, clock: Clock, idle_limit: float) -> None:
         self._clock = clock
         self._idle_limit = idle_limit
 
-    def __missing__(self, url: str) -> Pod:
+    def __missing__(self, url: str) -> PodConnections:
         """Raise ConnectFailed for an invalid URL."""
         try:
-            pod = self[url] = Pod(url, self._clock, self._idle_limit)
+            pod = self[url] = PodConnections(url, self._clock, self._idle_limit)
         except ValueError as error:
             raise ConnectFailed(str(error)) from error
         return pod
@@ -161,17 +161,17 @@ class UpstreamPool:
         clock: Clock,
         resolve: Resolve = look_up,
         idle_limit: float = IDLE_LIMIT,
-        trust: Trust | None = None,
+        trust: PodTlsContexts | None = None,
     ) -> None:
         """Connections that were idle for `idle_limit` seconds are not reused. Without `trust` the system's certificate
         authorities apply."""
-        self.pods = Pods(clock, idle_limit)
+        self.pods = PodConnectionsByUrl(clock, idle_limit)
         self.connect_timeout = connect_timeout
         self._resolve = resolve
         self._clock = clock
-        self._trust = trust or Trust()
+        self._trust = trust or PodTlsContexts()
 
-    async def connect(self, pod: Pod, deadline: float = math.inf) -> Connection:
+    async def connect(self, pod: PodConnections, deadline: float = math.inf) -> PodConnection:
         """Return a fresh connection. Raise ConnectFailed, ConnectRefused, OutOfFiles, or UpstreamTimedOut at
         `deadline`, in monotonic seconds."""
         address, left = pod.address, deadline - self._clock.now()
@@ -179,7 +179,7 @@ class UpstreamPool:
             tls = self._trust.at(address.host, address.port) if address.tls else None
             async with asyncio.timeout(min(self.connect_timeout, left)):
                 return await dial(
-                    lambda: Connection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
+                    lambda: PodConnection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
                 )
         except TimeoutError as error:
             if left < self.connect_timeout:
@@ -221,7 +221,7 @@ class UpstreamPool:
             pod.forget()
 
 
-def _close(connections: list[Connection]) -> None:
+def _close(connections: list[PodConnection]) -> None:
     for connection in connections:
         connection.abort()
 
@@ -283,7 +283,7 @@ class PooledFetcher:
     """Implements `fleet.refresh.Fetcher` inside `async with`. It has its own connections, so that scrapes never compete
     with requests."""
 
-    def __init__(self, timeout: float, clock: Clock, trust: Trust | None = None) -> None:
+    def __init__(self, timeout: float, clock: Clock, trust: PodTlsContexts | None = None) -> None:
         """`timeout`: seconds for one exchange. `trust`: see `UpstreamPool`."""
         self.timeout = timeout
         self._pool = UpstreamPool(timeout, clock, idle_limit=FETCH_IDLE_LIMIT, trust=trust)
@@ -317,7 +317,7 @@ class PooledFetcher:
         except TimeoutError as error:
             raise UpstreamTimedOut(f"no answer within {self.timeout:g} s") from error
 
-    async def _ask(self, pod: Pod, head: bytes, body: bytes) -> tuple[int, bytes]:
+    async def _ask(self, pod: PodConnections, head: bytes, body: bytes) -> tuple[int, bytes]:
         """Send the request; if a reused connection closes without a byte, repeat it on a fresh one."""
         used = pod.take()
         if used is not None:
@@ -339,29 +339,29 @@ class Collected:
 
     __slots__ = ("_connection", "head", "reads_head", "size", "whole")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PodConnection) -> None:
         self._connection = connection
         self.size = 0
         """Bytes of it that have come, framing and all, before the last read."""
-        self.head: AnswerHead | None = None
+        self.head: ResponseHead | None = None
         self.reads_head = False
-        self.whole: asyncio.Future[tuple[AnswerHead, bytes]] = asyncio.get_running_loop().create_future()
+        self.whole: asyncio.Future[tuple[ResponseHead, bytes]] = asyncio.get_running_loop().create_future()
 
     def abandon(self) -> None:
         """Close the connection before the response is whole."""
         self._connection.abort()
         self.whole.cancel()
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ResponseHead) -> None:
         if head.status == 101:
-            raise Garbled("switched protocols unasked")
+            raise InvalidResponse("switched protocols unasked")
         self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
 
     def received(self, raw: bytes) -> None:
         self.size += len(raw)
         if self.size > LONGEST:
             self._connection.abort()
-            self.failed(Garbled("the answer is too long"))
+            self.failed(InvalidResponse("the answer is too long"))
 
     def finished(self, raw: bytes, exact: bool) -> None:
         body = self._connection.meter.take()
@@ -383,7 +383,7 @@ class Collected:
     def resume_writing(self) -> None: ...
 
 
-async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int, bytes]:
+async def _answer(connection: PodConnection, head: bytes, body: bytes) -> tuple[int, bytes]:
     """Wait for the response. Cancellation closes the connection."""
     response = Collected(connection)
     connection.send(response, head, body)
@@ -396,7 +396,7 @@ async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int
         raise
     except Exception as error:
         log.exception("failed to read a response of a pod")
-        raise Garbled(f"the response could not be read: {error!r}") from error
+        raise InvalidResponse(f"the response could not be read: {error!r}") from error
     return answered.status, body
 
 
@@ -407,7 +407,7 @@ def _request(url: str, api_key: str | None, length: int | None, rank: int | None
     try:
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc}"
-        lines = _HEAD % Address.of(origin).host_header
+        lines = _HEAD % PodAddress.of(origin).host_header
         if api_key:
             lines += header_line("authorization", f"Bearer {api_key}")
         if rank is not None:

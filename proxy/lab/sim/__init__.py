@@ -3,7 +3,7 @@
     async with SimFleet(4, SimConfig(time_scale=10)) as fleet:
         ... # fleet.urls, fleet.pods[0].requests, await fleet.pods[1].kill()
 
-`Engine` alone is the step model without sockets, for simulations on a virtual clock:
+`SimEngine` alone is the step model without sockets, for simulations on a virtual clock:
 
     engine.submit(Sequence(prompt, Sampling(max_tokens=100)), now)
     while engine.busy:
@@ -12,24 +12,24 @@
 """
 
 from proxy.lab.sim.config import SimConfig, StepTiming, TransferTiming
-from proxy.lab.sim.engine import Engine
-from proxy.lab.sim.faults import Fault, Faults, Kind
+from proxy.lab.sim.engine import SimEngine
+from proxy.lab.sim.faults import Fault, FaultKind, Faults
 from proxy.lab.sim.http import RequestLog, RequestRecord
 from proxy.lab.sim.pod import SimFleet, SimPod, serve
-from proxy.lab.sim.sequence import Finish, Output, Sampling, Sequence
+from proxy.lab.sim.sequence import Finish, Output, SamplingParams, Sequence
 
 __all__ = [
-    "Engine",
     "Fault",
+    "FaultKind",
     "Faults",
     "Finish",
-    "Kind",
     "Output",
     "RequestLog",
     "RequestRecord",
-    "Sampling",
+    "SamplingParams",
     "Sequence",
     "SimConfig",
+    "SimEngine",
     "SimFleet",
     "SimPod",
     "StepTiming",

@@ -11,23 +11,23 @@ from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.fields import BadRequest, invalid
+from proxy.lab.sim.fields import SimBadRequest, invalid
 from proxy.lab.sim.generation import (
     FINGERPRINT,
     ChunkWriter,
     Generation,
-    Head,
+    SimHead,
     StreamOptions,
     generation,
     quoted,
     sampling_of,
 )
-from proxy.lab.sim.http import Call, EventStream, Routes, json_response
+from proxy.lab.sim.http import EventStream, Routes, SimRequest, json_response
 from proxy.lab.sim.sequence import (
     VOCABULARY,
     Finish,
     Output,
-    Sampling,
+    SamplingParams,
     Sequence,
     from_token_ids,
     render_chat,
@@ -57,7 +57,7 @@ def forced_call(body: fields.Body) -> ToolCall | None:
     for tool in tools:
         if _function(tool).get("name") == wanted:
             return _call(tool)
-    raise BadRequest("The tool specified in `tool_choice` does not match any of the specified `tools`")
+    raise SimBadRequest("The tool specified in `tool_choice` does not match any of the specified `tools`")
 
 
 def _call(tool: Mapping[str, Any]) -> ToolCall:
@@ -81,19 +81,19 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return EXAMPLES.get(str(schema.get("type")), "sim")
 
 
-async def complete(call: Call) -> web.StreamResponse:
+async def complete(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     model = call.resolve_model(body)
     options = StreamOptions.of(body)
     generated = generation(call, model, prompts_of(body, "prompt"), sampling_of(body, call.config), body)
-    head = Head(f"cmpl-{call.id}", "text_completion", int(call.service.wall()), model)
+    head = SimHead(f"cmpl-{call.id}", "text_completion", int(call.service.wall()), model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: TextChunks(stream, head, options, generated))
     await generated.run()
     return json_response(_whole(head, generated, lambda sequence: {"text": sequence.response.decode()}))
 
 
-async def chat(call: Call) -> web.StreamResponse:
+async def chat(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     messages = fields.objects(body, "messages")
     model = call.resolve_model(body)
@@ -101,7 +101,7 @@ async def chat(call: Call) -> web.StreamResponse:
     tool = forced_call(body)
     prompt = chat_prompt(messages, body)
     generated = generation(call, model, [prompt], _sampling(body, call.config, tool), body)
-    head = Head(f"chatcmpl-{call.id}", "chat.completion.chunk", int(call.service.wall()), model)
+    head = SimHead(f"chatcmpl-{call.id}", "chat.completion.chunk", int(call.service.wall()), model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: ChatChunks(stream, head, options, generated, tool))
     await generated.run()
@@ -116,7 +116,7 @@ async def chat(call: Call) -> web.StreamResponse:
 ROUTES: Routes = {"POST /v1/completions": complete, "POST /v1/chat/completions": chat}
 
 
-def _whole(head: Head, generated: Generation, content: Callable[[Sequence], dict[str, Any]]) -> dict[str, Any]:
+def _whole(head: SimHead, generated: Generation, content: Callable[[Sequence], dict[str, Any]]) -> dict[str, Any]:
     """Return a non-streamed response; `content` returns the text fields of a choice."""
     choices = [
         {
@@ -172,20 +172,20 @@ def _token_prompt(ids: Any, name: str) -> bytes:
         raise invalid("list_type", f"body.{name}", "Input should be a valid list", ids)
     for token in (min(ids), max(ids)) if ids else ():
         if not 0 <= token < VOCABULARY:
-            raise BadRequest(f"Token id {token} is out of vocabulary")
+            raise SimBadRequest(f"Token id {token} is out of vocabulary")
     return from_token_ids(ids)
 
 
 def chat_prompt(messages: list[dict[str, Any]], body: fields.Body) -> bytes:
     if not messages:
-        raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise SimBadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
     continued = fields.flag(body, "continue_final_message")
     if continued and fields.flag(body, "add_generation_prompt"):
-        raise BadRequest("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        raise SimBadRequest("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     return render_chat(messages, body.get("tools") or (), continue_final_message=continued)
 
 
-def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> Sampling:
+def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> SamplingParams:
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     sampling = sampling_of(body, config, limit)
     if tool is None:
@@ -204,7 +204,7 @@ class Shape:
     ended: bytes
 
 
-def _shape(head: Head, tool: ToolCall | None) -> Shape:
+def _shape(head: SimHead, tool: ToolCall | None) -> Shape:
     if tool is None:
         return Shape(None, lambda text: b'{"content":%b}' % quoted(text), b"stop")
     intro = b'{"tool_calls":[{"id":%b,"type":"function","index":0,"function":{"name":%b,"arguments":""}}]}' % (
@@ -215,7 +215,7 @@ def _shape(head: Head, tool: ToolCall | None) -> Shape:
     return Shape(intro, lambda text: arguments % quoted(text), b"tool_calls")
 
 
-def _tool_id(head: Head) -> str:
+def _tool_id(head: SimHead) -> str:
     return head.id.replace("chatcmpl-", "chatcmpl-tool-", 1)
 
 
@@ -223,7 +223,7 @@ class ChatChunks(ChunkWriter):
     """Renders a token as a `"delta"` of one choice; the role comes before the first delta of each choice."""
 
     def __init__(
-        self, stream: EventStream, head: Head, options: StreamOptions, generated: Generation, tool: ToolCall | None
+        self, stream: EventStream, head: SimHead, options: StreamOptions, generated: Generation, tool: ToolCall | None
     ) -> None:
         super().__init__(stream, head, options, generated)
         self._shape = _shape(head, tool)
@@ -255,7 +255,7 @@ class ChatChunks(ChunkWriter):
         self.write(choice % (index, delta, reason, stop), output)
 
 
-def _message(text: str, head: Head, tool: ToolCall | None) -> dict[str, Any]:
+def _message(text: str, head: SimHead, tool: ToolCall | None) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
     if tool is not None:
         function = {"name": tool.name, "arguments": text}

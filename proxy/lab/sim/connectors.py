@@ -11,21 +11,21 @@ from uuid import uuid4
 
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
-from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, Transfer, text_hash
+from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, SequenceTransfer, text_hash
 from proxy.lab.sim.transfer import (
-    Connector,
     EngineStops,
     Fabric,
-    Holding,
+    HeldCache,
     Incoming,
     NotServed,
     Outgoing,
+    SimConnector,
     TransferFailed,
     TransferRequest,
 )
 
 
-class Nixl(Connector):
+class SimNixl(SimConnector):
     """The NIXL connector. A pod accepts both prefill and decode requests, whatever its role."""
 
     def __init__(
@@ -80,7 +80,7 @@ def _key(*parts: Any) -> str:
 ADDRESSES = re.compile(r"___prefill_addr_[^_:]+:\d+___decode_addr_[^_:]+:\d+_")
 
 
-class P2pNccl(Connector):
+class SimP2pNccl(SimConnector):
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         for index, sequence in enumerate(sequences):
             key = f"p2p-nccl {request.id} {index}"
@@ -92,7 +92,7 @@ class P2pNccl(Connector):
                 sequence.transfer = Incoming(self, request, key)
 
 
-class Pushed(Transfer):
+class Pushed(SequenceTransfer):
     """A transfer that keeps nothing: the other pod has the cache as soon as it is computed."""
 
     def __init__(self, fabric: Fabric, key: str, *, is_lost: bool) -> None:
@@ -102,12 +102,12 @@ class Pushed(Transfer):
 
     def computed(self, sequence: Sequence) -> None:
         if not self._is_lost:
-            holding = Holding(lambda: self._fabric.forget(self._key))
+            holding = HeldCache(lambda: self._fabric.forget(self._key))
             holding.computed()
             self._fabric.announce(self._key, holding)
 
 
-class Mooncake(Connector):
+class SimMooncake(SimConnector):
     """The Mooncake connector. Requests without a transfer id are served without a transfer."""
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
@@ -122,7 +122,7 @@ class Mooncake(Connector):
                 sequence.transfer = Incoming(self, request, key, self.scaled(self.config.transfer.failure))
 
 
-class Sglang(Connector):
+class SimSglang(SimConnector):
     """SGLang's connector. A pod with a role refuses requests without a bootstrap id, and a prefill pod's response ends
     when its cache is fetched."""
 
@@ -152,7 +152,7 @@ def _bootstrap_ids(body: Mapping[str, Any], count: int) -> list[int]:
     return found
 
 
-class SharedStorage(Connector):
+class SimSharedStorage(SimConnector):
     cached: ClassVar[bool] = True
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
@@ -161,7 +161,7 @@ class SharedStorage(Connector):
 
 
 class Filed(Incoming):
-    def __init__(self, connector: Connector, request: TransferRequest, sequence: Sequence) -> None:
+    def __init__(self, connector: SimConnector, request: TransferRequest, sequence: Sequence) -> None:
         super().__init__(connector, request, "")
         block = connector.config.block_size
         self._files = connector.fabric.files
@@ -182,13 +182,13 @@ class Filed(Incoming):
             self._files.add(self._hash)
 
 
-CONNECTORS: Mapping[str, type[Connector]] = MappingProxyType(
+CONNECTORS: Mapping[str, type[SimConnector]] = MappingProxyType(
     {
-        "": Connector,
-        "nixl": Nixl,
-        "shared-storage": SharedStorage,
-        "mooncake": Mooncake,
-        "sglang": Sglang,
-        "p2p-nccl": P2pNccl,
+        "": SimConnector,
+        "nixl": SimNixl,
+        "shared-storage": SimSharedStorage,
+        "mooncake": SimMooncake,
+        "sglang": SimSglang,
+        "p2p-nccl": SimP2pNccl,
     }
 )

@@ -8,35 +8,35 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.lab.sim.engine import Engine
-from proxy.lab.sim.faults import Fault, Kind
-from proxy.lab.sim.fields import BadRequest
-from proxy.lab.sim.http import SERVER, Call, Routes, json_response
+from proxy.lab.sim.engine import SimEngine
+from proxy.lab.sim.faults import Fault, FaultKind
+from proxy.lab.sim.fields import SimBadRequest
+from proxy.lab.sim.http import SERVER, Routes, SimRequest, json_response
 from proxy.lab.sim.metrics import expose
 
 VERSION = "0.32.0"
 
 
-async def health(call: Call) -> web.StreamResponse:
+async def health(call: SimRequest) -> web.StreamResponse:
     return web.Response(headers={"Server": SERVER})
 
 
-async def version(call: Call) -> web.StreamResponse:
+async def version(call: SimRequest) -> web.StreamResponse:
     return json_response({"version": VERSION})
 
 
-async def load(call: Call) -> web.StreamResponse:
+async def load(call: SimRequest) -> web.StreamResponse:
     return json_response({"server_load": len(call.service.log.open)})
 
 
-async def models(call: Call) -> web.StreamResponse:
+async def models(call: SimRequest) -> web.StreamResponse:
     config = call.config
     cards = [_card(call, config.model, None, config.max_model_len)]
     cards += [_card(call, adapter, config.model, None) for adapter in config.lora_adapters]
     return json_response({"object": "list", "data": cards})
 
 
-def _card(call: Call, name: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+def _card(call: SimRequest, name: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -49,38 +49,38 @@ def _card(call: Call, name: str, parent: str | None, max_model_len: int | None) 
     }
 
 
-async def metrics(call: Call) -> web.StreamResponse:
+async def metrics(call: SimRequest) -> web.StreamResponse:
     text = expose(call.service.driver.engines, call.service.wall(), call.service.started_at)
     headers = {"Server": SERVER, "Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=text.encode(), headers=headers)
 
 
-async def sleep(call: Call) -> web.StreamResponse:
+async def sleep(call: SimRequest) -> web.StreamResponse:
     """Put the engine to sleep; `?level=2` discards the weights too. A sleeping pod still responds to requests, so that
     tests can check that it receives no requests."""
     call.service.driver.forget_prefixes()
     return _set_sleep(call, int(call.request.query.get("level", "1")))
 
 
-async def wake_up(call: Call) -> web.StreamResponse:
+async def wake_up(call: SimRequest) -> web.StreamResponse:
     return _set_sleep(call, 0)
 
 
-def _set_sleep(call: Call, level: int) -> web.StreamResponse:
+def _set_sleep(call: SimRequest, level: int) -> web.StreamResponse:
     for engine in call.service.driver.engines:
         engine.sleep_level = level
     return web.Response(headers={"Server": SERVER})
 
 
-async def is_sleeping(call: Call) -> web.StreamResponse:
+async def is_sleeping(call: SimRequest) -> web.StreamResponse:
     return json_response({"is_sleeping": call.service.driver.engines[0].sleep_level > 0})
 
 
-async def requests(call: Call) -> web.StreamResponse:
+async def requests(call: SimRequest) -> web.StreamResponse:
     return json_response([record.as_json() for record in call.service.log])
 
 
-async def state(call: Call) -> web.StreamResponse:
+async def state(call: SimRequest) -> web.StreamResponse:
     """Return the sums over all ranks and the mean of `kv_usage`; for a pod with several ranks, also the state of each
     rank."""
     log, ranks = call.service.log, [_state_of(engine) for engine in call.service.driver.engines]
@@ -97,14 +97,14 @@ async def state(call: Call) -> web.StreamResponse:
     )
 
 
-async def reset(call: Call) -> web.StreamResponse:
+async def reset(call: SimRequest) -> web.StreamResponse:
     """Clear the prefix cache and the log of ended requests; requests in flight continue."""
     call.service.driver.forget_prefixes()
     call.service.log.clear()
     return json_response({"success": True})
 
 
-async def faults(call: Call) -> web.StreamResponse:
+async def faults(call: SimRequest) -> web.StreamResponse:
     """Return the faults with the number of requests that met them, and the current states of the pod."""
     service = call.service
     met = zip(service.faults.faults, service.faults.met, strict=True)
@@ -117,15 +117,15 @@ async def faults(call: Call) -> web.StreamResponse:
     )
 
 
-async def set_faults(call: Call) -> web.StreamResponse:
+async def set_faults(call: SimRequest) -> web.StreamResponse:
     """Replace all faults with `{"seed": 0, "faults": [{"kind": "reset", "probability": 0.1, "events": 3}]}`; see
     `proxy.lab.sim.faults`. States of the pod last until their time has passed."""
     try:
         wanted = orjson.loads(call.raw)
-        given = [Fault(**{**fault, "kind": Kind(fault["kind"])}) for fault in wanted["faults"]]
+        given = [Fault(**{**fault, "kind": FaultKind(fault["kind"])}) for fault in wanted["faults"]]
         call.service.faults.set(given, int(wanted.get("seed", 0)))
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"These are no faults: {error}") from error
+        raise SimBadRequest(f"These are no faults: {error}") from error
     return await faults(call)
 
 
@@ -146,7 +146,7 @@ ROUTES: Routes = {
 }
 
 
-def _state_of(engine: Engine) -> dict[str, float]:
+def _state_of(engine: SimEngine) -> dict[str, float]:
     return {
         "running": len(engine.running),
         "waiting": len(engine.waiting),

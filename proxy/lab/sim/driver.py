@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
-from proxy.lab.sim.engine import Engine, Step
+from proxy.lab.sim.engine import EngineStep, SimEngine
 from proxy.lab.sim.sequence import Output, Sequence
 
 MOST_LAG = 0.05
@@ -49,7 +49,7 @@ class EngineDriver:
     of the step: the experts of a mixture-of-experts model are distributed over all ranks. Otherwise each rank steps
     independently."""
 
-    def __init__(self, engines: Items[Engine], now: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, engines: Items[SimEngine], now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.engines = engines
         self._wall = wall
         self.now = now
@@ -73,7 +73,7 @@ class EngineDriver:
         engines = self.engines if rank is None else [self.engines[rank]]
         return any(engine.accepts(sequences) for engine in engines)
 
-    def engine_of(self, sequence: Sequence) -> Engine:
+    def engine_of(self, sequence: Sequence) -> SimEngine:
         return self.engines[sequence.rank]
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
@@ -163,7 +163,7 @@ class EngineDriver:
 class _Group:
     """Engines that step together."""
 
-    def __init__(self, engines: Items[Engine]) -> None:
+    def __init__(self, engines: Items[SimEngine]) -> None:
         self.engines = engines
         self.work = asyncio.Event()
 
@@ -171,7 +171,7 @@ class _Group:
     def busy(self) -> bool:
         return any(engine.busy for engine in self.engines)
 
-    def start_steps(self, now: float) -> list[tuple[Engine, Step]]:
+    def start_steps(self, now: float) -> list[tuple[SimEngine, EngineStep]]:
         begun = [(engine, engine.start_step(now)) for engine in self.engines if engine.busy]
         return [(engine, step) for engine, step in begun if step.chunks]
 

@@ -16,14 +16,14 @@ from random import Random
 
 from proxy.lab.cache import ChunkPool, blocks_of
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.kv_events import KvEvents
+from proxy.lab.sim.kv_events import KvPublisher
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 END_TO_END_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)
 
 
-class Histogram:
+class SimHistogram:
     """A histogram of seconds by upper bound; the last count is that of +Inf."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -56,8 +56,8 @@ class EngineStats:
     generation_tokens: int = 0
     aborted: int = 0
     finished: dict[Finish, int] = field(default_factory=lambda: dict.fromkeys(Finish, 0))
-    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BUCKETS))
-    end_to_end: Histogram = field(default_factory=lambda: Histogram(END_TO_END_BUCKETS))
+    first_token: SimHistogram = field(default_factory=lambda: SimHistogram(FIRST_TOKEN_BUCKETS))
+    end_to_end: SimHistogram = field(default_factory=lambda: SimHistogram(END_TO_END_BUCKETS))
 
 
 SEEDS_APART = 7_919
@@ -84,7 +84,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EngineStep:
     """The work of the next `duration` seconds: the sequences, each with the number of tokens that it computes."""
 
     chunks: list[tuple[Sequence, int]]
@@ -92,7 +92,7 @@ class Step:
     duration: float
 
 
-class Engine:
+class SimEngine:
     """The engine of one rank. Sequences enter by `submit`; between `start_step` and `finish_step` the caller lets time
     pass."""
 
@@ -114,7 +114,7 @@ class Engine:
         """Hashes of the media whose embeddings are cached."""
         self._to_encode: set[int] = set()
         self.pace = Pace(config, rank)
-        self.events: KvEvents | None = None
+        self.events: KvPublisher | None = None
         self.sleep_level = 0
         """0 awake, 1 asleep, 2 asleep without its weights."""
 
@@ -196,7 +196,7 @@ class Engine:
         step = self.start_step(now)
         return self.finish_step(step, now + step.duration), step.duration
 
-    def start_step(self, now: float) -> Step:
+    def start_step(self, now: float) -> EngineStep:
         chunks: list[tuple[Sequence, int]] = []
         preemptions = self.stats.preemptions
         budget = self._schedule_running(chunks)
@@ -205,9 +205,9 @@ class Engine:
         prefill, attended, read = _work(chunks)
         self.stats.steps += 1
         seconds = self.pace.seconds(prefill, len(chunks), attended, read)
-        return Step(chunks, prefill, seconds + self._encode())
+        return EngineStep(chunks, prefill, seconds + self._encode())
 
-    def finish_step(self, step: Step, now: float) -> list[Output]:
+    def finish_step(self, step: EngineStep, now: float) -> list[Output]:
         outputs = []
         for sequence, tokens in step.chunks:
             if sequence.phase is Phase.ENDED:

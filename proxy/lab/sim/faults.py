@@ -9,7 +9,7 @@ from enum import Enum
 from xxhash import xxh3_64_intdigest
 
 
-class Kind(Enum):
+class FaultKind(Enum):
     """The kind of a fault. The first block affects one request; the second block affects the whole pod for
     `seconds`."""
 
@@ -59,14 +59,16 @@ class Kind(Enum):
     """Empty the cache, and take `factor` times as long per step; the factor decreases gradually."""
 
 
-OUTAGES = frozenset({Kind.REFUSE, Kind.CRASH, Kind.KILLED, Kind.SHUTTING_DOWN, Kind.ENGINE_DEAD})
+OUTAGES = frozenset(
+    {FaultKind.REFUSE, FaultKind.CRASH, FaultKind.KILLED, FaultKind.SHUTTING_DOWN, FaultKind.ENGINE_DEAD}
+)
 """Kinds that end when the port is opened again or the process restarts."""
 
-BROKEN = frozenset({Kind.HANG, Kind.RESET, Kind.FIN, Kind.GARBAGE, Kind.MISFRAME})
+BROKEN = frozenset({FaultKind.HANG, FaultKind.RESET, FaultKind.FIN, FaultKind.GARBAGE, FaultKind.MISFRAME})
 """Faults that end a response early."""
 
-SPOILT = BROKEN | {Kind.DRIP, Kind.CORRUPT}
-STATES = frozenset(list(Kind)[list(Kind).index(Kind.REFUSE) :])
+SPOILT = BROKEN | {FaultKind.DRIP, FaultKind.CORRUPT}
+STATES = frozenset(list(FaultKind)[list(FaultKind).index(FaultKind.REFUSE) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Fault:
     """A fault that a request meets with this `probability`, at most `count` times. Raises ValueError if the values are
     inconsistent."""
 
-    kind: Kind
+    kind: FaultKind
     probability: float = 1.0
     count: int | None = None
     events: int = 0
@@ -122,15 +124,15 @@ class Faults:
         return None
 
 
-class Condition:
+class FaultCondition:
     """The current and past states of one pod, in seconds of its clock. Lives as long as the pod."""
 
     def __init__(self) -> None:
-        self.history: list[tuple[Kind, float, float]] = []
+        self.history: list[tuple[FaultKind, float, float]] = []
         """Each state with its start and its end."""
-        self._until: dict[Kind, float] = {}
+        self._until: dict[FaultKind, float] = {}
 
-    def start(self, kind: Kind, now: float, until: float) -> None:
+    def start(self, kind: FaultKind, now: float, until: float) -> None:
         self.history.append((kind, now, until))
         self._until[kind] = max(until, self._until.get(kind, 0.0))
 
@@ -138,5 +140,5 @@ class Condition:
         """End all states, because the process has restarted."""
         self._until.clear()
 
-    def at(self, now: float) -> list[Kind]:
+    def at(self, now: float) -> list[FaultKind]:
         return [kind for kind, until in self._until.items() if now < until]

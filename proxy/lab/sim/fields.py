@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 T = TypeVar("T")
 
 
-class ApiError(Exception):
+class SimError(Exception):
     """An error response, rendered as {"error": {...}}; on /v1/messages in Anthropic's shape."""
 
     status = 400
@@ -42,7 +42,7 @@ class ApiError(Exception):
         return orjson.dumps({"type": "error", "error": {"type": self.type, "message": self.message}})
 
 
-class ValidationError(ApiError):
+class ValidationError(SimError):
     """A violation of the schema; it has OpenAI's shape on every path."""
 
     type = "Bad Request"
@@ -51,16 +51,16 @@ class ValidationError(ApiError):
         return self.openai()
 
 
-class BadRequest(ApiError):
+class SimBadRequest(SimError):
     pass
 
 
-class NotFound(ApiError):
+class SimNotFound(SimError):
     status = 404
     type = "NotFoundError"
 
 
-class Unavailable(ApiError):
+class Unavailable(SimError):
     status = 503
     type = "Service Unavailable"
 
@@ -70,7 +70,7 @@ class Loading(Unavailable):
         super().__init__("The model is being loaded.")
 
 
-class InternalError(ApiError):
+class InternalError(SimError):
     status = 500
     type = "InternalServerError"
     text = ""
@@ -103,12 +103,12 @@ def _shape(value: object) -> str:
     return str(value)
 
 
-def unknown_model(name: str, base: str) -> NotFound:
-    return NotFound(f"The model `{name}` does not exist. Valid aliases: {base}.", "model")
+def unknown_model(name: str, base: str) -> SimNotFound:
+    return SimNotFound(f"The model `{name}` does not exist. Valid aliases: {base}.", "model")
 
 
-def too_long(tokens: int, limit: int) -> BadRequest:
-    return BadRequest(
+def too_long(tokens: int, limit: int) -> SimBadRequest:
+    return SimBadRequest(
         f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, "
         "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
         f"(parameter=input_tokens, value={tokens})",
@@ -188,7 +188,7 @@ def integer(body: Body, name: str, default: int) -> int:
 def positive(body: Body, name: str, default: int) -> int:
     value = integer(body, name, default)
     if value < 1:
-        raise BadRequest(f"{name} must be at least 1, got {value}. (parameter={name}, value={value})", name)
+        raise SimBadRequest(f"{name} must be at least 1, got {value}. (parameter={name}, value={value})", name)
     return value
 
 
@@ -220,7 +220,7 @@ def cache_salt(body: Body) -> str | None:
     salt = text(body, "cache_salt")
     if salt == "":
         message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
-        raise BadRequest(message, "cache_salt")
+        raise SimBadRequest(message, "cache_salt")
     return salt
 
 
@@ -228,7 +228,7 @@ def check_temperature(body: Body) -> None:
     value = body.get("temperature")
     if isinstance(value, int | float) and value < 0:
         message = f"temperature must be non-negative, got {float(value)}."
-        raise BadRequest(f"{message} (parameter=temperature, value={float(value)})", "temperature")
+        raise SimBadRequest(f"{message} (parameter=temperature, value={float(value)})", "temperature")
 
 
 KINDS = frozenset({"image_url", "image", "input_image", "video_url", "audio_url", "input_audio"})

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.faults import Kind
-from proxy.lab.sim.fields import BadRequest, EngineFailed, busy, invalid, media_in, too_long
-from proxy.lab.sim.http import DONE, Call, EventStream
-from proxy.lab.sim.sequence import Finish, Listener, Output, Sampling, Sequence, cache_root, text_hash, tokens_in
+from proxy.lab.sim.faults import FaultKind
+from proxy.lab.sim.fields import EngineFailed, SimBadRequest, busy, invalid, media_in, too_long
+from proxy.lab.sim.http import DONE, EventStream, SimRequest
+from proxy.lab.sim.sequence import Finish, Listener, Output, SamplingParams, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
 RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
@@ -26,7 +26,7 @@ FINGERPRINT = "vllm-0.32.0-sim"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SimUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
@@ -55,7 +55,7 @@ class Generation:
     """The sequences of one request. Inside the `with` they are in the engine; leaving it removes sequences that have
     not ended. `listener` receives each token; set it before entering."""
 
-    def __init__(self, call: Call, sequences: Items[Sequence], choices: int = 1) -> None:
+    def __init__(self, call: SimRequest, sequences: Items[Sequence], choices: int = 1) -> None:
         self.sequences = sequences
         self.listener: Listener | None = None
         for sequence in sequences:
@@ -141,17 +141,19 @@ class Generation:
         return self._service.embeddings.params(self.sequences)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> SimUsage:
         """Return the usage; a prompt counts once, independently of the number of choices."""
         firsts = [sequence.progress for sequence in self.sequences[:: self._choices]]
-        return Usage(
+        return SimUsage(
             prompt_tokens=sum(progress.prompt_tokens for progress in firsts),
             completion_tokens=sum(sequence.progress.generated_tokens for sequence in self.sequences),
             cached_tokens=sum(p.cached_tokens for p in firsts) if self._service.config.prompt_tokens_details else None,
         )
 
 
-def generation(call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body) -> Generation:
+def generation(
+    call: SimRequest, model: str, prompts: Items[bytes], sampling: SamplingParams, body: fields.Body
+) -> Generation:
     """Return a generation of every prompt times `n`, checked against the engine's limits; on an encode pod only of the
     prompt's media."""
     service = call.service
@@ -176,13 +178,13 @@ def generation(call: Call, model: str, prompts: Items[bytes], sampling: Sampling
     try:
         service.connector.arrange(TransferRequest(call.id, body, call.fault), sequences)
     except NotServed as error:
-        raise BadRequest(str(error)) from error
+        raise SimBadRequest(str(error)) from error
     except TransferFailed as error:
         raise EngineFailed from error
     return Generation(call, sequences, choices)
 
 
-def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
+def _named_rank(config: SimConfig, call: SimRequest, body: fields.Body) -> int | None:
     """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer. vLLM
     reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a value
     that is not a number. SGLang reads the header on all paths, then the body. Raise BadRequest for a rank that does
@@ -199,21 +201,21 @@ def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
     except (TypeError, ValueError):
         return None
     if not 0 <= rank < config.data_parallel_size:
-        raise BadRequest(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
+        raise SimBadRequest(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
     return rank
 
 
-def _encoding(call: Call, media: tuple[int, ...]) -> Generation:
+def _encoding(call: SimRequest, media: tuple[int, ...]) -> Generation:
     """Return the generation of an encode pod, whose text is a placeholder."""
     if not media:
-        raise BadRequest("This instance encodes images, video and audio, and the request has none.")
-    sequence = Sequence(b" enc", Sampling(max_tokens=1), media=media)
-    is_lost = call.fault is not None and call.fault.kind is Kind.LOST_TRANSFER
+        raise SimBadRequest("This instance encodes images, video and audio, and the request has none.")
+    sequence = Sequence(b" enc", SamplingParams(max_tokens=1), media=media)
+    is_lost = call.fault is not None and call.fault.kind is FaultKind.LOST_TRANSFER
     call.service.embeddings.keep(sequence, is_lost=is_lost)
     return Generation(call, [sequence])
 
 
-def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: int) -> Sampling:
+def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choice: int) -> SamplingParams:
     """Return the sampling of one choice: it ends at the end of the context, and every choice has a different text."""
     left = config.context_length - tokens_in(prompt)
     return replace(
@@ -225,12 +227,12 @@ def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: in
     )
 
 
-def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> Sampling:
+def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> SamplingParams:
     """Return the sampling parameters of a body. `limit` is the name of the field with the largest number of response
     tokens."""
     fields.check_temperature(body)
     fields.integer(body, "priority", 0)
-    return Sampling(
+    return SamplingParams(
         max_tokens=fields.positive(body, limit, config.default_max_tokens),
         min_tokens=fields.integer(body, "min_tokens", 0),
         stop=tuple(stop.encode() for stop in fields.strings(body, "stop") if stop),
@@ -251,7 +253,7 @@ class StreamOptions:
             return cls()
         if not body.get("stream"):
             message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
-            raise BadRequest(message, "stream_options")
+            raise SimBadRequest(message, "stream_options")
         if not isinstance(options, dict):
             raise invalid("model_attributes_type", "body.stream_options", "Input should be a valid dictionary", options)
         include = fields.flag(options, "include_usage")
@@ -259,7 +261,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class SimHead:
     """The fields that every chunk of a stream and every non-streamed response contain."""
 
     id: str
@@ -284,7 +286,7 @@ def quoted(text: bytes) -> bytes:
 class ChunkWriter:
     """Writes the chunks of one stream; a subclass renders one token."""
 
-    def __init__(self, stream: EventStream, head: Head, options: StreamOptions, generation: Generation) -> None:
+    def __init__(self, stream: EventStream, head: SimHead, options: StreamOptions, generation: Generation) -> None:
         self._stream = stream
         self._opened = head.opened()
         self._options = options

@@ -17,10 +17,10 @@ from aiohttp import web
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
-from proxy.lab.sim.faults import SPOILT, Condition, Fault, Faults, Kind
-from proxy.lab.sim.fields import ApiError, unknown_model
-from proxy.lab.sim.sequence import Progress
-from proxy.lab.sim.transfer import Connector, Embeddings
+from proxy.lab.sim.faults import SPOILT, Fault, FaultCondition, FaultKind, Faults
+from proxy.lab.sim.fields import SimError, unknown_model
+from proxy.lab.sim.sequence import SequenceProgress
+from proxy.lab.sim.transfer import Embeddings, SimConnector
 
 REMEMBERED = 10_000
 
@@ -44,7 +44,7 @@ class RequestRecord:
     fault: str | None = None
     rank: int | None = None
     """Return the data-parallel rank of its first sequence."""
-    sequences: list[Progress] = field(default_factory=list)
+    sequences: list[SequenceProgress] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:
@@ -117,30 +117,30 @@ SERVER = "uvicorn"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SimService:
     """The state that all handlers of one pod share. `wall` returns seconds since the epoch; `out` starts the outage
     that a fault describes."""
 
     config: SimConfig
     driver: EngineDriver
-    connector: Connector
+    connector: SimConnector
     embeddings: Embeddings
     log: RequestLog
     wall: Callable[[], float]
     started_at: float
     faults: Faults
-    condition: Condition
+    condition: FaultCondition
     out: Callable[[Fault], None]
     responses: dict[str, Any] = field(default_factory=dict)
     """Stored responses by id, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimRequest:
     """One request. `id` is the client's X-Request-Id, or generated; `tail` is the segment of the path at `{tail}` of
     the route."""
 
-    service: Service
+    service: SimService
     id: str
     request: web.Request
     raw: bytes
@@ -164,7 +164,7 @@ class Call:
         return name
 
 
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+Handler = Callable[[SimRequest], Awaitable[web.StreamResponse]]
 
 Routes = Mapping[str, Handler]
 """Handlers by method and path, as in "GET /v1/responses/{tail}"."""
@@ -197,32 +197,32 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-async def break_off(call: Call, kind: Kind) -> None:
+async def break_off(call: SimRequest, kind: FaultKind) -> None:
     """Send no more bytes; the handler is cancelled with the connection. HANG and MISFRAME wait until the client
     disconnects."""
     break_connection(call, kind)
     await asyncio.get_running_loop().create_future()
 
 
-def break_connection(call: Call, kind: Kind) -> None:
+def break_connection(call: SimRequest, kind: FaultKind) -> None:
     transport = call.request.transport
     if transport is None or transport.is_closing():
         return
-    call.record.cut = kind in (Kind.RESET, Kind.FIN, Kind.GARBAGE)
-    if kind is Kind.RESET:
+    call.record.cut = kind in (FaultKind.RESET, FaultKind.FIN, FaultKind.GARBAGE)
+    if kind is FaultKind.RESET:
         reset(transport)
-    elif kind in (Kind.FIN, Kind.GARBAGE):
-        if kind is Kind.GARBAGE:
+    elif kind in (FaultKind.FIN, FaultKind.GARBAGE):
+        if kind is FaultKind.GARBAGE:
             transport.write(GARBAGE)
         transport.close()
-    elif kind is Kind.MISFRAME:
+    elif kind is FaultKind.MISFRAME:
         transport.write(NO_CHUNK)
 
 
 class SpoiltStream:
     """A filter between the events of one stream and its transport, which applies a fault."""
 
-    def __init__(self, call: Call, fault: Fault) -> None:
+    def __init__(self, call: SimRequest, fault: Fault) -> None:
         self._call = call
         self._kind = fault.kind
         self._left = fault.events
@@ -236,12 +236,12 @@ class SpoiltStream:
     def send(self, transport: asyncio.Transport, content: bytes) -> None:
         if self._broken:
             return
-        if self._kind is Kind.DRIP:
+        if self._kind is FaultKind.DRIP:
             self._drip_soon(_chunk(content))
         elif self._left > 0 and not any(last in content for last in LAST):
             self._left -= 1
             transport.write(_chunk(content))
-        elif self._kind is Kind.CORRUPT:
+        elif self._kind is FaultKind.CORRUPT:
             transport.write(_chunk(content if self._corrupted else content[: len(content) // 2]))
             self._corrupted = True
         else:
@@ -273,32 +273,32 @@ class SpoiltStream:
             self._dripped.set()
 
 
-def spoilt(call: Call) -> SpoiltStream | None:
+def spoilt(call: SimRequest) -> SpoiltStream | None:
     """Return the filter for the stream of the request, if its fault affects the stream."""
     return SpoiltStream(call, call.fault) if call.fault is not None and call.fault.kind in SPOILT else None
 
 
-async def spoil_whole(call: Call, response: web.Response, fault: Fault) -> web.StreamResponse:
+async def spoil_whole(call: SimRequest, response: web.Response, fault: Fault) -> web.StreamResponse:
     """Apply a fault to a non-streamed response."""
     body = response.body if isinstance(response.body, bytes) else b""
-    if fault.kind is Kind.CORRUPT:
+    if fault.kind is FaultKind.CORRUPT:
         response.body = body[: len(body) // 2]
         return response
-    if fault.kind is Kind.DRIP:
+    if fault.kind is FaultKind.DRIP:
         return await _dripping(call, response, body)
     transport = call.request.transport
     if transport is not None:
         framing = (
-            {"Transfer-Encoding": "chunked"} if fault.kind is Kind.MISFRAME else {"Content-Length": str(len(body))}
+            {"Transfer-Encoding": "chunked"} if fault.kind is FaultKind.MISFRAME else {"Content-Length": str(len(body))}
         )
-        half = _chunk(body[: len(body) // 2]) if fault.kind is Kind.MISFRAME else body[: len(body) // 2]
+        half = _chunk(body[: len(body) // 2]) if fault.kind is FaultKind.MISFRAME else body[: len(body) // 2]
         transport.write(_head(response.status, framing) + half)
         call.record.status = response.status
     await break_off(call, fault.kind)
     return response
 
 
-async def _dripping(call: Call, whole: web.Response, body: bytes) -> web.StreamResponse:
+async def _dripping(call: SimRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
     response = web.StreamResponse(status=whole.status, headers=whole.headers)
     response.content_length = len(body)
     await response.prepare(call.request)
@@ -335,7 +335,7 @@ class EventStream:
     `send` writes whole chunks of the chunked encoding directly to the transport: no coroutine wakes per token. Data
     that a slow client does not read stays in memory."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SimRequest) -> None:
         self._call = call
         self._spoilt = spoilt(call)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Server": SERVER}
@@ -350,16 +350,16 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, ApiError):
+        if isinstance(error, SimError):
             self._send_error(error)
-        if kind is None or isinstance(error, ApiError):
+        if kind is None or isinstance(error, SimError):
             if self._spoilt is not None:
                 await self._spoilt.end()
             await self.response.write_eof()
             return True
         return False
 
-    def _send_error(self, error: ApiError) -> None:
+    def _send_error(self, error: SimError) -> None:
         path = self._call.request.path
         if path.startswith("/v1/messages"):
             self.send(event(b"error", error.anthropic()))

@@ -15,7 +15,7 @@ from proxy.lab.sim.config import SimConfig
 MEDIUM = "GPU"
 
 
-class KvEvents:
+class KvPublisher:
     """The events of one rank: collected during a step, published by `publish`. Raises ImportError without pyzmq and
     msgpack, and OSError if the port is taken."""
 

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
-from proxy.lab.sim.http import Call, EventStream, Routes, event, json_response
+from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Sequence, render_chat, tokens_in
 
 
-async def create(call: Call) -> web.StreamResponse:
+async def create(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     prompt = _prompt(body)
     fields.required(body, "max_tokens")
@@ -31,7 +31,7 @@ async def create(call: Call) -> web.StreamResponse:
     return json_response(response | {"kv_transfer_params": generated.kv_transfer_params})
 
 
-async def count_tokens(call: Call) -> web.StreamResponse:
+async def count_tokens(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     prompt = _prompt(body)
     call.resolve_model(body)
@@ -82,7 +82,7 @@ def _prompt(body: fields.Body) -> bytes:
     return render_chat([*system, *messages], body.get("tools") or ())
 
 
-def _message(call: Call, model: str) -> dict[str, Any]:
+def _message(call: SimRequest, model: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{call.id}",
         "type": "message",

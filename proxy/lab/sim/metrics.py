@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.engine import Engine, EngineStats, Histogram
+from proxy.lab.sim.engine import EngineStats, SimEngine, SimHistogram
 from proxy.lab.sim.sequence import Finish
 
 Labels = Mapping[str, object]
 
-Ranks = Sequence[tuple[Labels, Engine]]
+Ranks = Sequence[tuple[Labels, SimEngine]]
 """The engine of each data-parallel rank, with the labels of its series."""
 
 Samples = list[tuple[Labels, float]]
@@ -27,7 +27,7 @@ RENAMED = {
 """Names of metrics in engines before 0.10."""
 
 
-GAUGES: Mapping[str, Callable[[Engine], float]] = MappingProxyType(
+GAUGES: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
     {
         "vllm:num_requests_running": lambda engine: len(engine.running),
         "vllm:num_requests_waiting": lambda engine: engine.waiting_requests,
@@ -56,7 +56,7 @@ TRANSFER_COUNTERS: Mapping[str, Callable[[EngineStats], float]] = MappingProxyTy
     }
 )
 
-HISTOGRAMS: Mapping[str, Callable[[EngineStats], Histogram]] = MappingProxyType(
+HISTOGRAMS: Mapping[str, Callable[[EngineStats], SimHistogram]] = MappingProxyType(
     {
         "vllm:time_to_first_token_seconds": lambda stats: stats.first_token,
         "vllm:e2e_request_latency_seconds": lambda stats: stats.end_to_end,
@@ -64,13 +64,13 @@ HISTOGRAMS: Mapping[str, Callable[[EngineStats], Histogram]] = MappingProxyType(
 )
 
 
-def expose(engines: Sequence[Engine], wall: float, started_at: float) -> str:
+def expose(engines: Sequence[SimEngine], wall: float, started_at: float) -> str:
     """Return the metrics of a pod, with the label `engine` for its ranks, as vLLM does. `wall` and
     `started_at` are seconds since the epoch."""
     return "\n".join(_lines(engines, wall, started_at)) + "\n"
 
 
-def _lines(engines: Sequence[Engine], wall: float, started_at: float) -> Iterator[str]:
+def _lines(engines: Sequence[SimEngine], wall: float, started_at: float) -> Iterator[str]:
     yield from _family("process_start_time_seconds", "gauge", [({}, started_at)])
     config = engines[0].config
     ranks: Ranks = [({"engine": rank, "model_name": config.model}, engine) for rank, engine in enumerate(engines)]
@@ -95,11 +95,11 @@ def _lines(engines: Sequence[Engine], wall: float, started_at: float) -> Iterato
         yield from _family("vllm:lora_requests_info", "gauge", [(dict(labels), at) for labels, at in adapters.items()])
 
 
-def _each(ranks: Ranks, samples: Callable[[Engine, Labels], Samples]) -> Samples:
+def _each(ranks: Ranks, samples: Callable[[SimEngine, Labels], Samples]) -> Samples:
     return [sample for labels, engine in ranks for sample in samples(engine, labels)]
 
 
-def _sources(engine: Engine, model: Labels) -> Samples:
+def _sources(engine: SimEngine, model: Labels) -> Samples:
     stats = engine.stats
     tokens = {
         "local_compute": stats.prompt_tokens - stats.hit_tokens - stats.external_tokens,
@@ -109,14 +109,14 @@ def _sources(engine: Engine, model: Labels) -> Samples:
     return [({**model, "source": source}, max(0, count)) for source, count in tokens.items()]
 
 
-def _finished(engine: Engine, model: Labels) -> Samples:
+def _finished(engine: SimEngine, model: Labels) -> Samples:
     return [
         ({**model, "finished_reason": reason}, engine.stats.finished[finish] if finish else 0)
         for reason, finish in FINISHED_REASONS.items()
     ]
 
 
-def _sleep_states(engine: Engine, model: Labels) -> Samples:
+def _sleep_states(engine: SimEngine, model: Labels) -> Samples:
     levels = enumerate(("awake", "weights_offloaded", "discard_all"))
     return [({**model, "sleep_state": state}, float(engine.sleep_level == level)) for level, state in levels]
 
@@ -133,7 +133,7 @@ def _cache_config(config: SimConfig, rank: int) -> Labels:
     }
 
 
-def _adapters(engine: Engine) -> Labels:
+def _adapters(engine: SimEngine) -> Labels:
     return {
         "max_lora": len(engine.config.lora_adapters),
         "running_lora_adapters": ",".join(sorted({s.adapter for s in engine.running if s.adapter})),
@@ -141,7 +141,7 @@ def _adapters(engine: Engine) -> Labels:
     }
 
 
-def _histogram(name: str, histograms: Sequence[tuple[Labels, Histogram]]) -> Iterator[str]:
+def _histogram(name: str, histograms: Sequence[tuple[Labels, SimHistogram]]) -> Iterator[str]:
     yield f"# HELP {name} Histogram in seconds."
     yield f"# TYPE {name} histogram"
     for labels, histogram in histograms:

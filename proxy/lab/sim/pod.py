@@ -16,10 +16,10 @@ from proxy.lab.sim import completions, control, messages, responses, tasks
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.connectors import CONNECTORS
 from proxy.lab.sim.driver import EngineDriver
-from proxy.lab.sim.engine import Engine
-from proxy.lab.sim.faults import Condition, Fault, Faults, Kind
-from proxy.lab.sim.http import REMEMBERED, RequestLog, Service, reset
-from proxy.lab.sim.kv_events import KvEvents
+from proxy.lab.sim.engine import SimEngine
+from proxy.lab.sim.faults import Fault, FaultCondition, FaultKind, Faults
+from proxy.lab.sim.http import REMEMBERED, RequestLog, SimService, reset
+from proxy.lab.sim.kv_events import KvPublisher
 from proxy.lab.sim.routes import application
 from proxy.lab.sim.transfer import Embeddings, Fabric
 
@@ -97,7 +97,7 @@ class SimPod:
         self.config = config or SimConfig()
         self.requests = RequestLog(remembered)
         self.faults = Faults()
-        self.condition = Condition()
+        self.condition = FaultCondition()
         self.fabric = fabric or Fabric()
         self.engines = self._make_engines()
         self.host = ""
@@ -106,13 +106,13 @@ class SimPod:
         self._wall = wall
         self._runner: web.AppRunner | None = None
         self._driving: asyncio.Task[None] | None = None
-        self._service: Service | None = None
+        self._service: SimService | None = None
         self._outage: asyncio.Task[None] | None = None
         self._dead: list[web.AppRunner] = []
         """Runners of killed engines: their responses hang."""
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> SimEngine:
         """Return the engine of a pod with one rank, or of its first rank."""
         return self.engines[0]
 
@@ -126,12 +126,12 @@ class SimPod:
         object.__setattr__(self.config, "model", model or self.config.model)
         object.__setattr__(self.config, "lora_adapters", tuple(lora_adapters))
 
-    def _make_engines(self) -> list[Engine]:
-        return [Engine(self.config, self.fabric.embeddings, rank) for rank in range(self.config.data_parallel_size)]
+    def _make_engines(self) -> list[SimEngine]:
+        return [SimEngine(self.config, self.fabric.embeddings, rank) for rank in range(self.config.data_parallel_size)]
 
     def _open_events(self, host: str) -> None:
         for rank, engine in enumerate(self.engines if self.config.kv_events_port else ()):
-            engine.events = KvEvents(self.config, rank, host)
+            engine.events = KvPublisher(self.config, rank, host)
 
     def _close_events(self) -> None:
         for engine in self.engines:
@@ -152,7 +152,7 @@ class SimPod:
         fabric, where = self.fabric, lambda: (self.host, self.port)
         connector = CONNECTORS[self.config.connector](self.config, driver, fabric, where)
         embeddings = Embeddings(self.config, fabric, where)
-        service = Service(
+        service = SimService(
             self.config,
             driver,
             connector,
@@ -208,27 +208,27 @@ class SimPod:
         runner = self._runner
         if runner is None:
             return
-        if fault.kind is Kind.ENGINE_DEAD:
+        if fault.kind is FaultKind.ENGINE_DEAD:
             await self._stop_driving()
             if self._service is not None:
                 self._service.driver.fail_all()
-        if fault.kind in (Kind.SHUTTING_DOWN, Kind.ENGINE_DEAD):
+        if fault.kind in (FaultKind.SHUTTING_DOWN, FaultKind.ENGINE_DEAD):
             await asyncio.sleep(fault.seconds)
             await self._crash()
             await self.start(self.host, self.port)
             return
-        if fault.kind is Kind.CRASH:
+        if fault.kind is FaultKind.CRASH:
             await self._crash()
         else:
             await self._port.close(runner)
             if runner.server is not None:
                 runner.server.pre_shutdown()  # connections that are idle close
-        if fault.kind is Kind.KILLED:
+        if fault.kind is FaultKind.KILLED:
             self._runner = None
             self._dead.append(runner)
             await self._stop_driving()
         await asyncio.sleep(fault.seconds)
-        if fault.kind is Kind.REFUSE:
+        if fault.kind is FaultKind.REFUSE:
             await self._port.listen(runner, self.host, self.port)
         else:
             await self.start(self.host, self.port)

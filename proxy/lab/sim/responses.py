@@ -9,9 +9,9 @@ import orjson
 from aiohttp import web
 
 from proxy.lab.sim import fields
-from proxy.lab.sim.fields import ApiError
+from proxy.lab.sim.fields import SimError
 from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
-from proxy.lab.sim.http import Call, EventStream, Routes, event, json_response
+from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence, render_chat
 
 Json = dict[str, Any]
@@ -162,18 +162,18 @@ def _usage(generated: Generation) -> Json:
 REMEMBERED = 1_000
 
 
-class InvalidRequest(ApiError):
+class InvalidRequest(SimError):
     type = "invalid_request_error"
 
 
-class UnknownResponse(InvalidRequest):
+class SimUnknownResponse(InvalidRequest):
     status = 404
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Response with id '{response_id}' not found.", "response_id")
 
 
-async def create(call: Call) -> web.StreamResponse:
+async def create(call: SimRequest) -> web.StreamResponse:
     response = _response(call, call.body())
     if response.fields.get("store", True):
         stored = call.service.responses
@@ -189,11 +189,11 @@ async def create(call: Call) -> web.StreamResponse:
     return json_response(response.as_json())
 
 
-async def retrieve(call: Call) -> web.StreamResponse:
+async def retrieve(call: SimRequest) -> web.StreamResponse:
     return json_response(_stored(call, call.tail).as_json())
 
 
-async def cancel(call: Call) -> web.StreamResponse:
+async def cancel(call: SimRequest) -> web.StreamResponse:
     response = _stored(call, call.tail)
     if response.status != "in_progress":
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
@@ -208,7 +208,7 @@ ROUTES: Routes = {
 }
 
 
-def _response(call: Call, body: fields.Body) -> StoredResponse:
+def _response(call: SimRequest, body: fields.Body) -> StoredResponse:
     turn = _messages(body)
     model = call.resolve_model(body)
     previous = fields.text(body, "previous_response_id")
@@ -221,10 +221,10 @@ def _response(call: Call, body: fields.Body) -> StoredResponse:
     return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], generated)
 
 
-def _stored(call: Call, response_id: str) -> StoredResponse:
+def _stored(call: SimRequest, response_id: str) -> StoredResponse:
     response: StoredResponse | None = call.service.responses.get(response_id)
     if response is None:
-        raise UnknownResponse(response_id)
+        raise SimUnknownResponse(response_id)
     return response
 
 

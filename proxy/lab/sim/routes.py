@@ -11,16 +11,16 @@ from uuid import uuid4
 from aiohttp import ClientConnectionResetError, web
 
 from proxy.lab.sim import fields
-from proxy.lab.sim.faults import BROKEN, OUTAGES, SPOILT, STATES, Fault, Kind
-from proxy.lab.sim.fields import ApiError, EngineDead, EngineGone, Loading, busy
+from proxy.lab.sim.faults import BROKEN, OUTAGES, SPOILT, STATES, Fault, FaultKind
+from proxy.lab.sim.fields import EngineDead, EngineGone, Loading, SimError, busy
 from proxy.lab.sim.http import (
     DONE,
-    Call,
     EventStream,
     Handler,
     RequestRecord,
     Routes,
-    Service,
+    SimRequest,
+    SimService,
     break_off,
     data,
     json_response,
@@ -42,7 +42,7 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)
 
 
-def application(service: Service, routes: Routes) -> web.Application:
+def application(service: SimService, routes: Routes) -> web.Application:
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_recording(service)])
     for route, handle in routes.items():
         method, path = route.split()
@@ -51,7 +51,7 @@ def application(service: Service, routes: Routes) -> web.Application:
     return app
 
 
-def _recording(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
+def _recording(service: SimService) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def respond(
         request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]
@@ -83,7 +83,7 @@ def _record(request: web.Request, now: float) -> RequestRecord:
 async def _rendered(request: web.Request, handler: Next) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ApiError as error:
+    except SimError as error:
         anthropic = request.path.startswith("/v1/messages")
         return raw_json(error.anthropic() if anthropic else error.openai(), error.status)
     except web.HTTPException as error:
@@ -95,13 +95,13 @@ async def _rendered(request: web.Request, handler: Next) -> web.StreamResponse:
         raise asyncio.CancelledError from gone
 
 
-async def _handle(service: Service, handle: Handler, request: web.Request) -> web.StreamResponse:
+async def _handle(service: SimService, handle: Handler, request: web.Request) -> web.StreamResponse:
     record, raw = request[RECORD], await request.read()
     record.body_sha256 = hashlib.sha256(raw).hexdigest()
     fault = None
     if request.method == "POST" and not _is_unrecorded(request.path):
         fault = service.faults.meet(record.id)
-    call = Call(service, record.id, request, raw, record, request.match_info.get("tail", ""), fault)
+    call = SimRequest(service, record.id, request, raw, record, request.match_info.get("tail", ""), fault)
     if fault is not None:
         record.fault = fault.kind.value
         _apply(service, fault)
@@ -109,43 +109,45 @@ async def _handle(service: Service, handle: Handler, request: web.Request) -> we
     try:
         return await (handle(call) if fault is None else _spoilt(handle, call, fault))
     except EngineStops:
-        _apply(service, Fault(Kind.ENGINE_DEAD, seconds=RESTART))
+        _apply(service, Fault(FaultKind.ENGINE_DEAD, seconds=RESTART))
         never: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
         return await never
 
 
-def _apply(service: Service, fault: Fault) -> None:
+def _apply(service: SimService, fault: Fault) -> None:
     now = service.driver.now()
     if fault.kind in OUTAGES:
         service.out(fault)
-    if fault.kind is Kind.SLOW_START:
+    if fault.kind is FaultKind.SLOW_START:
         service.driver.forget_prefixes()
         service.driver.slow_down(fault.factor, fault.seconds)
-    elif fault.kind is Kind.FROZEN:
+    elif fault.kind is FaultKind.FROZEN:
         service.driver.freeze(fault.seconds)
     if fault.kind in STATES:
         service.condition.start(fault.kind, now, now + fault.seconds)
 
 
-def _refuse_while_unwell(call: Call) -> None:
+def _refuse_while_unwell(call: SimRequest) -> None:
     states, path = call.service.condition.at(call.service.driver.now()), call.request.path
     if not states or path.startswith("/admin/"):
         return
     is_post = call.request.method == "POST"
-    if Kind.LOADING in states or (path == "/health" and (Kind.UNHEALTHY in states or Kind.ENGINE_DEAD in states)):
+    if FaultKind.LOADING in states or (
+        path == "/health" and (FaultKind.UNHEALTHY in states or FaultKind.ENGINE_DEAD in states)
+    ):
         raise Loading
-    if is_post and Kind.ENGINE_DEAD in states:
+    if is_post and FaultKind.ENGINE_DEAD in states:
         raise EngineDead
-    if is_post and Kind.SHUTTING_DOWN in states:
+    if is_post and FaultKind.SHUTTING_DOWN in states:
         raise EngineGone
 
 
-async def _spoilt(handle: Handler, call: Call, fault: Fault) -> web.StreamResponse:
-    if fault.kind is Kind.REJECT:
+async def _spoilt(handle: Handler, call: SimRequest, fault: Fault) -> web.StreamResponse:
+    if fault.kind is FaultKind.REJECT:
         return _rejection(fault)
-    if fault.kind is Kind.ERROR_FIRST:
+    if fault.kind is FaultKind.ERROR_FIRST:
         return await _error_first(call)
-    if fault.kind in BROKEN and (not fault.events or fault.kind is Kind.GARBAGE):
+    if fault.kind in BROKEN and (not fault.events or fault.kind is FaultKind.GARBAGE):
         await break_off(call, fault.kind)
     response = await handle(call)
     if fault.kind in SPOILT and isinstance(response, web.Response):
@@ -154,7 +156,7 @@ async def _spoilt(handle: Handler, call: Call, fault: Fault) -> web.StreamRespon
 
 
 def _rejection(fault: Fault) -> web.Response:
-    error = ApiError("Rejected by the fault `reject`.")
+    error = SimError("Rejected by the fault `reject`.")
     error.status, error.type = fault.status, "Service Unavailable"
     response = raw_json(error.openai(), fault.status)
     if fault.retry_after is not None:
@@ -162,7 +164,7 @@ def _rejection(fault: Fault) -> web.Response:
     return response
 
 
-async def _error_first(call: Call) -> web.StreamResponse:
+async def _error_first(call: SimRequest) -> web.StreamResponse:
     if not fields.flag(call.body(), "stream"):
         raise busy()
     async with EventStream(call) as stream:

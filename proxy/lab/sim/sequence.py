@@ -117,7 +117,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """The parameters of one response. `max_tokens` 0 computes only the prompt, for embeddings."""
 
     max_tokens: int
@@ -137,7 +137,7 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class Progress:
+class SequenceProgress:
     """The data that is kept of a sequence after its end. Times are on the engine's clock."""
 
     prompt_tokens: int
@@ -167,7 +167,7 @@ def _ignore(output: Output) -> None:
     pass
 
 
-class Transfer:
+class SequenceTransfer:
     """The transfer of the KV cache of one prompt from or to another pod. The engine calls it, and a connector moves the
     data. This class moves nothing."""
 
@@ -194,7 +194,7 @@ class Transfer:
         """Wait until the response may end. Raise TransferFailed."""
 
 
-NO_TRANSFER = Transfer()
+NO_TRANSFER = SequenceTransfer()
 
 
 @dataclass(slots=True, eq=False)
@@ -203,14 +203,14 @@ class Sequence:
     adapter, cache salt). `adapter` is the LoRA adapter, if any."""
 
     prompt: bytes
-    sampling: Sampling
+    sampling: SamplingParams
     root: int = 0
     adapter: str | None = None
     media: tuple[int, ...] = ()
     """Hashes of the images and other media in the prompt, which are encoded before the prompt is computed."""
     rank: int = 0
     """The data-parallel rank of the pod that computes it."""
-    transfer: Transfer = NO_TRANSFER
+    transfer: SequenceTransfer = NO_TRANSFER
     listener: Listener = _ignore
     phase: Phase = Phase.WAITING
     computed: int = 0
@@ -222,7 +222,7 @@ class Sequence:
     hashes: list[int] = field(default_factory=list)
     stop_reason: str | None = None
     finish: Finish | None = None
-    progress: Progress = field(init=False)
+    progress: SequenceProgress = field(init=False)
     tokens: int = field(init=False)
     """Return the number of tokens of prompt and response together."""
     _text: bytearray = field(init=False)
@@ -233,7 +233,7 @@ class Sequence:
         self._text = bytearray(self.prompt)
         self._shown = len(self.prompt)
         self.tokens = tokens_in(self.prompt)
-        self.progress = Progress(prompt_tokens=self.tokens)
+        self.progress = SequenceProgress(prompt_tokens=self.tokens)
 
     @property
     def response(self) -> bytes:

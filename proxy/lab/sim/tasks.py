@@ -16,10 +16,10 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.completions import chat_prompt, prompts_of
-from proxy.lab.sim.fields import BadRequest, invalid
+from proxy.lab.sim.fields import SimBadRequest, invalid
 from proxy.lab.sim.generation import generation
-from proxy.lab.sim.http import SERVER, Call, Routes, json_response
-from proxy.lab.sim.sequence import Sampling, flatten, render_chat, token_ids
+from proxy.lab.sim.http import SERVER, Routes, SimRequest, json_response
+from proxy.lab.sim.sequence import SamplingParams, flatten, render_chat, token_ids
 
 DIMENSIONS = 64
 LABELS = 2
@@ -27,28 +27,28 @@ LABELS = 2
 Json = dict[str, Any]
 
 
-async def embed(call: Call) -> web.StreamResponse:
+async def embed(call: SimRequest) -> web.StreamResponse:
     dimensions = fields.positive(call.body(), "dimensions", DIMENSIONS)
     return await _listed(
         call, "embd", _inputs, lambda text, body: {"object": "embedding", "embedding": _vector(text, dimensions, body)}
     )
 
 
-async def pool(call: Call) -> web.StreamResponse:
+async def pool(call: SimRequest) -> web.StreamResponse:
     return await _listed(
         call, "pool", _inputs, lambda text, body: {"object": "pooling", "data": _vector(text, DIMENSIONS, body)}
     )
 
 
-async def classify(call: Call) -> web.StreamResponse:
+async def classify(call: SimRequest) -> web.StreamResponse:
     return await _listed(call, "classify", _inputs, lambda text, body: _classes(text))
 
 
-async def score(call: Call) -> web.StreamResponse:
+async def score(call: SimRequest) -> web.StreamResponse:
     return await _listed(call, "score", _pairs, lambda pair, body: {"object": "score", "score": _score(pair)})
 
 
-async def rerank(call: Call) -> web.StreamResponse:
+async def rerank(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     query = flatten(fields.required(body, "query"))
     documents = [flatten(item) for item in _list(body, "documents")]
@@ -64,7 +64,10 @@ async def rerank(call: Call) -> web.StreamResponse:
 
 
 async def _listed(
-    call: Call, kind: str, read: Callable[[fields.Body], list[bytes]], render: Callable[[bytes, fields.Body], Json]
+    call: SimRequest,
+    kind: str,
+    read: Callable[[fields.Body], list[bytes]],
+    render: Callable[[bytes, fields.Body], Json],
 ) -> web.StreamResponse:
     """Return a list with one object for each text of the body."""
     body = call.body()
@@ -75,10 +78,10 @@ async def _listed(
     return json_response(head | {"data": data, "usage": usage})
 
 
-async def _computed(call: Call, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
+async def _computed(call: SimRequest, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
     """Spend the engine's time for the prompts; return model and usage."""
     model = call.resolve_model(body)
-    reading = generation(call, model, texts, Sampling(max_tokens=0), body)
+    reading = generation(call, model, texts, SamplingParams(max_tokens=0), body)
     await reading.run()
     return model, reading.usage.as_json()
 
@@ -128,7 +131,7 @@ def _classes(text: bytes) -> Json:
     return {"label": label, "probs": probabilities, "num_classes": LABELS}
 
 
-async def tokenize(call: Call) -> web.StreamResponse:
+async def tokenize(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     call.resolve_model(body)
     prompt = chat_prompt(fields.objects(body, "messages"), body) if "messages" in body else _prompt(body, "prompt")
@@ -137,7 +140,7 @@ async def tokenize(call: Call) -> web.StreamResponse:
     return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": None})
 
 
-async def detokenize(call: Call) -> web.StreamResponse:
+async def detokenize(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     call.resolve_model(body)
     text = _prompt(body, "tokens").rstrip(b"\0")
@@ -154,7 +157,7 @@ SAMPLES_PER_CHARACTER = 160
 Form = dict[str, bytes]
 
 
-async def transcribe(call: Call) -> web.StreamResponse:
+async def transcribe(call: SimRequest) -> web.StreamResponse:
     """Return the number of bytes of audio."""
     form = parse_form(call)
     if "file" not in form:
@@ -166,7 +169,7 @@ async def transcribe(call: Call) -> web.StreamResponse:
     return json_response({"text": text, "usage": {"type": "duration", "seconds": 1}})
 
 
-async def speak(call: Call) -> web.StreamResponse:
+async def speak(call: SimRequest) -> web.StreamResponse:
     body = call.body()
     text = str(fields.required(body, "input")).encode()
     call.resolve_model(body)
@@ -174,11 +177,11 @@ async def speak(call: Call) -> web.StreamResponse:
     return web.Response(body=sound, content_type="audio/wav", headers={"Server": SERVER})
 
 
-def parse_form(call: Call) -> Form:
+def parse_form(call: SimRequest) -> Form:
     """Return the parts of a multipart body by name."""
     boundary = re.search(r'boundary="?([^";]+)', call.request.headers.get("Content-Type", ""))
     if boundary is None:
-        raise BadRequest("Missing boundary in multipart.")
+        raise SimBadRequest("Missing boundary in multipart.")
     parts = (b"\r\n" + call.raw).split(b"\r\n--" + boundary[1].encode())
     return dict(_part(part) for part in parts[1:-1])
 
@@ -189,7 +192,7 @@ def _part(part: bytes) -> tuple[str, bytes]:
     return (name[1].decode() if name else "", content)
 
 
-async def realtime(call: Call) -> web.StreamResponse:
+async def realtime(call: SimRequest) -> web.StreamResponse:
     call.resolve_model(dict(call.request.query))
     socket = web.WebSocketResponse()
     await socket.prepare(call.request)

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
-from proxy.lab.sim.faults import Fault, Kind
-from proxy.lab.sim.sequence import Sequence, Transfer
+from proxy.lab.sim.faults import Fault, FaultKind
+from proxy.lab.sim.sequence import Sequence, SequenceTransfer
 
 
-class Holding:
+class HeldCache:
     """The KV cache of one prompt that a pod has, or will have, for another pod. It is gone after it was fetched, has
     expired, or was lost."""
 
@@ -69,10 +69,10 @@ class Fabric:
         """Media whose embeddings are in the common directory."""
         self.encoders: dict[tuple[Any, Any], set[int]] = {}
         """Media whose embeddings are on encode pods, by host and port."""
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, HeldCache] = {}
         self._wanted: dict[str, asyncio.Event] = {}
 
-    def announce(self, key: str, holding: Holding) -> None:
+    def announce(self, key: str, holding: HeldCache) -> None:
         self._holdings[key] = holding
         if (wanted := self._wanted.pop(key, None)) is not None:
             wanted.set()
@@ -80,10 +80,10 @@ class Fabric:
     def forget(self, key: str) -> None:
         self._holdings.pop(key, None)
 
-    def get(self, key: str) -> Holding | None:
+    def get(self, key: str) -> HeldCache | None:
         return self._holdings.get(key)
 
-    async def find(self, key: str, patience: float) -> Holding | None:
+    async def find(self, key: str, patience: float) -> HeldCache | None:
         """Return a holding; wait this many seconds for its announcement."""
         if key not in self._holdings and patience > 0:
             wanted = self._wanted[key] = asyncio.Event()
@@ -118,11 +118,11 @@ class TransferRequest:
 
     @property
     def is_lost(self) -> bool:
-        return self.fault is not None and self.fault.kind is Kind.LOST_TRANSFER
+        return self.fault is not None and self.fault.kind is FaultKind.LOST_TRANSFER
 
     @property
     def slowness(self) -> float:
-        return self.fault.factor if self.fault is not None and self.fault.kind is Kind.SLOW_TRANSFER else 1.0
+        return self.fault.factor if self.fault is not None and self.fault.kind is FaultKind.SLOW_TRANSFER else 1.0
 
     def params(self) -> Mapping[str, Any]:
         """Return the parameters of vLLM's connectors; empty if there are no parameters."""
@@ -130,7 +130,7 @@ class TransferRequest:
         return params if isinstance(params, dict) else {}
 
 
-class Connector:
+class SimConnector:
     """The connector of one pod. `arrange` is called before the sequences of a request are submitted, `close` when the
     pod has died. `where` is the pod's host and port."""
 
@@ -144,7 +144,7 @@ class Connector:
         self.driver = driver
         self.fabric = fabric
         self.where = where
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, HeldCache] = {}
         self._pulls: set[asyncio.Task[None]] = set()
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
@@ -162,13 +162,13 @@ class Connector:
         for pull in self._pulls:
             pull.cancel()
 
-    def hold(self, key: str, sequence: Sequence) -> Holding:
-        holding = Holding(lambda: self._free(key, sequence))
+    def hold(self, key: str, sequence: Sequence) -> HeldCache:
+        holding = HeldCache(lambda: self._free(key, sequence))
         self._holdings[key] = holding
         self.fabric.announce(key, holding)
         return holding
 
-    def expire(self, holding: Holding, sequence: Sequence) -> None:
+    def expire(self, holding: HeldCache, sequence: Sequence) -> None:
         """Give up the holding if no pod fetches it in time."""
 
         def expired() -> None:
@@ -208,10 +208,12 @@ class Connector:
         self.driver.give_back(sequence)
 
 
-class Outgoing(Transfer):
+class Outgoing(SequenceTransfer):
     """A transfer to another pod: it keeps the blocks of its prompt after the end of the sequence."""
 
-    def __init__(self, connector: Connector, holding: Holding, request_id: str = "", *, is_lost: bool = False) -> None:
+    def __init__(
+        self, connector: SimConnector, holding: HeldCache, request_id: str = "", *, is_lost: bool = False
+    ) -> None:
         self.holding = holding
         self.request_id = request_id
         self.was_kept = False
@@ -234,16 +236,16 @@ class Outgoing(Transfer):
         self.holding.end()
 
 
-class Incoming(Transfer):
+class Incoming(SequenceTransfer):
     """A transfer from another pod, which computes the prompt and has announced it, or will within `patience`
     seconds."""
 
-    def __init__(self, connector: Connector, request: TransferRequest, key: str, patience: float = 0.0) -> None:
+    def __init__(self, connector: SimConnector, request: TransferRequest, key: str, patience: float = 0.0) -> None:
         self.request = request
         self._connector = connector
         self._key = key
         self._patience = patience
-        self._holding: Holding | None = None
+        self._holding: HeldCache | None = None
         self._pull: asyncio.Task[None] | None = None
 
     def arrives(self, cached: int) -> bool:
@@ -319,7 +321,7 @@ class Embeddings:
         return one in self._fabric.encoders.get((where.get("remote_host"), where.get("remote_port")), ())
 
 
-class _Kept(Transfer):
+class _Kept(SequenceTransfer):
     def __init__(self, kept: set[int]) -> None:
         self._kept = kept
 

@@ -15,7 +15,7 @@ from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
-from proxy.latency.transfer import PrefillShare, Transfer
+from proxy.latency.transfer import PrefillShare, TransferModel
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
@@ -46,7 +46,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     )
     prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
-    transfer: Transfer = field(init=False, repr=False, compare=False)
+    transfer: TransferModel = field(init=False, repr=False, compare=False)
     prefill_share: PrefillShare = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
@@ -55,7 +55,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
 
     def __post_init__(self) -> None:
         first = (self.transfer_seconds, self.transfer_seconds_per_token)
-        self.transfer = self.state.get("transfer", lambda: Transfer(*first), first)
+        self.transfer = self.state.get("transfer", lambda: TransferModel(*first), first)
         self.prefill_share = self.state.get("prefill_share", PrefillShare)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
         self._forecast = LATENCY.of(self.latency_prediction_info_producer_name)

@@ -13,7 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import Clock, InstanceName, Timer
 from proxy.core.request import BYTES_PER_TOKEN, DataKey, InferenceRequest
-from proxy.prefix.burst import ANY_NUMBER, Rules, Sample, assign
+from proxy.prefix.burst import ANY_NUMBER, BurstRequest, Rules, assign
 from proxy.prefix.hashing import Chain, chained, namespace
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
@@ -27,7 +27,7 @@ class BurstMatch(PrefixMatch):
 
     __slots__ = ("_sample", "block_size", "total")
 
-    def __init__(self, sample: Sample, block_size: int) -> None:
+    def __init__(self, sample: BurstRequest, block_size: int) -> None:
         self._sample = sample
         self.block_size = block_size
         self.total = sample.blocks
@@ -49,7 +49,7 @@ class _Window:
 
     def __init__(self, ends: float) -> None:
         self.ends = ends
-        self.samples: list[Sample] = []
+        self.samples: list[BurstRequest] = []
         self.is_open = True
 
     def close(self, rules: Rules) -> None:
@@ -107,7 +107,7 @@ class BurstPrefixCacheProducer(DataProducer):
         return (TOKENIZED_PROMPT,)
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-        sample = Sample(self._chains(request), endpoints)
+        sample = BurstRequest(self._chains(request), endpoints)
         if not sample.blocks or len(endpoints) < 2:
             return
         window = self._current()

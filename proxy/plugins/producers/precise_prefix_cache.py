@@ -13,7 +13,7 @@ from proxy.core.params import Duration, Size, param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName, KvEvents, KvSources
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.exact import PAIR_BYTES, ExactIndex, Reservation
+from proxy.prefix.exact import PAIR_BYTES, ExactIndex, ExactReservation
 from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch, PrefixMatch
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ MISMATCH = (
 )
 
 
-Predicted = tuple[list[Reservation], int | None, int]
+Predicted = tuple[list[ExactReservation], int | None, int]
 """The reservation, the predicted cached tokens (None if the prediction is uncertain), and the tokens per block."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import Duration, param
 from proxy.core.plugin import DataProducer, plugin
-from proxy.core.ports import ContentFormat, InstanceName, LocalModel, RemoteTokenizer, Tokenizers, Tokens
+from proxy.core.ports import ContentFormat, InstanceName, LocalModel, PromptTokenizer, RemoteTokenizer, Tokenizers
 from proxy.core.request import DataKey, InferenceRequest, Prompt
 from proxy.prefix.match import TOKEN_IDS, TOKENIZED_PROMPT
 
@@ -63,7 +63,7 @@ class TokenProducer(DataProducer):
     uds: Any = param(None, "not supported: use local")
     model_name: str = param("", "model name for pod and vllm; empty: the model of the request")
     models: tuple[str, ...] = param((), "models whose prompts are tokenised in this mode; empty: all")
-    _tokens: Tokens | None = field(init=False, repr=False, compare=False)
+    _tokens: PromptTokenizer | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for modes that contradict each other or are unavailable."""
@@ -91,7 +91,7 @@ class TokenProducer(DataProducer):
             state.write(TOKEN_IDS.of(self.name), prompt)
         state.write(TOKENIZED_PROMPT.of(self.name), prompt or request.prompt)
 
-    def _opened(self) -> Tokens | None:
+    def _opened(self) -> PromptTokenizer | None:
         if self.local is not None:
             mode = self.local
             return self.tokenizers.local(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.core.plugin import plugin
-from proxy.core.ports import RemoteTokenizer, Tokens
+from proxy.core.ports import PromptTokenizer, RemoteTokenizer
 from proxy.plugins.producers.token import TokenProducer
 
 
@@ -14,7 +14,7 @@ from proxy.plugins.producers.token import TokenProducer
 class Tokenizer(TokenProducer):
     """As token-producer, but without a mode it requests token ids from the pods. Deprecated: use token-producer."""
 
-    def _opened(self) -> Tokens | None:
+    def _opened(self) -> PromptTokenizer | None:
         # Not super(): a dataclass with slots is another class than the one its methods were written in.
         chosen = TokenProducer._opened(self)
         return self.tokenizers.remote(RemoteTokenizer("", self.model_name, 0.3)) if chosen is None else chosen

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.autoscale.policy import Situation
-from proxy.autoscale.settings import PoolSettings, load
+from proxy.autoscale.policy import RoleSituation
+from proxy.autoscale.settings import ScalingPolicy, load
 
 BACKLOG, KV_SUM = "backlog_seconds", "kv_sum"
 
 
-def pool(**changed: Any) -> PoolSettings:
+def pool(**changed: Any) -> ScalingPolicy:
     """As YAML has it: prefill is sized by its backlog, decode by the KV cache in use; no limits unless given."""
     section = {
         "roles": [
@@ -31,17 +31,17 @@ def pool(**changed: Any) -> PoolSettings:
 
 def seen(
     prefill: int, decode: int, *, backlog: float | None = None, kv: float | None = None, **more: Any
-) -> dict[str, Situation]:
+) -> dict[str, RoleSituation]:
     """All ready and idle; the metrics are what keeps the total as it is, unless they are given."""
     return {
-        "prefill": Situation(
+        "prefill": RoleSituation(
             prefill,
             more.get("prefill_ready", prefill),
             0,
             {BACKLOG: 1.5 * prefill if backlog is None else backlog},
             more.get("prefill_signals", {"queue_depth": 1.0, "ttft": 0.1}),
         ),
-        "decode": Situation(
+        "decode": RoleSituation(
             decode,
             more.get("decode_ready", decode),
             more.get("draining", 0),

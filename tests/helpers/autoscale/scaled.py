@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.autoscale.actuators import Hand, Order
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.loop import Outcome
-from proxy.autoscale.measures import Known
-from proxy.autoscale.prometheus import Unanswered
+from proxy.autoscale.actuators import RoleActuator, ScaleOrder
+from proxy.autoscale.decision import ScalingDecision
+from proxy.autoscale.loop import ScalingOutcome
+from proxy.autoscale.measures import KnownLoad
+from proxy.autoscale.prometheus import QueryFailed
 from proxy.autoscale.scaled_pool import ScaledPool
-from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
+from proxy.autoscale.settings import AutoscaleSettings, ScalingPolicy, load
 from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import ManualClock
@@ -55,7 +55,7 @@ def policies(**changed: Any) -> AutoscaleSettings:
     return load({"prometheus": {"url": "http://prometheus:9090"}, "pools": {"default": section}})
 
 
-def policy(**changed: Any) -> PoolSettings:
+def policy(**changed: Any) -> ScalingPolicy:
     return policies(**changed).pools["default"]
 
 
@@ -64,23 +64,23 @@ class GivenSignals(SignalSource):
 
     def __init__(self) -> None:
         super().__init__(Catalogue("test"))
-        self.all: dict[str, Known] = {"prefill": Known(backlog=1.5), "decode": Known()}
+        self.all: dict[str, KnownLoad] = {"prefill": KnownLoad(backlog=1.5), "decode": KnownLoad()}
 
     async def update(self) -> None:
         pass
 
-    def known(self, pool: str, role: str, now: float) -> Known:
+    def known(self, pool: str, role: str, now: float) -> KnownLoad:
         return self.all[role]
 
 
-class Recording(Hand):
+class Recording(RoleActuator):
     def __init__(self) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[ScaleOrder] = []
         self.marks: list[tuple[list[str], bool]] = []
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         self.orders.append(order)
-        return Outcome.OK
+        return ScalingOutcome.OK
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
         self.marks.append((list(pods), doomed))
@@ -115,7 +115,7 @@ class Rig:
 
     async def ask(self, query: str) -> float:
         if query not in self.queries:
-            raise Unanswered("no series")
+            raise QueryFailed("no series")
         return self.queries[query]
 
     def replace_hand(self) -> None:
@@ -150,7 +150,7 @@ class Rig:
             if pod.role == role:
                 self.report(pod, **metrics)
 
-    async def step(self, seconds: float = 15.0) -> Decision:
+    async def step(self, seconds: float = 15.0) -> ScalingDecision:
         decision = await self.pool.step()
         self.clock.advance(seconds)
         return decision

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from proxy.lab.engine import Counted, CountingEngine
-from proxy.lab.sim import Engine, Finish, Output, SimConfig, StepTiming
-from proxy.lab.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
+from proxy.lab.engine import CountedRequest, CountingEngine
+from proxy.lab.sim import Finish, Output, SimConfig, SimEngine, StepTiming
+from proxy.lab.sim.sequence import NO_TRANSFER, Phase, SamplingParams, SequenceProgress
 from proxy.lab.workload import CHUNK, Job, blocks_with_response, named, prompt_blocks
 
 
@@ -38,7 +38,7 @@ class Replayed:
 
     def __init__(self, index: int, job: Job, block_size: int) -> None:
         self.index = index
-        self.sampling = Sampling(job.output_tokens)
+        self.sampling = SamplingParams(job.output_tokens)
         self.adapter = None
         self.media = ()
         self.transfer = NO_TRANSFER
@@ -49,7 +49,7 @@ class Replayed:
         self._named = job.prompt_tokens + job.output_tokens if job.continued else 0
         self.hashes = self._names[: job.prompt_tokens // block_size]
         self.tokens = job.prompt_tokens
-        self.progress = Progress(prompt_tokens=self.tokens)
+        self.progress = SequenceProgress(prompt_tokens=self.tokens)
 
     def extend_hashes(self, block_size: int) -> None:
         for block in range(len(self.hashes), self.tokens // block_size):
@@ -65,7 +65,7 @@ class Replayed:
 
 def played(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
     """By the engine of the simulated pods, step by step."""
-    engine = Engine(config)
+    engine = SimEngine(config)
     sequences: list[Any] = []
     now, step, ends = 0.0, None, math.inf
     while len(sequences) < len(jobs) or engine.busy:
@@ -86,9 +86,9 @@ def played(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
     return fates, Totals(stats.preemptions, pool.evictions, pool.used, pool.idle, stats.steps)
 
 
-def play(engine: Any, jobs: Sequence[Job]) -> tuple[list[Counted], dict[int, float], dict[int, float]]:
+def play(engine: Any, jobs: Sequence[Job]) -> tuple[list[CountedRequest], dict[int, float], dict[int, float]]:
     """An engine of the virtual fleet, through all of the jobs: its sequences, their first tokens and their last."""
-    sequences: list[Counted] = []
+    sequences: list[CountedRequest] = []
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     while len(sequences) < len(jobs) or engine.busy:
@@ -115,8 +115,10 @@ def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]
     return fates, Totals(engine.preemptions, pool.evictions, pool.used, pool.idle, engine.steps)
 
 
-def sequence(index: int, job: Job) -> Counted:
-    return Counted(index, job.prompt_tokens, job.output_tokens, prompt_blocks(job, 16), blocks_with_response(job, 16))
+def sequence(index: int, job: Job) -> CountedRequest:
+    return CountedRequest(
+        index, job.prompt_tokens, job.output_tokens, prompt_blocks(job, 16), blocks_with_response(job, 16)
+    )
 
 
 def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:

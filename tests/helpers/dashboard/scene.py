@@ -16,7 +16,7 @@ from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
-from proxy.http.settings import Admin
+from proxy.http.settings import AdminSettings
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.observation import Exposition
@@ -88,7 +88,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
             breaker=lambda endpoint: made.breakers.get(endpoint, "closed"),
             dashboard=dashboard.routes,
         )
-        admin = await stack.enter_async_context(AdminServer(Admin(port=0), application))
+        admin = await stack.enter_async_context(AdminServer(AdminSettings(port=0), application))
         made.url = f"http://127.0.0.1:{admin.port}"
         await dashboard.start(stack)
         for number in range(pods):

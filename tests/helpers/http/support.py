@@ -21,13 +21,13 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, Reason, UpstreamFailed, UpstreamTimedOut
 from proxy.core.listener import NO_LISTENERS, Listener, Listeners
 from proxy.core.params import Duration
-from proxy.core.ports import Call, Clock, Relay, SystemClock
+from proxy.core.ports import ClientRequest, Clock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway
 from proxy.http.client import ClientConnection
-from proxy.http.guards import HungUp
-from proxy.http.server import DataServer, Served
-from proxy.http.settings import Listen, Security, Trust
+from proxy.http.guards import RejectedConnections
+from proxy.http.server import DataServer, ServedGraph
+from proxy.http.settings import ListenSettings, PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
 from tests.helpers.waiting import PATIENCE, until
@@ -194,7 +194,7 @@ class FakeGateway:
     cards: list[dict[str, Any]] = field(default_factory=list)
     upstream_headers: list[tuple[str, str]] = field(default_factory=list)
     response_headers: list[tuple[str, str]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ClientRequest] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     crash: Exception | None = None
     failure: UpstreamFailed | None = None
@@ -202,7 +202,7 @@ class FakeGateway:
     patience: float = math.inf
     listeners: Listeners = NO_LISTENERS
 
-    async def serve(self, call: Call, relay: Relay) -> None:
+    async def serve(self, call: ClientRequest, relay: Relay) -> None:
         self.calls.append(call)
         if self.crash is not None:
             raise self.crash
@@ -256,7 +256,7 @@ class Noted(Listener):
         self.first_bytes.append(attempt)
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         self.ended.append(Ended(call.path, status, outcome, attempt))
 
@@ -269,7 +269,7 @@ class Rig:
     gateway: FakeGateway
     first_bytes: list[Attempt]
     ended: list[Ended]
-    hung_up: Counter[HungUp] = field(default_factory=Counter)
+    hung_up: Counter[RejectedConnections] = field(default_factory=Counter)
 
     @property
     def attempt(self) -> Attempt:
@@ -310,8 +310,8 @@ class Rig:
 async def rig(
     *pods: Pod | Endpoint,
     timeouts: Timeouts = PATIENT,
-    security: Security | None = None,
-    trust: Trust | None = None,
+    security: SecuritySettings | None = None,
+    trust: PodTlsContexts | None = None,
     clock: Clock | None = None,
     **listen: Any,
 ) -> AsyncIterator[Rig]:
@@ -319,10 +319,10 @@ async def rig(
     noted = Noted()
     listeners = Listeners([noted])
     gateway = FakeGateway(endpoints, patience=timeouts.request, listeners=listeners)
-    hung_up: Counter[HungUp] = Counter()
+    hung_up: Counter[RejectedConnections] = Counter()
     server = DataServer(
-        Listen(host="127.0.0.1", port=0, **listen),
-        Served(cast(Gateway, gateway), security or Security(), timeouts, listeners, gateway.takes),
+        ListenSettings(host="127.0.0.1", port=0, **listen),
+        ServedGraph(cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.takes),
         clock or SystemClock(),
         UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
         hung_up=lambda why, number: hung_up.update({why: number}),

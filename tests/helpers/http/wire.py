@@ -13,7 +13,7 @@ from proxy.core.listener import NO_LISTENERS
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Naming
 from proxy.http.response import RelayContext, Response
-from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.connection import PodConnection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
 from tests.helpers.http.support import CHAT, Seen, understand
@@ -86,10 +86,10 @@ class Leg:
     ) -> None:
         """`others`: there are pods that can be asked instead; `asked` is what the client calls the model `m`."""
         self.others = others
-        self.released: list[Connection] = []
+        self.released: list[PodConnection] = []
         self.first_bytes: list[Attempt] = []
         self.pod, self.client = Wire(), Wire()
-        self.connection = Connection(self.released.append, lambda lost: None)
+        self.connection = PodConnection(self.released.append, lambda lost: None)
         self.connection.connection_made(cast(asyncio.Transport, self.pod))
         self.clock = clock = ManualClock()
         endpoint = Endpoint("p", "http://p")

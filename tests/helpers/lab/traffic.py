@@ -12,8 +12,8 @@ import orjson
 
 from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.record import Record, Seen
-from proxy.lab.replay import Fleet
+from proxy.lab.record import ObservedRequest, TraceRecord
+from proxy.lab.replay import ReplayedFleet
 from proxy.lab.sim import SimConfig, StepTiming
 from proxy.lab.simulation import Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, named
@@ -41,14 +41,14 @@ def conversations(count: int, rate: float, seed: int = 1, pieces: int = 12) -> W
     return Workload("conversations", named(jobs[:count]))
 
 
-def fleet(pods: int = 3, slow: float = 1.0, **fields: Any) -> Fleet:
+def fleet(pods: int = 3, slow: float = 1.0, **fields: Any) -> ReplayedFleet:
     """Pod 0 is the slow one."""
     config = SimConfig(timing=TIMING, num_gpu_blocks=8_000)
     configs = [replace(config, slowdown=1.0 if index else slow) for index in range(pods)]
-    return Fleet(tuple(configs), **fields)
+    return ReplayedFleet(tuple(configs), **fields)
 
 
-def record(workload: Workload, of: Fleet) -> Record:
+def record(workload: Workload, of: ReplayedFleet) -> TraceRecord:
     """What a proxy would have recorded of it that takes one pod after the other."""
     pods, clock = [VirtualPod(index, config) for index, config in enumerate(of.configs)], ManualClock()
     policy = Kvlane(ROUND_ROBIN, pods, clock, Random(3), says_cached=True)
@@ -58,9 +58,11 @@ def record(workload: Workload, of: Fleet) -> Record:
         assert outcome.ended is not None
         start = outcome.job.arrival
         seen.append(
-            Seen(f"pod-{outcome.pod}", outcome.first_token - start, outcome.ended - start, outcome.cached_tokens, True)
+            ObservedRequest(
+                f"pod-{outcome.pod}", outcome.first_token - start, outcome.ended - start, outcome.cached_tokens, True
+            )
         )
-    return Record(workload, tuple(seen), {f"pod-{index}": 128_000 for index in range(len(pods))})
+    return TraceRecord(workload, tuple(seen), {f"pod-{index}": 128_000 for index in range(len(pods))})
 
 
 def head(**fields: Any) -> dict[str, Any]:

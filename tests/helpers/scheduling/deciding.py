@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.decision import Decision, Recorder
+from proxy.core.decision import Decision, DecisionRecorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RequestError
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.explained_decision import ENTRY, Entry, EntryBuilder
+from proxy.scheduling.explained_decision import ENTRY, DecisionEntry, EntryBuilder
 from proxy.scheduling.explained_log import DecisionLog, Explained
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.scheduling.situations import pod, scheduling
@@ -56,7 +56,7 @@ class World:
         self.log = DecisionLog(self.settings, self.clock)
         builder = EntryBuilder(plain, "default", lambda: self.pods, self.clock)
         self.explained = Explained({"default": builder}, self.log, random.Random(1), lambda request: self.may_ask)
-        self.recorder = Recorder(wants=self.explained.wants)
+        self.recorder = DecisionRecorder(wants=self.explained.wants)
 
     def request(self, name: str = "r", **headers: str) -> InferenceRequest:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -96,7 +96,7 @@ class World:
     def end(self, attempt: Attempt | None, name: str = "r", status: int = 200, outcome: Any = Ending.COMPLETE) -> None:
         self.explained.request_ended(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
 
-    def served(self, name: str, after: float = 0.1, **headers: str) -> Entry | None:
+    def served(self, name: str, after: float = 0.1, **headers: str) -> DecisionEntry | None:
         """A whole request; what is kept of it, if anything."""
         request = self.request(name, **headers)
         self.end(self.answer(request, self.decide(request), after), name)

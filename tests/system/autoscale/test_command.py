@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.autoscale.actuators import Command, Compose
-from proxy.autoscale.loop import Outcome
+from proxy.autoscale.loop import ScalingOutcome
 from tests.helpers.autoscale.orders import order
 
 RECORD = """
@@ -23,7 +23,7 @@ open(sys.argv[1], "w").write(json.dumps(result))
 async def test_a_program_receives_the_order_in_three_ways(tmp_path: Path) -> None:
     file = tmp_path / "stdin.json"
     argv = [sys.executable, "-c", RECORD, str(file), "{role}={desired}", "{current}", "{victims}", "$HOME; true"]
-    assert await Command(argv, 10.0).scale(order(2, 4, ("d-3", "d-2"))) is Outcome.OK
+    assert await Command(argv, 10.0).scale(order(2, 4, ("d-3", "d-2"))) is ScalingOutcome.OK
     result = json.loads(file.read_text())
     assert result["argv"] == ["decode=2", "4", "d-3,d-2", "$HOME; true"]
     assert result["environment"] == {
@@ -37,8 +37,10 @@ async def test_a_program_receives_the_order_in_three_ways(tmp_path: Path) -> Non
     assert result["stdin"]["order"] == {"role": "decode", "current": 4, "desired": 2, "victims": ["d-3", "d-2"]}
 
 
-@pytest.mark.parametrize(("code", "outcome"), [(0, Outcome.OK), (75, Outcome.BUSY), (1, Outcome.ERROR)])
-async def test_the_exit_code_gives_the_result(code: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(0, ScalingOutcome.OK), (75, ScalingOutcome.BUSY), (1, ScalingOutcome.ERROR)]
+)
+async def test_the_exit_code_gives_the_result(code: int, outcome: ScalingOutcome) -> None:
     assert await Command([sys.executable, "-c", f"raise SystemExit({code})"], 10.0).scale(order(4)) is outcome
 
 
@@ -58,7 +60,7 @@ async def test_a_missing_command_is_an_error() -> None:
 async def test_compose_receives_the_number_of_containers(tmp_path: Path) -> None:
     file = tmp_path / "said.json"
     compose = Compose({"decode": "vllm-d"}, 10.0, "gpu", "/srv", program=(sys.executable, "-c", RECORD, str(file)))
-    assert await compose.scale(order(5)) is Outcome.OK
+    assert await compose.scale(order(5)) is ScalingOutcome.OK
     assert json.loads(file.read_text())["argv"] == [
         *("-p", "gpu", "--project-directory", "/srv", "up", "-d", "--no-recreate", "--no-deps"),
         *("--scale", "vllm-d=5", "vllm-d"),

@@ -15,7 +15,7 @@ import pytest
 
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.membership import member_id
-from proxy.cluster.messages import BROKER, Kind, Say, message, packet, record
+from proxy.cluster.messages import BROKER, FrameKind, PacketKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
@@ -258,11 +258,11 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
     while one.deployment._direct is not None and not one.deployment._direct.is_slow:
-        one.replica.publish_to_all(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]")
+        one.replica.publish_to_all(FrameKind.BINDINGS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
-    one.replica.publish_to_all(Kind.BINDINGS, b"[]")
+    one.replica.publish_to_all(FrameKind.BINDINGS, b"[]")
     assert one.deployment._queue
-    one.replica.publish_to_all(Kind.BINDINGS, b"[" + b" " * 2000 + b"]")
+    one.replica.publish_to_all(FrameKind.BINDINGS, b"[" + b" " * 2000 + b"]")
     assert not one.deployment._queue
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
@@ -274,9 +274,9 @@ async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     await until(lambda: one.deployment._direct is not None)
     direct, one.deployment._direct = one.deployment._direct, None
-    one.replica.publish_to_all(Kind.LOAD, b"")
+    one.replica.publish_to_all(FrameKind.LOAD, b"")
     one.deployment._direct = direct
-    one.replica.publish_to_all(Kind.LOAD, b"")
+    one.replica.publish_to_all(FrameKind.LOAD, b"")
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)
     one.replica.own_loads.dispatched(one.pod, 1)
@@ -293,7 +293,7 @@ async def test_hosts_report_other_hosts_with_another_configuration(deployed: Dep
 
 async def test_a_host_of_unknown_identity_is_not_reported_as_disagreeing(deployed: Deployed) -> None:
     one, _ = await deployed.pair()
-    one.deployment._received(message(packet(Say.NEWS, b"stranger", 1, b"").packed))
+    one.deployment._received(message(packet(PacketKind.NEWS, b"stranger", 1, b"").packed))
     assert {"name": "", "sameConfig": None} in one.deployment.status()["others"]
     assert one.series.disagreeing.value == 0
 
@@ -314,25 +314,25 @@ async def test_staleness_is_the_delay_of_packets(deployed: Deployed) -> None:
 async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     stranger = b"stranger"
-    settings_of_a_supervisor = record(Kind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}")))
+    settings_of_a_supervisor = record(FrameKind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}")))
     async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
         for number, (say, body) in enumerate(
             [
-                (Say.NEWS, settings_of_a_supervisor),
-                (Say.LOCAL, settings_of_a_supervisor),
-                (Say.DIRECT, settings_of_a_supervisor),
-                (Say.NEWS, record(Kind.ROLL, b"[]")),
-                (Say.NEWS, record(Kind.HOSTS, b"[9,8,true]")),
-                (Say.NEWS, b"\x11\xff"),
-                (Say.BEAT, b"{]"),
-                (Say.BEAT, b"{}"),
-                (Say.ASK, b""),
+                (PacketKind.NEWS, settings_of_a_supervisor),
+                (PacketKind.LOCAL, settings_of_a_supervisor),
+                (PacketKind.DIRECT, settings_of_a_supervisor),
+                (PacketKind.NEWS, record(FrameKind.ROLL, b"[]")),
+                (PacketKind.NEWS, record(FrameKind.HOSTS, b"[9,8,true]")),
+                (PacketKind.NEWS, b"\x11\xff"),
+                (PacketKind.BEAT, b"{]"),
+                (PacketKind.BEAT, b"{}"),
+                (PacketKind.ASK, b""),
             ],
             1,
         ):
-            to = two.replica.id if say in (Say.DIRECT, Say.ASK) else None
+            to = two.replica.id if say in (PacketKind.DIRECT, PacketKind.ASK) else None
             line.publish("kvlane:all", message(packet(say, stranger, number, body, to).packed))
-        as_a_sibling = packet(Say.NEWS, member_id(two.replica.host, 5), 1, record(Kind.ROLL, b"[]"))
+        as_a_sibling = packet(PacketKind.NEWS, member_id(two.replica.host, 5), 1, record(FrameKind.ROLL, b"[]"))
         line.publish("kvlane:all", message(as_a_sibling.packed))
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
@@ -401,13 +401,13 @@ async def test_charges_during_a_disconnection_are_assumed(
     one.deployment._assumed._spent = heard.append
     deployed.redis.kill()
     await until(lambda: not one.deployment.is_connected)
-    one.replica.publish(Kind.SPENT, _spent(3, SPENT))
+    one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
-    expected = [record(Kind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
+    expected = [record(FrameKind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
     assert heard == expected
     await deployed.redis.start()
     await until(lambda: one.deployment.is_connected)
-    one.replica.publish(Kind.SPENT, _spent(3, SPENT))
+    one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
     assert heard == expected
 

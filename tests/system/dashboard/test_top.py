@@ -18,8 +18,8 @@ from aiohttp import web
 
 from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.tasks import Tasks
-from proxy.dashboard.client import FeedClient, Picture, Pod, Refused, between, totals_in
-from proxy.dashboard.terminal import HEAD, TITLES, Order, View, keys_in, number, pressed, screen, seconds
+from proxy.dashboard.client import FeedClient, FleetPicture, PodView, Refused, between, totals_in
+from proxy.dashboard.terminal import HEAD, TITLES, SortOrder, View, keys_in, number, pressed, screen, seconds
 from proxy.lab.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack
@@ -54,8 +54,8 @@ def everything(pods: Mapping[str, Any]) -> dict[str, Any]:
     return {"at": 100.0, "fields": FIELDS, "pods": pods, "about": {"version": "1.0", "panics": []}, "points": []}
 
 
-def picture_of(pods: Mapping[str, Any]) -> Picture:
-    picture = Picture()
+def picture_of(pods: Mapping[str, Any]) -> FleetPicture:
+    picture = FleetPicture()
     picture.apply("all", everything(pods), 0.0)
     return picture
 
@@ -75,7 +75,7 @@ def test_rates_are_over_the_last_ten_seconds() -> None:
 
 
 def test_counts_of_several_workers_change_with_points_and_rates_cover_the_time_in_between() -> None:
-    picture = Picture()
+    picture = FleetPicture()
     about = {"version": "1.0", "panics": [], "workers": 2}
     old = {**everything({"a": row(sent=100)}), "about": about, "points": [{"t": 20.0, "good": 1.0}]}
     picture.apply("all", old, 0.0)
@@ -95,7 +95,7 @@ def test_a_restarted_proxy_replaces_the_whole_picture() -> None:
 
 
 def test_old_totals_are_not_shown() -> None:
-    picture = Picture()
+    picture = FleetPicture()
     picture.apply("all", {**everything({}), "points": [{"t": 98.0, "good": 7.0}]}, 0.0)
     assert picture.totals(20.0)["good"] == 7.0
     assert picture.totals(29.0) == {}
@@ -116,7 +116,7 @@ def test_old_totals_are_not_shown() -> None:
     ],
 )
 def test_total_tokens_and_cache_hits_are_shown_with_their_source(point: Any, words: list[str]) -> None:
-    picture = Picture()
+    picture = FleetPicture()
     picture.apply("all", {**everything({}), "points": [{"t": 99.0, **point}]}, 0.0)
     drawn = "\n".join(f"{line} ·" for line in screen(picture, View(), (160, 10), 1.0).plain.splitlines())
     assert [word for word in words if word not in drawn] == []
@@ -153,19 +153,19 @@ def test_an_engine_that_was_restarted_or_is_idle_has_no_figures() -> None:
 
 
 def test_the_busiest_pods_are_first_and_equal_ones_sorted_by_name() -> None:
-    pods = [Pod("c", requests=1), Pod("b", requests=1), Pod("a", requests=0), Pod("d", requests=9)]
-    assert [pod.name for pod in Order().of(pods)] == ["d", "b", "c", "a"]
-    assert [pod.name for pod in Order().turned().of(pods)] == ["a", "b", "c", "d"]
-    assert [pod.name for pod in Order(TITLES.index("POD")).of(pods)] == ["a", "b", "c", "d"]
+    pods = [PodView("c", requests=1), PodView("b", requests=1), PodView("a", requests=0), PodView("d", requests=9)]
+    assert [pod.name for pod in SortOrder().of(pods)] == ["d", "b", "c", "a"]
+    assert [pod.name for pod in SortOrder().turned().of(pods)] == ["a", "b", "c", "d"]
+    assert [pod.name for pod in SortOrder(TITLES.index("POD")).of(pods)] == ["a", "b", "c", "d"]
 
 
 def test_pods_sort_by_the_severity_of_their_state() -> None:
     pods = [
-        Pod("good", state="ready"),
-        Pod("bad", state="ejected"),
-        Pod("doubted", state="ready", ejection_reasons=("slow",)),
+        PodView("good", state="ready"),
+        PodView("bad", state="ejected"),
+        PodView("doubted", state="ready", ejection_reasons=("slow",)),
     ]
-    assert [pod.name for pod in Order(TITLES.index("STATE")).of(pods)] == ["bad", "doubted", "good"]
+    assert [pod.name for pod in SortOrder(TITLES.index("STATE")).of(pods)] == ["bad", "doubted", "good"]
 
 
 def test_numbers_fit_their_columns() -> None:
@@ -283,8 +283,8 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy() -> AsyncIterator[tuple[Proxy, FeedClient, Picture]]:
-    one, picture = Proxy(), Picture()
+async def proxy() -> AsyncIterator[tuple[Proxy, FeedClient, FleetPicture]]:
+    one, picture = Proxy(), FleetPicture()
     await one.start()
     async with aiohttp.ClientSession() as session:
         yield one, FeedClient(session, f"http://127.0.0.1:{one.port}/", picture, SystemClock(), lambda: None), picture
@@ -321,10 +321,10 @@ async def test_a_revoked_key_ends_it_and_a_starting_proxy_does_not() -> None:
 
 async def test_scrapes_of_visible_pods_give_their_counters() -> None:
     async with stack(2) as s, aiohttp.ClientSession() as session:
-        picture, clock = Picture(), ManualClock()
+        picture, clock = FleetPicture(), ManualClock()
         feed = FeedClient(session, s.admin, picture, clock, lambda: None)
         await feed.first()
-        await feed.read([*picture.rows(), Pod("no-such-pod")])
+        await feed.read([*picture.rows(), PodView("no-such-pod")])
         for _ in range(4):
             await s.chat("A question. " * 50, max_tokens=5)
         await s.idle()
@@ -343,7 +343,7 @@ async def test_engines_are_read_once_for_a_pod_and_its_ranks(behind_one_port: bo
         aiohttp.ClientSession() as session,
     ):
         await until(lambda: len(s.app.fleet.endpoints) == 2)
-        picture, clock = Picture(), ManualClock()
+        picture, clock = FleetPicture(), ManualClock()
         feed = FeedClient(session, s.admin, picture, clock, lambda: None)
         await feed.first()
         await feed.read(picture.rows())

@@ -12,7 +12,7 @@ import aiohttp
 from proxy.core.endpoint import Endpoint
 from proxy.dashboard.feed import SummedCounts
 from proxy.dashboard.samples import Series
-from proxy.lab.sim.faults import Fault, Kind
+from proxy.lab.sim.faults import Fault, FaultKind
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.host import CHAT, Host, host, question
 from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium
@@ -51,7 +51,7 @@ async def test_the_host_shows_all_workers() -> None:
 
 async def test_failures_on_a_pod_include_all_current_and_former_workers() -> None:
     async with host(workers=2, reliability=NEVER_GIVEN_UP) as served:
-        served.sim.pods[0].faults.set([Fault(Kind.REJECT, status=500)])
+        served.sim.pods[0].faults.set([Fault(FaultKind.REJECT, status=500)])
         for number in range(20):
             await served.chat(f"question {number}")
         failed = served.sim.pods[0].faults.met[0]

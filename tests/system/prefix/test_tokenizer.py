@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.ports import LocalModel, Tokens
+from proxy.core.ports import LocalModel, PromptTokenizer
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import State
 from proxy.prefix.tokens import TokenSource
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(model: Path | str, **settings: Any) -> AsyncIterator[Tokens]:
+async def opened(model: Path | str, **settings: Any) -> AsyncIterator[PromptTokenizer]:
     async with opening() as source:
         yield source.local(LocalModel(str(model), **settings))
 
@@ -238,7 +238,7 @@ def children() -> Iterator[int]:
 
 async def test_a_removed_plugins_tokenizer_is_closed_and_others_continue(folder: Path) -> None:
     state = State()
-    opened: dict[str, Tokens] = {}
+    opened: dict[str, PromptTokenizer] = {}
     for names in (("kept", "dropped"), ("kept",)):
         draft = state.draft()
         source = TokenSource(lambda: 0.0, draft)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.meter import SECONDS_PER_DAY, Bucket, Day
+from proxy.auth.meter import SECONDS_PER_DAY, Bucket, DailyBudget
 from proxy.core.ports import ManualClock
 
 
@@ -42,7 +42,7 @@ def test_returned_amounts_can_be_used_and_overdrafts_are_owed() -> None:
 
 def test_a_day_starts_at_midnight() -> None:
     clock = ManualClock(wall=20_000 * SECONDS_PER_DAY + SECONDS_PER_DAY / 2)
-    day = Day(100, clock.wall, clock.now())
+    day = DailyBudget(100, clock.wall, clock.now())
     day.charge(99, clock.now())
     assert day.wait(50, clock.now()) == 0.0
     day.charge(50, clock.now())
@@ -58,10 +58,10 @@ class SetClock(ManualClock):
         self._wall_offset += seconds
 
 
-def used_up(hour: float = 12.0) -> tuple[SetClock, Day]:
+def used_up(hour: float = 12.0) -> tuple[SetClock, DailyBudget]:
     """A budget of which nothing is left, at this hour."""
     clock = SetClock(now=1e6, wall=20_000 * SECONDS_PER_DAY + 3600 * hour)
-    day = Day(100, clock.wall, clock.now())
+    day = DailyBudget(100, clock.wall, clock.now())
     day.charge(100, clock.now())
     return clock, day
 
@@ -102,7 +102,7 @@ def test_two_processes_do_not_carry_the_usage_of_a_day_into_the_next_one() -> No
     """Each reports its usage to the other every second; the wall clock of one is half a minute behind."""
     clock, day = used_up(hour=23.9)
     behind = SetClock(now=1e6, wall=clock.wall() - 30)
-    late = Day(100, behind.wall, behind.now())
+    late = DailyBudget(100, behind.wall, behind.now())
     late.at_least(day.used(clock.now()), behind.now())
     for _ in range(1000):
         clock.advance(1.0)

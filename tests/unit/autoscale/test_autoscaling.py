@@ -7,8 +7,8 @@ import dataclasses
 import random
 from contextlib import AsyncExitStack
 
-from proxy.autoscale.autoscaling import Autoscaling, Lead
-from proxy.autoscale.measures import Known
+from proxy.autoscale.autoscaling import AlwaysLeader, Autoscaling
+from proxy.autoscale.measures import KnownLoad
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.cluster.redis_transport import Lease
@@ -77,7 +77,7 @@ async def test_the_last_recommendation_is_exported_while_signals_are_missing() -
         await shown.autoscaling.start(stack)
         await shown.decided()
         before = shown.samples()
-        rig.signals.all["prefill"] = Known()
+        rig.signals.all["prefill"] = KnownLoad()
         rig.clock.advance(100.0)
         await shown.autoscaling.pools["default"].step()
         after = shown.samples()
@@ -151,14 +151,14 @@ class OneLease(Lease):
         self.received.append("close")
 
 
-async def until_it_is(lead: Lead, ours: bool) -> None:
+async def until_it_is(lead: AlwaysLeader, ours: bool) -> None:
     async with asyncio.timeout(PATIENCE):
         while lead.is_ours is not ours:
             await asyncio.sleep(0.001)
 
 
 async def test_the_holder_of_the_lease_leads() -> None:
-    lead, lease = Lead(ManualClock()), OneLease()
+    lead, lease = AlwaysLeader(ManualClock()), OneLease()
     assert lead.is_ours, "there is no other process"
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=0.001)
@@ -169,7 +169,7 @@ async def test_the_holder_of_the_lease_leads() -> None:
 
 
 async def test_a_proxy_without_the_lease_does_not_lead() -> None:
-    lead, lease = Lead(ManualClock()), OneLease()
+    lead, lease = AlwaysLeader(ManualClock()), OneLease()
     lease.is_free = False
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=60.0)
@@ -186,7 +186,7 @@ class SuspendedMachine(ManualClock):
 
 async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_does_not_lead() -> None:
     clock, lease = SuspendedMachine(), OneLease()
-    lead = Lead(clock)
+    lead = AlwaysLeader(clock)
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=3600.0)
         await until_it_is(lead, True)
@@ -198,7 +198,7 @@ async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_do
 
 async def test_a_leader_whose_clock_is_set_back_leads_no_longer_than_the_lease() -> None:
     clock, lease = SuspendedMachine(), OneLease()
-    lead = Lead(clock)
+    lead = AlwaysLeader(clock)
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=3600.0)
         await until_it_is(lead, True)
@@ -209,7 +209,7 @@ async def test_a_leader_whose_clock_is_set_back_leads_no_longer_than_the_lease()
 
 async def test_a_leader_starts_nothing_that_could_end_after_its_lease() -> None:
     clock, lease = ManualClock(), OneLease()
-    lead = Lead(clock)
+    lead = AlwaysLeader(clock)
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=3600.0, margin=10.0)
         await until_it_is(lead, True)
@@ -219,7 +219,7 @@ async def test_a_leader_starts_nothing_that_could_end_after_its_lease() -> None:
 
 async def test_a_leader_that_slept_past_its_lease_must_acquire_it_again() -> None:
     clock, lease = ManualClock(), OneLease()
-    lead = Lead(clock)
+    lead = AlwaysLeader(clock)
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=3600.0)
         await until_it_is(lead, True)

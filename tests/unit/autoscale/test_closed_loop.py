@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.policy import Situation
+from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.recommender import Recommender
-from proxy.autoscale.settings import PoolSettings, load
+from proxy.autoscale.settings import ScalingPolicy, load
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM
 
 TICK, START = 15.0, 120.0
@@ -55,7 +55,7 @@ class Fleet:
         self.overloaded = 0
         self.sizes: list[tuple[int, int]] = []
 
-    def tick(self, now: float, prefill: float, caches: float) -> dict[str, Situation]:
+    def tick(self, now: float, prefill: float, caches: float) -> dict[str, RoleSituation]:
         """`prefill` are seconds of prefill that come in a second, `caches` replicas' worth of KV cache in demand."""
         for role in self.roles.values():
             role.tick(now)
@@ -67,14 +67,14 @@ class Fleet:
         usage = min(caches / second.ready, 1.0) if second.ready else 1.0
         queued = self.waiting / max(first.ready, 1)
         return {
-            "prefill": Situation(
+            "prefill": RoleSituation(
                 first.current,
                 first.ready,
                 0,
                 {BACKLOG: 1.5 * prefill / 0.8 + self.waiting / 30.0},
                 {"queue_depth": queued * 4, "ttft": 0.2 * busy + queued},
             ),
-            "decode": Situation(
+            "decode": RoleSituation(
                 second.current,
                 second.ready,
                 0,
@@ -90,7 +90,7 @@ class Fleet:
         self.sizes.append((self.roles["prefill"].current, self.roles["decode"].current))
 
 
-def run(policy: PoolSettings, load_of: Any, ticks: int, start: tuple[int, int] = (3, 6)) -> Fleet:
+def run(policy: ScalingPolicy, load_of: Any, ticks: int, start: tuple[int, int] = (3, 6)) -> Fleet:
     fleet, recommender = Fleet(*start), Recommender(policy)
     for tick in range(ticks):
         now = tick * TICK
@@ -100,7 +100,7 @@ def run(policy: PoolSettings, load_of: Any, ticks: int, start: tuple[int, int] =
     return fleet
 
 
-def policy(down: Mapping[str, Any] | None = None, **coordination: Any) -> PoolSettings:
+def policy(down: Mapping[str, Any] | None = None, **coordination: Any) -> ScalingPolicy:
     """As a policy is without being told otherwise, and preferring a fifth to a half of prefill. `down`: scaleDown."""
     bands = {"prefill": {"min": 20, "max": 50}, "decode": {"min": 50, "max": 80}}
     section = {

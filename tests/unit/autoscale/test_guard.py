@@ -10,23 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.autoscale.actuators import CIRCUIT, Guard, Hand, Order
-from proxy.autoscale.drains import Drains, Orders, Replica
-from proxy.autoscale.loop import Outcome
+from proxy.autoscale.actuators import CIRCUIT, Guard, RoleActuator, ScaleOrder
+from proxy.autoscale.drains import DrainingReplica, Drains, Orders
+from proxy.autoscale.loop import ScalingOutcome
 from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.autoscale.settings import ActuatorSettings, DrainSettings
 from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.orders import decision
 
 
-class Recording(Hand):
+class Recording(RoleActuator):
     def __init__(self) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[ScaleOrder] = []
         self.marks: list[tuple[list[str], bool]] = []
-        self.outcome = Outcome.OK
+        self.outcome = ScalingOutcome.OK
         self.breaks = False
 
-    async def scale(self, order: Order) -> Outcome:
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         self.orders.append(order)
         if self.breaks:
             raise OSError("no way")
@@ -50,9 +50,9 @@ class Pods:
     """Three of one role, that take requests."""
 
     def __init__(self) -> None:
-        self.all = {name: Replica(name, "decode", inflight=1 + int(name[-1])) for name in ("d-0", "d-1", "d-2")}
+        self.all = {name: DrainingReplica(name, "decode", inflight=1 + int(name[-1])) for name in ("d-0", "d-1", "d-2")}
 
-    def replicas(self, role: str) -> Sequence[Replica]:
+    def replicas(self, role: str) -> Sequence[DrainingReplica]:
         return list(self.all.values())
 
     def drain(self, name: str) -> None:
@@ -83,7 +83,7 @@ class Rig:
             random.Random(1),
         )
 
-    async def to(self, desired: int, current: int = 3, **bounds: int) -> Outcome:
+    async def to(self, desired: int, current: int = 3, **bounds: int) -> ScalingOutcome:
         return await self.guard.apply(decision(desired, current, **bounds), "decode")
 
     @property
@@ -96,22 +96,22 @@ async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_not
     rig.guard.hand, rig.guard.leads = hand, lambda: hand.leads
     for name in rig.pods.all:
         rig.pods.end_requests(name)
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     assert (hand.orders, len(hand.marks)) == ([], 1)
     await rig.guard.cancel("decode")
     await rig.guard.spare(["d-1"])
     assert len(hand.marks) == 1, "the process that leads clears the marks of the one before"
     hand.leads = True
-    assert await rig.to(4) is Outcome.OK
+    assert await rig.to(4) is ScalingOutcome.OK
 
 
 async def test_steps_up_keep_the_interval() -> None:
     rig = Rig()
-    assert await rig.to(4) is Outcome.OK
+    assert await rig.to(4) is ScalingOutcome.OK
     rig.clock.advance(29.0)
-    assert await rig.to(5, 4) is Outcome.BUSY
+    assert await rig.to(5, 4) is ScalingOutcome.BUSY
     rig.clock.advance(1.0)
-    assert await rig.to(5, 4) is Outcome.OK
+    assert await rig.to(5, 4) is ScalingOutcome.OK
     assert rig.counts == [4, 5]
 
 
@@ -125,51 +125,51 @@ async def test_a_step_is_bounded_by_size_and_limits() -> None:
 
 
 async def test_the_last_replica_goes_only_if_two_settings_permit_it() -> None:
-    assert await Rig().to(0, 1, low=0) is Outcome.REFUSED
+    assert await Rig().to(0, 1, low=0) is ScalingOutcome.REFUSED
     rig = Rig(allow_zero=True)
-    rig.pods.all = {"d-0": Replica("d-0", "decode")}
-    assert await rig.to(0, 1, low=0) is Outcome.BUSY
+    rig.pods.all = {"d-0": DrainingReplica("d-0", "decode")}
+    assert await rig.to(0, 1, low=0) is ScalingOutcome.BUSY
     rig.clock.advance(1.0)
-    assert await rig.to(0, 1, low=0) is Outcome.OK
+    assert await rig.to(0, 1, low=0) is ScalingOutcome.OK
 
 
 async def test_a_file_is_a_kill_switch(tmp_path: Path) -> None:
     rig = Rig(kill_file=str(tmp_path / "stop"))
     (tmp_path / "stop").touch()
-    assert await rig.to(4) is Outcome.REFUSED
+    assert await rig.to(4) is ScalingOutcome.REFUSED
     assert not rig.hand.orders
     (tmp_path / "stop").unlink()
-    assert await rig.to(4) is Outcome.OK
+    assert await rig.to(4) is ScalingOutcome.OK
 
 
 async def test_the_kill_switch_undrains_pods(tmp_path: Path) -> None:
     rig = Rig(kill_file=str(tmp_path / "stop"))
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     (tmp_path / "stop").touch()
-    assert await rig.to(2) is Outcome.REFUSED
+    assert await rig.to(2) is ScalingOutcome.REFUSED
     assert rig.pods.draining == []
 
 
 async def test_a_new_pod_with_an_old_name_drains_again() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     rig.clock.advance(60.0)
-    rig.pods.all["d-0"] = Replica("d-0", "decode")
-    assert await rig.to(2) is Outcome.BUSY
+    rig.pods.all["d-0"] = DrainingReplica("d-0", "decode")
+    assert await rig.to(2) is ScalingOutcome.BUSY
     assert rig.pods.draining == ["d-0"]
     rig.clock.advance(1.0)
-    assert await rig.to(2) is Outcome.OK
+    assert await rig.to(2) is ScalingOutcome.OK
 
 
 async def test_failures_cause_growing_pauses() -> None:
     rig = Rig()
-    rig.hand.outcome = Outcome.ERROR
+    rig.hand.outcome = ScalingOutcome.ERROR
     waits = []
     for _ in range(CIRCUIT):
-        assert await rig.to(4) is Outcome.ERROR
+        assert await rig.to(4) is ScalingOutcome.ERROR
         waited = 0
-        while await rig.to(4) is Outcome.BUSY and waited < 1000:
+        while await rig.to(4) is ScalingOutcome.BUSY and waited < 1000:
             rig.clock.advance(1.0)
             waited += 1
         waits.append(waited)
@@ -186,18 +186,18 @@ async def test_an_actuator_that_raises_counts_as_a_failure() -> None:
     with pytest.raises(OSError, match="no way"):
         await rig.to(4)
     rig.hand.breaks = False
-    assert await rig.to(4) is Outcome.BUSY
+    assert await rig.to(4) is ScalingOutcome.BUSY
 
 
 async def test_pods_are_drained_before_they_are_removed() -> None:
     rig = Rig()
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     assert rig.pods.draining == ["d-0"]
     assert rig.hand.marks == [(["d-0"], True)]
     rig.clock.advance(60.0)
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     rig.pods.end_requests("d-0")
-    assert await rig.to(2) is Outcome.OK
+    assert await rig.to(2) is ScalingOutcome.OK
     (order,) = rig.hand.orders
     assert (order.count, order.victims) == (2, ("d-0",))
 
@@ -205,18 +205,18 @@ async def test_pods_are_drained_before_they_are_removed() -> None:
 async def test_a_pod_that_just_started_to_drain_may_still_receive_a_request() -> None:
     rig = Rig()
     rig.pods.end_requests("d-0")
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     rig.clock.advance(1.0)
-    assert await rig.to(2) is Outcome.OK
+    assert await rig.to(2) is ScalingOutcome.OK
 
 
 async def test_an_endless_request_does_not_keep_a_pod_forever() -> None:
     rig = Rig()
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     rig.clock.advance(899.0)
-    assert await rig.to(2) is Outcome.BUSY
+    assert await rig.to(2) is ScalingOutcome.BUSY
     rig.clock.advance(1.0)
-    assert await rig.to(2) is Outcome.OK
+    assert await rig.to(2) is ScalingOutcome.OK
 
 
 async def test_returning_demand_undrains_pods() -> None:
@@ -225,7 +225,7 @@ async def test_returning_demand_undrains_pods() -> None:
     assert rig.pods.draining == ["d-0", "d-1"]
     await rig.to(2)
     assert rig.pods.draining == ["d-0"]
-    assert await rig.to(4) is Outcome.OK
+    assert await rig.to(4) is ScalingOutcome.OK
     assert rig.pods.draining == []
     assert rig.hand.marks == [(["d-0", "d-1"], True), (["d-1"], False), (["d-0"], False)]
 
@@ -235,7 +235,7 @@ async def test_a_pod_whose_removal_was_ordered_is_not_undrained() -> None:
     rig.pods.end_requests("d-0")
     await rig.to(2)
     rig.clock.advance(1.0)
-    assert await rig.to(2) is Outcome.OK
+    assert await rig.to(2) is ScalingOutcome.OK
     await rig.guard.cancel("decode")
     assert rig.pods.draining == ["d-0"]
     rig.drains.spare("decode")
@@ -248,8 +248,8 @@ async def test_a_failed_order_undrains_its_victims() -> None:
     rig.pods.end_requests("d-0")
     await rig.to(2)
     rig.clock.advance(1.0)
-    rig.hand.outcome = Outcome.REFUSED
-    assert await rig.to(2) is Outcome.REFUSED
+    rig.hand.outcome = ScalingOutcome.REFUSED
+    assert await rig.to(2) is ScalingOutcome.REFUSED
     await rig.guard.cancel("decode")
     assert rig.pods.draining == []
 

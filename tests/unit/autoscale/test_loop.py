@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.decision import Decision
-from proxy.autoscale.loop import HISTORY, Loop, Outcome
-from proxy.autoscale.policy import Observed, Sample
+from proxy.autoscale.decision import ScalingDecision
+from proxy.autoscale.loop import HISTORY, Loop, ScalingOutcome
+from proxy.autoscale.policy import MetricSample, ObservedRole
 from proxy.core.errors import BadRequest
 from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool
@@ -29,35 +29,35 @@ class Cluster:
         self.breaks = False
         self.hangs = False
 
-    async def observe(self) -> Mapping[str, Observed]:
+    async def observe(self) -> Mapping[str, ObservedRole]:
         if self.hangs:
             await asyncio.Event().wait()
         if self.breaks:
             raise OSError("nobody answers")
         at = self._clock.now() if self.measured_at is None else self.measured_at
         return {
-            role: Observed(
+            role: ObservedRole(
                 count,
                 count,
-                metrics={name: Sample(value, at) for name, value in self.metrics[role].items()},
-                signals={name: Sample(value, at) for name, value in self.signals[role].items()},
+                metrics={name: MetricSample(value, at) for name, value in self.metrics[role].items()},
+                signals={name: MetricSample(value, at) for name, value in self.signals[role].items()},
             )
             for role, count in self.replicas.items()
         }
 
-    async def apply(self, decision: Decision, role: str) -> Outcome:
+    async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         self.replicas[role] = decision.desired[role]
-        return Outcome.OK
+        return ScalingOutcome.OK
 
 
 class Stuck:
     """An actuator that never gets there."""
 
-    def __init__(self, outcome: Outcome | None = None) -> None:
+    def __init__(self, outcome: ScalingOutcome | None = None) -> None:
         self._outcome = outcome
         self.queried: list[tuple[int, str]] = []
 
-    async def apply(self, decision: Decision, role: str) -> Outcome:
+    async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         self.queried.append((decision.id, role))
         if self._outcome is None:
             raise OSError("no way to get there")
@@ -78,7 +78,7 @@ class Rig:
             patience=0.02,
         )
 
-    async def step(self, seconds: float = 15.0) -> Decision:
+    async def step(self, seconds: float = 15.0) -> ScalingDecision:
         decision = await self.loop.step()
         self.clock.advance(seconds)
         return decision
@@ -90,7 +90,7 @@ async def test_the_recommendation_is_applied() -> None:
     decision = await rig.step()
     assert sum(decision.desired.values()) == 13
     assert rig.cluster.replicas == dict(decision.desired)
-    assert set(rig.loop.outcomes.values()) == {Outcome.OK}
+    assert set(rig.loop.outcomes.values()) == {ScalingOutcome.OK}
     rig.cluster.metrics["prefill"][BACKLOG] = 1.5 * rig.cluster.replicas["prefill"]
     rig.cluster.metrics["decode"][KV_SUM] = 0.8 * rig.cluster.replicas["decode"]
     await rig.step()
@@ -103,11 +103,11 @@ async def test_a_dry_run_does_everything_except_acting() -> None:
     decision = await rig.step()
     assert sum(decision.desired.values()) == 13
     assert rig.cluster.replicas == {"prefill": 3, "decode": 7}
-    assert set(rig.loop.outcomes.values()) == {Outcome.DRY_RUN}
+    assert set(rig.loop.outcomes.values()) == {ScalingOutcome.DRY_RUN}
 
 
 async def test_roles_that_grow_are_first() -> None:
-    stuck = Stuck(Outcome.BUSY)
+    stuck = Stuck(ScalingOutcome.BUSY)
     rig = Rig(actuator=stuck, gate=False)
     rig.cluster.signals = {"prefill": {"queue_depth": 32.0, "ttft": 2.0}, "decode": {"queue_depth": 0.0}}
     decision = await rig.step()
@@ -118,14 +118,14 @@ async def test_roles_that_grow_are_first() -> None:
 
 async def test_a_hanging_actuator_does_not_block_the_loop() -> None:
     class Hanging:
-        async def apply(self, decision: Decision, role: str) -> Outcome:
+        async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
             await asyncio.Event().wait()
-            return Outcome.OK
+            return ScalingOutcome.OK
 
     rig = Rig(actuator=Hanging())
     rig.cluster.metrics["decode"][KV_SUM] = 8.0
     await rig.step()
-    assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
+    assert set(rig.loop.outcomes.values()) == {ScalingOutcome.ERROR}
 
 
 async def test_an_actuator_that_fails_is_called_again_and_breaks_nothing() -> None:
@@ -134,7 +134,7 @@ async def test_an_actuator_that_fails_is_called_again_and_breaks_nothing() -> No
     rig.cluster.metrics["decode"][KV_SUM] = 8.0
     for _ in range(2):
         await rig.step()
-    assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
+    assert set(rig.loop.outcomes.values()) == {ScalingOutcome.ERROR}
     assert {number for number, _ in broken.queried} == {1, 2}
 
 
@@ -151,7 +151,7 @@ class TestBlind:
         assert held.recommendation is None
 
     async def test_no_actuator_is_called(self) -> None:
-        stuck = Stuck(Outcome.OK)
+        stuck = Stuck(ScalingOutcome.OK)
         rig = Rig(actuator=stuck)
         rig.cluster.metrics["decode"][KV_SUM] = 8.0
         await rig.step()
@@ -211,11 +211,11 @@ async def test_a_missing_signal_is_reported_and_the_others_still_count() -> None
 
 def test_each_value_goes_missing_at_its_own_age() -> None:
     old, young = 10.0, 11.0
-    observed = Observed(
+    observed = ObservedRole(
         3,
         2,
-        metrics={"old": Sample(1.0, old), "young": Sample([1, None], young)},
-        signals={"ttft": Sample(2.0, old), "queue_depth": Sample(1.0, young)},
+        metrics={"old": MetricSample(1.0, old), "young": MetricSample([1, None], young)},
+        signals={"ttft": MetricSample(2.0, old), "queue_depth": MetricSample(1.0, young)},
     )
     seen = observed.fresh(56.0, 45.0)
     assert (seen.current, seen.ready) == (3, 2)

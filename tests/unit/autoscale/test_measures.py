@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.autoscale.measures import KNOWN, WINDOW, Known, Measured, Recent, Taken, replicas_of_role
+from proxy.autoscale.measures import KNOWN, WINDOW, KnownLoad, Measured, Recent, RoleSamples, replicas_of_role
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from tests.helpers.autoscale.pools import pool
 
@@ -20,18 +20,18 @@ def pod(name: str = "a", *, age: float = 0.0, requests: int = 0, tokens: int = 0
     return found
 
 
-def measured(*pods: Endpoint, known: Known = Known(), rate: float | None = None) -> Measured:  # noqa: B008
+def measured(*pods: Endpoint, known: KnownLoad = KnownLoad(), rate: float | None = None) -> Measured:  # noqa: B008
     return Measured([pod.ranks for pod in pods], known, NOW, 45.0, rate)
 
 
 def test_each_pod_has_its_part_of_the_proxys_queue() -> None:
-    seen = measured(pod(waiting=3), pod(waiting=1), known=Known(queued=4))
+    seen = measured(pod(waiting=3), pod(waiting=1), known=KnownLoad(queued=4))
     assert seen.value("queue_depth") == [5.0, 3.0]
     assert seen.mean("queue_depth") == 4.0
 
 
 def test_without_a_ready_pod_the_proxys_queue_remains() -> None:
-    seen = measured(known=Known(queued=4))
+    seen = measured(known=KnownLoad(queued=4))
     assert seen.value("queue_depth") == 4.0
     assert seen.value("kv_cache_utilization") is None
     assert seen.mean("queue_depth") == 4.0
@@ -53,24 +53,24 @@ def test_the_proxys_requests_are_known_at_once() -> None:
 def test_the_backlog_is_predicted_or_computed() -> None:
     pods = (pod(tokens=3000), pod(tokens=1000))
     assert measured(*pods).value("prefill_backlog_seconds") is None
-    assert measured(*pods, known=Known(backlog=2.5)).value("prefill_backlog_seconds") == 2.5
-    assert measured(*pods, known=Known(backlog=2.5), rate=8000.0).value("prefill_backlog_seconds") == 0.5
+    assert measured(*pods, known=KnownLoad(backlog=2.5)).value("prefill_backlog_seconds") == 2.5
+    assert measured(*pods, known=KnownLoad(backlog=2.5), rate=8000.0).value("prefill_backlog_seconds") == 0.5
 
 
 def test_the_prefill_load_is_the_rate_and_the_queue() -> None:
     pods = (pod(tokens=30_000), pod(tokens=18_000))
-    assert measured(*pods, known=Known(taken=12_000.0), rate=8000.0).value("prefill_load") == 1.5 + 0.1
-    assert measured(*pods, known=Known(taken=12_000.0)).value("prefill_load") is None
+    assert measured(*pods, known=KnownLoad(taken=12_000.0), rate=8000.0).value("prefill_load") == 1.5 + 0.1
+    assert measured(*pods, known=KnownLoad(taken=12_000.0)).value("prefill_load") is None
     assert measured(*pods, rate=8000.0).value("prefill_load") is None
 
 
 def test_a_request_waiting_for_kv_cache_counts_like_a_running_one() -> None:
-    seen = measured(pod(kv_usage=0.9, running=10, waiting=4), pod(kv_usage=0.5), known=Known(queued=2))
+    seen = measured(pod(kv_usage=0.9, running=10, waiting=4), pod(kv_usage=0.5), known=KnownLoad(queued=2))
     assert seen.value("kv_cache_demand_sum") == [pytest.approx(0.9 * 1.5), 0.5 * 2]
 
 
 def test_tokens_are_counted_by_the_pods() -> None:
-    taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
+    taken, one, other = RoleSamples(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
     assert taken.rate(0.0, [[one], [other]]) is None
     one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
     assert taken.rate(10.0, [[one], [other]]) == 200.0
@@ -83,7 +83,7 @@ def test_tokens_are_counted_by_the_pods() -> None:
 
 
 def test_pods_without_counters_give_no_reading() -> None:
-    taken = Taken()
+    taken = RoleSamples()
     assert [taken.rate(now, [[pod()]]) for now in (0.0, 10.0)] == [None, None]
 
 
@@ -94,7 +94,7 @@ def test_any_other_name_is_an_attribute() -> None:
 
 @pytest.mark.parametrize("source", KNOWN)
 def test_every_documented_name_is_measured(source: str) -> None:
-    seen = measured(pod(), known=Known(backlog=1.0, ttft=0.5, taken=10.0), rate=100.0)
+    seen = measured(pod(), known=KnownLoad(backlog=1.0, ttft=0.5, taken=10.0), rate=100.0)
     assert seen.value(source) is not None
     assert seen.mean(source) is not None
 
@@ -128,11 +128,11 @@ def test_a_reset_histogram_is_no_reading() -> None:
 def test_a_pod_is_one_replica_and_its_ranks_are_the_unit_of_load() -> None:
     ranks = [pod("a", waiting=waiting, tokens=tokens, running=4) for waiting, tokens in ((1, 100), (3, 300))]
     join_ranks(ranks)
-    seen = measured(ranks[0], pod("b", waiting=4, tokens=50), known=Known(queued=3))
+    seen = measured(ranks[0], pod("b", waiting=4, tokens=50), known=KnownLoad(queued=3))
     assert seen.value("queue_depth") == [3.0, 5.0], "the mean of two ranks, and three ranks share what waits"
     assert seen.value("requests_running") == [4.0, 0.0]
     assert seen.value("uncached_tokens") == 250.0
-    taken = Taken()
+    taken = RoleSamples()
     taken.rate(0.0, [ranks])
     for rank in ranks:
         rank.publish(Metrics(prefix_queries=100.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)

@@ -6,22 +6,22 @@ import random
 
 import pytest
 
-from proxy.autoscale.demand import FEWEST, Metric, Outlook, Sized, trend
+from proxy.autoscale.demand import FEWEST, DemandForecast, Metric, SizedRole, trend
 from proxy.autoscale.policy import Role
 
 SUM, LEVEL = Metric("load", "total", 0.8), Metric("usage", "value", 0.8)
 
 
-def seen(value: object, name: str = "load", ready: int = 20) -> Sized:
-    return Sized(Role("decode", 1, 20, current=20, ready=ready), {name: value})
+def seen(value: object, name: str = "load", ready: int = 20) -> SizedRole:
+    return SizedRole(Role("decode", 1, 20, current=20, ready=ready), {name: value})
 
 
 def carried(values: list[object], metric: Metric = SUM, seconds: float = 120.0, ready: int = 20) -> object:
     """The last of the values that came every 15 seconds, as it will be."""
-    return carried_by(Outlook(), values, metric, seconds, ready)
+    return carried_by(DemandForecast(), values, metric, seconds, ready)
 
 
-def carried_by(outlook: Outlook, values: list[object], metric: Metric, seconds: float, ready: int) -> object:
+def carried_by(outlook: DemandForecast, values: list[object], metric: Metric, seconds: float, ready: int) -> object:
     found = None
     for at, value in enumerate(values):
         found = outlook.ahead(15.0 * at, seen(value, metric.name, ready), [metric], seconds).metrics[metric.name]

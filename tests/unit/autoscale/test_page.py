@@ -11,11 +11,11 @@ import pytest
 from proxy.autoscale.behavior import Behavior, Panic, ScaleDown, ScaleUp
 from proxy.autoscale.demand import Metric
 from proxy.autoscale.policy import Cause, Coordination, Signal
-from proxy.autoscale.settings import AutoscaleSettings, CoordinationSettings, PoolSettings, RoleSettings
+from proxy.autoscale.settings import AutoscaleSettings, CoordinationSettings, RoleSettings, ScalingPolicy
 from proxy.core.params import yaml_key
 
 PAGE = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text()
-SECTIONS = (AutoscaleSettings, PoolSettings, RoleSettings, Metric, Behavior, ScaleUp, ScaleDown, Panic, Coordination)
+SECTIONS = (AutoscaleSettings, ScalingPolicy, RoleSettings, Metric, Behavior, ScaleUp, ScaleDown, Panic, Coordination)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -38,7 +38,7 @@ def test_every_reason_is_explained(reason: Cause) -> None:
         ("`hysteresisPercent`", CoordinationSettings().hysteresis_percent),
         ("`pressureFloor`", CoordinationSettings().pressure_floor),
         ("`baseline`, `alpha`", f"`{CoordinationSettings().baseline}`, {CoordinationSettings().alpha}"),
-        ("`tolerancePercent`", PoolSettings(()).tolerance_percent),
+        ("`tolerancePercent`", ScalingPolicy(()).tolerance_percent),
         ("`scaleDown`", f"`instances` {ScaleDown().instances}, `percent` {ScaleDown().percent}"),
         ("`scaleUp`", f"`instances` {ScaleUp().instances}, `percent` {ScaleUp().percent}"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.policy import Situation
+from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.recommender import Recommendation, Recommender, stepped
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool, seen
 
@@ -18,13 +18,13 @@ HELD = {
 }
 
 
-def queried(received: Recommender, situations: dict[str, Situation], at: float = 0.0) -> Recommendation:
+def queried(received: Recommender, situations: dict[str, RoleSituation], at: float = 0.0) -> Recommendation:
     found = received.recommend(at, situations)
     assert found is not None
     return found
 
 
-def needing(prefill: int, decode: int, wants: tuple[int, int], **more: Any) -> dict[str, Situation]:
+def needing(prefill: int, decode: int, wants: tuple[int, int], **more: Any) -> dict[str, RoleSituation]:
     """Roles of these sizes whose metrics ask for others."""
     return seen(prefill, decode, backlog=1.5 * wants[0], kv=0.8 * wants[1], **more)
 
@@ -126,6 +126,6 @@ class TestSurge:
     def test_draining_replicas_do_not_block_the_others(self) -> None:
         received = self.received(gpus=12)
         draining = needing(6, 6, (4, 6), prefill_ready=5)
-        draining["prefill"] = Situation(6, 5, 1, {BACKLOG: 6.0}, {})
-        draining["decode"] = Situation(6, 6, 0, {KV_SUM: 4.8}, {})
+        draining["prefill"] = RoleSituation(6, 5, 1, {BACKLOG: 6.0}, {})
+        draining["decode"] = RoleSituation(6, 6, 0, {KV_SUM: 4.8}, {})
         assert queried(received, draining).replicas == {"prefill": 4, "decode": 6}

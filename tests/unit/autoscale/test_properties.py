@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.autoscale.distribution import (
     EXACT,
     OPEN,
-    Band,
+    ShareBand,
     bounded,
     cost_baseline,
     distribute,
@@ -183,7 +183,7 @@ def test_8_bands_hold_if_whole_numbers_permit(
         assert result.band_satisfied
 
 
-def whole_numbers(role: Role, one: Band, total: int) -> list[int]:
+def whole_numbers(role: Role, one: ShareBand, total: int) -> list[int]:
     return [count for count in range(role.min, role.max + 1) if one.holds(count, total)]
 
 

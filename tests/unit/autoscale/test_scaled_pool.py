@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.measures import Known
+from proxy.autoscale.measures import KnownLoad
 from proxy.core.endpoint import EndpointState
 from proxy.core.errors import BadRequest
 from tests.helpers.autoscale.scaled import EXEC, Rig, policy
@@ -14,7 +14,7 @@ from tests.helpers.autoscale.scaled import EXEC, Rig, policy
 
 async def test_each_role_is_sized_by_its_load() -> None:
     rig = Rig(prefill=1, decode=2)
-    rig.signals.all["prefill"] = Known(backlog=4.4)
+    rig.signals.all["prefill"] = KnownLoad(backlog=4.4)
     decision = await rig.step()
     assert dict(decision.desired) == {"prefill": 3, "decode": 2}
     assert rig.hand.result == [("prefill", 3)]
@@ -23,7 +23,7 @@ async def test_each_role_is_sized_by_its_load() -> None:
 async def test_ordered_replicas_count_until_they_are_visible() -> None:
     """Else it would be ordered again, or taken back."""
     rig = Rig()
-    rig.signals.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     await rig.step()
     decision = await rig.step()
     assert decision.situations["prefill"].current == 2
@@ -36,7 +36,7 @@ async def test_ordered_replicas_count_until_they_are_visible() -> None:
 
 async def test_replicas_that_never_start_are_ordered_again() -> None:
     rig = Rig()
-    rig.signals.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     for _ in range(42):
         rig.report_all("decode")
         await rig.step()
@@ -105,7 +105,7 @@ async def test_a_role_without_known_pods_is_unknown() -> None:
 async def test_old_metrics_of_a_pod_are_missing() -> None:
     rig = Rig()
     rig.clock.advance(46.0)
-    rig.signals.all["prefill"] = Known()
+    rig.signals.all["prefill"] = KnownLoad()
     decision = await rig.step()
     assert not decision.valid
     assert "kv_cache_utilization_sum" in decision.missing["decode"]
@@ -142,7 +142,7 @@ async def test_state_of_a_removed_role_is_dropped() -> None:
 async def test_a_proxy_that_does_not_lead_decides_and_does_not_act() -> None:
     rig = Rig(decode=3)
     rig.leads = False
-    rig.signals.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
     assert decision.desired == {"prefill": 2, "decode": 1}
@@ -189,7 +189,7 @@ async def test_marks_of_an_earlier_leader_are_cleared_once() -> None:
 
 async def test_an_acknowledgement_counts_as_an_order() -> None:
     rig = Rig(actuator=None)
-    rig.signals.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     decision = await rig.step()
     rig.pool.acknowledge(decision.id, {"prefill": 2})
     decision = await rig.step()
@@ -200,7 +200,7 @@ async def test_an_acknowledgement_counts_as_an_order() -> None:
 
 async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
     rig = Rig(decode=1, actuator={**EXEC, "roles": ["prefill"]})
-    rig.signals.all["prefill"] = Known(backlog=3.0)
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     rig.report_all("decode", kv_usage=1.0)
     await rig.step()
     assert rig.hand.result == [("prefill", 2)]

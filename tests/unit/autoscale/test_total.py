@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.autoscale.demand import MOST, Metric, Sized, demands, desired, desired_of_role, joined, total_of_all
+from proxy.autoscale.demand import MOST, Metric, SizedRole, demands, desired, desired_of_role, joined, total_of_all
 from proxy.autoscale.policy import Role
 
 QUEUE = Metric("queue", "avg", 5.0)
@@ -16,8 +16,10 @@ LEVEL = Metric("kv", "value", 0.8)
 BACKLOG = Metric("backlog", "total", 1.5)
 
 
-def sized(name: str, current: int, ready: int | None = None, low: int = 1, high: int = 20, **metrics: object) -> Sized:
-    return Sized(Role(name, low, high, current=current, ready=ready), metrics)
+def sized(
+    name: str, current: int, ready: int | None = None, low: int = 1, high: int = 20, **metrics: object
+) -> SizedRole:
+    return SizedRole(Role(name, low, high, current=current, ready=ready), metrics)
 
 
 @given(st.integers(1, 50), st.floats(0.9, 1.1), st.sampled_from([QUEUE, LEVEL]))

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from proxy.autoscale.demand import MEMORY, Trust
+from proxy.autoscale.demand import MEMORY, ForecastConfidence
 
 
-def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 5.0) -> Trust:
+def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 5.0) -> ForecastConfidence:
     """The growth that came each time, two minutes after its forecast."""
-    trust = Trust()
+    trust = ForecastConfidence()
     for at in range(forecasts):
         now = 240.0 * at
         trust.settle(now, value)
@@ -21,7 +21,7 @@ def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 
 
 
 def test_without_history_forecasts_are_trusted() -> None:
-    assert Trust().share(0.8) == 1.0
+    assert ForecastConfidence().share(0.8) == 1.0
 
 
 @pytest.mark.parametrize(("came", "share"), [(1.0, 1.0), (0.5, 0.5), (0.0, 0.0), (-1.0, 0.0), (3.0, 1.0)])
@@ -35,7 +35,7 @@ def test_small_errors_have_little_weight() -> None:
 
 
 def test_pending_forecasts_are_not_scored() -> None:
-    trust = Trust()
+    trust = ForecastConfidence()
     trust.say(120.0, 5.0, 100.0)
     trust.settle(119.0, 5.0)
     assert trust.share(0.8) == 1.0
@@ -44,7 +44,7 @@ def test_pending_forecasts_are_not_scored() -> None:
 
 
 def test_forecasts_without_a_value_are_dropped() -> None:
-    trust = Trust()
+    trust = ForecastConfidence()
     trust.say(120.0, 5.0, 100.0)
     trust.settle(120.0, None)
     trust.settle(135.0, 5.0)
@@ -67,5 +67,5 @@ def test_one_burst_does_not_outweigh_many_errors() -> None:
 
 
 def test_forecasts_from_zero_are_distrusted_only_after_an_error() -> None:
-    assert Trust().share(0.0) == 1.0
+    assert ForecastConfidence().share(0.0) == 1.0
     assert after(0.0).share(0.0) == 0.0

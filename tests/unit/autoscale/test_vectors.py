@@ -16,10 +16,10 @@ import pytest
 
 from bench.scaling.hard_ratio import HardRatio
 from proxy.autoscale import evaluation, validation
-from proxy.autoscale.behavior import Behavior, Line, Panic, Past, Records, ScaleDown, ScaleUp, corrected
+from proxy.autoscale.behavior import Behavior, Panic, Records, ScaleDown, ScaleUp, StepSeries, WindowExtremes, corrected
 from proxy.autoscale.demand import Kind, Metric, desired, joined, recommended
 from proxy.autoscale.distribution import cost_baseline, project, role_pressure, round_bounded
-from proxy.autoscale.drains import Replica, drain_order
+from proxy.autoscale.drains import DrainingReplica, drain_order
 from proxy.autoscale.measures import quantile_between
 from proxy.autoscale.policy import Coordination, Role
 
@@ -85,7 +85,7 @@ def desired_for_metric(given: dict[str, Any]) -> Any:
 
 
 def drained(given: dict[str, Any]) -> Any:
-    replicas = [Replica(**one) for one in given["pods"]]
+    replicas = [DrainingReplica(**one) for one in given["pods"]]
     return [one.name for one in drain_order(replicas, given["role"], given["policy"])]
 
 
@@ -120,7 +120,7 @@ def corrected_instances(given: dict[str, Any]) -> Any:
         return found
 
     current = given["current"]
-    past = Past(
+    past = WindowExtremes(
         highest_recommended=max(seen("max_rec"), default=None),
         lowest_recommended=min(seen("min_rec"), default=None),
         highest_applied=max([current, *seen("max_corr")]),
@@ -149,7 +149,7 @@ def aggregate_external(given: dict[str, Any]) -> Any:
 def window(given: dict[str, Any]) -> Any:
     """The steps themselves, with what was found in the place of what was expected."""
     best = max if given["best"] == "max" else min
-    records, line = Records(best, given["fresh_ms"]), Line(best, given["fresh_ms"])
+    records, line = Records(best, given["fresh_ms"]), StepSeries(best, given["fresh_ms"])
     found = []
     for step, *rest in given["steps"]:
         at, value = rest[:2]

@@ -16,9 +16,9 @@ from bench.scaling.hard_ratio import HardRatio
 from bench.scaling.loads import LOADS, READ, WRITE, Load
 from bench.scaling.scalers import Independent, Scaler
 from bench.scaling.scene import Moment, Scene
-from proxy.autoscale.policy import Observed, Sample
+from proxy.autoscale.policy import MetricSample, ObservedRole
 from proxy.core.ports import ManualClock
-from proxy.lab.simulation import Outcome
+from proxy.lab.simulation import SimulationOutcome
 from proxy.lab.workload import Job
 
 SHAPE = Shape(start_up=20.0)
@@ -54,7 +54,7 @@ def test_a_fixed_fleet_has_its_configured_size() -> None:
 class ToAndFro(Scaler):
     """Takes pods away in the middle of everything, and wants them back."""
 
-    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
         return {PREFILL: 1, DECODE: 1} if int(now / 15) % 2 else {PREFILL: 5, DECODE: 5}
 
 
@@ -111,8 +111,8 @@ def test_a_load_has_its_stated_rate(name: str) -> None:
         assert 0.15 < len(mine) / load.seconds / load.most[side] < 0.9
 
 
-def seen(now: float, current: int, load: float) -> dict[str, Observed]:
-    return {PREFILL: Observed(current, current, 0, {"prefill_load": Sample(load, now)})}
+def seen(now: float, current: int, load: float) -> dict[str, ObservedRole]:
+    return {PREFILL: ObservedRole(current, current, 0, {"prefill_load": MetricSample(load, now)})}
 
 
 def test_independent_roles_grow_at_once_and_shrink_after_five_minutes() -> None:
@@ -154,12 +154,14 @@ def moment(at: float, prefill: int) -> Moment:
     return Moment(at, 4 * (prefill + 1), wanted, wanted)
 
 
-def judged(outcomes: list[Outcome]) -> Figures:
+def judged(outcomes: list[SimulationOutcome]) -> Figures:
     return figures(Played(outcomes, [moment(at, size) for at, size in enumerate((2, 3, 3, 2, 4))], 4))
 
 
 def test_a_request_meets_both_objectives_or_counts_as_failed() -> None:
-    good = Outcome(Job(0.0, 10, 11, (1,)), first_token=OBJECTIVES.first_token, ended=OBJECTIVES.first_token + 0.3)
+    good = SimulationOutcome(
+        Job(0.0, 10, 11, (1,)), first_token=OBJECTIVES.first_token, ended=OBJECTIVES.first_token + 0.3
+    )
     late = replace(good, first_token=2.1, ended=2.2)
     slow = replace(good, first_token=1.0, ended=2.0)
     lost = replace(good, ended=None)
@@ -169,7 +171,7 @@ def test_a_request_meets_both_objectives_or_counts_as_failed() -> None:
 
 
 def test_a_turn_is_a_role_that_shrinks_after_it_grew() -> None:
-    assert judged([Outcome(Job(0.0, 10, 1, (1,)), first_token=1.0, ended=1.0)])["turns"] == 2
+    assert judged([SimulationOutcome(Job(0.0, 10, 1, (1,)), first_token=1.0, ended=1.0)])["turns"] == 2
 
 
 def test_kvlane_is_compared_with_the_others_on_the_same_load() -> None:

@@ -15,7 +15,7 @@ from bench.placement.scenario import Scenario
 from proxy.config.load import load
 from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.simulation import Gauges, Outcome, Simulation, VirtualPod
+from proxy.lab.simulation import Gauges, Simulation, SimulationOutcome, VirtualPod
 from proxy.lab.workload import Workload
 from proxy.settings import Settings, from_mapping
 
@@ -35,7 +35,7 @@ STICKY: dict[str, Any] = {
 }
 
 
-def run(settings: Settings, workload: Workload) -> tuple[list[Outcome], Gauges]:
+def run(settings: Settings, workload: Workload) -> tuple[list[SimulationOutcome], Gauges]:
     clock, pods = ManualClock(), [VirtualPod(index, config) for index, config in enumerate(PODS)]
     policy = Kvlane(settings, pods, clock, Random(1), says_cached=True)
     simulation = Simulation(workload.jobs, pods, policy, clock, Random(1))

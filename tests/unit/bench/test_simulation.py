@@ -11,7 +11,7 @@ from bench.placement.pods import VirtualPod
 from bench.placement.report import Objectives, figures, summary
 from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Outcome, Restart, Simulation
+from proxy.lab.simulation import Restart, Simulation, SimulationOutcome
 from proxy.lab.workload import Job, Workload, named
 
 POLICIES = ("default", *policies.NAMED)
@@ -25,7 +25,7 @@ def run(
     seed: int = 1,
     *,
     says_cached: bool = True,
-) -> list[Outcome]:
+) -> list[SimulationOutcome]:
     pods = [VirtualPod(index, config) for index, config in enumerate(configs or [SimConfig(num_gpu_blocks=8_000)] * 4)]
     clock = ManualClock()
     policy = policies.make(name, pods, clock, Random(seed), says_cached=says_cached)
@@ -117,10 +117,10 @@ def test_pods_that_do_not_report_cached_tokens_can_be_simulated() -> None:
 def test_a_good_request_meets_both_objectives() -> None:
     job = Job(10.0, 100, 11, (1,), (0,))
     fast, late, slow, lost = (
-        Outcome(job, 0, 11.0, 11.4),
-        Outcome(job, 0, 12.5, 12.6),
-        Outcome(job, 0, 11.0, 12.0),
-        Outcome(job, 0, 11.0, None),
+        SimulationOutcome(job, 0, 11.0, 11.4),
+        SimulationOutcome(job, 0, 12.5, 12.6),
+        SimulationOutcome(job, 0, 11.0, 12.0),
+        SimulationOutcome(job, 0, 11.0, None),
     )
     pods = [VirtualPod(0, SimConfig())]
     policy = policies.make("random", pods, ManualClock(), Random(1), says_cached=True)

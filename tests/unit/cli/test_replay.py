@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli import main
 from proxy.config.load import load
-from proxy.lab.record import Record
+from proxy.lab.record import TraceRecord
 from tests.helpers.lab.traffic import conversations, fleet, head, record, request, written
 from tests.unit.lab.test_tune import BAD
 
@@ -24,7 +24,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def lines_of(found: Record) -> list[dict[str, Any]]:
+def lines_of(found: TraceRecord) -> list[dict[str, Any]]:
     """As a proxy writes it down, of prompts whose pieces are 64 tokens long."""
     return [
         request(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.membership import AssumedSpending
-from proxy.cluster.messages import Garbled, Kind, record, records
+from proxy.cluster.messages import FrameKind, InvalidMessage, record, records
 from proxy.cluster.shared import SharedDrains
 from proxy.core.endpoint import Endpoint
 
@@ -24,12 +24,12 @@ class Assumed:
 
     def _hear(self, batch: bytes) -> None:
         for kind, body in records(batch):
-            assert kind is Kind.SPENT
+            assert kind is FrameKind.SPENT
             self.heard += orjson.loads(body)
 
     def spend(self, member: int, running: int) -> None:
-        other = record(Kind.BINDINGS, b"[]")
-        self.absence.add(bytes([member]), other + record(Kind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
+        other = record(FrameKind.BINDINGS, b"[]")
+        self.absence.add(bytes([member]), other + record(FrameKind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
 
 
 def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
@@ -84,7 +84,7 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
         host.operate(drains)
         for other in hosts:
             for body in host.said if reaches and other is not host else ():
-                other.shared.receive(1, Kind.DRAINS, body)
+                other.shared.receive(1, FrameKind.DRAINS, body)
     for host in hosts:
         for other in hosts:
             other.hear(host)
@@ -97,7 +97,7 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
 def test_received_updates_are_not_forwarded() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
-    two.shared.receive(1, Kind.DRAINS, one.said[0])
+    two.shared.receive(1, FrameKind.DRAINS, one.said[0])
     assert two.drains
     assert not two.said
 
@@ -118,5 +118,5 @@ def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_
 
 @pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
 def test_malformed_drains_are_refused(body: bytes) -> None:
-    with pytest.raises(Garbled):
-        Operated().shared.receive(1, Kind.DRAINS, body)
+    with pytest.raises(InvalidMessage):
+        Operated().shared.receive(1, FrameKind.DRAINS, body)

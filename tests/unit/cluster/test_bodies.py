@@ -8,8 +8,8 @@ import pytest
 
 from proxy.auth.limits import RateLimiter
 from proxy.cluster import messages as bodies
-from proxy.cluster.messages import Garbled, Kind
-from proxy.cluster.shared import Ejections, PeerBindings, Shared, SharedBreakers, SharedLimits
+from proxy.cluster.messages import FrameKind, InvalidMessage
+from proxy.cluster.shared import PeerBindings, Shared, SharedBreakers, SharedEjections, SharedLimits
 from proxy.core.ports import ManualClock
 from proxy.fleet.store import Fleet
 from proxy.reliability.breaker import Breakers
@@ -41,7 +41,7 @@ def test_a_body_is_parsed_into_typed_values(read: Callable[[bytes], object], bod
     ],
 )
 def test_a_malformed_body_is_refused(read: Callable[[bytes], object], body: bytes) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         read(body)
 
 
@@ -50,7 +50,7 @@ def nothing(*_: object) -> None:
 
 
 FLEET = Fleet(ManualClock())
-EJECTIONS = Ejections(dict, nothing, nothing)
+EJECTIONS = SharedEjections(dict, nothing, nothing)
 BINDINGS = PeerBindings(nothing, lambda most: [], nothing)
 BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLEET, nothing), FLEET.get, nothing)
 
@@ -71,12 +71,12 @@ BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLE
     ],
 )
 def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         value.receive(1, value.kinds[0], body)
 
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
 def test_impossible_charges_are_refused(spent: bytes) -> None:
     gate = RateLimiter({}, {}, ManualClock(), lambda *_: None)
-    with pytest.raises(Garbled):
-        SharedLimits(gate, nothing).receive(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)
+    with pytest.raises(InvalidMessage):
+        SharedLimits(gate, nothing).receive(1, FrameKind.SPENT, b'[[["key","team","default"],%b]]' % spent)

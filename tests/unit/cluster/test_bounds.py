@@ -15,8 +15,19 @@ from proxy.auth.settings import Limits
 from proxy.cluster import membership, messages, prefixes, shared
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.membership import Peers, member_id
-from proxy.cluster.messages import BROKER, FIRST_NUMBER, Garbled, Kind, Packet, Say, message, packet, question, record
-from proxy.cluster.prefixes import Moves, SharedIndex
+from proxy.cluster.messages import (
+    BROKER,
+    FIRST_NUMBER,
+    FrameKind,
+    InvalidMessage,
+    Packet,
+    PacketKind,
+    message,
+    packet,
+    question,
+    record,
+)
+from proxy.cluster.prefixes import IndexChanges, SharedIndex
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import PeerLoads, SharedDrains, SharedLimits, SharedQueue, pod_number
@@ -24,7 +35,7 @@ from proxy.cluster.transport import Broker, Transport
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
 from proxy.flowcontrol import capacity
-from proxy.flowcontrol.capacity import Siblings
+from proxy.flowcontrol.capacity import SharedCaps
 from proxy.telemetry.metrics import Catalogue, Counter
 
 POD = Endpoint("a")
@@ -58,7 +69,7 @@ def replica(number: int = 1) -> Replica:
 
 
 def news(sender: bytes, number: int, body: bytes) -> Packet:
-    return packet(Say.NEWS, sender, number, body)
+    return packet(PacketKind.NEWS, sender, number, body)
 
 
 def _deployment(clock: ManualClock) -> Deployment:
@@ -69,7 +80,7 @@ def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog
     it, sender = replica(), member_id(b"other", 5)
     for number in range(1, 2001, 2):
         it.received(news(sender, number, b"\1"))
-        it.received(news(sender, number + 1, record(Kind.LOAD, b"\1")))
+        it.received(news(sender, number + 1, record(FrameKind.LOAD, b"\1")))
     assert caplog.text.count(f"dropped a message of process {sender.hex()}") == 1
     assert isinstance(it._garbled, Counter)
     assert it._garbled.value == 2000
@@ -84,7 +95,7 @@ def test_a_flood_of_garbled_messages_of_a_worker_is_counted_and_logged_once(capl
     broker = Broker(supervisor, lambda _: None, Counter())
     worker = member_id(broker.host, 5)
     for _ in range(1000):
-        broker._pass_on(packet(Say.DIRECT, worker, 0, b"\1", supervisor.id), 5)
+        broker._pass_on(packet(PacketKind.DIRECT, worker, 0, b"\1", supervisor.id), 5)
     assert caplog.text.count("dropped a message of process") == 1
     assert supervisor._garbled.value == 1000
 
@@ -99,8 +110,8 @@ def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
     with caplog.at_level(logging.ERROR):
         for number in range(1000):
             sender = number.to_bytes(5, "big") + bytes(3)
-            deployment._received(message(packet(Say.BEAT, sender, 1, facts).packed))
-            deployment._received(message(packet(Say.BEAT, b"x" * 8, number, b"{}").packed))
+            deployment._received(message(packet(PacketKind.BEAT, sender, 1, facts).packed))
+            deployment._received(message(packet(PacketKind.BEAT, b"x" * 8, number, b"{}").packed))
             deployment._received(message(b"\3"))
     assert len(deployment._replica.peers.hosts) <= 10 + 1
     assert caplog.text.count("dropped a packet of another host") == 1
@@ -113,17 +124,17 @@ def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
 def test_a_host_has_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
     peers = Peers(b"own-h", ManualClock(), 5.0, lambda _: None)
-    found = [peers.receive(packet(Say.HELLO, member_id(b"other", member), 1, b"")) for member in range(10)]
-    with pytest.raises(Garbled, match="10 processes"):
-        peers.receive(packet(Say.HELLO, member_id(b"other", 11), 1, b""))
+    found = [peers.receive(packet(PacketKind.HELLO, member_id(b"other", member), 1, b"")) for member in range(10)]
+    with pytest.raises(InvalidMessage, match="10 processes"):
+        peers.receive(packet(PacketKind.HELLO, member_id(b"other", 11), 1, b""))
     assert found[3] is not None
     peers.forget(found[3])
-    assert peers.receive(packet(Say.HELLO, member_id(b"other", 5000), 1, b"")) is not None
+    assert peers.receive(packet(PacketKind.HELLO, member_id(b"other", 5000), 1, b"")) is not None
 
 
 @pytest.mark.parametrize("facts", [{"name": "x" * 2000}, {"config": "x" * 2000}])
 def test_facts_of_a_host_have_a_bounded_size(facts: dict[str, object]) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         messages.facts(orjson.dumps({"config": "", "name": "x", **facts}))
 
 
@@ -132,7 +143,7 @@ async def test_however_often_a_peer_asks_for_a_snapshot_one_task_sends_it() -> N
     it.use(sent)
     peer = member_id(b"other", 7)
     for _ in range(1000):
-        it.received(packet(Say.ASK, peer, 0, question(peer, 1.0), it.id))
+        it.received(packet(PacketKind.ASK, peer, 0, question(peer, 1.0), it.id))
     assert len(it._tasks._tasks) == 1
     while it._tasks:
         await asyncio.sleep(0)
@@ -146,7 +157,7 @@ async def test_however_often_a_peer_asks_for_a_snapshot_one_task_sends_it() -> N
 async def test_a_peer_asks_for_its_own_host_only() -> None:
     it, peer = replica(), member_id(b"other", 7)
     for to in (member_id(b"third", 7), bytes(8), it.id):
-        it.received(packet(Say.ASK, peer, 0, question(to, 1.0), it.id))
+        it.received(packet(PacketKind.ASK, peer, 0, question(to, 1.0), it.id))
     assert not it._tasks
     assert it._garbled.value == 3
 
@@ -157,8 +168,8 @@ def test_loads_on_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest.
     known = {pod_number("a"): POD}
     loads = PeerLoads(known.get, lambda endpoint, requests, *_: applied.append(requests))
     for number in range(1000):
-        loads.receive(5, Kind.LOAD, _load(number))
-    loads.receive(5, Kind.LOAD, _load(pod_number("a")))
+        loads.receive(5, FrameKind.LOAD, _load(number))
+    loads.receive(5, FrameKind.LOAD, _load(pod_number("a")))
     assert len(loads._of) == 11
     assert applied == [1]
 
@@ -171,9 +182,9 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
     monkeypatch.setattr(shared, "MOST_UNKNOWN", 10)
     drains = SharedDrains(lambda *_: None, lambda *_: None)
     for number in range(1000):
-        drains.receive(5, Kind.DRAINS, orjson.dumps([[f"p{number}", 1, True]]))
+        drains.receive(5, FrameKind.DRAINS, orjson.dumps([[f"p{number}", 1, True]]))
     assert len(drains.known) == 10
-    drains.receive(5, Kind.DRAINS, orjson.dumps([["p0", 2, False]]))
+    drains.receive(5, FrameKind.DRAINS, orjson.dumps([["p0", 2, False]]))
     assert drains.known["p0"] == (2, False)
 
 
@@ -182,24 +193,24 @@ def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch
     gate = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
     it = SharedLimits(gate, lambda *_: None)
     for number in range(1000):
-        it.receive(5, Kind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
-        it.receive(5, Kind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
+        it.receive(5, FrameKind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
+        it.receive(5, FrameKind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
     assert len(gate.known()) == 10
-    it.receive(5, Kind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
+    it.receive(5, FrameKind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
     assert {who[1]: used[4] for who, _, used in gate.known()}["k0"] == 70
 
 
 def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MOST_CAPS", 10)
     monkeypatch.setattr(shared, "MOST_CAPS", 10)
-    siblings = Siblings(2, lambda *_: None, name="me")
+    siblings = SharedCaps(2, lambda *_: None, name="me")
     queue = SharedQueue("default", siblings, lambda: None)
     for number in range(1000):
-        queue.receive(5, Kind.WAITING, SharedQueue.packed("default", "you", None, {"me": {f"cap{number}": 1}}, ()))
+        queue.receive(5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, {"me": {f"cap{number}": 1}}, ()))
     assert len(siblings._got[5]) == 10
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         queue.receive(
-            5, Kind.WAITING, SharedQueue.packed("default", "you", None, {}, [str(each) for each in range(11)])
+            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, {}, [str(each) for each in range(11)])
         )
 
 
@@ -208,21 +219,21 @@ def test_a_peer_has_a_bounded_number_of_reservations(monkeypatch: pytest.MonkeyP
     index = SharedIndex(ManualClock(), 1 << 24, tag=1, touch=lambda: None, find={pod_number("a"): POD}.get)
 
     def moves(number: int) -> bytes:
-        return Moves([], [2 * number, 0, 1], [messages.longs([number])], [(pod_number("a"), 100)]).packed(1)
+        return IndexChanges([], [2 * number, 0, 1], [messages.longs([number])], [(pod_number("a"), 100)]).packed(1)
 
     for number in range(1, 11):
-        index.receive(5, Kind.MOVES, moves(number))
-    with pytest.raises(Garbled, match="reservations"):
-        index.receive(5, Kind.MOVES, moves(11))
+        index.receive(5, FrameKind.MOVES, moves(number))
+    with pytest.raises(InvalidMessage, match="reservations"):
+        index.receive(5, FrameKind.MOVES, moves(11))
     assert len(index._of_peers[5]) == 10
     index.vanished(5)
-    index.receive(5, Kind.MOVES, moves(1))
+    index.receive(5, FrameKind.MOVES, moves(1))
 
 
 def test_a_member_of_a_forged_packet_is_refused_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
     deployment = _deployment(ManualClock())
-    load = record(Kind.LOAD, _load(pod_number("a")))
+    load = record(FrameKind.LOAD, _load(pod_number("a")))
     for member in range(1000):
         deployment._received(message(news(member_id(b"other", member), 1, load).packed))
     peers = deployment._replica.peers._peers.values()

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
-from proxy.cluster.messages import Garbled, Kind
+from proxy.cluster.messages import FrameKind, InvalidMessage
 from proxy.cluster.shared import SharedLimits
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -31,7 +31,7 @@ class Worker:
 
     def limited(self, kind: str, name: str, shadow: bool) -> None: ...
 
-    def told(self, kind: Kind, body: bytes) -> None:
+    def told(self, kind: FrameKind, body: bytes) -> None:
         for peer in self.peers:
             peer.shared.receive(self.number, kind, body)
 
@@ -123,5 +123,5 @@ async def test_limits_unknown_here_are_skipped() -> None:
 @pytest.mark.parametrize("body", [b"", b"1", b"[1]", b'[[["key","a"],1,[1]]]', b'[[["key","a","l"],"x",[1,1,1,1,1]]]'])
 def test_malformed_messages_are_refused(body: bytes) -> None:
     first, _ = host()
-    with pytest.raises(Garbled):
-        first.shared.receive(2, Kind.SPENT, body)
+    with pytest.raises(InvalidMessage):
+        first.shared.receive(2, FrameKind.SPENT, body)

@@ -13,11 +13,11 @@ from proxy.cluster.messages import (
     LARGEST_PACKET,
     SHARED,
     VERSION,
-    Garbled,
-    Kind,
+    FrameKind,
+    InvalidMessage,
     Packet,
+    PacketKind,
     Packets,
-    Say,
     message,
     packet,
     packets,
@@ -26,12 +26,12 @@ from proxy.cluster.messages import (
 )
 
 IDS = st.binary(min_size=ID_BYTES, max_size=ID_BYTES)
-TO_ONE = (Say.ASK, Say.STATE, Say.DIRECT)
+TO_ONE = (PacketKind.ASK, PacketKind.STATE, PacketKind.DIRECT)
 
 
 @st.composite
 def some_packet(draw: st.DrawFn) -> Packet:
-    say = draw(st.sampled_from(Say))
+    say = draw(st.sampled_from(PacketKind))
     to = draw(IDS) if say in TO_ONE else None
     return packet(say, draw(IDS), draw(st.integers(0, 2**64 - 1)), draw(st.binary(max_size=50)), to)
 
@@ -51,7 +51,7 @@ def test_packets_are_found_however_the_stream_is_cut(sent: list[Packet], size: i
 
 @given(data=st.binary(max_size=60))
 def test_any_bytes_are_packets_or_garbled(data: bytes) -> None:
-    with suppress(Garbled):
+    with suppress(InvalidMessage):
         list(packets(data))
 
 
@@ -62,28 +62,28 @@ def test_a_message_begins_with_its_version() -> None:
 @given(sent=some_packet(), data=st.data())
 def test_a_packet_that_is_cut_off_is_garbled(sent: Packet, data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(sent.packed) - 1))
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         list(packets(message(sent.packed[:cut])))
 
 
 def test_a_packet_beyond_all_measure_of_an_unknown_kind_or_without_its_receiver_is_garbled() -> None:
-    good = packet(Say.NEWS, bytes(ID_BYTES), 1, b"").packed
+    good = packet(PacketKind.NEWS, bytes(ID_BYTES), 1, b"").packed
     large = (LARGEST_PACKET + 1).to_bytes(4, "little") + good[4:]
-    for bad in (large, good[:4] + b"\xee" + good[5:], good[:4] + bytes([Say.ASK]) + good[5:]):
-        with pytest.raises(Garbled):
+    for bad in (large, good[:4] + b"\xee" + good[5:], good[:4] + bytes([PacketKind.ASK]) + good[5:]):
+        with pytest.raises(InvalidMessage):
             list(Packets().feed(bad))
 
 
 def test_messages_of_a_supervisor_are_not_accepted_from_another_host() -> None:
     assert not SHARED & {
-        Kind.QUESTION,
-        Kind.REPLY,
-        Kind.EJECTIONS,
-        Kind.POD,
-        Kind.METRICS,
-        Kind.ROLL,
-        Kind.HOSTS,
-        Kind.LEVELS,
-        Kind.STOPPING,
+        FrameKind.QUESTION,
+        FrameKind.REPLY,
+        FrameKind.EJECTIONS,
+        FrameKind.POD,
+        FrameKind.METRICS,
+        FrameKind.ROLL,
+        FrameKind.HOSTS,
+        FrameKind.LEVELS,
+        FrameKind.STOPPING,
     }
-    assert list(records(record(Kind.QUESTION, b"reload"))) == [(Kind.QUESTION, b"reload")]
+    assert list(records(record(FrameKind.QUESTION, b"reload"))) == [(FrameKind.QUESTION, b"reload")]

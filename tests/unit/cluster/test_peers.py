@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.membership import ASK_PAUSE, Peer, Peers, member_id
-from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, Say, packet
+from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, PacketKind, packet
 from proxy.core.ports import ManualClock
 
 LEASE = 5.0
@@ -23,12 +23,12 @@ class Ear:
         self.peers = Peers(OWN, self.clock, LEASE, self.gone.append)
         self.peers.changed = self._changed
 
-    def hear(self, say: Say, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
-        to = member_id(OWN, 1) if say in (Say.ASK, Say.STATE) else None
+    def hear(self, say: PacketKind, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
+        to = member_id(OWN, 1) if say in (PacketKind.ASK, PacketKind.STATE) else None
         return self.peers.receive(packet(say, member_id(host, member), number, b"", to))
 
     def known(self, number: int, host: bytes = ONE, member: int = 1) -> Peer:
-        found = self.hear(Say.HELLO, number, host, member)
+        found = self.hear(PacketKind.HELLO, number, host, member)
         assert found is not None
         return found
 
@@ -40,7 +40,7 @@ def test_who_was_not_heard_of_for_a_lease_is_gone() -> None:
     ear = Ear()
     numbers = [ear.known(1, member=member).number for member in (1, 2)]
     ear.clock.advance(LEASE - 0.1)
-    ear.hear(Say.BEAT, 2)
+    ear.hear(PacketKind.BEAT, 2)
     ear.clock.advance(LEASE - 0.1)
     ear.peers.sweep()
     assert ear.gone == numbers[1:]
@@ -59,7 +59,7 @@ def test_one_of_this_host_is_not_given_up_for_its_silence_only_for_its_end() -> 
     ear.peers.sweep()
     assert not ear.gone
     assert ear.peers.received_at(7) == 0.0
-    ear.hear(Say.BEAT, 2, OWN, 7)
+    ear.hear(PacketKind.BEAT, 2, OWN, 7)
     assert ear.peers.received_at(7) == 10 * LEASE
     ear.peers.forget(sibling)
     ear.peers.forget(sibling)
@@ -91,17 +91,17 @@ def test_hosts_are_known_by_what_one_of_their_processes_says() -> None:
 def test_overtaken_packets_are_ignored() -> None:
     ear = Ear()
     ear.known(5)
-    assert ear.hear(Say.NEWS, 4) is None
-    assert ear.hear(Say.NEWS, 5) is None
-    assert ear.hear(Say.STATE, 4) is None
-    assert ear.hear(Say.STATE, 5) is not None
-    assert ear.hear(Say.NEWS, 6) is not None
+    assert ear.hear(PacketKind.NEWS, 4) is None
+    assert ear.hear(PacketKind.NEWS, 5) is None
+    assert ear.hear(PacketKind.STATE, 4) is None
+    assert ear.hear(PacketKind.STATE, 5) is not None
+    assert ear.hear(PacketKind.NEWS, 6) is not None
 
 
 def test_what_is_for_one_host_or_process_has_no_number() -> None:
     ear = Ear()
     peer = ear.known(5, OWN)
-    for say in (Say.LOCAL, Say.DIRECT, Say.ASK):
+    for say in (PacketKind.LOCAL, PacketKind.DIRECT, PacketKind.ASK):
         assert ear.hear(say, 0, OWN) is peer
     assert peer.last == 5
     assert not peer.has_gap
@@ -110,21 +110,21 @@ def test_what_is_for_one_host_or_process_has_no_number() -> None:
 def test_a_missed_packet_is_requested_periodically_until_a_response() -> None:
     ear = Ear()
     peer = ear.known(1)
-    ear.hear(Say.NEWS, 2)
+    ear.hear(PacketKind.NEWS, 2)
     assert not ear.peers.should_ask(peer)
-    ear.hear(Say.NEWS, 4)
+    ear.hear(PacketKind.NEWS, 4)
     assert ear.peers.should_ask(peer)
     assert not ear.peers.should_ask(peer)
     ear.clock.advance(ASK_PAUSE)
     assert ear.peers.should_ask(peer)
-    ear.hear(Say.STATE, 4)
+    ear.hear(PacketKind.STATE, 4)
     ear.clock.advance(ASK_PAUSE)
     assert not ear.peers.should_ask(peer)
 
 
 def test_a_goodbye_of_an_unknown_host_adds_no_member() -> None:
     ear = Ear()
-    assert ear.hear(Say.BYE, 1) is None
+    assert ear.hear(PacketKind.BYE, 1) is None
     assert not ear.peers.hosts
 
 
@@ -134,7 +134,7 @@ def test_no_packet_is_applied_twice_and_no_gap_is_missed(numbers: list[int]) -> 
     peer = ear.known(1)
     taken = [1]
     for number in numbers:
-        if ear.hear(Say.NEWS, number) is not None:
+        if ear.hear(PacketKind.NEWS, number) is not None:
             taken.append(number)
     assert taken == sorted(set(taken))
     assert peer.has_gap is (taken != list(range(1, len(taken) + 1)))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import Garbled, Kind, records
-from proxy.cluster.prefixes import WHOLE_CHAINS_EVERY, Moves, SharedIndex, index_tag
+from proxy.cluster.messages import FrameKind, InvalidMessage, records
+from proxy.cluster.prefixes import WHOLE_CHAINS_EVERY, IndexChanges, SharedIndex, index_tag
 from proxy.cluster.shared import pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
@@ -28,7 +28,7 @@ class Peer:
     def __init__(self, number: int, tag: int = 1) -> None:
         self.number = number
         self.pods = {name: Endpoint(name) for name in NAMES}
-        self._said: list[tuple[Kind, bytes]] = []
+        self._said: list[tuple[FrameKind, bytes]] = []
         self.clock = ManualClock()
         self.index = SharedIndex(
             self.clock,
@@ -39,7 +39,7 @@ class Peer:
         )
 
     @property
-    def said(self) -> list[tuple[Kind, bytes]]:
+    def said(self) -> list[tuple[FrameKind, bytes]]:
         self._said.extend(records(self.index.collect_changes()))
         return self._said
 
@@ -169,11 +169,11 @@ def test_unknown_pods_and_reservations_are_skipped() -> None:
     assert there.match([1, 2]) == {}
 
 
-@given(st.binary(max_size=60), st.sampled_from([Kind.MOVES, Kind.FORGET, Kind.MEMORY]))
-def test_malformed_messages_are_harmless(garbage: bytes, kind: Kind) -> None:
+@given(st.binary(max_size=60), st.sampled_from([FrameKind.MOVES, FrameKind.FORGET, FrameKind.MEMORY]))
+def test_malformed_messages_are_harmless(garbage: bytes, kind: FrameKind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
-    with suppress(Garbled):
+    with suppress(InvalidMessage):
         here.index.receive(9, kind, (1).to_bytes(4, "little") + garbage)
     assert here.match([1, 2]) == {"a": 2}
 
@@ -237,30 +237,32 @@ def test_for_a_cleared_pod_whole_prompts_are_published() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 17])
-@pytest.mark.parametrize("kind", [Kind.MOVES, Kind.MEMORY])
-def test_a_truncated_chain_is_refused(kind: Kind, cut: int) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.MOVES, FrameKind.MEMORY])
+def test_a_truncated_chain_is_refused(kind: FrameKind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     ((_, moves),) = here.said
-    body = moves if kind is Kind.MOVES else next(iter(here.index.memory(1.0)))[1]
-    with pytest.raises(Garbled):
+    body = moves if kind is FrameKind.MOVES else next(iter(here.index.memory(1.0)))[1]
+    with pytest.raises(InvalidMessage):
         there.index.receive(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
 
 
 def test_a_chain_longer_than_any_prompt_is_refused() -> None:
     there, too_many = Peer(2), len(DEPTHS)
-    moves = Moves(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
-    with pytest.raises(Garbled):
-        there.index.receive(1, Kind.MOVES, moves.packed(1))
+    moves = IndexChanges(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
+    with pytest.raises(InvalidMessage):
+        there.index.receive(1, FrameKind.MOVES, moves.packed(1))
     assert there.match([0]) == {}
 
 
 @pytest.mark.parametrize("reserved", [[2, 1, 1], [2, 0, 0], [2, 0, 2], [2, 0]])
 def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int]) -> None:
     there = Peer(2)
-    with pytest.raises(Garbled):
-        there.index.receive(1, Kind.MOVES, Moves([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1))
+    with pytest.raises(InvalidMessage):
+        there.index.receive(
+            1, FrameKind.MOVES, IndexChanges([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1)
+        )
     assert there.match([0]) == {}
 
 
@@ -372,7 +374,7 @@ def test_a_reset_of_a_pod_is_published_at_once() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     assert not flushed
     here.index.lost(here.pods["a"])
-    assert [kind for kind, _ in records(flushed[0])][-1] is Kind.FORGET
+    assert [kind for kind, _ in records(flushed[0])][-1] is FrameKind.FORGET
 
 
 def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -> None:
@@ -386,6 +388,6 @@ def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -
     other = [*told, 50, 61]
     here.reserve(other)
     ((_, body),) = here.said
-    assert len(Moves.read(body).hashes[0]) == 8 * 3
+    assert len(IndexChanges.read(body).hashes[0]) == 8 * 3
     attempt(here, there)
     assert there.match(other) == {"a": 42}

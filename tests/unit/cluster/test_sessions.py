@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import Garbled, Kind
+from proxy.cluster.messages import FrameKind, InvalidMessage
 from proxy.cluster.shared import PER_RECORD, SharedSessions
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
@@ -27,8 +27,8 @@ class Worker:
         self.heard_by: list[Worker] = []
         self.shared = SharedSessions(self.table, self.clock, name=name, publish=self._tell, find=self.pods.get)
 
-    def _tell(self, kind: Kind, body: bytes) -> None:
-        assert kind is Kind.SESSIONS
+    def _tell(self, kind: FrameKind, body: bytes) -> None:
+        assert kind is FrameKind.SESSIONS
         for worker in self.heard_by:
             worker.shared.receive(1, kind, body)
 
@@ -107,7 +107,7 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
     one.bind("s", "a")
     one.bind("t", "b")
     ((kind, body),) = one.shared.memory(1.0)
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         other.shared.receive(1, kind, harm(body))
     assert len(other.table) == 0
 
@@ -116,6 +116,6 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
 def test_any_bytes_are_harmless(noise: bytes) -> None:
     worker = Worker()
     try:
-        worker.shared.receive(1, Kind.SESSIONS, noise)
-    except Garbled:
+        worker.shared.receive(1, FrameKind.SESSIONS, noise)
+    except InvalidMessage:
         assert len(worker.table) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.messages import Garbled, Say, packet
+from proxy.cluster.messages import InvalidMessage, PacketKind, packet
 from proxy.cluster.workers import Setup, packed_settings, read_settings
 from proxy.core.params import FromEnvironment
 
@@ -23,7 +23,7 @@ def received(data: bytes) -> Setup:
 
 
 def direct(body: bytes) -> bytes:
-    return packet(Say.DIRECT, bytes(8), 0, body, bytes(8)).packed
+    return packet(PacketKind.DIRECT, bytes(8), 0, body, bytes(8)).packed
 
 
 def test_a_worker_receives_its_setup() -> None:
@@ -33,7 +33,7 @@ def test_a_worker_receives_its_setup() -> None:
 
 @pytest.mark.parametrize("size", [0, 5, 20, 35])
 def test_a_supervisor_that_ends_during_the_setup_is_an_error(size: int) -> None:
-    with pytest.raises(Garbled, match="the connection ended"):
+    with pytest.raises(InvalidMessage, match="the connection ended"):
         received(direct(Setup({}, 1).packed())[:size])
 
 

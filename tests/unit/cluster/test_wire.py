@@ -6,29 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import Garbled, Kind, record, records
+from proxy.cluster.messages import FrameKind, InvalidMessage, record, records
 
-KINDS = st.sampled_from(list(Kind))
+KINDS = st.sampled_from(list(FrameKind))
 RECORDS = st.lists(st.tuples(KINDS, st.binary(max_size=60)), max_size=6)
 
 
 @given(RECORDS)
-def test_records_round_trip(sent: list[tuple[Kind, bytes]]) -> None:
+def test_records_round_trip(sent: list[tuple[FrameKind, bytes]]) -> None:
     assert list(records(b"".join(record(kind, body) for kind, body in sent))) == sent
 
 
 @given(RECORDS.filter(bool), st.data())
-def test_a_truncated_record_is_malformed(sent: list[tuple[Kind, bytes]], data: st.DataObject) -> None:
+def test_a_truncated_record_is_malformed(sent: list[tuple[FrameKind, bytes]], data: st.DataObject) -> None:
     batch = b"".join(record(kind, body) for kind, body in sent)
     last = len(record(*sent[-1]))
     cut = data.draw(st.integers(len(batch) - last + 1, len(batch) - 1))
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         list(records(batch[:cut]))
 
 
 def test_a_kind_of_a_later_version_is_skipped() -> None:
     unknown = b"\xfe" + (3).to_bytes(4, "little") + b"???"
-    assert list(records(record(Kind.READY, b"") + unknown + record(Kind.LOAD, b"x"))) == [
-        (Kind.READY, b""),
-        (Kind.LOAD, b"x"),
+    assert list(records(record(FrameKind.READY, b"") + unknown + record(FrameKind.LOAD, b"x"))) == [
+        (FrameKind.READY, b""),
+        (FrameKind.LOAD, b"x"),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.autoscale.signals import Signals
-from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkerSignals
+from proxy.cluster.questions import SIGNALS, Questions, WorkerSignals, WorkerUnreachable
 from proxy.cluster.workers import Child
 from proxy.settings import from_mapping
 from proxy.telemetry.metrics import Catalogue
@@ -34,7 +34,7 @@ class Workers(Questions):
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
         assert topic == SIGNALS
         if address not in self.said:
-            raise Unanswered("it has ended")
+            raise WorkerUnreachable("it has ended")
         return self.said[address]
 
 

@@ -65,7 +65,7 @@ def _key_file(text: str, folder: Path) -> Any:
 
 
 def _other_program(text: str) -> Any:
-    with contextlib.suppress(imported.Unreadable):
+    with contextlib.suppress(imported.InvalidDocument):
         return imported.parse(text, "values.yaml")
 
 

@@ -6,18 +6,18 @@ from contextlib import ExitStack
 import pytest
 
 from proxy.core.ports import ManualClock
-from proxy.fleet.refresh import UNSEEN, Budget, PodBudget, metered
+from proxy.fleet.refresh import UNSEEN, PodBudget, ScrapeBudget, metered
 
 
 def test_a_small_fleet_is_scraped_at_the_configured_interval() -> None:
-    pod = PodBudget(Budget(0.25, 0.05))
+    pod = PodBudget(ScrapeBudget(0.25, 0.05))
     with pod:
         pod.charge(0.001)
         assert pod.interval == 0.25
 
 
 def test_a_large_fleet_is_scraped_within_its_share_of_a_core() -> None:
-    budget = Budget(0.25, 0.05)
+    budget = ScrapeBudget(0.25, 0.05)
     pods = [PodBudget(budget) for _ in range(1000)]
     with ExitStack() as fleet:
         for number, pod in enumerate(pods):
@@ -29,7 +29,7 @@ def test_a_large_fleet_is_scraped_within_its_share_of_a_core() -> None:
 
 
 def test_an_expensive_pod_stretches_only_its_own_interval() -> None:
-    budget = Budget(0.25, 0.05)
+    budget = ScrapeBudget(0.25, 0.05)
     cheap, expensive, joined = PodBudget(budget), PodBudget(budget), PodBudget(budget)
     with cheap:
         with expensive:
@@ -44,7 +44,7 @@ def test_an_expensive_pod_stretches_only_its_own_interval() -> None:
 
 
 def test_a_pause_of_the_process_during_one_round_hardly_stretches_an_interval() -> None:
-    budget = Budget(0.001, 0.05)
+    budget = ScrapeBudget(0.001, 0.05)
     pod, joined = PodBudget(budget), PodBudget(budget)
     with pod:
         for _ in range(20):
@@ -59,7 +59,7 @@ def test_a_pause_of_the_process_during_one_round_hardly_stretches_an_interval() 
 
 
 def test_a_pause_of_the_process_during_its_very_first_round_hardly_stretches_an_interval() -> None:
-    budget = Budget(0.25, 0.05)
+    budget = ScrapeBudget(0.25, 0.05)
     pods = [PodBudget(budget) for _ in range(20)]
     with ExitStack() as fleet:
         for pod in pods:
@@ -71,7 +71,7 @@ def test_a_pause_of_the_process_during_its_very_first_round_hardly_stretches_an_
 
 
 def test_the_cost_follows_recent_rounds() -> None:
-    pod = PodBudget(Budget(0.25, 0.05))
+    pod = PodBudget(ScrapeBudget(0.25, 0.05))
     for _ in range(100):
         pod.charge(0.001)
     for _ in range(100):

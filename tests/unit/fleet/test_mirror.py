@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, PodTls
 from proxy.core.ports import ManualClock
-from proxy.fleet.mirror import Mirror, News, Origin
+from proxy.fleet.mirror import Mirror, MirroredFleet, News
 from proxy.fleet.settings import PodSettings
 
 METRICS = Metrics(
@@ -36,7 +36,7 @@ class Pair:
         self.clock, self.other_clock = ManualClock(100.0), ManualClock(5000.0)
         self.said: list[tuple[News, bytes]] = []
         self.heard: list[tuple[str, str]] = []
-        self.origin = Origin(self.clock, lambda news, record: self.said.append((news, record)))
+        self.origin = MirroredFleet(self.clock, lambda news, record: self.said.append((news, record)))
         self.mirror = Mirror(
             self.other_clock,
             on_ready=lambda endpoint: self.heard.append(("ready", endpoint.name)),

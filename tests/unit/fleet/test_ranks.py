@@ -8,7 +8,7 @@ from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, EndpointState,
 from proxy.core.ports import ManualClock
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.discovery.file import parse_pods
-from proxy.fleet.mirror import Mirror, Origin
+from proxy.fleet.mirror import Mirror, MirroredFleet
 from proxy.fleet.records import RANKS_IGNORED
 from proxy.fleet.scrape import parse_in_steps
 from proxy.fleet.settings import DataParallelSettings, PodSettings, PodSources
@@ -180,7 +180,7 @@ def test_a_peer_can_report_that_a_pod_ignores_ranks() -> None:
 def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
     clock = ManualClock()
     mirror = Mirror(clock)
-    origin = Origin(clock, mirror.apply)
+    origin = MirroredFleet(clock, mirror.apply)
     lead = origin.ranks_seen(origin.add(pod("a")), 3)[0]
     lead.ranks[1].publish(Metrics(waiting=4, freshness=Freshness.FRESH, scraped_at=clock.now()), 0)
     origin.refreshed(lead.ranks[1])

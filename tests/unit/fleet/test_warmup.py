@@ -15,7 +15,7 @@ from proxy.core.ports import ManualClock
 from proxy.fleet import warmup as warmup_module
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import SharedPrompts, Warmup
-from proxy.openai.prompts import Head
+from proxy.openai.prompts import PromptHead
 from tests.helpers.waiting import PATIENCE
 from tests.unit.fleet.test_warmup_prompts import see
 
@@ -27,10 +27,10 @@ class Pod:
         self.status = status
         self.has = has
         self.error = error
-        self.sent: list[Head] = []
+        self.sent: list[PromptHead] = []
         self.at_once = self.most_at_once = 0
 
-    async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
+    async def send(self, endpoint: Endpoint, prompt: PromptHead) -> int | None:
         if self.has:
             self.has -= 1
             return None

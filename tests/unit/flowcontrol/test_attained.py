@@ -11,7 +11,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import Duration
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.flowcontrol.queue import Attained, tokens_of
+from proxy.flowcontrol.queue import AttainedService, tokens_of
 from proxy.flowcontrol.settings import LeastService
 
 
@@ -24,7 +24,7 @@ def leg(**seen: Any) -> Attempt:
 
 
 def test_half_of_the_service_remains_after_a_half_life() -> None:
-    attained = Attained(LeastService())
+    attained = AttainedService(LeastService())
     attained.add("a", 100, now=0.0)
     assert attained.had("a") == 100
     attained.add("b", 10, now=60.0)
@@ -34,14 +34,14 @@ def test_half_of_the_service_remains_after_a_half_life() -> None:
 
 
 def test_without_a_half_life_all_service_counts() -> None:
-    attained = Attained(LeastService(half_life=Duration(0.0)))
+    attained = AttainedService(LeastService(half_life=Duration(0.0)))
     for now in (0.0, 1000.0):
         attained.add("a", 100, now)
     assert attained.had("a") == 200
 
 
 def test_tenants_without_recent_responses_are_dropped() -> None:
-    attained = Attained(LeastService(half_life=Duration(0.0), forget_after=Duration(10.0)))
+    attained = AttainedService(LeastService(half_life=Duration(0.0), forget_after=Duration(10.0)))
     attained.add("a", 100, now=0.0)
     attained.add("b", 100, now=5.0)
     attained.add("a", 1, now=9.0)

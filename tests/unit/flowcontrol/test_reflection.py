@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.flowcontrol.capacity import Reflection
+from proxy.flowcontrol.capacity import ReflectiveCeilings
 
 
 def turns(saturation: float, depth: float) -> str:
-    reflection = Reflection()
+    reflection = ReflectiveCeilings()
     said = ""
     for _ in range(12):
         reflection.turn(saturation)
@@ -35,7 +35,7 @@ def test_fuller_pods_give_fewer_turns(saturation: float, depth: float, expected:
 
 
 def test_bands_at_their_ceilings_share_their_turns() -> None:
-    reflection = Reflection()
+    reflection = ReflectiveCeilings()
     for _ in range(20):
         reflection.turn(0.8)
         assert reflection.is_open(0.8, 0.5) is reflection.is_open(0.8, 1.0)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FIRST_NUMBER, Garbled, Kind
+from proxy.cluster.messages import FIRST_NUMBER, FrameKind, InvalidMessage
 from proxy.cluster.shared import SharedQueue
 from proxy.core.endpoint import Endpoint, EndpointState, update
-from proxy.flowcontrol.capacity import Lent, Publish, Siblings
+from proxy.flowcontrol.capacity import Lent, Publish, SharedCaps
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from tests.unit.flowcontrol.test_controller import World, world
 
@@ -25,7 +25,7 @@ def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
 
 
 def test_a_worker_above_its_part_lets_others_go_first() -> None:
-    siblings = Siblings(2, heard)
+    siblings = SharedCaps(2, heard)
     assert not siblings.go_first(0, 8, 8), "no other process waits"
     siblings.receive(1, "1", 0, NOTHING, ["m"])
     assert siblings.go_first(0, 5, 8)
@@ -39,7 +39,7 @@ def test_a_worker_above_its_part_lets_others_go_first() -> None:
 
 
 def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
-    siblings = Siblings(2, heard)
+    siblings = SharedCaps(2, heard)
     siblings.receive(1, "1", 5, NOTHING, ["m"])
     assert siblings.go_first(0, 0, 8)
     assert not siblings.go_first(9, 8, 8)
@@ -47,7 +47,7 @@ def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
 
 def test_only_changes_are_published() -> None:
     told: list[int | None] = []
-    siblings = Siblings(2, lambda highest, given, wants: told.append(highest))
+    siblings = SharedCaps(2, lambda highest, given, wants: told.append(highest))
     for highest in (None, 3, 3, 3, 0, None, None):
         siblings.say(highest)
     assert told == [3, 0, None]
@@ -59,7 +59,7 @@ def test_only_changes_are_published() -> None:
 
 @given(st.integers(0, 20), st.integers(1, 5))
 def test_the_parts_sum_up_to_the_cap(most: int, workers: int) -> None:
-    assert sum(Siblings(workers, heard, seat).part("x", most) for seat in range(workers)) == most
+    assert sum(SharedCaps(workers, heard, seat).part("x", most) for seat in range(workers)) == most
 
 
 @given(st.data())
@@ -77,7 +77,7 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
 
         return tell
 
-    all_of_them = [Siblings(workers, teller(number), number, str(number)) for number in range(workers)]
+    all_of_them = [SharedCaps(workers, teller(number), number, str(number)) for number in range(workers)]
     queues = [SharedQueue("p", one, lambda: None) for one in all_of_them]
     for _ in range(data.draw(st.integers(0, 20))):
         one = all_of_them[data.draw(st.integers(0, workers - 1))]
@@ -86,15 +86,15 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
         one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
         for _ in range(data.draw(st.integers(0, len(said)))):
             number, to, body = said.pop(0)
-            queues[to].receive(number, Kind.WAITING, body)
+            queues[to].receive(number, FrameKind.WAITING, body)
         assert sum(one.part("x", most) for one in all_of_them) <= most
     for number, to, body in said:
-        queues[to].receive(number, Kind.WAITING, body)
+        queues[to].receive(number, FrameKind.WAITING, body)
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
 def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
-    siblings = Siblings(2, heard, 0, "7")
+    siblings = SharedCaps(2, heard, 0, "7")
     siblings.receive(8, "8", 0, {"7": {"x": 1}}, ["m"])
     siblings.lend("x", 3, "m")
     assert siblings.part("x", 8) == 4 + 1 - 3
@@ -113,7 +113,7 @@ def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
 
 def test_published_parts_equal_applied_ones() -> None:
     looked: list[bool] = []
-    speaker, hearer = Siblings(2, heard), Siblings(2, heard, 1, "5")
+    speaker, hearer = SharedCaps(2, heard), SharedCaps(2, heard, 1, "5")
     speaker.receive(5, "5", 0, NOTHING, ["m"])
     speaker.lend("requests ", 2, "m")
     speaker.say(7, ("m",))
@@ -137,13 +137,13 @@ def test_published_parts_equal_applied_ones() -> None:
         b'[["large","a",1,{"5":{"requests ":null}},[]]]',
     )
     for body in nonsense:
-        with pytest.raises(Garbled):
-            queue.receive(3, Kind.WAITING, body)
+        with pytest.raises(InvalidMessage):
+            queue.receive(3, FrameKind.WAITING, body)
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
 def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int], cap: str) -> None:
-    everybody = [Siblings(of, heard, seat) for of in workers for seat in range(of)]
+    everybody = [SharedCaps(of, heard, seat) for of in workers for seat in range(of)]
     ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
     for one, rank in zip(everybody, ranks, strict=True):
         one.set_hosts(len(workers), rank)
@@ -151,7 +151,7 @@ def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int],
 
 
 def test_indivisible_caps_of_different_pods_go_to_different_hosts() -> None:
-    hosts = [Siblings(1, heard), Siblings(1, heard)]
+    hosts = [SharedCaps(1, heard), SharedCaps(1, heard)]
     for rank, host in enumerate(hosts):
         host.set_hosts(2, rank)
     parts = [[host.part(f"requests pod-{number}", 1) for number in range(20)] for host in hosts]
@@ -165,7 +165,7 @@ class Hosts:
     def __init__(self, count: int, most: int) -> None:
         self._most = most
         self._said: list[tuple[int, bytes]] = []
-        self.all = [Siblings(1, self._teller(number), 0, str(number)) for number in range(count)]
+        self.all = [SharedCaps(1, self._teller(number), 0, str(number)) for number in range(count)]
         self._queues = [SharedQueue("p", one, lambda: None) for one in self.all]
         for rank, one in enumerate(self.all):
             one.set_hosts(count, rank)
@@ -180,7 +180,7 @@ class Hosts:
         for number, body in self._said:
             for other in to:
                 if other != number:
-                    self._queues[other].receive(peer(number), Kind.WAITING, body)
+                    self._queues[other].receive(peer(number), FrameKind.WAITING, body)
         self._said.clear()
 
     def vanishes_for(self, one: int, other: int) -> None:
@@ -266,7 +266,7 @@ async def both(**caps: Any) -> AsyncIterator[tuple[World, World]]:
             pod = Endpoint("a", state=EndpointState.READY)
             worlds.append(await stack.enter_async_context(world([pod], **caps)))
         for number, one in enumerate(worlds):
-            one.control.siblings = Siblings(2, heard, number, str(number))
+            one.control.siblings = SharedCaps(2, heard, number, str(number))
         try:
             yield worlds[0], worlds[1]
         finally:

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from proxy.core.attempt import Ending, Usage
-from proxy.core.errors import Disconnected, Garbled, UpstreamFailed
+from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import HELD_LIMIT
 from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL, MOST_PASSED
 from proxy.reliability.settings import Timeouts
@@ -164,7 +164,7 @@ async def test_a_pod_that_sends_endless_informational_heads_is_given_up(reads: i
     leg = Leg()
     for _ in range(reads):
         leg.read(early * (2 * MOST_INFORMATIONAL // reads))
-    assert isinstance(leg.answer.done.result(), Garbled)
+    assert isinstance(leg.answer.done.result(), InvalidResponse)
     assert leg.pod.aborted
     assert leg.client.written == b""
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError
 from proxy.core.ports import ManualClock
-from proxy.http.body import Budget
+from proxy.http.body import MemoryBudget
 from proxy.http.client import ClientConnection
-from proxy.http.request import BodyBroke, HttpCall
+from proxy.http.request import BodyBroken, HttpRequest
 from proxy.http.server import Clients
-from proxy.http.settings import Listen
+from proxy.http.settings import ListenSettings
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 
@@ -76,12 +76,12 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
     are collected."""
     seen = Seen()
 
-    async def serve(call: HttpCall) -> None:
+    async def serve(call: HttpRequest) -> None:
         body = call.body
         try:
             while call.payload is not None and (piece := await call.payload.readany()):
                 body += piece
-        except BodyBroke:
+        except BodyBroken:
             seen.refusals += 1
             call.closing = True
             connection.answered(call)
@@ -92,10 +92,12 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
         call.answered = 200
         connection.answered(call)
 
-    def unserved(call: HttpCall, why: RequestError | Ending) -> None:
+    def unserved(call: HttpRequest, why: RequestError | Ending) -> None:
         seen.refusals += 1
 
-    clients = Clients(serve, lambda call, size: size <= collected, unserved, Listen(), ManualClock(), Budget(1_000_000))
+    clients = Clients(
+        serve, lambda call, size: size <= collected, unserved, ListenSettings(), ManualClock(), MemoryBudget(1_000_000)
+    )
     connection, sock = clients(), Socket()
     connection.connection_made(sock)
     for piece in pieces:

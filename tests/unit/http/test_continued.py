@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import CutShort, KvlaneError
+from proxy.core.errors import KvlaneError, StreamInterrupted
 from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import pipeline
 from proxy.http.framing import chunk
@@ -89,9 +89,9 @@ def test_the_remembered_output_equals_the_sent_one(
     kept = data.draw(st.integers(0, len(raw)))
     leg = cut(data.draw(reads(head + raw[:kept])), speaks_11, body=wanted)
     if not leg.client.written:
-        assert not isinstance(leg.error, CutShort)
+        assert not isinstance(leg.error, StreamInterrupted)
         return
-    assert isinstance(leg.error, CutShort)
+    assert isinstance(leg.error, StreamInterrupted)
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     leg.end_stream()
     sent, mark, _ = leg.seen().body.rpartition(b'data: {"error"')
@@ -130,7 +130,7 @@ def test_requested_counts_are_read_and_removed(asks_usage: bool) -> None:
     said = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
     first, second = counted(said, 5, 3), counted(said, 5, 6)
     leg = cut([SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage)
-    assert isinstance(leg.error, CutShort)
+    assert isinstance(leg.error, StreamInterrupted)
     leg.end_stream()
     assert leg.seen().body.startswith(said + said + b'data: {"error"')
     assert (leg.continuation.partial.prompt, leg.continuation.partial.shown) == (5, 6)

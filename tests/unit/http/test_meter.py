@@ -11,7 +11,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.http.framing import CLOSED, OPENED
-from proxy.http.upstream.connection import TAIL, Meter
+from proxy.http.upstream.connection import TAIL, ResponseMeter
 
 USAGE = b'"usage":{"prompt_tokens":4,"completion_tokens":2}}'
 
@@ -23,7 +23,7 @@ def attempt_of(path: str = "/v1/chat/completions") -> Attempt:
 
 @pytest.mark.parametrize("size", [1, 100, 5_000, 200_000])
 def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
-    attempt, meter = attempt_of(), Meter()
+    attempt, meter = attempt_of(), ResponseMeter()
     piece = b"x" * size
     count = max(5, 50_000 // size)
     for _ in range(count):
@@ -43,7 +43,7 @@ def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
 
 
 def test_bytes_are_counted_once_with_repeated_settlement() -> None:
-    attempt, meter = attempt_of(), Meter()
+    attempt, meter = attempt_of(), ResponseMeter()
     meter.pieces += [b"ab", b"cd"]
     meter.marks += [OPENED, CLOSED, OPENED]
     meter.settle(attempt)
@@ -55,7 +55,7 @@ def test_bytes_are_counted_once_with_repeated_settlement() -> None:
 
 
 def test_reads_are_counted_without_chunks() -> None:
-    attempt, meter = attempt_of(), Meter()
+    attempt, meter = attempt_of(), ResponseMeter()
     meter.pieces.append(b"ab")
     meter.settle(attempt)
     meter.pieces.append(b"cd")
@@ -64,7 +64,7 @@ def test_reads_are_counted_without_chunks() -> None:
 
 
 def test_nothing_of_a_response_is_left_for_the_next_one() -> None:
-    meter = Meter()
+    meter = ResponseMeter()
     meter.pieces.append(USAGE)
     meter.marks += [OPENED, CLOSED, OPENED, CLOSED]
     meter.finish(attempt_of())
@@ -75,13 +75,13 @@ def test_nothing_of_a_response_is_left_for_the_next_one() -> None:
 
 
 def test_the_id_of_a_stored_response_is_searched_in_its_start_only() -> None:
-    attempt, meter = attempt_of("/v1/responses"), Meter()
+    attempt, meter = attempt_of("/v1/responses"), ResponseMeter()
     meter.pieces.append(b'{"id":"res')
     meter.settle(attempt)
     meter.pieces.append(b'p_7","x":1' + b" " * 20_000)
     meter.settle(attempt)
     assert attempt.response_id == "resp_7"
-    late, meter = attempt_of("/v1/responses"), Meter()
+    late, meter = attempt_of("/v1/responses"), ResponseMeter()
     meter.pieces.append(b"x" * 20_000)
     meter.settle(late)
     meter.pieces.append(b'{"id":"resp_8"}')
@@ -91,7 +91,7 @@ def test_the_id_of_a_stored_response_is_searched_in_its_start_only() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_is_in_the_last_events_of_a_stream_and_before_long_values_in_json(stream: bool) -> None:
-    attempt, meter = attempt_of(), Meter()
+    attempt, meter = attempt_of(), ResponseMeter()
     attempt.request = replace(attempt.request, stream=stream)
     meter.pieces += [b"data: {" + USAGE, b"\n\n" if stream else b',"prompt_logprobs":' + b"0" * 5_000]
     meter.finish(attempt)

@@ -6,13 +6,13 @@ import pytest
 
 from proxy.core.errors import ConfigError, MethodNotAllowed, NotFound
 from proxy.core.params import load
-from proxy.http.paths import CONTROL, INFERENCE, Kind, Paths, split_target
-from proxy.http.settings import Listen, Security
+from proxy.http.paths import CONTROL, INFERENCE, PathKind, Paths, split_target
+from proxy.http.settings import ListenSettings, SecuritySettings
 
 
 @pytest.mark.parametrize("path", INFERENCE)
 def test_inference_paths_are_relayed(path: str) -> None:
-    assert Paths().route("POST", path).kind is Kind.RELAY
+    assert Paths().route("POST", path).kind is PathKind.RELAY
 
 
 @pytest.mark.parametrize("path", sorted(CONTROL))
@@ -54,7 +54,7 @@ def test_stored_responses_are_reached_with_their_methods() -> None:
         ("POST", "/v1/responses/resp_1/cancel"),
         ("GET", "/v1/responses/resp_1/input_items"),
     ):
-        assert paths.route(method, path).kind is Kind.RELAY
+        assert paths.route(method, path).kind is PathKind.RELAY
 
 
 def test_a_wrong_method_names_the_right_ones() -> None:
@@ -65,8 +65,8 @@ def test_a_wrong_method_names_the_right_ones() -> None:
 
 def test_configured_paths_are_relayed() -> None:
     paths = Paths(["/v1/custom", "/plugins/*"])
-    assert paths.route("POST", "/v1/custom").kind is Kind.RELAY
-    assert paths.route("GET", "/plugins/a/b").kind is Kind.RELAY
+    assert paths.route("POST", "/v1/custom").kind is PathKind.RELAY
+    assert paths.route("GET", "/plugins/a/b").kind is PathKind.RELAY
     for path in ("/v1/custom/more", "/plugins", "/plugins/../metrics", "/plugins/%2e%2e/metrics", "/plugins//metrics"):
         with pytest.raises(NotFound):
             paths.route("GET", path)
@@ -75,11 +75,11 @@ def test_configured_paths_are_relayed() -> None:
 @pytest.mark.parametrize("path", ["custom", "/a?b", "/a/../b", "/sleep", "/v1/load_lora_adapter/", "/%6detrics"])
 def test_forbidden_paths_are_refused_in_the_configuration(path: str) -> None:
     with pytest.raises(ConfigError, match="relayPaths"):
-        load(Security, {"relayPaths": [path]}, "security")
+        load(SecuritySettings, {"relayPaths": [path]}, "security")
 
 
 def test_settings_have_the_documented_defaults() -> None:
-    listen = load(Listen, {"maxBody": "1MiB"})
+    listen = load(ListenSettings, {"maxBody": "1MiB"})
     assert (listen.host, listen.port, listen.max_body, listen.retained_bodies) == ("0.0.0.0", 8000, 2**20, 2**29)
 
 

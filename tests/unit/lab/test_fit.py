@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.lab.fit import TooLittle, fit, fitted, predicted
-from proxy.lab.record import Record
+from proxy.lab.record import TraceRecord
 from tests.helpers.lab.traffic import TIMING, conversations, fleet, record
 
 BUDGET = 2_048
@@ -66,7 +66,7 @@ def test_a_record_of_a_few_requests_is_too_short() -> None:
 
 def test_a_trace_without_times_is_not_enough() -> None:
     with pytest.raises(TooLittle):
-        fit(Record(conversations(100, 4.0)), BUDGET)
+        fit(TraceRecord(conversations(100, 4.0)), BUDGET)
 
 
 @settings(deadline=None)

@@ -12,10 +12,10 @@ from bench.placement.engines import VLLM
 from bench.placement.pods import virtual_fleet
 from bench.placement.policy import EngineBalancer
 from proxy.core.ports import ManualClock
-from proxy.lab.engine import CountingEngine, Lockstep
+from proxy.lab.engine import CountingEngine, LockstepGroup
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.sim import Engine, SimConfig, StepTiming
-from proxy.lab.simulation import Outcome, Restart, Simulation, fleet_of
+from proxy.lab.sim import SimConfig, SimEngine, StepTiming
+from proxy.lab.simulation import Restart, Simulation, SimulationOutcome, fleet_of
 from proxy.lab.workload import Job, named
 from proxy.settings import Settings
 from tests.helpers.bench.support import Replayed, crowd, sequence
@@ -28,7 +28,7 @@ Times = dict[int, tuple[float, float]]
 def counted(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
     """Requests take turns on the ranks, which are in lockstep."""
     engines = [CountingEngine(config) for _ in range(ranks)]
-    lockstep = Lockstep(engines)
+    lockstep = LockstepGroup(engines)
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     queue = list(enumerate(jobs))
@@ -48,7 +48,7 @@ def counted(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
 
 def played(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
     """The same by the engines of `kvlane sim`, one step after the other."""
-    engines: list[Engine] = [Engine(config) for _ in range(ranks)]
+    engines: list[SimEngine] = [SimEngine(config) for _ in range(ranks)]
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     queue, now = list(enumerate(jobs)), 0.0
@@ -79,7 +79,7 @@ def test_counted_ranks_in_lockstep_step_as_played_ones(seed: int) -> None:
         assert found[index] == pytest.approx(times, abs=1e-6)
 
 
-def run(config: SimConfig, jobs: Sequence[Job], *restarts: Restart) -> list[Outcome]:
+def run(config: SimConfig, jobs: Sequence[Job], *restarts: Restart) -> list[SimulationOutcome]:
     fleet = virtual_fleet([config], VLLM)
     return Simulation(jobs, fleet, EngineBalancer(fleet, Random(1)), ManualClock(), Random(2), restarts).run()
 
@@ -137,14 +137,14 @@ def test_prefill_work_is_compared_between_ranks() -> None:
     assert simulation.gauges.prefill_skew == 2.0
 
 
-def served(config: SimConfig, pods: int = 1) -> tuple[list[Outcome], Kvlane]:
+def served(config: SimConfig, pods: int = 1) -> tuple[list[SimulationOutcome], Kvlane]:
     jobs = conversations(400, 12.0).jobs
     fleet, clock = fleet_of([config] * pods), ManualClock()
     policy = Kvlane(Settings(), fleet, clock, Random(1), says_cached=True)
     return Simulation(jobs, fleet, policy, clock, Random(2)).run(), policy
 
 
-def hit_rate(outcomes: Sequence[Outcome]) -> float:
+def hit_rate(outcomes: Sequence[SimulationOutcome]) -> float:
     return sum(one.cached_tokens for one in outcomes) / sum(one.job.prompt_tokens for one in outcomes)
 
 

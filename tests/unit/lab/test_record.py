@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.lab.record import Record, load
+from proxy.lab.record import TraceRecord, load
 from proxy.lab.workload import BadTrace
 from tests.helpers.lab.traffic import head, request, written
 
 
-def read(path: Path, *lines: dict[str, Any]) -> Record:
+def read(path: Path, *lines: dict[str, Any]) -> TraceRecord:
     return load([written(path / "r.jsonl", [head(), *lines])], Random(0))
 
 

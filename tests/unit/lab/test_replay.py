@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.lab.replay import Fared, Objectives, TooLarge, figures, recorded, repeated, replay
+from proxy.lab.replay import ReplayObjectives, RequestResult, TooLarge, figures, recorded, repeated, replay
 from proxy.lab.workload import RequestParams
 from proxy.settings import Settings, from_mapping
 from tests.helpers.lab.traffic import conversations, fleet, record
@@ -99,8 +99,8 @@ def test_requests_larger_than_every_pod_are_reported() -> None:
 
 
 def test_figures_are_over_the_requests() -> None:
-    fared = [Fared(at / 10, 0.01 * at, float(at), at < 5, 100, 50) for at in range(10)]
-    never = Fared(math.inf, math.nan, math.inf, False, 100, 0)
+    fared = [RequestResult(at / 10, 0.01 * at, float(at), at < 5, 100, 50) for at in range(10)]
+    never = RequestResult(math.inf, math.nan, math.inf, False, 100, 0)
     found = figures([*fared, never])
     assert found["ttft_mean"] == pytest.approx(0.45)
     assert found["ttft_p90"] == 0.9
@@ -110,5 +110,5 @@ def test_figures_are_over_the_requests() -> None:
 
 def test_a_default_objective_applies_to_requests_without_one() -> None:
     workload = conversations(40, 3.0)
-    strict = fleet(objectives=Objectives(ttft=1e-6))
+    strict = fleet(objectives=ReplayObjectives(ttft=1e-6))
     assert replay(Settings(), workload, strict, 1).figures["goodput"] == 0.0

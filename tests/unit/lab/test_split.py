@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.attempt import Stage
 from proxy.core.ports import ManualClock
-from proxy.lab.engine import Counted, CountingEngine
+from proxy.lab.engine import CountedRequest, CountingEngine
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import SimConfig, StepTiming
 from proxy.lab.sim.config import TransferTiming
@@ -68,23 +68,23 @@ def play(engine: CountingEngine) -> dict[int, list[float]]:
 
 def test_a_transferred_prompt_takes_the_transfer_and_a_step_of_one_token() -> None:
     engine = CountingEngine(CONFIG)
-    engine.submit(Counted(0, 8_000, 2, ((1, 500),), comes=True), 1.0)
+    engine.submit(CountedRequest(0, 8_000, 2, ((1, 500),), comes=True), 1.0)
     assert engine.kv_usage(1.0) == 0.5
     assert play(engine)[0][0] == pytest.approx(1.0 + 0.005 + 0.08 + 0.01 + 0.0001)
 
 
 def test_only_uncached_blocks_are_transferred() -> None:
     engine = CountingEngine(CONFIG)
-    engine.submit(Counted(0, 4_000, 1, ((1, 250),)), 0.0)
+    engine.submit(CountedRequest(0, 4_000, 1, ((1, 250),)), 0.0)
     play(engine)
-    engine.submit(Counted(1, 4_800, 1, ((1, 250), (2, 50)), comes=True), 5.0)
+    engine.submit(CountedRequest(1, 4_800, 1, ((1, 250), (2, 50)), comes=True), 5.0)
     assert play(engine)[1][0] == pytest.approx(5.0 + 0.005 + 0.008 + 0.01 + 0.0001)
 
 
 def test_concurrent_transfers_share_the_link() -> None:
     engine = CountingEngine(CONFIG)
     for index in range(2):
-        engine.submit(Counted(index, 1_600, 1, ((index, 100),), comes=True), 0.0)
+        engine.submit(CountedRequest(index, 1_600, 1, ((index, 100),), comes=True), 0.0)
     first, second = (times[0] for times in play(engine).values())
     assert second - first == pytest.approx(0.016, abs=0.0102)
     assert second > 0.005 + 2 * 0.016
@@ -95,9 +95,9 @@ def test_a_prompt_computed_during_a_response_delays_it_and_a_fetched_one_does_no
 
     def slowest(*, comes: bool) -> float:
         engine = CountingEngine(CONFIG)
-        engine.submit(Counted(0, 16, 100, ((1, 1),)), 0.0)
+        engine.submit(CountedRequest(0, 16, 100, ((1, 1),)), 0.0)
         engine.finish()
-        engine.submit(Counted(1, 8_000, 1, ((2, 500),), comes=comes), 0.1)
+        engine.submit(CountedRequest(1, 8_000, 1, ((2, 500),), comes=comes), 0.1)
         return play(engine)[0][-1]
 
     alone = 0.01 * 100
@@ -107,11 +107,11 @@ def test_a_prompt_computed_during_a_response_delays_it_and_a_fetched_one_does_no
 
 def test_a_request_waiting_for_kept_blocks_continues_when_they_are_freed() -> None:
     engine = CountingEngine(CONFIG)
-    kept = Counted(0, 15_200, 1, ((1, 950),), stays=True)
+    kept = CountedRequest(0, 15_200, 1, ((1, 950),), stays=True)
     engine.submit(kept, 0.0)
     play(engine)
     assert engine.kv_usage(2.0) == 0.95
-    engine.submit(Counted(1, 1_600, 1, ((2, 100),)), 2.0)
+    engine.submit(CountedRequest(1, 1_600, 1, ((2, 100),)), 2.0)
     assert engine.until == math.inf
     engine.let_go(kept, 7.0)
     assert play(engine)[1][0] > 7.0
@@ -120,11 +120,11 @@ def test_a_request_waiting_for_kept_blocks_continues_when_they_are_freed() -> No
 
 def test_kept_blocks_are_found_by_the_next_prompt_with_the_prefix() -> None:
     engine = CountingEngine(CONFIG)
-    kept = Counted(0, 1_600, 1, ((1, 100),), stays=True)
+    kept = CountedRequest(0, 1_600, 1, ((1, 100),), stays=True)
     engine.submit(kept, 0.0)
     play(engine)
     engine.let_go(kept, 1.0)
-    following = Counted(1, 3_200, 1, ((1, 100), (2, 100)))
+    following = CountedRequest(1, 3_200, 1, ((1, 100), (2, 100)))
     engine.submit(following, 2.0)
     play(engine)
     assert following.cached == 1_600
@@ -132,9 +132,9 @@ def test_kept_blocks_are_found_by_the_next_prompt_with_the_prefix() -> None:
 
 def test_a_transferred_prompt_that_lost_its_blocks_is_computed_again() -> None:
     engine = CountingEngine(replace(CONFIG, num_gpu_blocks=110))
-    engine.submit(Counted(0, 800, 400, ((1, 50),)), 0.0)
+    engine.submit(CountedRequest(0, 800, 400, ((1, 50),)), 0.0)
     engine.finish()
-    engine.submit(Counted(1, 880, 300, ((2, 55),), comes=True), 0.1)
+    engine.submit(CountedRequest(1, 880, 300, ((2, 55),), comes=True), 0.1)
     assert len(play(engine)) == 2
     assert engine.preemptions
     assert engine.pool.used == 0
@@ -151,7 +151,9 @@ def test_all_requests_get_responses_and_no_block_is_left_in_use(seed: int) -> No
         stage = rng.choice([Stage.WHOLE, Stage.PREFILL, Stage.DECODE])
         named_parts = ((rng.choice([7, index + 100]), prompt // 16),) if prompt >= 16 else ()
         reply = 1 if stage is Stage.PREFILL else rng.randint(1, 60)
-        one = Counted(index, prompt, reply, named_parts, stays=stage is Stage.PREFILL, comes=stage is Stage.DECODE)
+        one = CountedRequest(
+            index, prompt, reply, named_parts, stays=stage is Stage.PREFILL, comes=stage is Stage.DECODE
+        )
         while engine.until <= now:
             at = engine.until
             for event in engine.finish():

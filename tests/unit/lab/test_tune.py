@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.lab.replay import Fared
+from proxy.lab.replay import RequestResult
 from proxy.lab.tune import OBJECTIVES, TooFew, Tunable, Tuned, gain, missed, ttft_mean, tune
 from proxy.lab.workload import Workload
 from proxy.settings import Settings, from_mapping
@@ -106,8 +106,8 @@ def test_a_configuration_without_weights_has_nothing_to_tune() -> None:
         tuned(settings, conversations(250, 4.0))
 
 
-def fared(seconds: float) -> Fared:
-    return Fared(seconds, 0.01, seconds + 1, seconds < 0.5, 10, 0)
+def fared(seconds: float) -> RequestResult:
+    return RequestResult(seconds, 0.01, seconds + 1, seconds < 0.5, 10, 0)
 
 
 class TestAGain:
@@ -128,7 +128,7 @@ class TestAGain:
         assert not found.is_significant
 
     def test_missing_responses_count_as_two_minutes(self) -> None:
-        never = Fared(float("inf"), float("nan"), float("inf"), False, 10, 0)
+        never = RequestResult(float("inf"), float("nan"), float("inf"), False, 10, 0)
         assert ttft_mean([never]) == 120.0
         assert missed([never, fared(0.1)]) == 0.5
 

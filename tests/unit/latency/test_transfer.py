@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.endpoint import Endpoint
-from proxy.latency.transfer import MOST, PrefillShare, Transfer
+from proxy.latency.transfer import MOST, PrefillShare, TransferModel
 
 
 def busy(seconds: float, prefill_share: PrefillShare, pod: Endpoint, share: float) -> None:
@@ -46,7 +46,7 @@ def test_old_observations_are_dropped_and_removed_pods_at_once() -> None:
 
 
 def test_a_transfer_is_predicted_by_its_given_terms_until_observations_replace_them() -> None:
-    transfer = Transfer(fixed=0.02, per_token=1e-5)
+    transfer = TransferModel(fixed=0.02, per_token=1e-5)
     assert transfer.seconds(1000) == pytest.approx(0.03)
     for tokens in (500, 8000, 2000) * 100:
         transfer.observe(tokens, 0.05 + 4e-5 * tokens)

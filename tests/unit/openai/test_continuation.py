@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.openai import continuation
-from proxy.openai.continuation import CHAT, COMPLETIONS, Partial, Rest, counted, rest, without_counts
+from proxy.openai.continuation import CHAT, COMPLETIONS, PartialResponse, RestOfResponse, counted, rest, without_counts
 
 DONE = b"data: [DONE]\n\n"
 STAMP = {"id": "a", "object": "chunk", "created": 5, "model": "m"}
@@ -40,8 +40,8 @@ def used(prompt: int, completion: int, **fields: Any) -> bytes:
     return event([], usage=usage)
 
 
-def partial(*events: bytes) -> Partial:
-    seen = Partial()
+def partial(*events: bytes) -> PartialResponse:
+    seen = PartialResponse()
     for each in events:
         seen.add(each)
     return seen
@@ -256,7 +256,7 @@ def test_a_comment_is_not_part_of_a_response() -> None:
 def go_on(cut: list[bytes], *events: bytes) -> list[bytes]:
     before = partial(*cut)
     before.settled()
-    continued = Rest(before)
+    continued = RestOfResponse(before)
     return [each for each in map(continued.event, events) if each]
 
 
@@ -335,7 +335,7 @@ ODD = st.fixed_dictionaries(
 def test_any_bytes_of_pods_are_handled(events: list[Any], more: Any) -> None:
     seen = partial(*[b"data: %b\n\n" % json.dumps(each).encode() for each in events])
     rest(CHAT, b'{"messages":[]}', seen)
-    Rest(seen).event(b"data: %b\n\n" % json.dumps(more).encode())
+    RestOfResponse(seen).event(b"data: %b\n\n" % json.dumps(more).encode())
 
 
 TOKENS = st.lists(st.sampled_from(["a", " b", "é", '"quoted"', "\n\n", "data: [DONE]"]), min_size=1, max_size=9)
@@ -356,7 +356,7 @@ def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], 
     """Each pod writes what is missing of the text that it is given."""
     limit = len(tokens)
     body = json.dumps({"messages": [HELLO], "max_tokens": limit}).encode()
-    client = Partial()
+    client = PartialResponse()
     got = [opened(), *pieces(tokens[: min(first, limit - 1)], at_once, 7)]
     for each in got:
         client.add(each)
@@ -371,7 +371,7 @@ def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], 
         prompt = 7 + client.shown
         end = said(last, "length", **(so_far(len(missing), prompt) if at_once > 1 else {}))
         pod = [opened(), *pieces(texts, at_once, prompt), end, used(prompt, len(missing)), DONE]
-        continued = Rest(client)
+        continued = RestOfResponse(client)
         for each in pod[:events_before_the_cut]:
             if news := continued.event(other(each)):
                 got.append(news)

@@ -8,14 +8,14 @@ import orjson
 import pytest
 
 from proxy.openai.parse import parse
-from proxy.openai.prompts import Head, head
+from proxy.openai.prompts import PromptHead, head
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are the help desk of a bank. " * 20}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Looks it up. " * 30}}]
 
 
-def of(path: str = CHAT, model: str = "m", **fields: Any) -> Head | None:
+def of(path: str = CHAT, model: str = "m", **fields: Any) -> PromptHead | None:
     return head(path, model, orjson.dumps({"model": "alias", **fields}))
 
 

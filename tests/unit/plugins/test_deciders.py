@@ -12,7 +12,7 @@ from proxy.core.decision import Decision
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState, State
 from proxy.latency.forecast import LATENCY, STAGE_COSTS
-from proxy.latency.transfer import Transfer
+from proxy.latency.transfer import TransferModel
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault, make, pod, request
 
@@ -225,7 +225,7 @@ class TestWhatTransfersTake:
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
 
     def test_an_outlier_changes_little(self) -> None:
-        transfer = Transfer(0.01, 2e-5)
+        transfer = TransferModel(0.01, 2e-5)
         for _ in range(30):
             transfer.observe(1000, 0.03)
         transfer.observe(1000, 6.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.burst import ANY_NUMBER, Rules, Sample, assign
+from proxy.prefix.burst import ANY_NUMBER, BurstRequest, Rules, assign
 
 ANYWHERE = Rules()
 PODS = [Endpoint(name) for name in "abc"]
@@ -17,7 +17,7 @@ PODS = [Endpoint(name) for name in "abc"]
 
 def burst(*prompts: str, pods: Sequence[Endpoint] = PODS, rules: Rules = ANYWHERE) -> str:
     """The pod of each prompt, `-` for none; a letter is a block."""
-    samples = [Sample([_chain(prompt)] if prompt else [], pods) for prompt in prompts]
+    samples = [BurstRequest([_chain(prompt)] if prompt else [], pods) for prompt in prompts]
     assign(samples, rules)
     return "".join("-" if sample.assigned is None else sample.assigned.name for sample in samples)
 
@@ -71,7 +71,7 @@ def test_of_equal_pods_the_one_with_fewer_requests_is_first() -> None:
 
 
 def test_the_first_one_on_each_pod_computes_the_prompt() -> None:
-    samples = [Sample([_chain("xx")], PODS) for _ in range(4)]
+    samples = [BurstRequest([_chain("xx")], PODS) for _ in range(4)]
     assign(samples, Rules(most_per_pod=2))
     assert [sample.leads for sample in samples] == [True, False, True, False]
 

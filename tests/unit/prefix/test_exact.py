@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.endpoint import Endpoint, EndpointState, Metrics
 from proxy.core.ports import AllCleared, BlocksRemoved, BlocksStored, KvEvent, ManualClock
 from proxy.core.request import Prompt
-from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, MOST_MEDIA, PAIR_BYTES, ExactIndex, Reservation
+from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, MOST_MEDIA, PAIR_BYTES, ExactIndex, ExactReservation
 from proxy.prefix.match import ExactMatch
 from tests.helpers.examples import examples
 
@@ -67,7 +67,7 @@ class Fleet:
         match = ExactMatch(self.index, prompt(ids, salt), model, endpoints)
         return [blocks * match.block_size for blocks in match.matched(endpoints)]
 
-    def reserve(self, ids: Sequence[int], endpoint: Endpoint) -> list[Reservation]:
+    def reserve(self, ids: Sequence[int], endpoint: Endpoint) -> list[ExactReservation]:
         match = ExactMatch(self.index, prompt(ids), "m", [endpoint])
         return [self.index.reserve(chain, endpoint, depth) for chain, depth in match.reserved(endpoint)]
 

@@ -2,7 +2,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import ManualClock
-from proxy.prefix.hashing import Chain, Turn
+from proxy.prefix.hashing import Chain, ConversationTurn
 from proxy.prefix.index import PrefixIndex
 
 ROOM = 1 << 40
@@ -152,7 +152,7 @@ def test_responses_reduce_the_capacity_for_prefixes(clock: ManualClock) -> None:
 
 PROMPT = blocks(100, 10)
 NEXT = PROMPT + blocks(200, 6)
-TURN = Turn(PROMPT[-1], 10, 14, 4 * 256)
+TURN = ConversationTurn(PROMPT[-1], 10, 14, 4 * 256)
 
 
 def say(index: PrefixIndex, tokens: int = 250, endpoint: Endpoint = A, capacity: int = ROOM) -> None:
@@ -161,7 +161,7 @@ def say(index: PrefixIndex, tokens: int = 250, endpoint: Endpoint = A, capacity:
     index.settle(reservation, True)
 
 
-def foreseen(index: PrefixIndex, turn: Turn = TURN) -> dict[Endpoint, int]:
+def foreseen(index: PrefixIndex, turn: ConversationTurn = TURN) -> dict[Endpoint, int]:
     found = index.match(NEXT)
     index.add_answer(found, turn)
     return found

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
 from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES, Reservation
-from proxy.prefix.hashing import Turn
+from proxy.prefix.hashing import ConversationTurn
 from proxy.prefix.index import PrefixIndex
 from tests.helpers.examples import examples
 from tests.helpers.prefix.naive import Claim, NaiveIndex, Prefix
@@ -138,8 +138,8 @@ class AnyHistory(RuleBasedStateMachine):
                 name: depth for name, depth in expected.items() if depth
             }
 
-    def turn(self, before: Prefix) -> Turn:
-        return Turn(self.hashed(before)[-1], len(before), self.naive.depths[len(before)] + 1, 1000)
+    def turn(self, before: Prefix) -> ConversationTurn:
+        return ConversationTurn(self.hashed(before)[-1], len(before), self.naive.depths[len(before)] + 1, 1000)
 
     @invariant()
     def nothing_is_left_behind(self) -> None:

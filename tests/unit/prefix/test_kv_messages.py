@@ -16,19 +16,19 @@ from proxy.core.ports import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 msgpack = pytest.importorskip("msgpack", reason="needs the extra: pip install 'kvlane[precise]'")
 
 from proxy.prefix import kv_messages  # noqa: E402
-from proxy.prefix.kv_messages import Garbled  # noqa: E402
+from proxy.prefix.kv_messages import InvalidEvent  # noqa: E402
 from tests.helpers.prefix.recorded import SAMPLES, payloads  # noqa: E402
 
 
-def read(*events: Any, rank: Any = None) -> kv_messages.Batch:
+def read(*events: Any, rank: Any = None) -> kv_messages.EventBatch:
     return kv_messages.batch(msgpack.packb([12.5, list(events), *([] if rank is None else [rank])]))
 
 
-def events_of(batch: kv_messages.Batch) -> list[KvEvent]:
+def events_of(batch: kv_messages.EventBatch) -> list[KvEvent]:
     return [event for events, _ in batch.steps() for event in events]
 
 
-def odd_of(batch: kv_messages.Batch) -> int:
+def odd_of(batch: kv_messages.EventBatch) -> int:
     return sum(odd for _, odd in batch.steps())
 
 
@@ -153,7 +153,7 @@ def test_a_large_batch_is_parsed_in_steps() -> None:
 def test_any_bytes_are_a_batch_or_malformed(payload: bytes) -> None:
     try:
         batch = kv_messages.batch(payload)
-    except Garbled:
+    except InvalidEvent:
         return
     assert isinstance(batch.at, float)
 
@@ -162,7 +162,7 @@ def test_any_bytes_are_a_batch_or_malformed(payload: bytes) -> None:
     "payload", [7, None, [], [1.0], [1.0, None], ["now", []], [True, []], [1.0, [], -1], [1.0, [], 1 << 40]], ids=str
 )
 def test_an_invalid_batch_is_malformed(payload: Any) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidEvent):
         kv_messages.batch(msgpack.packb(payload))
 
 
@@ -173,7 +173,7 @@ def test_a_message_has_three_frames_and_a_replayed_one_an_additional_empty_one()
         kv_messages.replayed([b"", b"topic", number, b"x"]) == kv_messages.replayed([b"", number, b"x"]) == (258, b"x")
     )
     for frames in ([], [b"topic"], [b"topic", b"12", b"x"], [b"", b"", b"", number, b"x"]):
-        with pytest.raises(Garbled):
+        with pytest.raises(InvalidEvent):
             kv_messages.message(frames)
-        with pytest.raises(Garbled):
+        with pytest.raises(InvalidEvent):
             kv_messages.replayed(frames)

@@ -15,10 +15,10 @@ from proxy.core.errors import (
     AllFailed,
     BadGateway,
     ConnectRefused,
-    CutShort,
     Declined,
     RankOutOfRange,
     RequestError,
+    StreamInterrupted,
     SuspectedPoison,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -324,7 +324,7 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
     )
     first = world.first()
     rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
-    second = await failover.following(first, CutShort("reset", rest))
+    second = await failover.following(first, StreamInterrupted("reset", rest))
     third = await failover.following(second, REFUSED)
     assert [leg.request for leg in (second, third)] == [rest, rest]
     assert [leg.continued for leg in (first, second, third)] == [False, True, True]
@@ -337,7 +337,7 @@ async def test_a_started_response_without_continuation_cannot_be_retried() -> No
     first = world.first()
     update(world.pods[0], state=EndpointState.EJECTED)
     with pytest.raises(BadGateway) as refused:
-        await world.failover.following(first, CutShort("reset", first.request))
+        await world.failover.following(first, StreamInterrupted("reset", first.request))
     assert not isinstance(refused.value, AllFailed)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision, DecisionRecord, Recorder
+from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
@@ -402,7 +402,7 @@ class TestAssembly:
         ]
 
     def test_sampled_and_requested_decisions_are_recorded(self) -> None:
-        recorder = Recorder(wants=lambda request: request.id == "wanted", every=3)
+        recorder = DecisionRecorder(wants=lambda request: request.id == "wanted", every=3)
         found = [recorder.record(request(), next(recorder.passes)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
         assert not any(record.is_wanted for record in found if record is not None)

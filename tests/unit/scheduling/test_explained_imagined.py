@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from proxy.core.errors import BadRequest
-from proxy.dry_run import Imagined, reweighed
+from proxy.dry_run import DryRunQuery, reweighed
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
 from tests.helpers.scheduling.deciding import SCORED
@@ -24,9 +24,9 @@ from tests.helpers.scheduling.situations import REGISTRY, ports, scheduling
     ],
 )
 def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], path: str) -> None:
-    asked = Imagined.of(body, {"profile": "p"})
+    asked = DryRunQuery.of(body, {"profile": "p"})
     assert (asked.path, orjson.loads(asked.body), asked.profile) == (path, body, "p")
-    assert Imagined.of({"request": body, "path": "/v1/messages"}, {}).path == "/v1/messages"
+    assert DryRunQuery.of({"request": body, "path": "/v1/messages"}, {}).path == "/v1/messages"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], path: str) 
 )
 def test_an_invalid_body_is_refused(asked: Any) -> None:
     with pytest.raises(BadRequest):
-        Imagined.of(asked, {})
+        DryRunQuery.of(asked, {})
 
 
 @pytest.mark.parametrize("document", [SCORED, None])

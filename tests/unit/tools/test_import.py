@@ -21,7 +21,7 @@ from proxy.core.params import Duration
 from proxy.fleet.settings import DataParallelSettings
 from proxy.settings import Settings, from_mapping
 from proxy.tools.endpoint_picker import endpoint_picker
-from proxy.tools.imported import MANY, Imported, Unreadable, read_flags
+from proxy.tools.imported import MANY, Imported, InvalidDocument, read_flags
 from proxy.tools.litellm import litellm
 from proxy.tools.production_stack import production_stack as stack
 from proxy.tools.routers import ARITIES, sglang_router, vllm_router
@@ -56,7 +56,7 @@ class TestWords:
 
     @pytest.mark.parametrize("words", [["x"], ["--a"], ["--c", "stray"]])
     def test_an_invalid_command_line_is_refused(self, words: list[str]) -> None:
-        with pytest.raises(Unreadable):
+        with pytest.raises(InvalidDocument):
             read_flags(words, {"--a": 1, "--c": 0})
 
 
@@ -181,7 +181,7 @@ class TestRouters:
 
     @given(st.lists(st.sampled_from([*ARITIES, "1", "http://a:1", "x"]), max_size=8))
     def test_no_command_line_breaks_it(self, words: list[str]) -> None:
-        with suppress(Unreadable, ValueError, ConfigError):
+        with suppress(InvalidDocument, ValueError, ConfigError):
             vllm_router(words).check()
 
 
@@ -310,7 +310,7 @@ schedulingProfiles:
     def test_the_template_of_a_chart_is_recognised(self, tmp_path: Path) -> None:
         file = tmp_path / "template.yaml"
         file.write_text("a: {{- .Values.plugins }}\nkind: EndpointPickerConfig")
-        with pytest.raises(Unreadable, match="helm template"):
+        with pytest.raises(InvalidDocument, match="helm template"):
             endpoint_picker(file)
 
     def test_values_of_a_chart_and_enclosing_objects_are_unwrapped(self, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ schedulingProfiles:
     def test_a_file_without_one_is_refused(self, text: str, tmp_path: Path) -> None:
         file = tmp_path / "none.yaml"
         file.write_text(text)
-        with pytest.raises(Unreadable):
+        with pytest.raises(InvalidDocument):
             endpoint_picker(file)
 
 
@@ -427,7 +427,7 @@ class TestLiteLlm:
         ],
     )
     def test_a_file_without_models_is_refused(self, sections: dict[str, Any], tmp_path: Path) -> None:
-        with pytest.raises((Unreadable, ValueError)):
+        with pytest.raises((InvalidDocument, ValueError)):
             self.made(tmp_path, **sections)
 
 

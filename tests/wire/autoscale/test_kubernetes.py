@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from proxy.autoscale.actuators import DELETION_COST, Kubernetes
-from proxy.autoscale.loop import Outcome
+from proxy.autoscale.loop import ScalingOutcome
 from proxy.autoscale.settings import path_of
 from proxy.core.endpoint import RANK_LABEL, Endpoint
 from proxy.kubernetes.settings import ApiServer
@@ -80,9 +80,9 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[FakeApiServer, Kubernetes, 
 
 async def test_the_scale_is_patched_only_if_it_differs(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, _ = api
-    assert await kubernetes.scale(order(5)) is Outcome.OK
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.OK
     assert server.replicas == 5
-    assert await kubernetes.scale(order(5)) is Outcome.OK
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.OK
     assert server.patches == 1
 
 
@@ -91,24 +91,24 @@ async def test_a_conflicting_change_is_left_for_the_next_time(
 ) -> None:
     server, kubernetes, _ = api
     server.changed_meanwhile = True
-    assert await kubernetes.scale(order(5)) is Outcome.BUSY
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.BUSY
     assert server.replicas == 3
     server.changed_meanwhile = False
-    assert await kubernetes.scale(order(5)) is Outcome.OK
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.OK
 
 
 async def test_the_token_is_read_again(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, token = api
     server.token = "second"
-    assert await kubernetes.scale(order(5)) is Outcome.REFUSED
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.REFUSED
     token.write_text("second")
-    assert await kubernetes.scale(order(5)) is Outcome.OK
+    assert await kubernetes.scale(order(5)) is ScalingOutcome.OK
 
 
 async def test_a_missing_target_is_refused(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     _, kubernetes, _ = api
     other = Kubernetes({"decode": "deployment/other"}, 5.0, kubernetes.access)
-    assert await other.scale(order(5)) is Outcome.REFUSED
+    assert await other.scale(order(5)) is ScalingOutcome.REFUSED
 
 
 async def test_victims_get_a_deletion_cost_and_lose_it(

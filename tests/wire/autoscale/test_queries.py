@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.autoscale.measures import Known, Measured, metrics_of, signals_of
-from proxy.autoscale.prometheus import Queries, Unanswered, ask, value_of
-from proxy.autoscale.settings import PoolSettings, PrometheusSettings, load
+from proxy.autoscale.measures import KnownLoad, Measured, metrics_of, signals_of
+from proxy.autoscale.prometheus import Queries, QueryFailed, ask, value_of
+from proxy.autoscale.settings import PrometheusSettings, ScalingPolicy, load
 from proxy.core.errors import ConfigError
 from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.pools import pool
@@ -30,7 +30,7 @@ ROLES = [
 SIGNALS = {"decode": {"swap": {"source": "promql:avg(swapped)", "saturation": 2}}}
 
 
-def querying() -> PoolSettings:
+def querying() -> ScalingPolicy:
     section = {"roles": ROLES, "coordination": {"mode": "preferred", "signals": SIGNALS}}
     return load({"prometheus": {"url": "http://p:9090"}, "pools": {"default": section}}).pools["default"]
 
@@ -74,7 +74,7 @@ async def test_a_query_gives_the_value_of_prometheus(server: tuple[FakePrometheu
 
 
 async def test_a_failed_query_has_its_reason(server: tuple[FakePrometheus, str]) -> None:
-    with pytest.raises(Unanswered, match="parse error"):
+    with pytest.raises(QueryFailed, match="parse error"):
         await ask(PrometheusSettings(server[1]), "sum(")
 
 
@@ -87,7 +87,7 @@ async def test_a_failed_query_has_its_reason(server: tuple[FakePrometheus, str])
     ],
 )
 async def test_an_unreachable_server_is_no_value(settings: PrometheusSettings, why: str) -> None:
-    with pytest.raises(Unanswered, match=why):
+    with pytest.raises(QueryFailed, match=why):
         await ask(settings, "up")
 
 
@@ -102,13 +102,13 @@ async def test_an_unreachable_server_is_no_value(settings: PrometheusSettings, w
     ],
 )
 def test_only_one_finite_number_is_a_value(data: Any, why: str) -> None:
-    with pytest.raises(Unanswered, match=why):
+    with pytest.raises(QueryFailed, match=why):
         value_of({"status": "success", "data": data})
 
 
 @pytest.mark.parametrize("content", ["", [], None, {"status": "error"}, {"status": "success"}])
 def test_a_response_that_is_not_of_prometheus_is_no_value(content: Any) -> None:
-    with pytest.raises(Unanswered):
+    with pytest.raises(QueryFailed):
         value_of(content)
 
 
@@ -126,7 +126,7 @@ class GivenValues:
     async def __call__(self, query: str) -> float:
         self.count += 1
         if query not in self.values:
-            raise Unanswered("no series")
+            raise QueryFailed("no series")
         return self.values[query]
 
 
@@ -134,7 +134,7 @@ async def test_metrics_and_signals_have_the_values_of_their_queries() -> None:
     clock, settings = ManualClock(now=100.0), querying()
     queries = Queries(GivenValues(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
     await queries.update(settings)
-    measured = Measured((), Known(), 101.0, 45.0, queried=queries.values)
+    measured = Measured((), KnownLoad(), 101.0, 45.0, queried=queries.values)
     prefill, decode = settings.roles
     metrics, signals = metrics_of(settings, prefill, measured), signals_of(settings, decode, measured)
     assert (metrics["arrivals"].value, metrics["arrivals"].at) == (12.0, 100.0)

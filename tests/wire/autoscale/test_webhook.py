@@ -12,7 +12,7 @@ from aiohttp import ClientError, web
 from aiohttp.test_utils import TestServer
 
 from proxy.autoscale.actuators import Webhook
-from proxy.autoscale.loop import Outcome
+from proxy.autoscale.loop import ScalingOutcome
 from tests.helpers.autoscale.orders import order
 
 
@@ -37,8 +37,8 @@ async def hook() -> AsyncIterator[tuple[Hook, str]]:
 async def test_the_body_is_signed(hook: tuple[Hook, str]) -> None:
     server, url = hook
     webhook = Webhook(url, "key", 5.0, lambda: 123.0)
-    assert await webhook.scale(order(5)) is Outcome.OK
-    assert await webhook.scale(order(5)) is Outcome.OK
+    assert await webhook.scale(order(5)) is ScalingOutcome.OK
+    assert await webhook.scale(order(5)) is ScalingOutcome.OK
     (headers, body), (again, _) = server.seen
     expected = hmac.new(b"key", body, hashlib.sha256).hexdigest()
     assert {name.lower(): value for name, value in headers.items()}["x-signature"] == f"sha256={expected}"
@@ -56,14 +56,14 @@ async def test_without_a_key_there_is_no_signature(hook: tuple[Hook, str]) -> No
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (200, Outcome.OK),
-        (409, Outcome.BUSY),
-        (403, Outcome.REFUSED),
-        (500, Outcome.ERROR),
-        (302, Outcome.ERROR),
+        (200, ScalingOutcome.OK),
+        (409, ScalingOutcome.BUSY),
+        (403, ScalingOutcome.REFUSED),
+        (500, ScalingOutcome.ERROR),
+        (302, ScalingOutcome.ERROR),
     ],
 )
-async def test_the_status_gives_the_result(hook: tuple[Hook, str], status: int, outcome: Outcome) -> None:
+async def test_the_status_gives_the_result(hook: tuple[Hook, str], status: int, outcome: ScalingOutcome) -> None:
     server, url = hook
     server.status = status
     assert await Webhook(url, None, 5.0, lambda: 0.0).scale(order(5)) is outcome

@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from proxy.cluster.membership import member_id
-from proxy.cluster.messages import BROKER, Kind, Say, packet, record
+from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.shared import Ejections, PeerBindings, SharedBreakers
+from proxy.cluster.shared import PeerBindings, SharedBreakers, SharedEjections
 from proxy.cluster.transport import Broker, Link
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, SystemClock
@@ -33,7 +33,7 @@ class Member:
     def __init__(self, id: bytes | None = None, clock: Clock | None = None, lease: float = 5.0) -> None:
         self.pod = Endpoint("a")
         self.ledger = Ledger(SystemClock())
-        self.told: list[tuple[Kind, bytes]] = []
+        self.told: list[tuple[FrameKind, bytes]] = []
         self.bound: dict[str, str] = {}
         self.own_bound: list[tuple[str, Endpoint]] = []
         self.own_doubts: dict[str, list[str]] = {}
@@ -59,7 +59,7 @@ class Member:
             SystemClock(), 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
         publish = self.replica.publish
-        self.ejections = Ejections(lambda: self.own_doubts, self.doubts.__setitem__, self.replica.publish_local)
+        self.ejections = SharedEjections(lambda: self.own_doubts, self.doubts.__setitem__, self.replica.publish_local)
         self.bindings = PeerBindings(self.bound.__setitem__, lambda most: self.own_bound, publish)
         self.shared_breakers = SharedBreakers(
             lambda: cast(Breakers, self), lambda name: self.pod, publish, lambda: self.replica.place
@@ -96,7 +96,7 @@ class Bus:
     """A broker, what its supervisor receives, and raw ends of links without a replica."""
 
     def __init__(self, shares: bool = True) -> None:
-        self.heard: list[tuple[int, Kind, bytes]] = []
+        self.heard: list[tuple[int, FrameKind, bytes]] = []
         self.vanished: list[int] = []
         self.dropped, self.garbled = Counter(), Counter()
         self.members: dict[int, Member] = {}
@@ -108,7 +108,7 @@ class Bus:
             receive=lambda worker, kind, body: self.heard.append((worker, kind, body)),
             dropped=self.dropped,
             garbled=self.garbled,
-            snapshot=lambda: [(Kind.ROLL, ROLL)],
+            snapshot=lambda: [(FrameKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(lambda: cast(Breakers, self), lambda name: None, self.replica.publish)
         self.hub = Broker(self.replica, self.vanished.append, self.dropped, shares=shares)
@@ -118,7 +118,7 @@ class Bus:
         ours, theirs = socket.socketpair()
         await self.hub.attach(number, ours)
         await member.replica.connect(theirs)
-        await until(lambda: (Kind.ROLL, ROLL) in member.told)
+        await until(lambda: (FrameKind.ROLL, ROLL) in member.told)
         return member
 
     async def join_raw(self, number: int) -> socket.socket:
@@ -152,7 +152,7 @@ async def test_changes_of_one_worker_reach_all_others_and_the_broker() -> None:
         await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
         await until(lambda: two.bound == three.bound == {"resp-1": "a"})
         assert one.pod.load.remote_requests == 0
-        assert Kind.BINDINGS in [kind for worker, kind, _ in it.heard if worker == 1]
+        assert FrameKind.BINDINGS in [kind for worker, kind, _ in it.heard if worker == 1]
 
 
 async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
@@ -187,7 +187,7 @@ async def test_ejection_reasons_reach_all_and_new_workers_and_end_with_their_wor
         one.own_doubts["a"] = ["ill"]
         one.ejections.changed()
         await until(lambda: two.doubts.get(1) == {"a": ["ill"]})
-        assert Kind.EJECTIONS in [kind for worker, kind, _ in it.heard if worker == 1]
+        assert FrameKind.EJECTIONS in [kind for worker, kind, _ in it.heard if worker == 1]
         late = await it.join(3)
         await until(lambda: late.doubts.get(1) == {"a": ["ill"]})
         await it.members.pop(1).replica.close()
@@ -200,7 +200,7 @@ async def test_a_breaker_change_reaches_all() -> None:
         one.shared_breakers.breaker_turned(one.pod, True)
         one.shared_breakers.breaker_turned(one.pod, False)
         await until(lambda: two.breakers == [("a", True), ("a", False)])
-        assert [kind for _, kind, _ in it.heard].count(Kind.BREAKER) == 2
+        assert [kind for _, kind, _ in it.heard].count(FrameKind.BREAKER) == 2
 
 
 async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
@@ -209,16 +209,16 @@ async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> Non
         link = cast(Link, slow.replica._transport)
         link._transport.pause_reading()
         for _ in range(40):
-            one.replica._batch.send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
+            one.replica._batch.send(record(FrameKind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         one.reserve([1, 2])
-        await until(lambda: (1, Kind.MOVES) in [(worker, kind) for worker, kind, _ in it.heard])
+        await until(lambda: (1, FrameKind.MOVES) in [(worker, kind) for worker, kind, _ in it.heard])
         await until(lambda: it.dropped.value > 0)
-        it.hub.publish(packet(Say.LOCAL, it.replica.id, 0, record(Kind.METRICS, b"{}")))
+        it.hub.publish(packet(PacketKind.LOCAL, it.replica.id, 0, record(FrameKind.METRICS, b"{}")))
         link._transport.resume_reading()
         await until(lambda: slow.pod.load.requests == 2 and slow.depth([1, 2]) == 2)
-        await until(lambda: slow.told.count((Kind.ROLL, ROLL)) == 2)
+        await until(lambda: slow.told.count((FrameKind.ROLL, ROLL)) == 2)
 
 
 def _read(sock: socket.socket, into: bytearray) -> bool:
@@ -239,9 +239,9 @@ async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() ->
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.replica._batch.send(b"\x11\xff\xff")
-        one.replica._batch.send(record(Kind.LOAD, b"\xff" * 9))
-        one.replica._batch.send(record(Kind.BINDINGS, b"{]"))
-        one.replica._batch.send(record(Kind.BINDINGS, b"[1]"))
+        one.replica._batch.send(record(FrameKind.LOAD, b"\xff" * 9))
+        one.replica._batch.send(record(FrameKind.BINDINGS, b"{]"))
+        one.replica._batch.send(record(FrameKind.BINDINGS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
         assert two.garbled.value == 4
@@ -270,9 +270,9 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
     async with bus() as it:
         await it.join(1)
         last = b"x" * 3_000_000
-        await it.members.pop(1).replica.close([(Kind.FAREWELL, last)])
+        await it.members.pop(1).replica.close([(FrameKind.FAREWELL, last)])
         await until(lambda: it.vanished == [1])
-        assert it.heard[-1] == (1, Kind.FAREWELL, last)
+        assert it.heard[-1] == (1, FrameKind.FAREWELL, last)
 
 
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
@@ -283,7 +283,7 @@ async def test_a_worker_whose_messages_were_lost_publishes_everything_again() ->
     theirs.setblocking(False)
     member.dispatch(2)
     for number in range(30):
-        link.publish(packet(Say.NEWS, member.replica.id, number, bytes(50_000)))
+        link.publish(packet(PacketKind.NEWS, member.replica.id, number, bytes(50_000)))
         await asyncio.sleep(0)
     got = bytearray()
     assert member.dropped.value > 0
@@ -298,9 +298,9 @@ async def test_without_shared_state_workers_get_the_pods_only() -> None:
     one, two = await it.join(1), await it.join(2)
     one.dispatch(2)
     one.bindings.bound("resp-1", one.pod)
-    await until(lambda: (1, Kind.BINDINGS) in [(worker, kind) for worker, kind, _ in it.heard])
-    it.replica.publish(Kind.METRICS, b"{}")
-    await until(lambda: (Kind.METRICS, b"{}") in two.told)
+    await until(lambda: (1, FrameKind.BINDINGS) in [(worker, kind) for worker, kind, _ in it.heard])
+    it.replica.publish(FrameKind.METRICS, b"{}")
+    await until(lambda: (FrameKind.METRICS, b"{}") in two.told)
     assert two.pod.load.requests == 0
     for member in (one, two):
         await member.replica.close()
@@ -312,10 +312,10 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         it.replica.state.put(breakers=[it.breakers])
-        one.replica._batch.send(record(Kind.BREAKER, b"{]"))
-        one.replica._batch.send(record(Kind.BREAKER, b'[["a"],"opened"]'))
+        one.replica._batch.send(record(FrameKind.BREAKER, b"{]"))
+        one.replica._batch.send(record(FrameKind.BREAKER, b'[["a"],"opened"]'))
         one.bindings.bound("resp-1", one.pod)
-        await until(lambda: two.bound and any(kind is Kind.BINDINGS for _, kind, _ in it.heard))
+        await until(lambda: two.bound and any(kind is FrameKind.BINDINGS for _, kind, _ in it.heard))
         assert it.garbled.value == two.garbled.value == 2
         assert it.hub.workers == [1, 2]
 
@@ -341,5 +341,5 @@ async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
         one.dispatch(1)
         one.replica.flush()
         await second.replica.connect(theirs)
-        await until(lambda: second.pod.load.requests == 3 and (Kind.ROLL, ROLL) in second.told)
+        await until(lambda: second.pod.load.requests == 3 and (FrameKind.ROLL, ROLL) in second.told)
         assert not second.garbled.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from proxy.cluster.messages import Packet, Say, packet
+from proxy.cluster.messages import Packet, PacketKind, packet
 from proxy.cluster.transport import Link
 from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import PATIENCE
@@ -34,7 +34,7 @@ async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> No
 
 
 def local(body: bytes) -> Packet:
-    return packet(Say.LOCAL, bytes(8), 0, body)
+    return packet(PacketKind.LOCAL, bytes(8), 0, body)
 
 
 def _nothing() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.messages import BROKER, Kind, record
-from proxy.cluster.questions import MOST_OPEN, Questions, Unanswered, WorkerModelReads
+from proxy.cluster.messages import BROKER, FrameKind, record
+from proxy.cluster.questions import MOST_OPEN, Questions, WorkerModelReads, WorkerUnreachable
 from proxy.core.endpoint import Endpoint
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.cluster.test_bus import Bus, bus
@@ -54,10 +54,10 @@ async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog
     async with asked() as (_, supervisor, worker):
         worker.handlers["fails"] = fails
         with caplog.at_level(logging.ERROR):
-            with pytest.raises(Unanswered, match="no such file"):
+            with pytest.raises(WorkerUnreachable, match="no such file"):
                 await supervisor.ask(1, "fails")
             for _ in range(100):
-                with pytest.raises(Unanswered):
+                with pytest.raises(WorkerUnreachable):
                     await supervisor.ask(1, "fails")
     assert caplog.text.count("failed to reply to a process of this host") == 1
 
@@ -73,14 +73,14 @@ async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
         await asyncio.sleep(0)
         await it.members.pop(1).replica.close()
         async with asyncio.timeout(PATIENCE):
-            with pytest.raises(Unanswered, match="has ended"):
+            with pytest.raises(WorkerUnreachable, match="has ended"):
                 await waiting
 
 
 async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> None:
     async with bus() as it:
         raw = await it.join_raw(1)
-        with pytest.raises(Unanswered, match=r"no reply within 0\.05 s"):
+        with pytest.raises(WorkerUnreachable, match=r"no reply within 0\.05 s"):
             await it.hub.questions.ask(1, "metrics", timeout=0.05)
         raw.close()
 
@@ -90,9 +90,9 @@ async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
         worker.handlers["echo"] = echo
         send = it.members[1].replica._send_direct
         for body in (b"", b"\1\0\0\0{]", b'\1\0\0\0["nobody knows this",1]', b'\1\0\0\0["echo"]'):
-            send(BROKER, record(Kind.QUESTION, body))
+            send(BROKER, record(FrameKind.QUESTION, body))
         for body in (b"\1", b"\xff\xff\0\0\1late"):
-            send(BROKER, record(Kind.REPLY, body))
+            send(BROKER, record(FrameKind.REPLY, body))
         await until(lambda: it.garbled.value == 5)
         assert await supervisor.ask(1, "echo", 1) == b"1"
 
@@ -125,13 +125,13 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
 
         async def read(argument: Any) -> bytes:
             seen.append(argument)
-            it.replica.publish(Kind.POD, b"found")
+            it.replica.publish(FrameKind.POD, b"found")
             return b""
 
         supervisor.handlers.update({"read-models": read, "read-pod": read})
         reads = WorkerModelReads(worker)
         await reads.next_round()
-        assert (Kind.POD, b"found") in it.members[1].told
+        assert (FrameKind.POD, b"found") in it.members[1].told
         reads.read_soon(Endpoint("a"))
         await until(lambda: seen == [None, "a"])
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from proxy.app import App
-from proxy.config.load import Reader
+from proxy.config.load import ConfigReader
 from proxy.settings import Settings, from_mapping
 
 
 @dataclass(frozen=True, slots=True)
-class Surprising(Reader):
+class Surprising(ConfigReader):
     """Raises each of `errors` in turn where the file would be read, then gives `good`."""
 
     errors: list[Exception] = field(default_factory=list)

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from proxy.extproc.messages import GO_AWAY, Frames
-from proxy.extproc.server import CHECK_INTERVAL, Front
+from proxy.extproc.messages import GO_AWAY, GrpcFrames
+from proxy.extproc.server import CHECK_INTERVAL, GatewayListener
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import BODY, gateway, set_by, talk
 
@@ -38,7 +38,7 @@ BETWEEN = [len(b"".join(FRAMES[:count])) for count in (1, 4, 5, 6)]
 
 @pytest.mark.parametrize("step", [1, 2, 7, 64, 1000])
 def test_frames_may_be_inserted_between_two_frames(step: int) -> None:
-    stream, frames = b"".join(FRAMES), Frames()
+    stream, frames = b"".join(FRAMES), GrpcFrames()
     found: list[int] = [0] if frames.is_between else []
     for at in range(0, len(stream), step):
         assert frames.passed(stream[at : at + step]) == len(stream[at : at + step])
@@ -49,14 +49,16 @@ def test_frames_may_be_inserted_between_two_frames(step: int) -> None:
 
 @pytest.mark.parametrize("begin", range(sum(map(len, FRAMES))))
 def test_the_first_frame_boundary_is_found_from_any_position(begin: int) -> None:
-    stream, frames = b"".join(FRAMES), Frames()
+    stream, frames = b"".join(FRAMES), GrpcFrames()
     frames.passed(stream[:begin])
     if not frames.is_between:
         assert begin + frames.passed(stream[begin:], stops=True) == min(end for end in BETWEEN if end > begin)
 
 
 @asynccontextmanager
-async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[Front, asyncio.Queue[asyncio.StreamWriter]]]:
+async def before(
+    path: Path, answer: bytes
+) -> AsyncIterator[tuple[GatewayListener, asyncio.Queue[asyncio.StreamWriter]]]:
     """A front before something that says `answer` at once; and its connections."""
     inside: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
@@ -68,7 +70,7 @@ async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[Front, asynci
         writer.close()
 
     server = await asyncio.start_unix_server(accepted, str(path))
-    one = Front(str(path))
+    one = GatewayListener(str(path))
     await one.start("127.0.0.1", 0, None)
     try:
         yield one, inside
@@ -115,7 +117,7 @@ async def test_a_lost_connection_on_one_side_closes_the_other(tmp_path: Path) ->
 
 
 async def test_without_an_inner_server_the_connection_ends(tmp_path: Path) -> None:
-    one = Front(str(tmp_path / "nobody"))
+    one = GatewayListener(str(tmp_path / "nobody"))
     await one.start("127.0.0.1", 0, None)
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
     with contextlib.suppress(ConnectionError):

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.ports import SystemClock
 from proxy.fleet.dialects import Engines
-from proxy.fleet.refresh import Budget, Refresher
+from proxy.fleet.refresh import Refresher, ScrapeBudget
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.fleet.store import Fleet
 from proxy.http.upstream.pool import PooledFetcher
@@ -19,7 +19,7 @@ from tests.helpers.fleet.pods import FakePod, exposition, models
 from tests.helpers.waiting import PATIENCE, until
 
 
-async def rounds(budget: Budget, count: int) -> None:
+async def rounds(budget: ScrapeBudget, count: int) -> None:
     seen = budget.rounds
     await until(lambda: budget.rounds >= seen + count)
 
@@ -27,7 +27,7 @@ async def rounds(budget: Budget, count: int) -> None:
 class Asked:
     """One endpoint of a fleet, with its refresh loop running."""
 
-    def __init__(self, fleet: Fleet, endpoint: Endpoint, refresher: Refresher, budget: Budget) -> None:
+    def __init__(self, fleet: Fleet, endpoint: Endpoint, refresher: Refresher, budget: ScrapeBudget) -> None:
         self.fleet = fleet
         self.endpoint = endpoint
         self.refresher = refresher
@@ -51,7 +51,7 @@ async def asking(
     def missed(endpoint: Endpoint) -> None:
         asked.misses += 1
 
-    fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), Budget(0.01, 1.0)
+    fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), ScrapeBudget(0.01, 1.0)
     endpoint = fleet.add(settings)
     async with PooledFetcher(timeout, clock) as fetcher:
         refresher = Refresher(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.http.settings import Security
+from proxy.http.settings import SecuritySettings
 from tests.helpers.http.support import CHAT, Pod, answering, plain, rig
 
 TARGETS = (
@@ -45,7 +45,7 @@ FIELDS = (
 
 @pytest.mark.parametrize("target", TARGETS)
 async def test_a_request_target_chooses_no_address(target: str) -> None:
-    open_paths = Security(relay_paths=("/x/*",))
+    open_paths = SecuritySettings(relay_paths=("/x/*",))
     async with Pod(answering(plain())) as trap, Pod(answering(plain())) as pod, rig(pod, security=open_paths) as port:
         where = trap.endpoint.url.removeprefix("http://")
         line = target.format(trap=where, path=CHAT)

@@ -10,7 +10,7 @@ from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
 from proxy.core.params import Duration, Size
-from proxy.http.body import UNCOUNTED, Budget
+from proxy.http.body import UNCOUNTED, MemoryBudget
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, until
@@ -172,7 +172,7 @@ async def test_a_body_that_waits_too_long_for_the_budget_is_refused_with_retry_a
 
 
 async def test_the_budget_is_shared_in_order_and_returned_by_abandoned_bodies() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     await budget.take(8)
     waiting = [asyncio.ensure_future(budget.take(size)) for size in (8, 2, 2)]
     await asyncio.sleep(0)
@@ -254,7 +254,7 @@ async def test_declared_large_bodies_that_are_not_sent_delay_no_small_ones() -> 
 
 
 async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
-    budget = Budget(14_000_000, for_small=2_000_000)
+    budget = MemoryBudget(14_000_000, for_small=2_000_000)
     await budget.take(10_000_000)
     large = asyncio.ensure_future(budget.take(4_000_000))
     await asyncio.sleep(0)
@@ -274,7 +274,7 @@ async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
 
 
 async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> None:
-    budget = Budget(14_000_000, for_small=2_000_000)
+    budget = MemoryBudget(14_000_000, for_small=2_000_000)
     assert budget.take_now(1900)
     await asyncio.wait_for(budget.take(20_000_000), PATIENCE)
     with pytest.raises(TimeoutError):
@@ -282,7 +282,7 @@ async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> N
 
 
 async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_pass() -> None:
-    budget = Budget(14_000_000, for_small=2_000_000)
+    budget = MemoryBudget(14_000_000, for_small=2_000_000)
     assert budget.take_now(1900)
     for _ in range(2):
         await budget.take(6_000_000 - 1900)
@@ -323,7 +323,7 @@ async def test_a_waiting_body_is_refused_without_memory_for_its_received_part() 
 
 
 async def test_a_body_that_holds_a_part_of_the_budget_precedes_those_without() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     await budget.take(4)
     await budget.take(4)
     new = asyncio.ensure_future(budget.take(3))
@@ -340,14 +340,14 @@ async def test_a_body_that_holds_a_part_of_the_budget_precedes_those_without() -
 
 
 async def test_a_body_that_holds_all_of_the_budget_may_grow_beyond_it() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     await budget.take(10)
     await asyncio.wait_for(budget.take(5, 10), PATIENCE)
     assert budget.used == 15
 
 
 async def test_of_bodies_that_wait_for_each_other_the_last_are_refused_until_one_proceeds() -> None:
-    budget = Budget(9)
+    budget = MemoryBudget(9)
     for _ in range(3):
         await budget.take(3)
     growing = [asyncio.ensure_future(budget.take(7, 3)) for _ in range(3)]
@@ -362,7 +362,7 @@ async def test_of_bodies_that_wait_for_each_other_the_last_are_refused_until_one
 
 
 async def test_an_abandoned_body_lets_those_behind_it_proceed() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     await budget.take(8)
     large, small = (asyncio.ensure_future(budget.take(size)) for size in (8, 2))
     await asyncio.sleep(0)
@@ -372,7 +372,7 @@ async def test_an_abandoned_body_lets_those_behind_it_proceed() -> None:
 
 
 async def test_a_body_larger_than_the_budget_gets_it_alone() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     await asyncio.wait_for(budget.take(50), PATIENCE)
     assert budget.used == 50
 

@@ -15,9 +15,9 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener, Listeners
 from proxy.core.params import Duration, Size
-from proxy.core.ports import Call
+from proxy.core.ports import ClientRequest
 from proxy.http import guards
-from proxy.http.guards import HungUp
+from proxy.http.guards import RejectedConnections
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_tunnel import SWITCHED, UPGRADE, echo
@@ -272,7 +272,7 @@ async def test_a_too_large_head_is_431_and_not_repeated(request_bytes: bytes) ->
         assert b"yyyy" not in seen.raw
         assert seen.all("connection") == ["close"]
         assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
-        assert port.hung_up == {HungUp.BAD_REQUEST: 1}
+        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 1}
 
 
 @pytest.mark.parametrize("size", [1, 700, 16 * 1024, 60_000])
@@ -299,7 +299,7 @@ async def test_a_head_that_becomes_too_large_piece_by_piece_is_431(head: bytes, 
         assert (seen.status, seen.json()["error"]["code"]) == (431, "head_too_large")
         assert b"yyyy" not in seen.raw
         assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
-        assert port.hung_up == {HungUp.BAD_REQUEST: 1}
+        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 1}
         assert port.server.retained == 0
 
 
@@ -496,7 +496,7 @@ async def test_stopping_does_not_wait_for_unsent_bodies() -> None:
 
 class Broken(Listener):
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         raise ZeroDivisionError
 

@@ -18,15 +18,15 @@ from proxy.core.errors import (
     ConnectFailed,
     Declined,
     Disconnected,
-    Garbled,
+    InvalidResponse,
     Reason,
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.ports import Call, Clock, ManualClock, Relay, SystemClock
+from proxy.core.ports import ClientRequest, Clock, ManualClock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.http.upstream import pool
-from proxy.http.upstream.connection import Meter
+from proxy.http.upstream.connection import ResponseMeter
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.helpers.ports import full_address
 from tests.helpers.waiting import PATIENCE, until
@@ -47,7 +47,7 @@ class Collecting:
     body: bytes | None = None
     error: BaseException | None = None
 
-    async def serve(self, call: Call, relay: Relay) -> None:
+    async def serve(self, call: ClientRequest, relay: Relay) -> None:
         request = InferenceRequest(call.id, call.path, "m", body=b'{"max_tokens":1}', headers=call.headers)
         self.attempt = attempt = self._leg(request, self.first)
         attempt.upstream_headers += self.headers
@@ -147,7 +147,7 @@ async def test_failures_are_reported_as_for_any_attempt() -> None:
         assert isinstance(gateway.error, Disconnected)
     async with Pod(answering(b"nonsense\r\n\r\n")) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
-        assert isinstance(gateway.error, Garbled)
+        assert isinstance(gateway.error, InvalidResponse)
 
 
 @pytest.mark.parametrize("fields", [b"connection: upgrade\r\nupgrade: websocket\r\n", b"", b"content-length: 5\r\n"])
@@ -164,7 +164,7 @@ async def test_a_pod_that_switches_protocols_unasked_is_closed_and_the_request_g
     async with Pod(switching) as pod, collecting(pod) as (port, gateway):
         for number in (1, 2):
             assert (await port.ask(post())).json() == {"second": 1}
-            assert isinstance(gateway.error, Garbled)
+            assert isinstance(gateway.error, InvalidResponse)
             assert gateway.attempt is not None
             assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
             assert pod.connections == number
@@ -176,7 +176,7 @@ async def test_a_response_without_a_body_or_a_length_is_whole_at_its_head() -> N
         assert (gateway.body, gateway.error) == (b"", None)
 
 
-@pytest.mark.parametrize("owner", [pool.Collected, Meter])
+@pytest.mark.parametrize("owner", [pool.Collected, ResponseMeter])
 async def test_an_error_while_a_response_is_handled_ends_the_request(
     owner: type, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,7 +236,7 @@ async def test_an_overlong_response_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
     async with Pod(endless) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
-        assert isinstance(gateway.error, Garbled)
+        assert isinstance(gateway.error, InvalidResponse)
 
 
 async def test_a_pod_that_times_out_sees_the_request_end() -> None:
@@ -278,7 +278,7 @@ async def test_a_passed_on_error_reaches_the_client_unchanged(body: bytes, kind:
     fault = plain(body).replace(b"200 OK", b"400 Bad Request")
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
 
-        async def serve(call: Call, relay: Relay) -> None:
+        async def serve(call: ClientRequest, relay: Relay) -> None:
             attempt = gateway._leg(
                 InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers), pod.endpoint
             )

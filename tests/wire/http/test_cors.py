@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.attempt import Ending
-from proxy.http.settings import CorsSettings, Security
+from proxy.http.settings import CorsSettings, SecuritySettings
 from tests.helpers.http.support import CHAT, Pod, Seen, answering, plain, post, rig
 
 PAGE = "https://chat.example"
 OTHER = "https://evil.example"
 
 
-def allowing(*origins: str) -> Security:
-    return Security(cors=CorsSettings(origins))
+def allowing(*origins: str) -> SecuritySettings:
+    return SecuritySettings(cors=CorsSettings(origins))
 
 
 def question(origin: str, *fields: str) -> bytes:

@@ -15,8 +15,8 @@ from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.listener import Listeners
 from proxy.core.ports import Identity, SystemClock
 from proxy.gateway import Gateway
-from proxy.http.server import DataServer, Served
-from proxy.http.settings import Listen, Security
+from proxy.http.server import DataServer, ServedGraph
+from proxy.http.settings import ListenSettings, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
 from tests.helpers.http.support import CHAT, PATIENT, FakeGateway, Noted, Pod, Rig, answering, plain, post
 from tests.helpers.waiting import until
@@ -58,10 +58,10 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     noted = Noted()
     door = Authenticator()
     server = DataServer(
-        Listen(host="127.0.0.1", port=0, **listen),
-        Served(
+        ListenSettings(host="127.0.0.1", port=0, **listen),
+        ServedGraph(
             cast(Gateway, gateway),
-            Security(),
+            SecuritySettings(),
             PATIENT,
             Listeners([noted]),
             gateway.takes,

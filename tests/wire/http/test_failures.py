@@ -10,7 +10,7 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.ports import Call, Relay, SystemClock
+from proxy.core.ports import ClientRequest, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from tests.helpers.http.support import (
     CHAT,
@@ -77,7 +77,7 @@ async def test_a_request_whose_attempt_waits_for_its_connection_is_refused_when_
         full = Endpoint("full", f"http://{host}:{number}")
         async with rig(full) as port, port.client() as client:
 
-            async def serve(call: Call, relay: Relay) -> None:
+            async def serve(call: ClientRequest, relay: Relay) -> None:
                 request = InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers)
                 attempt = Attempt(request, Decision(full), full, 0, SystemClock().now())
                 port.gateway.attempts.append(attempt)

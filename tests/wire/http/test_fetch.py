@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from proxy.core.errors import ConnectFailed, ConnectRefused, Disconnected, Garbled, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import (
+    ConnectFailed,
+    ConnectRefused,
+    Disconnected,
+    InvalidResponse,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.ports import ManualClock
 from proxy.http.upstream.pool import FETCH_IDLE_LIMIT, LONGEST, PooledFetcher
 from tests.helpers.http.support import Pod, Received, Script, answering, chunk, plain
@@ -189,7 +196,7 @@ async def test_an_overlong_response_is_given_up(head: bytes) -> None:
             await request.send(chunk(b"x" * 65536) if head is CHUNKED else b"x" * 65536)
 
     async with asking(script) as it:
-        with pytest.raises(Garbled, match="too long"):
+        with pytest.raises(InvalidResponse, match="too long"):
             await it.get()
 
 
@@ -209,7 +216,7 @@ async def test_a_response_at_the_limit_is_accepted() -> None:
 )
 async def test_an_invalid_response_is_a_failure(said: bytes) -> None:
     async with asking(answering(said)) as it:
-        with pytest.raises(Garbled):
+        with pytest.raises(InvalidResponse):
             await it.get()
 
 

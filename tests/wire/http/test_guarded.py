@@ -11,7 +11,7 @@ from proxy.core.listener import NO_LISTENERS
 from proxy.http.client import Tunnel
 from proxy.http.reader import CountedReader
 from proxy.http.response import Response
-from proxy.http.upstream.connection import Meter
+from proxy.http.upstream.connection import ResponseMeter
 from tests.helpers.http.support import (
     SSE_HEAD,
     STREAMED,
@@ -82,7 +82,7 @@ async def test_an_error_while_a_response_is_read_ends_its_request(
         reached.append(arguments)
         raise Broken
 
-    monkeypatch.setattr(Meter, broken, meter)
+    monkeypatch.setattr(ResponseMeter, broken, meter)
 
     async def script(request: Received) -> None:
         await request.body()

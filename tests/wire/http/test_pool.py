@@ -12,14 +12,14 @@ from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import Disconnected, UpstreamFailed
 from proxy.core.ports import ManualClock
-from proxy.http.head import AnswerHead
-from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
+from proxy.http.head import ResponseHead
+from proxy.http.upstream.connection import PodConnection
+from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, PodAddress, UpstreamPool
 from tests.helpers.http.support import Pod, Received, Script, answering, plain, post, rig
 from tests.helpers.waiting import until
 
 
-async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
+async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[PodConnection]:
     """Idle connections, as if responses had ended on them."""
     connections = [await pool.connect(pool.pods[pod.endpoint.url]) for _ in range(count)]
     for connection in connections:
@@ -173,11 +173,11 @@ class FullClient:
 
     reads_head = False
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PodConnection) -> None:
         self._connection = connection
-        self.head: AnswerHead | None = None
+        self.head: ResponseHead | None = None
 
-    def begin(self, head: AnswerHead) -> None: ...
+    def begin(self, head: ResponseHead) -> None: ...
 
     def received(self, raw: bytes) -> None:
         raise AssertionError("the response comes in one read")
@@ -262,13 +262,13 @@ async def test_a_pod_without_recent_requests_is_dropped_and_found_again() -> Non
 
 
 def test_addresses_are_read_from_urls() -> None:
-    assert Address.of("http://vllm-0:8000") == Address("vllm-0", 8000, False, b"vllm-0:8000", b"")
-    assert Address.of("https://a.example/base/") == Address("a.example", 443, True, b"a.example", b"/base")
-    assert Address.of("http://[::1]:80") == Address("::1", 80, False, b"[::1]:80", b"")
-    assert Address.of("http://user:pw@host") == Address("host", 80, False, b"host", b"")
+    assert PodAddress.of("http://vllm-0:8000") == PodAddress("vllm-0", 8000, False, b"vllm-0:8000", b"")
+    assert PodAddress.of("https://a.example/base/") == PodAddress("a.example", 443, True, b"a.example", b"/base")
+    assert PodAddress.of("http://[::1]:80") == PodAddress("::1", 80, False, b"[::1]:80", b"")
+    assert PodAddress.of("http://user:pw@host") == PodAddress("host", 80, False, b"host", b"")
     for wrong in ("", "vllm-0:8000", "ftp://a", "http://", "http://a:port"):
         with pytest.raises(ValueError):
-            Address.of(wrong)
+            PodAddress.of(wrong)
 
 
 async def test_an_endpoint_that_moved_is_reached_at_its_new_address() -> None:

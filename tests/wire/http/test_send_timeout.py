@@ -16,8 +16,8 @@ from proxy.core.attempt import Ending
 from proxy.core.params import Duration
 from proxy.http.admin import AdminServer
 from proxy.http.client import ClientConnection
-from proxy.http.guards import HungUp
-from proxy.http.settings import Admin, ServerTls
+from proxy.http.guards import RejectedConnections
+from proxy.http.settings import AdminSettings, ServerTls
 from tests.helpers.http.authority import Authority, client_context
 from tests.helpers.http.support import (
     ROOM,
@@ -88,7 +88,7 @@ async def test_a_client_that_stops_reading_loses_its_request(asked: bytes, head:
         client.send(asked)
         ended = await port.until_ended()
         assert ended.outcome is Ending.CLIENT_GONE
-        assert port.hung_up == {HungUp.SEND_TIMEOUT: 1}
+        assert port.hung_up == {RejectedConnections.SEND_TIMEOUT: 1}
         await asyncio.wait_for(script.left.wait(), PATIENCE)
         await until(lambda: not port.server._clients.connections)
 
@@ -139,7 +139,7 @@ async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
         for client in (one, other):
             client.send(asked)
         await until(lambda: len(port.server._clients.connections) == 2)
-        await until(lambda: port.hung_up[HungUp.SEND_TIMEOUT] == 2)
+        await until(lambda: port.hung_up[RejectedConnections.SEND_TIMEOUT] == 2)
         await until(lambda: not port.server._clients.connections)
         assert (await port.ask(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).status == 200
 
@@ -167,7 +167,7 @@ async def test_a_small_unread_response_ends_its_connection(close: bool) -> None:
         assert 0 < connection.socket.get_write_buffer_size() < 60_000
         assert not connection.writing_paused
         await until(lambda: not port.server._clients.connections)
-        assert port.hung_up == {HungUp.SEND_TIMEOUT: 1}
+        assert port.hung_up == {RejectedConnections.SEND_TIMEOUT: 1}
 
 
 async def test_a_client_that_reads_nothing_between_requests_has_keep_alive_time() -> None:
@@ -197,7 +197,7 @@ async def test_a_reader_of_the_admin_port_that_stops_reading_is_disconnected() -
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/feed", feed)
-    async with AdminServer(Admin(port=0), app, SHORT) as server:
+    async with AdminServer(AdminSettings(port=0), app, SHORT) as server:
         for asked in (b"GET /metrics", b"GET /feed"):
             with small(ROOM) as sock:
                 sock.connect(("127.0.0.1", server.port))

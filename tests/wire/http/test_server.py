@@ -6,7 +6,7 @@ import asyncio
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import Reason
-from proxy.http.settings import Security
+from proxy.http.settings import SecuritySettings
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig
 from tests.helpers.waiting import until
 
@@ -86,7 +86,7 @@ async def test_stored_responses_are_reached_without_a_body() -> None:
 
 async def test_a_head_request_to_a_pod_ends_with_the_head() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nx: 1\r\n\r\n"
-    async with Pod(answering(head)) as pod, rig(pod, security=Security(relay_paths=("/custom",))) as port:
+    async with Pod(answering(head)) as pod, rig(pod, security=SecuritySettings(relay_paths=("/custom",))) as port:
         seen = await port.ask(get("/custom", "HEAD"))
         assert port.attempt.ending is Ending.COMPLETE
     assert seen.all("content-length") == ["100"]

@@ -17,8 +17,8 @@ from aiohttp import ClientSession, web
 from proxy.core.endpoint import Endpoint, PodTls, update
 from proxy.core.ports import SystemClock
 from proxy.http.admin import AdminServer
-from proxy.http.guards import HungUp
-from proxy.http.settings import Admin, Followed, ServerTls, Trust
+from proxy.http.guards import RejectedConnections
+from proxy.http.settings import AdminSettings, PodTlsContexts, ReloadedContext, ServerTls
 from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.http.authority import Authority, client_context, server_context
 from tests.helpers.http.support import (
@@ -103,8 +103,8 @@ def test_failed_handshakes_are_counted_and_leave_nothing_behind(authority: Autho
     def counted(port: Rig) -> int:
         if loop == "asyncio":
             gc.collect()
-        assert set(port.hung_up) <= {HungUp.TLS_HANDSHAKE}
-        return port.hung_up[HungUp.TLS_HANDSHAKE]
+        assert set(port.hung_up) <= {RejectedConnections.TLS_HANDSHAKE}
+        return port.hung_up[RejectedConnections.TLS_HANDSHAKE]
 
     async def failed() -> None:
         tls = ServerTls(str(authority.issue("kvlane")), min_version="1.3")
@@ -206,7 +206,7 @@ async def test_an_unusable_certificate_at_start_is_reported(tmp_path: Path) -> N
 
 
 async def test_the_admin_port_speaks_tls(authority: Authority) -> None:
-    admin = Admin("127.0.0.1", 0, tls=ServerTls(str(authority.issue("admin")), client_ca=str(authority.file)))
+    admin = AdminSettings("127.0.0.1", 0, tls=ServerTls(str(authority.issue("admin")), client_ca=str(authority.file)))
     context = client_context(authority.file, authority.issue("operator"))
     async with AdminServer(admin, web.Application()) as server, ClientSession() as session:
         url = f"https://127.0.0.1:{server.port}/"
@@ -220,7 +220,7 @@ async def test_the_admin_port_speaks_tls(authority: Authority) -> None:
 async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None = None) -> int:
     """Over a relay and over a scrape: both the same."""
     update(pod.endpoint, tls=tls)
-    trust = Trust(default, lambda: [pod.endpoint])
+    trust = PodTlsContexts(default, lambda: [pod.endpoint])
     async with rig(pod, trust=trust) as port, PooledFetcher(5.0, SystemClock(), trust) as fetcher:
         seen = await port.ask(post())
         try:
@@ -262,7 +262,7 @@ async def test_a_changed_file_changes_the_trusted_authorities(authority: Authori
     trusted = tmp_path / "trusted.pem"
     trusted.write_text(Authority(tmp_path / "two").file.read_text())
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
-        trust = Trust(PodTls(ca=str(trusted)))
+        trust = PodTlsContexts(PodTls(ca=str(trusted)))
         async with rig(pod, trust=trust) as port:
             assert (await port.ask(post())).status == 502
             trusted.write_text(authority.file.read_text() + "\n")
@@ -277,7 +277,7 @@ async def test_missing_files_are_a_failure_of_their_pod_only(authority: Authorit
 def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Authority) -> None:
     mine = PodTls(server_name="mine")
     pods = [Endpoint("a", "https://a:1", tls=PodTls(server_name="other")), Endpoint("b", "https://b", tls=mine)]
-    trust = Trust(PodTls(server_name="all"), lambda: pods)
+    trust = PodTlsContexts(PodTls(server_name="all"), lambda: pods)
     assert [trust.at(host, port)[1] for host, port in (("b", 443), ("b", 9000), ("a", 1), ("c", 443))] == [
         "mine",
         "mine",
@@ -289,7 +289,7 @@ def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Aut
 def test_a_pool_can_configure_the_trust_of_its_pods(authority: Authority) -> None:
     pods = [Endpoint("a", "https://a"), Endpoint("b", "https://b", pool="large")]
     pods.append(Endpoint("c", "https://c", pool="large", tls=PodTls(server_name="mine")))
-    trust = Trust(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
+    trust = PodTlsContexts(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
     assert [trust.of(pod)[1] for pod in pods] == ["all", "large", "mine"]
     assert [trust.at(name, 443)[1] for name in "abc"] == ["all", "large", "mine"]
     trust.default, trust.pools = PodTls(), {}
@@ -311,7 +311,7 @@ def test_unreadable_files_are_read_after_their_mode_is_corrected(tmp_path: Path)
             raise PermissionError("cannot be read")
         return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
-    followed = Followed([str(file)], make)
+    followed = ReloadedContext([str(file)], make)
     first = followed.context()
     new = tmp_path / "new.pem"
     new.write_text("second")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Ending
-from proxy.core.errors import CutShort, UpstreamFailed
+from proxy.core.errors import StreamInterrupted, UpstreamFailed
 from proxy.openai.events import is_cut
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import Leg
@@ -72,7 +72,7 @@ def test_an_unfinished_response_before_its_first_byte_goes_to_another_pod() -> N
 
 def test_an_unfinished_stream_is_continued_by_another_pod_if_permitted() -> None:
     leg, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
-    assert isinstance(leg.answer.done.result(), CutShort)
+    assert isinstance(leg.answer.done.result(), StreamInterrupted)
 
 
 @pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])

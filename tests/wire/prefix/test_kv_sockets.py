@@ -16,7 +16,7 @@ import msgpack
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import KvSources
 from proxy.core.state import State
-from proxy.prefix.kv_sockets import Track
+from proxy.prefix.kv_sockets import RankEvents
 from proxy.prefix.kv_subscriptions import KvSubscriptions, Subscription, watch_nothing
 from tests.helpers.ports import free_port
 from tests.helpers.prefix.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
@@ -170,7 +170,7 @@ async def test_an_engine_that_replays_without_end_costs_bounded_memory(monkeypat
         for number in range(start, start + 1000):
             yield number, msgpack.packb([1000.0 + number, [block(number)], 0])
 
-    track = Track(pod(), 0, Ear(), replay)
+    track = RankEvents(pod(), 0, Ear(), replay)
     await track.connected()
     assert (track._next, len(track._replayed)) == (1000, 10)
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.lab.sim import Fault, Kind, SimConfig, StepTiming
+from proxy.lab.sim import Fault, FaultKind, SimConfig, StepTiming
 from tests.helpers.http.support import SSE_HEAD, Pod, Received, chunk, plain
 from tests.helpers.scenarios.stack import CHAT, Stack, running, stack
 from tests.helpers.waiting import until
@@ -84,12 +84,12 @@ async def test_a_stream_cut_after_any_event_has_the_bytes_of_an_uncut_one(pods: 
     expected = await stream(pods, pods.pods[0].url, path, **fields)
     events = expected.count(b"\n\n")
     for sent in range(1, events):
-        assert await cut(pods, Fault(Kind.RESET, count=1, events=sent), path, **fields) == expected
+        assert await cut(pods, Fault(FaultKind.RESET, count=1, events=sent), path, **fields) == expected
     assert await pods.sample("kvlane_continuations_total") == events - 1
 
 
-@pytest.mark.parametrize("kind", [Kind.FIN, Kind.MISFRAME, Kind.HANG])
-async def test_a_stream_continues_after_any_failure_of_its_pod(pods: Stack, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.FIN, FaultKind.MISFRAME, FaultKind.HANG])
+async def test_a_stream_continues_after_any_failure_of_its_pod(pods: Stack, kind: FaultKind) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     assert await cut(pods, Fault(kind, count=1, events=4), CHAT, **HELLO) == expected
 
@@ -106,7 +106,7 @@ async def test_a_crash_under_many_streams_interrupts_none(pods: Stack) -> None:
 
 async def test_a_stream_continues_as_often_as_attempts_allow(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
-    assert await cut(pods, Fault(Kind.RESET, count=1, events=2), CHAT, pods=3, **HELLO) == expected
+    assert await cut(pods, Fault(FaultKind.RESET, count=1, events=2), CHAT, pods=3, **HELLO) == expected
     await pods.idle()
     pods.app.observer.flush()
     legs = [
@@ -122,14 +122,14 @@ async def test_the_clients_model_name_and_usage_apply_to_the_rest() -> None:
     async with stack(3, SLOW, settings) as pods:
         expected = (await stream(pods, pods.pods[0].url, CHAT, **HELLO)).replace(b'"model":"sim"', b'"model":"gpt"')
         for sent in range(1, expected.count(b"\n\n")):
-            fault = Fault(Kind.RESET, count=1, events=sent)
+            fault = Fault(FaultKind.RESET, count=1, events=sent)
             assert await cut(pods, fault, CHAT, **{**HELLO, "model": "gpt"}) == expected
 
 
 async def test_an_http_10_client_gets_the_rest(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     for pod in pods.pods:
-        pod.faults.set([Fault(Kind.RESET, count=1, events=3)])
+        pod.faults.set([Fault(FaultKind.RESET, count=1, events=3)])
     said = json.dumps({"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", pods.app.port)
     fields = "x-request-id: same\r\ncontent-type: application/json\r\n"
@@ -144,7 +144,7 @@ async def test_an_http_10_client_gets_the_rest(pods: Stack) -> None:
 )
 async def test_a_stream_that_cannot_continue_ends_with_an_error(fields: dict[str, Any]) -> None:
     async with stack(3, replace(SLOW, lora_adapters=("lora",)), CONTINUED) as pods:
-        seen = await cut(pods, Fault(Kind.RESET, count=1, events=3), CHAT, **{**HELLO, **fields})
+        seen = await cut(pods, Fault(FaultKind.RESET, count=1, events=3), CHAT, **{**HELLO, **fields})
         assert seen.count(b'data: {"error"') == 1
         assert seen.split(b"\n\n")[-2].startswith(b'data: {"error"')
         assert not await pods.sample("kvlane_continuations_total")
@@ -168,7 +168,7 @@ async def test_when_is_idle_the_stream_ends_with_an_error_event(pods: Stack) -> 
 
 async def test_the_rest_is_not_requested_after_the_client_has_left(pods: Stack) -> None:
     for pod in pods.pods:
-        pod.faults.set([Fault(Kind.HANG, events=3)])
+        pod.faults.set([Fault(FaultKind.HANG, events=3)])
     said = {"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}
     async with pods.http.post(pods.url + CHAT, json=said) as response:
         await response.content.readuntil(b"\n\n")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from proxy.lab.sim import Fault, Kind
+from proxy.lab.sim import Fault, FaultKind
 from proxy.lab.sim.config import Role
 from tests.helpers.scenarios.disagg import SIM, ask, disaggregated, settled, transfers
 from tests.helpers.scenarios.stack import Stack
@@ -102,8 +102,11 @@ async def test_images_are_encoded_for_pods_that_prefill_and_decode() -> None:
         await settled(proxy)
 
 
-@pytest.mark.parametrize("kind", [Kind.REJECT, Kind.RESET, Kind.CRASH, Kind.GARBAGE, Kind.LOADING, Kind.ENGINE_DEAD])
-async def test_an_encode_pod_that_fails_is_replaced(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [FaultKind.REJECT, FaultKind.RESET, FaultKind.CRASH, FaultKind.GARBAGE, FaultKind.LOADING, FaultKind.ENGINE_DEAD],
+)
+async def test_an_encode_pod_that_fails_is_replaced(kind: FaultKind) -> None:
     async with encoding("nixl") as proxy:
         proxy.pods[0].faults.set([Fault(kind, count=1, seconds=0.5)])
         for number in range(3):
@@ -119,7 +122,7 @@ async def test_a_lost_embedding_is_encoded_by_the_prefill_pod(
 ) -> None:
     async with encoding(ec_connector) as proxy:
         for pod in proxy.pods[:2]:
-            pod.faults.set([Fault(Kind.LOST_TRANSFER)])
+            pod.faults.set([Fault(FaultKind.LOST_TRANSFER)])
         assert (await ask(proxy, stream=True, **shown(1))).is_whole
         assert encoded(proxy)[2:] == [1, 0]
         await settled(proxy)

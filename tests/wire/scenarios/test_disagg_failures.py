@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.lab.sim import Fault, Kind, SimPod, TransferTiming
+from proxy.lab.sim import Fault, FaultKind, SimPod, TransferTiming
 from proxy.lab.sim.config import ConnectorName, Role
 from proxy.openai.bodies import MOST_VALUES
 from tests.helpers.scenarios.disagg import (
@@ -27,34 +27,34 @@ from tests.helpers.scenarios.stack import CHAT, Stack
 from tests.helpers.waiting import until
 
 FAULTS = [
-    Fault(Kind.REJECT, status=429),
-    Fault(Kind.REJECT, status=500),
-    Fault(Kind.REJECT, status=502),
-    Fault(Kind.REJECT, status=503),
-    Fault(Kind.RESET),
-    Fault(Kind.FIN),
-    Fault(Kind.GARBAGE),
-    Fault(Kind.MISFRAME),
-    Fault(Kind.HANG),
-    Fault(Kind.ERROR_FIRST),
-    Fault(Kind.LOST_TRANSFER),
-    Fault(Kind.CRASH, seconds=0.5),
-    Fault(Kind.KILLED, seconds=0.5),
-    Fault(Kind.FROZEN, seconds=1.0),
-    Fault(Kind.LOADING, seconds=0.5),
-    Fault(Kind.SHUTTING_DOWN, seconds=0.5),
-    Fault(Kind.ENGINE_DEAD, seconds=0.5),
-    Fault(Kind.REFUSE, seconds=0.5),
-    Fault(Kind.DRIP),
-    Fault(Kind.SLOW_START, seconds=0.5),
-    Fault(Kind.SLOW_TRANSFER),
+    Fault(FaultKind.REJECT, status=429),
+    Fault(FaultKind.REJECT, status=500),
+    Fault(FaultKind.REJECT, status=502),
+    Fault(FaultKind.REJECT, status=503),
+    Fault(FaultKind.RESET),
+    Fault(FaultKind.FIN),
+    Fault(FaultKind.GARBAGE),
+    Fault(FaultKind.MISFRAME),
+    Fault(FaultKind.HANG),
+    Fault(FaultKind.ERROR_FIRST),
+    Fault(FaultKind.LOST_TRANSFER),
+    Fault(FaultKind.CRASH, seconds=0.5),
+    Fault(FaultKind.KILLED, seconds=0.5),
+    Fault(FaultKind.FROZEN, seconds=1.0),
+    Fault(FaultKind.LOADING, seconds=0.5),
+    Fault(FaultKind.SHUTTING_DOWN, seconds=0.5),
+    Fault(FaultKind.ENGINE_DEAD, seconds=0.5),
+    Fault(FaultKind.REFUSE, seconds=0.5),
+    Fault(FaultKind.DRIP),
+    Fault(FaultKind.SLOW_START, seconds=0.5),
+    Fault(FaultKind.SLOW_TRANSFER),
 ]
 IN_ONE_PIECE = [
-    Fault(Kind.RESET, events=1),
-    Fault(Kind.FIN, events=1),
-    Fault(Kind.HANG, events=1),
-    Fault(Kind.MISFRAME, events=1),
-    Fault(Kind.CORRUPT),
+    Fault(FaultKind.RESET, events=1),
+    Fault(FaultKind.FIN, events=1),
+    Fault(FaultKind.HANG, events=1),
+    Fault(FaultKind.MISFRAME, events=1),
+    Fault(FaultKind.CORRUPT),
 ]
 """Half of an answer that is no stream, as those of prefill pods are none. Where its blocks are stood in the other half,
 so they expire."""
@@ -63,7 +63,7 @@ BRIEF = "300ms"
 BRIEFLY_KEPT = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=10.0))
 """For half a second."""
 
-WITHOUT_A_BOUND = (Kind.HANG, Kind.FROZEN, Kind.KILLED, Kind.MISFRAME)
+WITHOUT_A_BOUND = (FaultKind.HANG, FaultKind.FROZEN, FaultKind.KILLED, FaultKind.MISFRAME)
 """A complete response that does not begin is bounded by the request's time only."""
 
 MEETS_WHOLE: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "mooncake")
@@ -71,7 +71,7 @@ MEETS_WHOLE: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "mooncake")
 
 
 def named(fault: Fault) -> str:
-    return f"{fault.kind.value}{f' {fault.status}' * (fault.kind is Kind.REJECT)}{' half' * bool(fault.events)}"
+    return f"{fault.kind.value}{f' {fault.status}' * (fault.kind is FaultKind.REJECT)}{' half' * bool(fault.events)}"
 
 
 @pytest.mark.parametrize("dead", range(4))
@@ -92,7 +92,7 @@ async def test_a_failed_prefill_is_repeated_elsewhere(fault: Fault, stream: bool
     """On one of the two pods first; if the other one is met by the fault, too, the decode pod does all. A request under
     which both crash is refused, as any under which two pods die."""
     async with disaggregated(sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
-        meet(prefills(proxy)[:1] if fault.kind is Kind.CRASH else prefills(proxy), fault)
+        meet(prefills(proxy)[:1] if fault.kind is FaultKind.CRASH else prefills(proxy), fault)
         expected = await whole_text()
         for number in range(3):
             heard = await ask(proxy, stream=stream, request_id=f"r{number}")
@@ -118,10 +118,10 @@ async def test_a_decode_that_fails_before_its_first_byte_is_repeated_elsewhere(f
 
 
 @pytest.mark.parametrize("failing", [prefills, decodes])
-@pytest.mark.parametrize("kind", [Kind.RESET, Kind.CRASH, Kind.LOST_TRANSFER])
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.CRASH, FaultKind.LOST_TRANSFER])
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_failed_attempt_is_repeated_elsewhere_with_every_connector(
-    connector: ConnectorName, kind: Kind, failing: Callable[[Stack], list[SimPod]]
+    connector: ConnectorName, kind: FaultKind, failing: Callable[[Stack], list[SimPod]]
 ) -> None:
     async with disaggregated(connector, sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
         meet(failing(proxy)[:1], Fault(kind, seconds=0.5))
@@ -180,8 +180,8 @@ async def test_a_prefill_pod_that_dies_after_the_first_byte_has_no_effect(connec
         assert (heard.status, heard.is_whole) == (200, True)
 
 
-@pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
-async def test_a_decode_pod_that_fails_during_a_stream_gives_an_error_event(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.FIN, FaultKind.MISFRAME])
+async def test_a_decode_pod_that_fails_during_a_stream_gives_an_error_event(kind: FaultKind) -> None:
     slow = replace(SIM, time_scale=1.0, transfer=TransferTiming())
     async with disaggregated(sim=slow, patience=BRIEF) as proxy:
         meet(decodes(proxy), Fault(kind, events=3))
@@ -194,8 +194,8 @@ async def test_a_decode_pod_that_fails_during_a_stream_gives_an_error_event(kind
 async def test_another_pod_continues_the_stream_of_a_dead_one() -> None:
     slow = replace(SIM, time_scale=1.0, transfer=TransferTiming())
     async with disaggregated(sim=slow, patience=BRIEF, continued=["*"]) as proxy:
-        meet(decodes(proxy)[:1], Fault(Kind.HANG, events=5))
-        meet(decodes(proxy)[1:], Fault(Kind.HANG, events=5))
+        meet(decodes(proxy)[:1], Fault(FaultKind.HANG, events=5))
+        meet(decodes(proxy)[1:], Fault(FaultKind.HANG, events=5))
         heard = await ask(proxy, stream=True, max_tokens=40)
         expected = await whole_text(max_tokens=40)
         assert sum(sum(pod.faults.met) for pod in decodes(proxy)) >= 1
@@ -216,7 +216,7 @@ async def test_without_prefill_pods_the_decode_pods_do_all(connector: ConnectorN
 
 
 @pytest.mark.parametrize("roles", [("prefill", "decode"), ("prefill", "prefill", "prefill", "decode")], ids=len)
-@pytest.mark.parametrize("fault", [Fault(Kind.REJECT, status=500), Fault(Kind.RESET)], ids=named)
+@pytest.mark.parametrize("fault", [Fault(FaultKind.REJECT, status=500), Fault(FaultKind.RESET)], ids=named)
 @pytest.mark.parametrize("connector", MEETS_WHOLE)
 async def test_if_every_prefill_fails_the_decode_pod_does_all(
     connector: ConnectorName, fault: Fault, roles: tuple[Role, ...]
@@ -283,7 +283,7 @@ async def test_a_pod_that_dies_under_load_and_returns_fails_no_request(connector
 async def test_failures_of_a_prefill_pod_count_for_it_alone() -> None:
     async with disaggregated() as proxy:
         for pod in prefills(proxy):
-            pod.faults.set([Fault(Kind.REJECT, status=503)])
+            pod.faults.set([Fault(FaultKind.REJECT, status=503)])
         for number in range(3):
             assert (await ask(proxy, stream=True, request_id=f"r{number}")).is_whole
         for index in range(4):
@@ -294,7 +294,7 @@ async def test_failures_of_a_prefill_pod_count_for_it_alone() -> None:
 async def test_a_request_at_its_deadline_ends_with_its_prefill() -> None:
     async with disaggregated(patience="60s") as proxy:
         for pod in prefills(proxy):
-            pod.faults.set([Fault(Kind.HANG)])
+            pod.faults.set([Fault(FaultKind.HANG)])
         body = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}]}
         headers = {"x-request-timeout-ms": "200"}
         asking = proxy.http.post(proxy.url + CHAT, json=body, headers=headers)

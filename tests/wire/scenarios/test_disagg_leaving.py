@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.lab.sim import Fault, Kind, SimPod, TransferTiming
+from proxy.lab.sim import Fault, FaultKind, SimPod, TransferTiming
 from proxy.lab.sim.config import ConnectorName
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
@@ -124,9 +124,9 @@ async def test_a_client_that_leaves_during_the_stream_ends_the_decode(connector:
 async def test_a_client_that_leaves_during_a_repeated_prefill_ends_it() -> None:
     async with disaggregated(sim=SLOW_PREFILL) as proxy:
         for pod in prefills(proxy):
-            pod.faults.set([Fault(Kind.RESET, count=1)])
+            pod.faults.set([Fault(FaultKind.RESET, count=1)])
         prefills(proxy)[1].faults.set(())
-        prefills(proxy)[0].faults.set([Fault(Kind.RESET)])
+        prefills(proxy)[0].faults.set([Fault(FaultKind.RESET)])
         await leaves_when(proxy, some(prefills(proxy), lambda pod: pod.engine.running), stream=True)
         await settled(proxy)
         assert not any(len(pod.requests) for pod in decodes(proxy))

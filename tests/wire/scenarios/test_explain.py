@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.faults import Fault, Kind
+from proxy.lab.sim.faults import Fault, FaultKind
 from proxy.scheduling.explained_log import Explained
 from tests.helpers.scenarios.disagg import PROMPT, disaggregated
 from tests.helpers.scenarios.disagg import SCHEDULING as SPLIT
@@ -164,7 +164,7 @@ async def test_a_retry_shows_both_pods() -> None:
     async with stack(2, settings=ON) as s:
         await ask(s, "before")
         for pod in s.pods:
-            pod.faults.set([Fault(Kind.REJECT, count=1)])
+            pod.faults.set([Fault(FaultKind.REJECT, count=1)])
         await ask(s, "retried")
         table = await decided(s, "retried")
         assert table["tries"] >= 2

@@ -9,7 +9,7 @@ import pytest
 
 from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
 from proxy.core.endpoint import EndpointState
-from proxy.lab.sim import Fault, Kind, SimConfig, StepTiming
+from proxy.lab.sim import Fault, FaultKind, SimConfig, StepTiming
 from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
 from tests.helpers.waiting import until
 
@@ -42,18 +42,18 @@ async def meet(proxy: Stack, fault: Fault, *, stream: bool = True) -> Seen:
 
 
 BEFORE = [
-    Fault(Kind.REJECT, status=429),
-    Fault(Kind.REJECT, status=429, retry_after=1),
-    Fault(Kind.REJECT, status=500),
-    Fault(Kind.REJECT, status=502),
-    Fault(Kind.REJECT, status=503),
-    Fault(Kind.RESET),
-    Fault(Kind.FIN),
-    Fault(Kind.GARBAGE),
-    Fault(Kind.ERROR_FIRST),
-    Fault(Kind.CRASH, seconds=0.3),
-    Fault(Kind.LOADING, seconds=0.3),
-    Fault(Kind.SHUTTING_DOWN, seconds=0.3),
+    Fault(FaultKind.REJECT, status=429),
+    Fault(FaultKind.REJECT, status=429, retry_after=1),
+    Fault(FaultKind.REJECT, status=500),
+    Fault(FaultKind.REJECT, status=502),
+    Fault(FaultKind.REJECT, status=503),
+    Fault(FaultKind.RESET),
+    Fault(FaultKind.FIN),
+    Fault(FaultKind.GARBAGE),
+    Fault(FaultKind.ERROR_FIRST),
+    Fault(FaultKind.CRASH, seconds=0.3),
+    Fault(FaultKind.LOADING, seconds=0.3),
+    Fault(FaultKind.SHUTTING_DOWN, seconds=0.3),
 ]
 
 
@@ -65,14 +65,14 @@ async def test_a_failure_before_the_response_is_served_by_another_pod(proxy: Sta
     assert is_all_there(seen)
 
 
-@pytest.mark.parametrize("kind", [Kind.HANG, Kind.FROZEN, Kind.KILLED])
-async def test_a_stream_that_does_not_start_is_started_elsewhere(proxy: Stack, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.FROZEN, FaultKind.KILLED])
+async def test_a_stream_that_does_not_start_is_started_elsewhere(proxy: Stack, kind: FaultKind) -> None:
     seen = await meet(proxy, Fault(kind, seconds=0.5))
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
 
 
-@pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
-async def test_a_broken_stream_ends_with_an_error(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.FIN, FaultKind.MISFRAME])
+async def test_a_broken_stream_ends_with_an_error(kind: FaultKind) -> None:
     """A failure before the proxy has read anything is no response: so these events come slowly."""
     async with stack(3, SimConfig(timing=StepTiming(base=0.05)), SETTINGS) as slow:
         seen = await meet(slow, Fault(kind, events=2))
@@ -81,10 +81,10 @@ async def test_a_broken_stream_ends_with_an_error(kind: Kind) -> None:
     assert b"[DONE]" not in seen.body
 
 
-@pytest.mark.parametrize("kind", [Kind.RESET, Kind.FIN, Kind.MISFRAME])
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.FIN, FaultKind.MISFRAME])
 @pytest.mark.parametrize(("stream", "cut"), [(True, Saw.ERROR_EVENT), (False, Saw.BROKEN)])
 async def test_a_truncated_response_is_truncated_or_complete_from_another_pod(
-    proxy: Stack, kind: Kind, stream: bool, cut: Saw
+    proxy: Stack, kind: FaultKind, stream: bool, cut: Saw
 ) -> None:
     """A reset may discard unread bytes, and malformed bytes may come with the head."""
     seen = await meet(proxy, Fault(kind, events=1), stream=stream)
@@ -93,22 +93,22 @@ async def test_a_truncated_response_is_truncated_or_complete_from_another_pod(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("kind", [Kind.DRIP, Kind.UNHEALTHY, Kind.SLOW_START, Kind.REFUSE])
-async def test_a_slow_complete_response_is_passed_on(proxy: Stack, kind: Kind, stream: bool) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.DRIP, FaultKind.UNHEALTHY, FaultKind.SLOW_START, FaultKind.REFUSE])
+async def test_a_slow_complete_response_is_passed_on(proxy: Stack, kind: FaultKind, stream: bool) -> None:
     seen = await meet(proxy, Fault(kind, seconds=0.3), stream=stream)
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
     assert is_all_there(seen)
 
 
 async def test_malformed_content_in_valid_http_is_passed_on(proxy: Stack) -> None:
-    seen = await meet(proxy, Fault(Kind.CORRUPT, events=2))
+    seen = await meet(proxy, Fault(FaultKind.CORRUPT, events=2))
     assert (seen.status, seen.saw) == (200, Saw.WHOLE)
 
 
 async def test_the_request_after_a_broken_stream_is_served_on_its_connection(proxy: Stack) -> None:
     """Clients reuse a connection as soon as a response has ended in order."""
     for pod in proxy.pods:
-        pod.faults.set([Fault(Kind.HANG, events=2)])
+        pod.faults.set([Fault(FaultKind.HANG, events=2)])
     connector = aiohttp.TCPConnector(limit=1)
     async with aiohttp.ClientSession(proxy.url, connector=connector) as session:
         streams = [ask for ask in asks(10, 2, leavers=0.0) if ask.stream and len(ask.body) < LONG]
@@ -126,7 +126,7 @@ async def test_a_starting_pod_is_tried_before_an_error() -> None:
         await until(lambda: endpoint.state is EndpointState.EJECTED)
         await back.start(port=back.port)
         await until(lambda: endpoint.state is EndpointState.READY)
-        failing.faults.set([Fault(Kind.REJECT, status=503)])
+        failing.faults.set([Fault(FaultKind.REJECT, status=503)])
         seen = [await look(session, ask) for ask in asks(20, 3, leavers=0.0)]
         assert {one.saw for one in seen} == {Saw.WHOLE}
         assert failing.faults.met[0] > 5

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from proxy.core.params import Duration
-from proxy.lab.sim import Fault, Kind, SimConfig
+from proxy.lab.sim import Fault, FaultKind, SimConfig
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON
 from proxy.reliability.settings import HedgingSettings
 from tests.helpers.http.support import SSE_HEAD, Pod, Received, Script, chunk, plain
@@ -35,7 +35,7 @@ async def counted(s: Stack, outcome: str) -> float:
 def late(s: Stack, *numbers: int, seconds: float = 30.0) -> None:
     """The engines of these stand still at their next request."""
     for number in numbers:
-        s.pods[number].faults.set([Fault(Kind.FROZEN, seconds=seconds)])
+        s.pods[number].faults.set([Fault(FaultKind.FROZEN, seconds=seconds)])
 
 
 async def until_met(s: Stack, number: int, **fields: Any) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from opentelemetry.semconv import attributes
 from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
-from proxy.lab.sim import Fault, Kind
+from proxy.lab.sim import Fault, FaultKind
 from proxy.telemetry import traces
 from tests.helpers.http.support import plain
 from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
@@ -160,7 +160,7 @@ async def test_pods_learn_that_a_request_was_not_sampled() -> None:
 async def test_a_second_attempt_is_a_span_next_to_the_failed_one() -> None:
     async with traced() as (s, collector):
         for pod in s.pods:
-            pod.faults.set([Fault(Kind.REJECT, status=503)])
+            pod.faults.set([Fault(FaultKind.REJECT, status=503)])
         response, _ = await s.chat()
         assert response.status == 503
         await collector.until(4)

@@ -21,7 +21,17 @@ from proxy.core.endpoint import Metrics
 from proxy.core.ports import SystemClock
 from proxy.lab.sim import SimConfig, SimPod
 from proxy.settings import from_mapping
-from proxy.tools.findings import Caching, Events, Exposition, Level, PodReport, Transfer, of_fleet, of_pod, recommended
+from proxy.tools.findings import (
+    Caching,
+    Events,
+    ExpositionFinding,
+    Level,
+    PodReport,
+    TransferFinding,
+    of_fleet,
+    of_pod,
+    recommended,
+)
 from proxy.tools.probe import idle_seconds, probe_pods, read_exposition
 from tests.helpers.ports import free_port
 from tests.helpers.tools.pods import MANNER, FakePod, bad, of, seen, serving
@@ -32,7 +42,7 @@ GOOD = PodReport(
     health=200,
     version="1",
     models=("m",),
-    exposition=Exposition("vllm", Metrics(block_size=16, blocks=10), 1000, 0.01),
+    exposition=ExpositionFinding("vllm", Metrics(block_size=16, blocks=10), 1000, 0.01),
     caching=Caching(reported=64, prompt_tokens=70),
     abort=0.04,
     skew=0.2,
@@ -146,14 +156,14 @@ async def test_role_and_connector_are_read_from_the_engine() -> None:
     info = {"vllm_config": "KVTransferConfig(kv_connector='MooncakeConnector', kv_role='kv_consumer')"}
     async with serving(FakePod(replies={"/server_info": info})) as pod:
         found = await seen(pod.url)
-    assert found.transfer == Transfer("mooncake", "decode")
+    assert found.transfer == TransferFinding("mooncake", "decode")
 
 
 async def test_nixl_pods_are_recognised_by_their_series() -> None:
     left = {"remote_engine_id": "x", "remote_host": "10.0.0.1"}
     async with serving(FakePod(nixl=True, kv_params=left)) as pod:
         found = await seen(pod.url)
-    assert found.transfer == Transfer("nixl", host="10.0.0.1")
+    assert found.transfer == TransferFinding("nixl", host="10.0.0.1")
     assert bad(found) == set()
 
 
@@ -223,8 +233,8 @@ class TestTogether:
         [
             ({"version": "2"}, "version"),
             ({"max_model_len": 10}, "context"),
-            ({"transfer": Transfer("mooncake")}, "connector"),
-            ({"exposition": Exposition("vllm", Metrics(block_size=32), 1, 0.0)}, "block-size"),
+            ({"transfer": TransferFinding("mooncake")}, "connector"),
+            ({"exposition": ExpositionFinding("vllm", Metrics(block_size=32), 1, 0.0)}, "block-size"),
         ],
     )
     def test_differences_are_reported(self, other: dict[str, Any], check: str) -> None:
@@ -252,8 +262,8 @@ class TestTheConfiguration:
         assert "scheduling" not in recommended([publishing, GOOD])
 
     def test_with_both_roles_it_splits_prompts(self) -> None:
-        prefill = replace(GOOD, transfer=Transfer("mooncake", "prefill"))
-        decode = replace(GOOD, url="http://b:1", transfer=Transfer("mooncake", "decode"))
+        prefill = replace(GOOD, transfer=TransferFinding("mooncake", "prefill"))
+        decode = replace(GOOD, url="http://b:1", transfer=TransferFinding("mooncake", "decode"))
         found = recommended([prefill, decode])
         settings = from_mapping(found)
         assert settings.disaggregation.connector == "mooncake"
@@ -261,7 +271,7 @@ class TestTheConfiguration:
         assert "disaggregation" not in recommended([prefill])
 
     def test_it_names_other_engines_and_missing_health_paths(self) -> None:
-        odd = replace(GOOD, health=404, exposition=Exposition("sglang", Metrics(), 1, 0.0))
+        odd = replace(GOOD, health=404, exposition=ExpositionFinding("sglang", Metrics(), 1, 0.0))
         settings = from_mapping(recommended([odd]))
         assert settings.pods.static[0].engine == "sglang"
         assert settings.reliability.health.path is None

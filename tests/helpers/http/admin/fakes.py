@@ -19,7 +19,7 @@ from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import BODY_TIMEOUT, admin_application
-from proxy.http.settings import Admin
+from proxy.http.settings import AdminSettings
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.observation import Exposition
@@ -91,7 +91,7 @@ async def admin_port(
             session=session,
             stopping=lambda: port.stopping,
             keys=lambda: (api_key, admins),
-            hosts=lambda: Admin(hosts=tuple(hosts)).host_names,
+            hosts=lambda: AdminSettings(hosts=tuple(hosts)).host_names,
             configurations=Fixed(),
             scaled=lambda: scaled or {},
             body_timeout=body_timeout,

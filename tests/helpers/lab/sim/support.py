@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.lab.sim import Engine, Sampling, Sequence, SimPod
+from proxy.lab.sim import SamplingParams, Sequence, SimEngine, SimPod
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Tell me of the sea."}]
@@ -16,10 +16,10 @@ USER = [{"role": "user", "content": "Tell me of the sea."}]
 def sequence(prompt_tokens: int, max_tokens: int = 1, *, text: bytes = b"p", root: int = 0) -> Sequence:
     """A prompt of so many tokens, different for each `text`."""
     prompt = (text + b"|" + b"word" * prompt_tokens)[: 4 * prompt_tokens]
-    return Sequence(prompt, Sampling(max_tokens=max_tokens), root)
+    return Sequence(prompt, SamplingParams(max_tokens=max_tokens), root)
 
 
-def run(engine: Engine, now: float = 0.0) -> float:
+def run(engine: SimEngine, now: float = 0.0) -> float:
     """Step until no sequence is left; return the time."""
     while engine.busy:
         _, duration = engine.step(now)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.lab.sim import Engine, Finish, SimConfig, StepTiming
+from proxy.lab.sim import Finish, SimConfig, SimEngine, StepTiming
 from proxy.lab.sim.sequence import Phase, Sequence
 from tests.helpers.examples import examples
 from tests.helpers.lab.sim.support import run, sequence
 
 
 def test_the_time_of_a_step_depends_on_its_tokens_and_sequences() -> None:
-    engine = Engine(SimConfig(timing=StepTiming(base=1.0, per_prefill_token=0.01, per_sequence=0.1)))
+    engine = SimEngine(SimConfig(timing=StepTiming(base=1.0, per_prefill_token=0.01, per_sequence=0.1)))
     engine.submit(sequence(50, 2), now=0.0)
     engine.submit(sequence(30, 2, text=b"q"), now=0.0)
     assert engine.step(0.0)[1] == pytest.approx(1.0 + 80 * 0.01 + 2 * 0.1)
@@ -19,7 +19,7 @@ def test_the_time_of_a_step_depends_on_its_tokens_and_sequences() -> None:
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
-    engine = Engine(SimConfig(max_num_batched_tokens=100))
+    engine = SimEngine(SimConfig(max_num_batched_tokens=100))
     engine.submit(sequence(250), now=0.0)
     prefills = []
     while engine.busy:
@@ -30,7 +30,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
 
 
 def test_decoding_continues_during_the_prefill_of_others() -> None:
-    engine = Engine(SimConfig(max_num_batched_tokens=100))
+    engine = SimEngine(SimConfig(max_num_batched_tokens=100))
     decoding = sequence(10, 50)
     engine.submit(decoding, now=0.0)
     engine.step(0.0)
@@ -41,7 +41,7 @@ def test_decoding_continues_during_the_prefill_of_others() -> None:
 
 
 def test_waiting_requests_are_served_in_order_of_arrival() -> None:
-    engine = Engine(SimConfig(max_num_seqs=1))
+    engine = SimEngine(SimConfig(max_num_seqs=1))
     sequences = [sequence(10, 3, text=bytes([65 + index])) for index in range(4)]
     for index, one in enumerate(sequences):
         engine.submit(one, now=float(index))
@@ -52,7 +52,7 @@ def test_waiting_requests_are_served_in_order_of_arrival() -> None:
 
 
 def test_running_sequences_are_limited() -> None:
-    engine = Engine(SimConfig(max_num_seqs=3))
+    engine = SimEngine(SimConfig(max_num_seqs=3))
     for index in range(5):
         engine.submit(sequence(10, 5, text=bytes([65 + index])), now=0.0)
     engine.step(0.0)
@@ -60,7 +60,7 @@ def test_running_sequences_are_limited() -> None:
 
 
 def test_every_running_sequence_gets_one_token_per_step() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     sequences = [sequence(10, 5, text=bytes([65 + index])) for index in range(3)]
     for one in sequences:
         engine.submit(one, now=0.0)
@@ -74,7 +74,7 @@ def test_every_running_sequence_gets_one_token_per_step() -> None:
 
 def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_response() -> None:
     config = SimConfig(num_gpu_blocks=8)
-    engine = Engine(config)
+    engine = SimEngine(config)
     older, younger = sequence(60, 60), sequence(60, 60, text=b"q")
     engine.submit(older, now=0.0)
     engine.submit(younger, now=0.0)
@@ -82,14 +82,14 @@ def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_
     assert (older.progress.preemptions, younger.progress.preemptions > 0) == (0, True)
     assert engine.stats.preemptions == younger.progress.preemptions
     alone = sequence(60, 60, text=b"q")
-    other = Engine(config)
+    other = SimEngine(config)
     other.submit(alone, now=0.0)
     run(other)
     assert younger.response == alone.response
 
 
 def test_a_preempted_sequence_is_first_in_the_queue() -> None:
-    engine = Engine(SimConfig(num_gpu_blocks=8, max_num_seqs=2))
+    engine = SimEngine(SimConfig(num_gpu_blocks=8, max_num_seqs=2))
     older, younger, third = sequence(63, 60), sequence(63, 60, text=b"q"), sequence(1, text=b"r")
     for one in (older, younger, third):
         engine.submit(one, now=0.0)
@@ -99,7 +99,7 @@ def test_a_preempted_sequence_is_first_in_the_queue() -> None:
 
 
 def test_a_repeated_prompt_is_cached_except_for_its_last_block() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     engine.submit(sequence(64), now=0.0)
     run(engine)
     again = sequence(64)
@@ -110,7 +110,7 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block() -> None:
 
 
 def test_the_response_is_cached_for_the_next_turn() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     first = sequence(16, 33)
     engine.submit(first, now=0.0)
     run(engine)
@@ -121,7 +121,7 @@ def test_the_response_is_cached_for_the_next_turn() -> None:
 
 
 def test_sequences_with_other_roots_share_nothing() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     for root in (0, 1):
         engine.submit(sequence(64, root=root), now=0.0)
         run(engine)
@@ -129,7 +129,7 @@ def test_sequences_with_other_roots_share_nothing() -> None:
 
 
 def test_the_least_recently_used_block_is_evicted_first() -> None:
-    engine = Engine(SimConfig(num_gpu_blocks=10))
+    engine = SimEngine(SimConfig(num_gpu_blocks=10))
     for text in (b"a", b"b", b"a", b"c"):
         engine.submit(sequence(64, text=text), now=0.0)
         run(engine)
@@ -142,7 +142,7 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
 
 
 def test_only_blocks_of_running_sequences_count_as_used() -> None:
-    engine = Engine(SimConfig(num_gpu_blocks=8))
+    engine = SimEngine(SimConfig(num_gpu_blocks=8))
     engine.submit(sequence(64, 2), now=0.0)
     engine.step(0.0)
     assert engine.kv_usage == 0.5
@@ -153,7 +153,7 @@ def test_only_blocks_of_running_sequences_count_as_used() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_aborted_sequence_leaves_no_block(steps: int) -> None:
-    engine = Engine(SimConfig(max_num_batched_tokens=100))
+    engine = SimEngine(SimConfig(max_num_batched_tokens=100))
     gone = sequence(150, 50)
     engine.submit(gone, now=0.0)
     for _ in range(steps):
@@ -164,7 +164,7 @@ def test_an_aborted_sequence_leaves_no_block(steps: int) -> None:
 
 
 def test_a_sequence_aborted_within_a_step_gets_no_token_of_it() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     gone, other = sequence(10, 5), sequence(10, 5, text=b"q")
     engine.submit(gone, now=0.0)
     engine.submit(other, now=0.0)
@@ -174,7 +174,7 @@ def test_a_sequence_aborted_within_a_step_gets_no_token_of_it() -> None:
 
 
 def test_a_prompt_without_output_is_computed_and_ends() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     read = sequence(100, 0)
     engine.submit(read, now=0.0)
     (output,), _ = engine.step(0.0)
@@ -183,7 +183,7 @@ def test_a_prompt_without_output_is_computed_and_ends() -> None:
 
 
 def test_a_full_queue_accepts_no_sequence() -> None:
-    engine = Engine(SimConfig(max_num_seqs=1, max_waiting=1))
+    engine = SimEngine(SimConfig(max_num_seqs=1, max_waiting=1))
     assert engine.accepts(2)
     engine.submit(sequence(10), now=0.0)
     assert not engine.accepts(2)
@@ -200,7 +200,7 @@ def test_a_full_queue_accepts_no_sequence() -> None:
 def test_with_any_arrivals_all_sequences_end_and_all_blocks_are_freed(
     arrivals: list[tuple[int, int, int]], blocks: int, sequences: int, aborted: set[int]
 ) -> None:
-    engine = Engine(SimConfig(num_gpu_blocks=blocks, max_num_seqs=sequences, max_num_batched_tokens=40))
+    engine = SimEngine(SimConfig(num_gpu_blocks=blocks, max_num_seqs=sequences, max_num_batched_tokens=40))
     everybody = []
     for prompt, reply, text in arrivals:
         everybody.append(sequence(prompt, reply, text=bytes([text])))

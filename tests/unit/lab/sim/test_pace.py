@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from proxy.lab.sim import Engine, SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, SimEngine, StepTiming
 from proxy.lab.sim.config import HARDWARE
 from proxy.lab.sim.engine import Pace
 from tests.helpers.lab.sim.support import run, sequence
@@ -12,7 +12,7 @@ from tests.helpers.lab.sim.support import run, sequence
 
 def test_a_long_prompt_costs_its_tokens_and_their_attention() -> None:
     timing = StepTiming(base=0.0, per_prefill_token=0.0, per_sequence=0.0, per_attended=1e-3)
-    engine = Engine(SimConfig(timing=timing, max_num_batched_tokens=100))
+    engine = SimEngine(SimConfig(timing=timing, max_num_batched_tokens=100))
     engine.submit(sequence(200), now=0.0)
     assert engine.step(0.0)[1] == pytest.approx(1e-3 * 100 * 101 / 2)
     assert engine.step(0.0)[1] == pytest.approx(1e-3 * (100 * 100 + 100 * 101 / 2))
@@ -20,7 +20,7 @@ def test_a_long_prompt_costs_its_tokens_and_their_attention() -> None:
 
 def test_decoding_costs_the_kv_cache_that_it_reads() -> None:
     timing = StepTiming(base=0.0, per_prefill_token=0.0, per_sequence=0.0, per_token_read=1e-3)
-    engine = Engine(SimConfig(timing=timing))
+    engine = SimEngine(SimConfig(timing=timing))
     engine.submit(sequence(100, 3), now=0.0)
     assert [engine.step(0.0)[1] for _ in range(3)] == pytest.approx([0.0, 0.101, 0.102])
 
@@ -28,7 +28,7 @@ def test_decoding_costs_the_kv_cache_that_it_reads() -> None:
 def test_a_slow_pod_takes_proportionally_longer() -> None:
     ends = []
     for slowdown in (1.0, 3.0):
-        engine = Engine(SimConfig(slowdown=slowdown))
+        engine = SimEngine(SimConfig(slowdown=slowdown))
         engine.submit(sequence(500, 20), now=0.0)
         ends.append(run(engine))
     assert ends[1] == pytest.approx(3 * ends[0])

@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.lab.sim import Finish, Sampling, Sequence
+from proxy.lab.sim import Finish, SamplingParams, Sequence
 from proxy.lab.sim.sequence import WORDS, Output, tokens_in
 
-LONG = Sampling(max_tokens=40)
+LONG = SamplingParams(max_tokens=40)
 
 
-def written(prompt: bytes, sampling: Sampling) -> tuple[Sequence, list[Output]]:
+def written(prompt: bytes, sampling: SamplingParams) -> tuple[Sequence, list[Output]]:
     sequence = Sequence(prompt, sampling)
     outputs = [sequence.grow()]
     while outputs[-1].finish is None:
@@ -28,7 +28,7 @@ def test_every_word_is_a_token_of_four_bytes_that_starts_with_a_space() -> None:
 def test_a_continued_response_ends_with_exactly_the_words_that_were_missing(prompt: bytes, cut: int) -> None:
     whole, _ = written(prompt, LONG)
     written_before = whole.response[: 4 * cut]
-    rest, _ = written(prompt + written_before, Sampling(max_tokens=40 - cut))
+    rest, _ = written(prompt + written_before, SamplingParams(max_tokens=40 - cut))
     assert written_before + rest.response == whole.response
 
 
@@ -68,7 +68,7 @@ def test_a_response_with_a_script_is_that_script() -> None:
 
 @given(prompt=st.binary(max_size=300), reply=st.integers(1, 60))
 def test_block_hashes_of_generated_text_equal_those_of_the_same_prompt(prompt: bytes, reply: int) -> None:
-    grown, _ = written(prompt, Sampling(max_tokens=reply))
+    grown, _ = written(prompt, SamplingParams(max_tokens=reply))
     grown.extend_hashes(4)
     given = Sequence(prompt + grown.response, LONG)
     given.extend_hashes(4)

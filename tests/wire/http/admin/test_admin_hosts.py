@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.http.settings import Admin, host_name
+from proxy.http.settings import AdminSettings, host_name
 from tests.helpers.dashboard.scene import scene
 from tests.helpers.http.admin.fakes import admin_port
 
@@ -72,7 +72,7 @@ async def test_names_that_only_start_like_a_served_one_are_refused(host: str) ->
 
 
 def test_the_name_in_admin_host_is_served() -> None:
-    assert Admin(host="Proxy.Internal").host_names == {"proxy.internal"}
+    assert AdminSettings(host="Proxy.Internal").host_names == {"proxy.internal"}
     assert host_name("fd00::7") == host_name("[FD00::7]:9190") == "fd00::7"
 
 
@@ -101,4 +101,4 @@ async def test_with_a_key_only_metrics_are_restricted_to_served_names() -> None:
 @pytest.mark.parametrize("name", ["", "*", "http://kvlane", "kvlane/metrics", "two names"])
 def test_an_impossible_host_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a host name"):
-        load(Admin, {"hosts": [name]})
+        load(AdminSettings, {"hosts": [name]})

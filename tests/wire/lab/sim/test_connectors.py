@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.lab.sim import Fault, Kind, TransferTiming
+from proxy.lab.sim import Fault, FaultKind, TransferTiming
 from proxy.lab.sim.config import ConnectorName
 from tests.helpers.lab.sim.support import is_idle
 from tests.helpers.lab.sim.transfers import Pair, pair
@@ -45,7 +45,7 @@ async def test_only_exactly_the_same_prompt_is_found() -> None:
 async def test_a_load_from_the_directory_can_fail() -> None:
     async with pair("shared-storage") as pods:
         await pods.ask(pods.prefill, max_tokens=1)
-        pods.decode.faults.set([Fault(Kind.LOST_TRANSFER)])
+        pods.decode.faults.set([Fault(FaultKind.LOST_TRANSFER)])
         assert (await pods.ask(pods.decode, max_tokens=1))[0] == 500
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.lab.sim import Fault, Kind, SimConfig, SimFleet, SimPod
+from proxy.lab.sim import Fault, FaultKind, SimConfig, SimFleet, SimPod
 
 CHAT = "/v1/chat/completions"
 SECONDS = 0.3
@@ -49,7 +49,7 @@ async def test_media_encoded_by_an_encode_pod_are_not_encoded_again() -> None:
 async def test_lost_embeddings_are_encoded_again() -> None:
     async with fleet() as pods:
         encode, other = pods.pods
-        encode.faults.set([Fault(Kind.LOST_TRANSFER)])
+        encode.faults.set([Fault(FaultKind.LOST_TRANSFER)])
         await ask(encode, **SHOWN)
         assert (await ask(other, **SHOWN))[1] >= SECONDS
 

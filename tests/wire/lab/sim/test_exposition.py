@@ -3,7 +3,7 @@ from __future__ import annotations
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.lab.sim import Engine, SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimEngine, SimPod
 from proxy.lab.sim.metrics import expose
 from proxy.lab.sim.sequence import cache_root
 from tests.helpers.lab.sim.support import post, run, sequence
@@ -11,20 +11,20 @@ from tests.helpers.lab.sim.support import post, run, sequence
 Samples = dict[str, float]
 
 
-def samples(engine: Engine) -> Samples:
+def samples(engine: SimEngine) -> Samples:
     """Values by name, without labels."""
     text = expose([engine], wall=1_000.0, started_at=900.0)
     return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
-def labels(engine: Engine, name: str) -> dict[str, str]:
+def labels(engine: SimEngine, name: str) -> dict[str, str]:
     text = expose([engine], wall=1_000.0, started_at=900.0)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     return dict(families[name].samples[0].labels)
 
 
 def test_a_busy_engine_reports_its_load() -> None:
-    engine = Engine(SimConfig(max_num_seqs=2, num_gpu_blocks=16))
+    engine = SimEngine(SimConfig(max_num_seqs=2, num_gpu_blocks=16))
     for text in (b"a", b"b", b"c"):
         engine.submit(sequence(64, 5, text=text), now=0.0)
     engine.step(0.0)
@@ -36,7 +36,7 @@ def test_a_busy_engine_reports_its_load() -> None:
 
 
 def test_an_engine_counts_tokens_not_requests() -> None:
-    engine = Engine(SimConfig())
+    engine = SimEngine(SimConfig())
     for _ in range(2):
         engine.submit(sequence(64, 5), now=0.0)
         run(engine)
@@ -51,18 +51,18 @@ def test_an_engine_counts_tokens_not_requests() -> None:
 
 
 def test_old_engines_have_old_names() -> None:
-    found = samples(Engine(SimConfig(old_metric_names=True)))
+    found = samples(SimEngine(SimConfig(old_metric_names=True)))
     assert {"vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_queries_total"} <= found.keys()
     assert not {"vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total"} & found.keys()
 
 
 def test_the_cache_reports_its_size() -> None:
-    config = labels(Engine(SimConfig(block_size=32, num_gpu_blocks=100)), "vllm:cache_config_info")
+    config = labels(SimEngine(SimConfig(block_size=32, num_gpu_blocks=100)), "vllm:cache_config_info")
     assert (config["block_size"], config["num_gpu_blocks"]) == ("32", "100")
 
 
 def test_adapters_are_listed_where_they_run_and_wait() -> None:
-    engine = Engine(SimConfig(lora_adapters=("tuned", "other"), max_num_seqs=1))
+    engine = SimEngine(SimConfig(lora_adapters=("tuned", "other"), max_num_seqs=1))
     for adapter in ("tuned", "other"):
         waiting = sequence(10, 5, root=cache_root(adapter, None))
         waiting.adapter = adapter

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.lab.sim import Fault, Faults, Kind, SimConfig, SimPod, StepTiming
+from proxy.lab.sim import Fault, FaultKind, Faults, SimConfig, SimPod, StepTiming
 from proxy.lab.sim.faults import STATES
 from tests.helpers.waiting import PATIENCE, until
 
@@ -43,7 +43,7 @@ class Received:
 
 
 @asynccontextmanager
-async def met(kind: Kind, **details: Any) -> AsyncIterator[SimPod]:
+async def met(kind: FaultKind, **details: Any) -> AsyncIterator[SimPod]:
     """A pod on which every request meets the fault."""
     async with SimPod(SimConfig(time_scale=20)) as pod:
         pod.faults.set([Fault(kind, **details)])
@@ -98,7 +98,7 @@ def patience(ending: str) -> float:
 
 @pytest.mark.parametrize(("status", "retry_after"), [(429, 7), (500, None), (502, None), (503, 1)])
 async def test_a_request_is_rejected_with_a_status(status: int, retry_after: int | None) -> None:
-    async with met(Kind.REJECT, status=status, retry_after=retry_after) as pod:
+    async with met(FaultKind.REJECT, status=status, retry_after=retry_after) as pod:
         received = await ask(pod)
         assert (received.status, received.ending) == (status, "whole")
         header = b"Retry-After: %d\r\n" % retry_after if retry_after else b"Retry-After"
@@ -109,20 +109,22 @@ async def test_a_request_is_rejected_with_a_status(status: int, retry_after: int
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("kind", "ending"),
-    [(Kind.HANG, "hangs"), (Kind.RESET, "reset"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")],
+    [(FaultKind.HANG, "hangs"), (FaultKind.RESET, "reset"), (FaultKind.FIN, "closed"), (FaultKind.MISFRAME, "hangs")],
 )
-async def test_before_the_head_no_byte_of_the_response_has_passed(kind: Kind, ending: str, stream: bool) -> None:
+async def test_before_the_head_no_byte_of_the_response_has_passed(kind: FaultKind, ending: str, stream: bool) -> None:
     async with met(kind) as pod:
         received = await ask(pod, stream=stream, patience=patience(ending))
         assert received.ending == ending
         assert b"HTTP/1.1 " not in received.raw
         await until(lambda: not pod.requests.open)
-        assert pod.requests[0].cut == (kind in (Kind.RESET, Kind.FIN))
+        assert pod.requests[0].cut == (kind in (FaultKind.RESET, FaultKind.FIN))
         assert pod.requests[0].aborted != pod.requests[0].cut
 
 
-@pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")])
-async def test_a_fault_during_a_stream_follows_some_events(kind: Kind, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ending"), [(FaultKind.HANG, "hangs"), (FaultKind.FIN, "closed"), (FaultKind.MISFRAME, "hangs")]
+)
+async def test_a_fault_during_a_stream_follows_some_events(kind: FaultKind, ending: str) -> None:
     async with met(kind, events=3) as pod:
         received = await ask(pod, patience=patience(ending))
         assert (received.status, received.ending, received.events) == (200, ending, 3)
@@ -132,7 +134,7 @@ async def test_a_fault_during_a_stream_follows_some_events(kind: Kind, ending: s
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_reset_in_the_middle_may_discard_unread_bytes(stream: bool) -> None:
-    async with met(Kind.RESET, events=3) as pod:
+    async with met(FaultKind.RESET, events=3) as pod:
         received = await ask(pod, stream=stream)
         assert received.ending == "reset"
         assert received.events <= 3
@@ -140,14 +142,14 @@ async def test_a_reset_in_the_middle_may_discard_unread_bytes(stream: bool) -> N
 
 
 async def test_a_stream_shorter_than_its_fault_still_fails() -> None:
-    async with met(Kind.FIN, events=1_000) as pod:
+    async with met(FaultKind.FIN, events=1_000) as pod:
         received = await ask(pod)
         assert (received.events, received.ending) == (TOKENS, "closed")
         assert b"[DONE]" not in received.raw
 
 
-@pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed")])
-async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: Kind, ending: str) -> None:
+@pytest.mark.parametrize(("kind", "ending"), [(FaultKind.HANG, "hangs"), (FaultKind.FIN, "closed")])
+async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: FaultKind, ending: str) -> None:
     async with met(kind, events=1) as pod:
         received = await ask(pod, stream=False, patience=patience(ending))
         assert (received.status, received.ending) == (200, ending)
@@ -157,7 +159,7 @@ async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: Kin
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_malformed_chunks_come_after_valid_ones(stream: bool) -> None:
-    async with met(Kind.MISFRAME, events=1) as pod:
+    async with met(FaultKind.MISFRAME, events=1) as pod:
         received = await ask(pod, stream=stream, patience=QUIET)
         assert received.raw.endswith(b"}\n\n\r\nso many bytes\r\n" if stream else b"\r\nso many bytes\r\n")
         assert received.ending == "hangs"
@@ -165,7 +167,7 @@ async def test_malformed_chunks_come_after_valid_ones(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_drip_is_slow_and_complete(stream: bool) -> None:
-    async with met(Kind.DRIP) as pod:
+    async with met(FaultKind.DRIP) as pod:
         received = await ask(pod, stream=stream)
         assert (received.status, received.ending) == (200, "whole")
         pod.faults.set([])
@@ -177,7 +179,7 @@ async def test_a_drip_is_slow_and_complete(stream: bool) -> None:
 
 
 async def test_garbage_is_not_http() -> None:
-    async with met(Kind.GARBAGE) as pod:
+    async with met(FaultKind.GARBAGE) as pod:
         received = await ask(pod)
         assert received.ending == "closed"
         assert received.raw
@@ -185,7 +187,7 @@ async def test_garbage_is_not_http() -> None:
 
 
 async def test_a_corrupt_stream_has_one_malformed_event() -> None:
-    async with met(Kind.CORRUPT, events=2) as pod:
+    async with met(FaultKind.CORRUPT, events=2) as pod:
         received = await ask(pod)
         assert received.ending == "whole"
         assert received.raw.endswith(WHOLE_STREAM)
@@ -194,7 +196,7 @@ async def test_a_corrupt_stream_has_one_malformed_event() -> None:
 
 
 async def test_a_corrupt_response_is_half_of_its_json() -> None:
-    async with met(Kind.CORRUPT) as pod:
+    async with met(FaultKind.CORRUPT) as pod:
         received = await ask(pod, stream=False)
         assert received.ending == "whole"
         with pytest.raises(orjson.JSONDecodeError):
@@ -202,7 +204,7 @@ async def test_a_corrupt_response_is_half_of_its_json() -> None:
 
 
 async def test_a_full_queue_is_an_error_in_the_first_event() -> None:
-    async with met(Kind.ERROR_FIRST) as pod:
+    async with met(FaultKind.ERROR_FIRST) as pod:
         received = await ask(pod)
         assert (received.status, received.events, received.ending) == (200, 1, "whole")
         assert b'data: {"error":{"message":"The engine is currently busy' in received.raw
@@ -211,7 +213,7 @@ async def test_a_full_queue_is_an_error_in_the_first_event() -> None:
 
 
 async def test_a_refusing_pod_finishes_its_requests() -> None:
-    async with met(Kind.REFUSE, seconds=LONG, count=1) as pod:
+    async with met(FaultKind.REFUSE, seconds=LONG, count=1) as pod:
         received = await ask(pod)
         assert received.events == TOKENS
         assert b"[DONE]" in received.raw
@@ -219,8 +221,8 @@ async def test_a_refusing_pod_finishes_its_requests() -> None:
             await ask(pod)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind in STATES - {Kind.SLOW_START}])
-async def test_faults_of_a_pod_end_by_themselves(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind in STATES - {FaultKind.SLOW_START}])
+async def test_faults_of_a_pod_end_by_themselves(kind: FaultKind) -> None:
     async with met(kind, seconds=0.05, count=1) as pod:
         await ask(pod, patience=QUIET)
         async with asyncio.timeout(PATIENCE):
@@ -232,7 +234,7 @@ async def test_a_crashed_pod_resets_all_clients_and_returns() -> None:
     async with SimPod(SimConfig(timing=StepTiming(base=0.05))) as pod:
         bystander = asyncio.ensure_future(ask(pod, request_id="bystander"))
         await until(lambda: bool(pod.requests.open))
-        pod.faults.set([Fault(Kind.CRASH, seconds=0.1, count=1)])
+        pod.faults.set([Fault(FaultKind.CRASH, seconds=0.1, count=1)])
         received = await ask(pod)
         assert (received.ending, (await bystander).ending) == ("reset", "reset")
         assert all(record.cut and not record.aborted for record in pod.requests)
@@ -241,7 +243,7 @@ async def test_a_crashed_pod_resets_all_clients_and_returns() -> None:
 
 
 async def test_a_killed_engine_leaves_its_responses_hanging_after_it_has_come_back() -> None:
-    async with met(Kind.KILLED, seconds=0.05, count=1) as pod:
+    async with met(FaultKind.KILLED, seconds=0.05, count=1) as pod:
         killed = pod.engine
         received = asyncio.ensure_future(ask(pod, request_id="hangs", patience=QUIET))
         await until(lambda: pod.engine is not killed and pod.serving)
@@ -252,7 +254,7 @@ async def test_a_killed_engine_leaves_its_responses_hanging_after_it_has_come_ba
 
 
 async def test_a_killed_pod_refuses_connections_and_lets_no_client_hang_when_it_is_stopped() -> None:
-    async with met(Kind.KILLED, seconds=LONG) as pod:
+    async with met(FaultKind.KILLED, seconds=LONG) as pod:
         received = asyncio.ensure_future(ask(pod))
         await until(lambda: not pod.serving)
         with pytest.raises(ConnectionRefusedError):
@@ -262,13 +264,13 @@ async def test_a_killed_pod_refuses_connections_and_lets_no_client_hang_when_it_
 
 
 async def test_a_frozen_engine_hangs_behind_a_healthy_server() -> None:
-    async with met(Kind.FROZEN, seconds=LONG, count=1) as pod:
+    async with met(FaultKind.FROZEN, seconds=LONG, count=1) as pod:
         assert (await ask(pod, patience=QUIET)).ending == "hangs"
         assert await get(pod, "/health") == 200
 
 
 async def test_a_pod_may_report_that_it_is_unhealthy() -> None:
-    async with met(Kind.UNHEALTHY, seconds=LONG, count=1) as pod:
+    async with met(FaultKind.UNHEALTHY, seconds=LONG, count=1) as pod:
         assert await get(pod, "/health") == 200
         assert (await ask(pod)).ending == "whole"
         assert await get(pod, "/health") == 503
@@ -276,14 +278,14 @@ async def test_a_pod_may_report_that_it_is_unhealthy() -> None:
 
 
 async def test_a_loading_pod_reports_it() -> None:
-    async with met(Kind.LOADING, seconds=LONG, count=1) as pod:
+    async with met(FaultKind.LOADING, seconds=LONG, count=1) as pod:
         assert (await ask(pod)).status == 503
         assert [await get(pod, path) for path in ("/health", "/v1/models", "/metrics")] == [503, 503, 503]
         assert await get(pod, "/admin/faults") == 200
 
 
 async def test_a_pod_that_shuts_down_refuses_requests_and_is_healthy() -> None:
-    async with met(Kind.SHUTTING_DOWN, seconds=LONG, count=1) as pod:
+    async with met(FaultKind.SHUTTING_DOWN, seconds=LONG, count=1) as pod:
         received = await ask(pod)
         assert received.status == 500
         assert b"cannot schedule new futures after shutdown" in received.raw
@@ -299,7 +301,7 @@ async def test_a_pod_that_shuts_down_refuses_requests_and_is_healthy() -> None:
 async def test_a_slow_start_is_slow_with_an_empty_cache() -> None:
     async with SimPod(SimConfig(time_scale=20)) as pod:
         await ask(pod)
-        pod.faults.set([Fault(Kind.SLOW_START, factor=5.0, seconds=10.0)])
+        pod.faults.set([Fault(FaultKind.SLOW_START, factor=5.0, seconds=10.0)])
         await ask(pod)
         fast, slow = (record.ended - record.arrived for record in pod.requests if record.ended)
         assert slow > fast
@@ -341,7 +343,7 @@ IDS = [f"r-{number}" for number in range(2_000)]
 
 @given(st.integers(0, 2**32))
 def test_faults_depend_on_the_seed_and_the_id_only(seed: int) -> None:
-    requested = [Fault(Kind.RESET, 0.2), Fault(Kind.HANG, 0.1)]
+    requested = [Fault(FaultKind.RESET, 0.2), Fault(FaultKind.HANG, 0.1)]
     one, other = Faults(), Faults()
     one.set(requested, seed)
     other.set(requested, seed)
@@ -352,10 +354,10 @@ def test_faults_depend_on_the_seed_and_the_id_only(seed: int) -> None:
 
 def test_a_fault_occurs_a_limited_number_of_times() -> None:
     faults = Faults()
-    faults.set([Fault(Kind.RESET, count=3)])
+    faults.set([Fault(FaultKind.RESET, count=3)])
     assert sum(faults.meet(name) is not None for name in IDS) == 3
 
 
 def test_more_faults_than_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="one fault at most"):
-        Faults().set([Fault(Kind.RESET, 0.6), Fault(Kind.HANG, 0.6)])
+        Faults().set([Fault(FaultKind.RESET, 0.6), Fault(FaultKind.HANG, 0.6)])

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.lab.sim import Fault, Kind, TransferTiming
+from proxy.lab.sim import Fault, FaultKind, TransferTiming
 from tests.helpers.lab.sim.support import USER, is_idle
 from tests.helpers.lab.sim.transfers import COMPLETIONS, PROMPT, Pair, pair
 from tests.helpers.waiting import PATIENCE, until
@@ -235,7 +235,7 @@ async def test_several_choices_leave_all_but_the_first_to_expire() -> None:
 
 async def test_a_lost_transfer_is_gone_before_it_is_pulled() -> None:
     async with pair("nixl") as pods:
-        pods.prefill.faults.set([Fault(Kind.LOST_TRANSFER)])
+        pods.prefill.faults.set([Fault(FaultKind.LOST_TRANSFER)])
         params = await pods.prefilled()
         assert params["remote_engine_id"]
         assert pods.prefill.engine.kept_blocks == 0
@@ -244,14 +244,14 @@ async def test_a_lost_transfer_is_gone_before_it_is_pulled() -> None:
 
 async def test_a_failed_pull_leaves_the_blocks() -> None:
     async with pair("nixl") as pods:
-        pods.decode.faults.set([Fault(Kind.LOST_TRANSFER)])
+        pods.decode.faults.set([Fault(FaultKind.LOST_TRANSFER)])
         params = await pods.prefilled()
         assert (await pods.ask(pods.decode, kv_transfer_params=params))[0] == 500
 
 
 async def test_a_slow_transfer_takes_its_time() -> None:
     async with pair("nixl", TransferTiming(base=0.02)) as pods:
-        pods.decode.faults.set([Fault(Kind.SLOW_TRANSFER, factor=10)])
+        pods.decode.faults.set([Fault(FaultKind.SLOW_TRANSFER, factor=10)])
         loop, params = asyncio.get_running_loop(), await pods.prefilled()
         started = loop.time()
         assert (await pods.ask(pods.decode, kv_transfer_params=params))[0] == 200
@@ -261,10 +261,10 @@ async def test_a_slow_transfer_takes_its_time() -> None:
 
 async def test_a_crashed_engine_ends_running_requests_and_returns() -> None:
     async with pair("nixl") as pods:
-        pods.decode.faults.set([Fault(Kind.ENGINE_DEAD, seconds=0.1)])
+        pods.decode.faults.set([Fault(FaultKind.ENGINE_DEAD, seconds=0.1)])
         assert (await pods.ask(pods.decode))[0] == 500
         pods.decode.faults.set(())
-        assert pods.decode.condition.history[0][0] is Kind.ENGINE_DEAD
+        assert pods.decode.condition.history[0][0] is FaultKind.ENGINE_DEAD
 
         async def is_back() -> bool:
             try:
