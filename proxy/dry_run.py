@@ -136,7 +136,7 @@ ID = "dry-run"
 
 @dataclass(frozen=True, slots=True)
 class UnsentRequest:
-    """A request that no client has sent. Implements `core.ports.Call`."""
+    """A request that no client has sent. Implements `core.ports.ClientRequest`."""
 
     path: str
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""THE DATA PATH: the life of one request, from the parsed HTTP head to the last hook."""
+"""The life of one request, from its complete body to the end of its last attempt."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Gateway:
         if self.ask_for_usage:
             request = with_usage(request)
         if self.failover.poison.suspects:
-            self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
+            self.failover.poison.check(request)  # after all rewrites: a body without a prompt is its own fingerprint
         try:
             if request.naming is None:
                 await self.pools.send(request, parsed, relay)
@@ -113,7 +113,7 @@ class Gateway:
             return
         except (UnknownModel, NoEndpoints) as error:
             stored = parsed.previous_response_id
-            if stored or isinstance(error, ShuttingDown) or not await self._appears(request):
+            if stored or isinstance(error, ShuttingDown) or not await self._is_served_after_reread(request):
                 raise
         await self._send(with_fresh_state(request), parsed, relay)
 
@@ -146,7 +146,7 @@ class Gateway:
             if not all(pod.models and all(m in names or allows(allowed, m) for m in pod.models) for pod in pods):
                 raise Forbidden(WEBSOCKET)
 
-    async def _appears(self, request: InferenceRequest) -> bool:
+    async def _is_served_after_reread(self, request: InferenceRequest) -> bool:
         """Return whether a ready pod serves the model once the models of the ready pods have been read again.
 
         Since they were read, an adapter may have been loaded, or a model changed. Nothing is read for a model that is
@@ -202,7 +202,7 @@ class Gateway:
                 ended(attempt, None)
                 return
             except UpstreamFailed as error:
-                failure = error.with_traceback(None)  # it would keep this frame, with the body, which keeps it
+                failure = error.with_traceback(None)  # its frames refer to the error and the body: a cycle
             attempt = await self.failover.following(attempt, failure)
 
     def _running(self, attempt: Attempt) -> Running:
@@ -216,7 +216,8 @@ class Gateway:
         candidates: Sequence[Endpoint],
         record: DecisionRecord | None,
     ) -> Decision:
-        """Decide and start the attempt without waiting in between, so that decision and reservation are one step."""
+        """Return the decision. Nothing waits from here until `started` reserves the pod, so decision and reservation
+        are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
             return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()

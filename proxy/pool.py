@@ -55,7 +55,7 @@ class Producers:
         self.has_coroutines = bool(self._prompt or self._waiting)
         """Whether `derive` does not run all producers."""
         self.waits = bool(self._waiting)
-        """Whether the state of the fleet may change during `run`."""
+        """Whether the state of the fleet may change while the producers run."""
         self._deadline = PRODUCE_DEADLINE + sum(producer.takes for producer in producers)
 
     async def run(

@@ -437,7 +437,7 @@ class _Build:
             listeners,
             takes=gateway.failover.takes,
             given_up=process.liveness.given_up,
-            door=authenticator,
+            authenticator=authenticator,
             continued=settings.reliability.continuation.models,
         )
 

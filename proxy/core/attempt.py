@@ -31,7 +31,7 @@ class Stage(Enum):
     ENCODE = "encode"
     PREFILL = "prefill"
     DECODE = "decode"
-    """Another pod computes the prompt."""
+    """Generate the response; another pod has computed the prompt."""
 
 
 WHOLE, COMPLETE, UPSTREAM_FAILED = Stage.WHOLE, Ending.COMPLETE, Ending.UPSTREAM_FAILED
@@ -52,9 +52,10 @@ class Usage(NamedTuple):
 
 
 class Attempt:
-    """Exists from PreRequest to PostResponse. Times are monotonic seconds, None before the event. The relay sets
-    `sent_at`, `status` (of the pod's response), `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`, `usage`,
-    `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`."""
+    """Created after the decision; over when its PostResponse hooks have run. Times are monotonic seconds, None before
+    the event. The relay sets `sent_at`, `status` (of the pod's response), `first_byte_at`, `last_byte_at`,
+    `response_bytes`, `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
+    `response_headers`."""
 
     def __init__(
         self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float
@@ -76,7 +77,7 @@ class Attempt:
         """State that listeners and hooks keep until the attempt ends, each under its own key."""
         self.record: DecisionRecord | None = None
         """The record of its decision, if there is one."""
-        self.told_cached: int | None = None
+        self.cached_to_report: int | None = None
         """The number of cached tokens to report to the client if the prompt was computed by another pod, which alone
         knows it. NOT_YET while that pod is computing."""
         self.sent_at: float | None = None
@@ -112,14 +113,14 @@ class Attempt:
         return self.ending is COMPLETE and self.status is not None and self.status < 300
 
 
-class Casualties:
+class Crashes:
     """Pods that crashed during one client request; shared by its retries, hedged attempts, stages and fallback
     models."""
 
-    __slots__ = ("_noted", "deaths", "had_close_race", "suspected")
+    __slots__ = ("_noted", "crashed", "had_close_race", "suspected")
 
     def __init__(self) -> None:
-        self.deaths: list[Endpoint] = []
+        self.crashed: list[Endpoint] = []
         """Pods that accepted no connection afterwards, in order. A pod that restarted and crashed again is in it
         twice."""
         self.suspected: list[Endpoint] = []
@@ -130,7 +131,8 @@ class Casualties:
         self._noted: set[tuple[Endpoint, float, int]] = set()
 
     def suspect(self, attempt: Attempt) -> None:
-        """Record that its pod closed the connection, or shared the request with a pod that did."""
+        """Record that the pod may have crashed: it closed the connection, or another pod that serves the same request
+        did."""
         pod = attempt.endpoint.lead
         one = (pod, attempt.started_at, attempt.number)
         if one not in self._noted and pod not in self.suspected:
@@ -142,17 +144,17 @@ class Casualties:
         if endpoint not in self.suspected:
             return False
         self.suspected.remove(endpoint)
-        self.deaths.append(endpoint)
+        self.crashed.append(endpoint)
         return True
 
 
-CASUALTIES: DataKey[Casualties] = DataKey("Casualties")
+CRASHES: DataKey[Crashes] = DataKey("Crashes")
 
 
-def casualties_of(request: InferenceRequest) -> Casualties:
-    """Return the casualties of the request, which all copies of the request share."""
-    known = request.state.read(CASUALTIES)
+def crashes_of(request: InferenceRequest) -> Crashes:
+    """Return the crashes of the request, which all copies of the request share."""
+    known = request.state.read(CRASHES)
     if known is None:
-        known = Casualties()
-        request.state.write(CASUALTIES, known)
+        known = Crashes()
+        request.state.write(CRASHES, known)
     return known

@@ -95,7 +95,7 @@ class InvalidJson(BadRequest, code="invalid_json"):
     pass
 
 
-class NoHttp(BadRequest):
+class InvalidHttp(BadRequest):
     """Invalid HTTP. The start of the next request is unknown, so the connection is closed."""
 
 

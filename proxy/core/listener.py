@@ -61,7 +61,7 @@ class Listener:
         """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
 
     def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt ended without a whole response of status 200, or on a pod on which others have failed
+        """An attempt ended that breakers must see: it failed, or other requests failed on its pod
         (`Endpoint.is_watched`). Called before `attempt_ended`."""
 
     def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:

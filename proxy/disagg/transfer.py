@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proxy.core.attempt import CASUALTIES, NOT_YET, Attempt, Ending, Stage, casualties_of
+from proxy.core.attempt import CRASHES, NOT_YET, Attempt, Ending, Stage, crashes_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
@@ -254,7 +254,7 @@ class SplitRequest:
             return None
 
     async def _decode(self, attempt: Attempt, transfer: Transfer) -> None:
-        attempt.told_cached = transfer.cached
+        attempt.cached_to_report = transfer.cached
         was_sent = True
         try:
             await self._relay_with(attempt, transfer.fields)
@@ -287,7 +287,7 @@ class SplitRequest:
         split = self._split(prefill, attempt.endpoint)
         self._name(attempt, prefill.endpoint)
         begun, lost = asyncio.Event(), list[UpstreamFailed]()
-        attempt.listeners, attempt.told_cached = attempt.listeners.at_first_byte(lambda _: begun.set()), NOT_YET
+        attempt.listeners, attempt.cached_to_report = attempt.listeners.at_first_byte(lambda _: begun.set()), NOT_YET
         try:
             async with asyncio.TaskGroup() as group:
                 prefilling = group.create_task(self._prefill(attempt, prefill, begun, lost))
@@ -301,9 +301,9 @@ class SplitRequest:
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
-                casualties = casualties_of(attempt.request)
-                casualties.suspect(prefill)
-                casualties.suspect(attempt)
+                crashes = crashes_of(attempt.request)
+                crashes.suspect(prefill)
+                crashes.suspect(attempt)
             if isinstance(error, PrefillRejected):
                 attempt.ending = Ending.EVICTED
                 raise error from None
@@ -314,7 +314,7 @@ class SplitRequest:
             if not begun.is_set():
                 return lost[0].with_traceback(None)
         finally:
-            attempt.told_cached = None if attempt.told_cached == NOT_YET else attempt.told_cached
+            attempt.cached_to_report = None if attempt.cached_to_report == NOT_YET else attempt.cached_to_report
         self.shared.counted(SPLIT).add()
         return None
 
@@ -327,7 +327,7 @@ class SplitRequest:
             with self.attempts(prefill):
                 body = await self.relay.collect(prefill, self.shared.prefill_timeout)
                 self.shared.ledger.first_byte(prefill)
-            attempt.told_cached = prefill.usage.cached_tokens if prefill.usage else None
+            attempt.cached_to_report = prefill.usage.cached_tokens if prefill.usage else None
             if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
                 raise PrefillRejected(prefill, body)
             if prefill.status != 200:
@@ -418,15 +418,15 @@ class SplitRequest:
 
     def _needs_care(self, attempt: Attempt) -> bool:
         """Return whether the decode pod has to do everything, so that no second pod dies at the same time."""
-        connector, casualties = self.shared.connector, attempt.request.state.read(CASUALTIES)
-        return connector.at_once and not connector.needs_pair and casualties is not None and bool(casualties.deaths)
+        connector, crashes = self.shared.connector, attempt.request.state.read(CRASHES)
+        return connector.at_once and not connector.needs_pair and crashes is not None and bool(crashes.crashed)
 
     def _left(self, attempt: Attempt) -> tuple[Endpoint, ...]:
         """Return the pods that have not had the prompt; if it goes to two pods at once and one has died, a survivor."""
-        connector, casualties = self.shared.connector, attempt.request.state.read(CASUALTIES)
+        connector, crashes = self.shared.connector, attempt.request.state.read(CRASHES)
         pods = tuple(pod for pod in attempt.decision.prefill if pod is not attempt.endpoint)
-        if connector.at_once and casualties is not None and casualties.deaths:
-            survivors = tuple(pod for pod in pods if pod in self.tried and pod not in casualties.deaths)
+        if connector.at_once and crashes is not None and crashes.crashed:
+            survivors = tuple(pod for pod in pods if pod in self.tried and pod not in crashes.crashed)
             if survivors:
                 return survivors
         left = tuple(pod for pod in pods if pod not in self.tried)

@@ -130,7 +130,8 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The dialect of a pod: that of its engine label, else of its `engine`, which is `default` if unset."""
+    """The dialect of a pod: that of its engine label, else of its `engine`; `vllm`, the value of a pod without the
+    setting, stands for `default`."""
 
     dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
     labels: tuple[str, ...] = ENGINE_LABELS

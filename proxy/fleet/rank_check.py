@@ -22,7 +22,7 @@ SLACK = 0.5
 MISPLACED = 0.25
 """Share of prompt tokens on other ranks from which on the pod counts as ignoring ranks."""
 
-OBEDIENT = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))
+PATHS_THAT_OBEY_RANK = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))
 """APIs for which current engines obey the rank. vLLM 0.32 and SGLang 0.5.19 choose the rank of /v1/responses
 themselves."""
 
@@ -72,7 +72,7 @@ class RankCheck:
             return
         if rank is None or usage is None or not attempt.succeeded or attempt.stage is not Stage.WHOLE:
             return
-        if attempt.request.path not in OBEDIENT:
+        if attempt.request.path not in PATHS_THAT_OBEY_RANK:
             return
         if attempt.started_at > window.began:
             window.sent.append((self._clock.now(), rank, usage.prompt_tokens))

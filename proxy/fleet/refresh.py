@@ -39,7 +39,7 @@ class _Refused(Exception):
 
 
 class _NoResponse(Exception):
-    """No response, or none in time."""
+    """The pod sent no complete, valid response."""
 
 
 class Refresher:
@@ -214,7 +214,7 @@ class Refresher:
 
     def _on_metrics(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
         """`in_flight` are the requests on each rank when the scrape was sent; unknown for a new rank."""
-        if any(map(_is_younger, metrics, self._last)):
+        if any(map(_was_restarted, metrics, self._last)):
             log.warning("pod %s was restarted", self._pod)
             self._sink.restarted(self._endpoint)
         self._missed, self._last = 0, metrics
@@ -259,7 +259,7 @@ def _finish(future: asyncio.Future[None] | None) -> None:
         future.set_result(None)
 
 
-def _is_younger(metrics: Metrics, last: Metrics) -> bool:
+def _was_restarted(metrics: Metrics, last: Metrics) -> bool:
     """Return whether another process responds: it says so, or its counters have started again."""
     both_say = metrics.process_started and last.process_started
     if both_say and abs(metrics.process_started - last.process_started) > _RESTART_SLACK:
@@ -269,18 +269,18 @@ def _is_younger(metrics: Metrics, last: Metrics) -> bool:
 
 T = TypeVar("T")
 
-UNSEEN = 1.2
+UNMEASURED_FACTOR = 1.2
 """CPU of a refresh per second measured in the steps of its coroutine: reading the socket, parsing HTTP and turning the
 loop happen outside of them. Measured with `bench/refresh.py`."""
 
-_MEMORY = 20
+_AVERAGED_ROUNDS = 20
 """Number of rounds over which the mean cost of a pod is computed."""
 
 _SPIKE = 4.0
 """A round counts at most this many times the round before it. A pause of the whole process during one round must not
 stretch a pod's interval to minutes."""
 
-_FIRST = 0.002
+_INITIAL_COST = 0.002
 """CPU seconds that stand for the round before the first one of the process."""
 
 
@@ -328,10 +328,10 @@ class PodBudget:
 
     def charge(self, seconds: float) -> None:
         """Add a round that took `seconds` in the steps of its coroutine."""
-        seconds *= UNSEEN
-        counted = min(seconds, _SPIKE * (self._last or self._budget.last or _FIRST))
+        seconds *= UNMEASURED_FACTOR
+        counted = min(seconds, _SPIKE * (self._last or self._budget.last or _INITIAL_COST))
         self._rounds += 1
-        self.cost += (counted - self.cost) / min(self._rounds, _MEMORY)
+        self.cost += (counted - self.cost) / min(self._rounds, _AVERAGED_ROUNDS)
         self._last = self._budget.last = seconds
         self._budget.rounds += 1
         self._budget.charged += seconds

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
+from proxy.core.errors import BodyTimeout, BodyTooLarge, InvalidHttp, Saturated
 from proxy.http.guards import Sweep
 from proxy.http.request import Body, BodyBroken
 from proxy.http.settings import ListenSettings
@@ -212,7 +212,7 @@ class BodyReader:
 
     async def read(self, call: HttpRequest) -> None:
         """Fill `call.body`, and `call.upload` if the body is streamed; `call.retained` as above. Raise BodyTooLarge,
-        BodyTimeout, NoHttp or Saturated."""
+        BodyTimeout, InvalidHttp or Saturated."""
         declared = call.content_length
         payload = call.payload
         if max(len(call.body), declared or 0) > self._max_body:
@@ -350,5 +350,5 @@ def too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than the {limit} bytes that are allowed.")
 
 
-def _malformed(error: BaseException) -> NoHttp:
-    return NoHttp(f"The request body could not be read: {error}.")
+def _malformed(error: BaseException) -> InvalidHttp:
+    return InvalidHttp(f"The request body could not be read: {error}.")

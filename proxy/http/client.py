@@ -40,8 +40,9 @@ class Sink(Protocol):
 
 class ClientConnection(asyncio.BufferedProtocol):
     """States: waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes,
-    lingers or becomes a tunnel. One request is served at a time; following bytes are held unparsed. A reader finds the
-    limits of each request: the counted one until a request has a split head or another framing, then the whole one."""
+    lingers or becomes a tunnel. One request is served at a time; following bytes are held unparsed. A reader finds
+    where each request ends: CountedReader while heads come in one read and bodies have a declared length; WholeReader
+    from the first other request on."""
 
     def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._clients = clients
@@ -139,7 +140,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     # what a reader calls
 
     def begin(self, call: HttpRequest) -> None:
-        """Serve the request. A task that the loop creates, and which must generate its name, costs a quarter more."""
+        """Serve the request in a task that is created directly with a fixed name: `loop.create_task` costs a quarter
+        more."""
         self.take = self.hold
         self.call = call
         self.task = asyncio.Task(self._serve(call), loop=self._loop, name="request")

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, NoHttp, RequestError
+from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, InvalidHttp, RequestError
 from proxy.core.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -97,13 +97,13 @@ class RejectedConnections(Enum):
     BAD_REQUEST = "bad-request"
 
 
-Tell = Callable[[RejectedConnections, int], None]
+CountRejected = Callable[[RejectedConnections, int], None]
 """Called with the reason and the number of connections."""
 
 _AFTER = {
     HeadTimeout: RejectedConnections.HEAD_TIMEOUT,
     BodyTimeout: RejectedConnections.BODY_TIMEOUT,
-    NoHttp: RejectedConnections.BAD_REQUEST,
+    InvalidHttp: RejectedConnections.BAD_REQUEST,
     HeadTooLarge: RejectedConnections.BAD_REQUEST,
 }
 
@@ -113,7 +113,7 @@ def after(refusal: RequestError) -> RejectedConnections | None:
     return _AFTER.get(type(refusal))
 
 
-def untold(why: RejectedConnections, number: int) -> None:
+def uncounted(why: RejectedConnections, number: int) -> None:
     """Count nothing."""
 
 

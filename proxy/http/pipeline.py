@@ -173,13 +173,13 @@ class PatchCachedTokens:
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         """The number may become known while the response is sent; usage comes last."""
-        cached = self._attempt.told_cached
+        cached = self._attempt.cached_to_report
         return events if cached is None or cached == NOT_YET else list(map(telling(cached), events))
 
 
 def is_changed(attempt: Attempt) -> bool:
     """Return whether the response names another model than the client asked for, or cached tokens that differ."""
-    return attempt.told_cached is not None or _asked_name(attempt) is not None
+    return attempt.cached_to_report is not None or _asked_name(attempt) is not None
 
 
 def changes(attempt: Attempt, whole: bool = False) -> list[ResponseStage]:
@@ -187,7 +187,7 @@ def changes(attempt: Attempt, whole: bool = False) -> list[ResponseStage]:
     stages: list[ResponseStage] = []
     if (asked := _asked_name(attempt)) is not None:
         stages.append(RenameModel(attempt, asked, whole))
-    if attempt.told_cached is not None:
+    if attempt.cached_to_report is not None:
         stages.append(PatchCachedTokens(attempt))
     return stages
 

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from proxy.core.errors import HeadTimeout, HeadTooLarge, NoHttp, RequestError
+from proxy.core.errors import HeadTimeout, HeadTooLarge, InvalidHttp, RequestError
 from proxy.http.body import JOINED, UNCOUNTED, body_timed_out, is_too_slow, no_memory
 from proxy.http.request import (
     HEAD_END,
@@ -57,10 +57,10 @@ class RequestReader:
 
 
 class CountedReader(RequestReader):
-    """Reads for one connection until a request comes in another framing. A body that comes in several reads is
-    collected before its request is served, if the budget has room at once. Otherwise the request is served from its
-    head on and its body is a stream; that stream, a task and a timeout scope take 1100 bytecodes more for a body that
-    comes in one read after its head."""
+    """Reads for one connection until a request has no declared length, or its head is split or uncommon. A body that
+    comes in several reads is collected before its request is served, if the budget has room at once. Otherwise the
+    request is served from its head on and its body is a stream; that stream, a task and a timeout scope take 1100
+    bytecodes more for a body that comes in one read after its head."""
 
     __slots__ = ("_clients", "_connection", "_left", "_loop", "_pieces", "_quiet_since")
 
@@ -264,7 +264,7 @@ class WholeReader(RequestReader):
     def _is_begun(self, message: Head, body: Body, fed: int) -> bool:
         """Serve a request whose head is in the last `fed` bytes; return False if it is refused."""
         if fault := _fault(message):
-            self._refuse(NoHttp(fault))
+            self._refuse(InvalidHttp(fault))
             return False
         if fed > HEAD_LIMIT and size_of(message) > HEAD_LIMIT:
             self._refuse(_too_large())
@@ -323,8 +323,8 @@ class WholeReader(RequestReader):
         )
 
 
-def _unread(why: str) -> NoHttp:
-    return NoHttp(UNREADABLE + why)
+def _unread(why: str) -> InvalidHttp:
+    return InvalidHttp(UNREADABLE + why)
 
 
 def _too_large() -> HeadTooLarge:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from proxy.core.attempt import Attempt, Ending, casualties_of
+from proxy.core.attempt import Attempt, Ending, crashes_of
 from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
@@ -233,8 +233,8 @@ class ClientRelay:
             return False
         if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSE_RACE:
             return False
-        casualties = casualties_of(attempt.request)
-        was_first, casualties.had_close_race = not casualties.had_close_race, True
+        crashes = crashes_of(attempt.request)
+        was_first, crashes.had_close_race = not crashes.had_close_race, True
         return was_first
 
     async def _upload(
@@ -265,7 +265,7 @@ class ClientRelay:
             added = attempt.upstream_headers
             ours = _identified(ours, call.id_line, added)
             headers = _untraced(headers, added)
-        # What is remembered is of all fields; `call.raw_headers` are without the client's key where we have taken it.
+        # The cached head has all fields, so it is not used where kvlane has removed the key of the client.
         if read is not None and headers is read.raw_headers:
             first = read.beginning(address.base, address.host_header, key is not None)
         else:

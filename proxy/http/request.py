@@ -171,14 +171,14 @@ class RequestHead:
         self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
         self._beginnings: dict[tuple[bytes, bytes, bool], bytes] = {}
 
-    def beginning(self, base: bytes, host: bytes, authorized: bool) -> bytes:
+    def beginning(self, base: bytes, host: bytes, has_pod_key: bool) -> bytes:
         """Return the head for the pod with this base path and host, without the fields that differ per request."""
-        found = self._beginnings.get((base, host, authorized))
+        found = self._beginnings.get((base, host, has_pod_key))
         if found is None:
             if len(self._beginnings) >= MOST_BEGINNINGS:
                 self._beginnings.clear()
-            found = first_lines(self.method, self.target, base, host) + passing(self.raw_headers, authorized)
-            self._beginnings[base, host, authorized] = found
+            found = first_lines(self.method, self.target, base, host) + passing(self.raw_headers, has_pod_key)
+            self._beginnings[base, host, has_pod_key] = found
         return found
 
 
@@ -226,7 +226,7 @@ class Heads:
 
 
 class HttpRequest:
-    """Implements `core.ports.Call`."""
+    """Implements `core.ports.ClientRequest`."""
 
     def __init__(
         self,

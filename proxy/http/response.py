@@ -127,7 +127,7 @@ class Response:
             self.pause()
         if lane is not None:
             self._lane, self._is_plain = lane, False
-        if attempt.request.naming is not None or attempt.told_cached is not None:
+        if attempt.request.naming is not None or attempt.cached_to_report is not None:
             self.reads_head = is_changed(attempt)
 
     def continue_with(self, continuation: Continuation) -> None:
@@ -171,7 +171,8 @@ class Response:
         self._undecided = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
-        """Relay a read that is not the last. From the second on, reads of whole chunks bypass this method."""
+        """Relay a read that is not the last. From the second on, reads of whole chunks go straight from the pod's
+        connection to the client's socket (`pass_chunks`)."""
         if self._undecided and self.head is not None:
             self._decide(self.head, raw)
             return

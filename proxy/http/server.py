@@ -23,7 +23,7 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.body import BodyReader, MemoryBudget
 from proxy.http.client import ClientConnection
-from proxy.http.guards import RejectedConnections, Sweep, Tell, guarded, look_at, untold
+from proxy.http.guards import CountRejected, RejectedConnections, Sweep, guarded, look_at, uncounted
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
@@ -146,7 +146,7 @@ class Clients:
         settings: ListenSettings,
         clock: Clock,
         buffers: MemoryBudget,
-        hung_up: Tell = untold,
+        hung_up: CountRejected = uncounted,
     ) -> None:
         """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
         self.serve = serve
@@ -250,7 +250,7 @@ class ServedGraph:
     listeners: Listeners
     takes: Callable[[Attempt, int], bool]
     given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
-    door: Authenticator | None = None
+    authenticator: Authenticator | None = None
     continued: Sequence[str] = ()
 
 
@@ -263,7 +263,7 @@ class DataServer:
         served: ServedGraph,
         clock: Clock,
         pool: UpstreamPool,
-        hung_up: Tell = untold,
+        hung_up: CountRejected = uncounted,
     ) -> None:
         """`pool` has the connections to pods; it is closed with the server."""
         self._settings = settings
@@ -305,7 +305,7 @@ class DataServer:
 
     @property
     def context(self) -> RelayContext:
-        """The TLS context of new connections."""
+        """What the relays of new requests share."""
         return self._context
 
     @property
@@ -332,10 +332,10 @@ class DataServer:
         self.pool.connect_timeout = served.timeouts.connect
         self._make_context()
 
-    def service_of(self, bodies: Bodies[C], hung_up: Tell = untold) -> Service[C]:
+    def service_of(self, bodies: Bodies[C], hung_up: CountRejected = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
         served = self._served
-        return Service(served.gateway, served.security, served.door, bodies, served.listeners, hung_up)
+        return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
 
     def settle(self) -> None:
         """Keep serving, but close each connection after its response."""

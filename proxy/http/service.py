@@ -16,7 +16,7 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.listener import Listeners
 from proxy.core.ports import ClientRequest, Identity, Relay, allows
-from proxy.http.guards import Tell, after, untold
+from proxy.http.guards import CountRejected, after, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
 from proxy.http.request import HttpRequest
@@ -44,23 +44,23 @@ class Requester(Protocol):
 
 
 class AccessCheck:
-    def __init__(self, door: Authenticator) -> None:
-        self._door = door
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
 
     def is_let_in(self, call: Requester) -> bool:
         """Return whether the request is admitted at once. If not, `let_in` raises the reason or waits."""
         try:
-            identity = self._door.find(call.headers)
+            identity = self._authenticator.find(call.headers)
         except RequestError:
             return False
         if identity is not None:
-            _welcome(call, identity)
+            _identify(call, identity)
         return identity is not None
 
     async def let_in(self, call: Requester) -> None:
         """Raise Unauthorized or Forbidden."""
         if call.path not in OPEN_PATHS:
-            _welcome(call, await self._door.authenticate(call.headers))
+            _identify(call, await self._authenticator.authenticate(call.headers))
 
 
 def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[s
     return [card for card in cards if allows(identity.models, card["id"])]
 
 
-def _welcome(call: Requester, identity: Identity) -> None:
+def _identify(call: Requester, identity: Identity) -> None:
     call.identity = identity
     call.raw_headers = tuple(header for header in call.raw_headers if header[0].lower() not in CREDENTIALS)
 
@@ -192,10 +192,10 @@ class Service(Generic[C]):
         self,
         gateway: Gateway,
         security: SecuritySettings,
-        door: Authenticator | None,
+        authenticator: Authenticator | None,
         bodies: Bodies[C],
         listeners: Listeners,
-        hung_up: Tell = untold,
+        hung_up: CountRejected = uncounted,
     ) -> None:
         """Without an authenticator, requests need no key."""
         self.listeners = listeners
@@ -205,7 +205,7 @@ class Service(Generic[C]):
         self._hung_up = hung_up
         self._paths = Paths(security.relay_paths)
         self._relayed = self._paths.relayed
-        self._entrance = None if door is None else AccessCheck(door)
+        self._entrance = None if authenticator is None else AccessCheck(authenticator)
 
     def wants(self, call: C) -> bool:
         """Return whether the request goes to a pod, as far as its head shows at once. Otherwise it is served too."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
-from proxy.core.attempt import CASUALTIES
+from proxy.core.attempt import CRASHES
 from proxy.core.endpoint import LIGHT_SLEEP, Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
@@ -213,8 +213,8 @@ def with_fresh_state(request: InferenceRequest) -> InferenceRequest:
     state = CycleState()
     if identity := request.state.read(IDENTITY):
         state.write(IDENTITY, identity)
-    if casualties := request.state.read(CASUALTIES):
-        state.write(CASUALTIES, casualties)
+    if crashes := request.state.read(CRASHES):
+        state.write(CRASHES, crashes)
     return changed(request, state=state)
 
 

@@ -131,8 +131,8 @@ def ends_whole(tail: bytes) -> bool:
 
 
 def is_cut(path: str, tail: bytes) -> bool:
-    """Return whether an event stream ended in good order before its response did: a proxy in front of the engine may
-    take a lost connection for the end."""
+    """Return whether an event stream ended as valid HTTP although it is incomplete, as when a proxy in front of the
+    engine ends it after a lost connection."""
     more, end = _UNFINISHED.get(path, (None, None))
     return more is not None and end is not None and more.are_in(tail) and not end.are_in(tail)
 

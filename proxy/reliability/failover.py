@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.attempt import CASUALTIES, UPSTREAM_FAILED, Attempt, Casualties, casualties_of
+from proxy.core.attempt import CRASHES, UPSTREAM_FAILED, Attempt, Crashes, crashes_of
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
@@ -109,7 +109,7 @@ class Poison(Listener):
         self._clock = clock
         self.suspects: dict[bytes, float] = {}
         """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
-        self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
+        self._broken: deque[tuple[float, Endpoint, Crashes]] = deque()
         """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
     def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
@@ -119,12 +119,12 @@ class Poison(Listener):
         now = self._clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
-        self._broken.append((now, attempt.endpoint.lead, casualties_of(attempt.request)))
+        self._broken.append((now, attempt.endpoint.lead, crashes_of(attempt.request)))
 
-    def was_alone(self, casualties: Casualties, endpoint: Endpoint) -> bool:
-        """Return whether the crashed pod had no request besides the one of `casualties`."""
+    def was_alone(self, crashes: Crashes, endpoint: Endpoint) -> bool:
+        """Return whether the crashed pod had no request besides the one of `crashes`."""
         since = self._clock.now() - TOGETHER
-        others = (at >= since and pod is endpoint and whose is not casualties for at, pod, whose in self._broken)
+        others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
         return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
     def suspect(self, request: InferenceRequest) -> SuspectedPoison:
@@ -253,7 +253,7 @@ class Failover:
         state.tried.append(attempt.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= attempt.request.deadline:
             raise GatewayTimeout("The pod did not respond in time.") from error
-        await self._note_deaths(attempt, error)
+        await self._note_crashes(attempt, error)
         if _is_without_model(error) and not any(
             _lists_model(endpoint, attempt) for endpoint in self._left(attempt, state.tried)
         ):
@@ -290,7 +290,7 @@ class Failover:
         if not isinstance(error, ConnectFailed):
             state.counted += 1
         if error.broke_off:
-            casualties_of(attempt.request).suspect(other)
+            crashes_of(attempt.request).suspect(other)
 
     def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
         """Return the attempt on the endpoint that the gateway in front has already tried next."""
@@ -298,21 +298,21 @@ class Failover:
             raise _gave_up(attempt, error)
         return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
 
-    async def _note_deaths(self, attempt: Attempt, error: UpstreamFailed) -> None:
+    async def _note_crashes(self, attempt: Attempt, error: UpstreamFailed) -> None:
         """Raise SuspectedPoison if the request is proven to crash pods."""
         if error.broke_off:
-            casualties_of(attempt.request).suspect(attempt)
-        casualties = attempt.request.state.read(CASUALTIES)
-        if casualties is None or not casualties.suspected:
+            crashes_of(attempt.request).suspect(attempt)
+        crashes = attempt.request.state.read(CRASHES)
+        if crashes is None or not crashes.suspected:
             return
-        deaths, is_proven = casualties.deaths, False
-        for endpoint in tuple(casualties.suspected):
-            if not await self.is_alive(endpoint) and casualties.confirm(endpoint):
-                was_alone = len(deaths) == 2 and self.poison.was_alone(casualties, endpoint)
-                is_proven = is_proven or was_alone or len(deaths) > 2
+        crashed, is_proven = crashes.crashed, False
+        for endpoint in tuple(crashes.suspected):
+            if not await self.is_alive(endpoint) and crashes.confirm(endpoint):
+                was_alone = len(crashed) == 2 and self.poison.was_alone(crashes, endpoint)
+                is_proven = is_proven or was_alone or len(crashed) > 2
         if is_proven:
             message = "request %s quarantined for %.0f s: %d pods crashed while serving it"
-            log.error(message, attempt.request.id, QUARANTINE_SECONDS, len(deaths))
+            log.error(message, attempt.request.id, QUARANTINE_SECONDS, len(crashed))
             raise self.poison.suspect(attempt.request) from error
 
     def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> float:
@@ -341,8 +341,8 @@ class Failover:
         if _is_without_model(error):
             left = [endpoint for endpoint in left if _lists_model(endpoint, attempt)] or left
         left = self._narrow(attempt.request, left)
-        casualties = attempt.request.state.read(CASUALTIES)
-        if casualties is not None and casualties.deaths:
+        crashes = attempt.request.state.read(CRASHES)
+        if crashes is not None and crashes.crashed:
             return min(left, key=lambda endpoint: endpoint.load.requests)
         return left[0]
 

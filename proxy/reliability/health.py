@@ -19,7 +19,7 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
 from proxy.reliability.settings import HealthSettings
 
-UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"
+UNHEALTHY, FAILS_INFERENCE = "fails its health checks", "fails its inference checks"
 
 NO_SUCH_PATH = (404, 405, 501)
 """Statuses of a pod without the check; they neither eject nor return a pod."""
@@ -91,7 +91,7 @@ class HealthChecks:
         self._unwatch()
         await self._tasks.stop()
         for endpoint in self._loops:
-            for why in (UNHEALTHY, MUTE):
+            for why in (UNHEALTHY, FAILS_INFERENCE):
                 self._ejections.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
@@ -103,7 +103,9 @@ class HealthChecks:
             loops.append(partial(self._loop, endpoint, "health", UNHEALTHY, check, settings.interval))
         if settings.inference is not None:
             check = partial(self._generates, endpoint, settings.inference.timeout)
-            loops.append(partial(self._loop, endpoint, "inference", MUTE, check, settings.inference.interval))
+            loops.append(
+                partial(self._loop, endpoint, "inference", FAILS_INFERENCE, check, settings.inference.interval)
+            )
         self._loops[endpoint] = [self._tasks.keep(loop, "health-checks", endpoint.name) for loop in loops]
 
     def _removed(self, endpoint: Endpoint) -> None:

@@ -38,7 +38,7 @@ class EndedAttempt(NamedTuple):
     ending: Ending | None
     usage: Usage | None
     predicted_cached_tokens: int | None
-    told_cached: int | None
+    cached_to_report: int | None
 
 
 _SITUATION: Callable[[Endpoint], tuple[LoadView, int, int, Freshness]] = attrgetter(
@@ -306,7 +306,7 @@ def _cached_tokens(last: Attempt | EndedAttempt | None) -> int | None:
     if last is None:
         return None
     if last.stage is Stage.DECODE:
-        return last.told_cached
+        return last.cached_to_report
     return last.usage.cached_tokens if last.usage is not None else None
 
 

@@ -70,7 +70,7 @@ class AccessLog(LineWriter):
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     """Yield a line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was
     0."""
-    # Lines of a kind fill in one dictionary: so each takes 13,000 instructions, with one of its own it took 17,000.
+    # Lines of one kind share a dictionary: 13,000 instructions a line instead of 17,000.
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
     for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:

@@ -101,7 +101,11 @@ def _engine(seen: PodReport) -> Results:
     found = seen.exposition
     if found is None:
         fix = "do not start the engine with --disable-log-stats; if metrics are on another port, see pods.refresh.port"
-        yield Level.FAULT, "/metrics has nothing of an engine that is known: placement is blind to its load", fix
+        yield (
+            Level.FAULT,
+            "/metrics has no metric of a known engine, so placement does not see the load of the pod",
+            fix,
+        )
         return
     version = f" {seen.version}" if seen.version else ", which does not say its version"
     yield Level.OK, f"{found.engine}{version}", ""

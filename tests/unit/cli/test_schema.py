@@ -134,7 +134,7 @@ def test_variables_may_stand_for_any_value() -> None:
 
 
 def test_keys_have_descriptions_and_defaults() -> None:
-    port = WRITTEN["$defs"]["Listen"]["properties"]["port"]
+    port = WRITTEN["$defs"]["ListenSettings"]["properties"]["port"]
     assert port["description"].startswith("port of the data port")
     assert port["default"] == 8000
 

@@ -195,7 +195,7 @@ class World:
         self.legs.append(attempt)
         self.bodies.append(orjson.loads(attempt.request.body))
         self.on_pods.append({name: pod.load.tokens for name, pod in self.pods.items() if pod.load.requests})
-        self.told.append(attempt.told_cached)
+        self.told.append(attempt.cached_to_report)
 
     @contextmanager
     def _leg(self, attempt: Attempt) -> Generator[None, None, None]:

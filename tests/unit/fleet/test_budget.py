@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from proxy.core.ports import ManualClock
-from proxy.fleet.refresh import UNSEEN, PodBudget, ScrapeBudget, metered
+from proxy.fleet.refresh import UNMEASURED_FACTOR, PodBudget, ScrapeBudget, metered
 
 
 def test_a_small_fleet_is_scraped_at_the_configured_interval() -> None:
@@ -22,7 +22,7 @@ def test_a_large_fleet_is_scraped_within_its_share_of_a_core() -> None:
     with ExitStack() as fleet:
         for number, pod in enumerate(pods):
             fleet.enter_context(pod)
-            pod.charge((0.0005 + 0.001 * (number % 2)) / UNSEEN)
+            pod.charge((0.0005 + 0.001 * (number % 2)) / UNMEASURED_FACTOR)
         assert pods[0].interval == pytest.approx(10.0)
         assert sum(pod.cost / pod.interval for pod in pods) == pytest.approx(0.05)
     assert pods[0].interval == 0.25
@@ -34,12 +34,12 @@ def test_an_expensive_pod_stretches_only_its_own_interval() -> None:
     with cheap:
         with expensive:
             for _ in range(50):
-                cheap.charge(0.001 / UNSEEN)
-                expensive.charge(0.1 / UNSEEN)
+                cheap.charge(0.001 / UNMEASURED_FACTOR)
+                expensive.charge(0.1 / UNMEASURED_FACTOR)
             assert cheap.interval == 0.25
             assert expensive.interval == pytest.approx(2 * 0.1 / 0.05, rel=0.3)
         with joined:
-            joined.charge(0.001 / UNSEEN)
+            joined.charge(0.001 / UNMEASURED_FACTOR)
             assert joined.interval == cheap.interval == 0.25
 
 
@@ -76,7 +76,7 @@ def test_the_cost_follows_recent_rounds() -> None:
         pod.charge(0.001)
     for _ in range(100):
         pod.charge(0.002)
-    assert pod.cost == pytest.approx(0.002 * UNSEEN, rel=0.02)
+    assert pod.cost == pytest.approx(0.002 * UNMEASURED_FACTOR, rel=0.02)
 
 
 async def test_a_meter_counts_the_steps_and_not_the_waiting() -> None:

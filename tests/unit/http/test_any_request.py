@@ -60,9 +60,12 @@ class Socket(asyncio.Transport):
 
 
 def receive(connection: ClientConnection, data: bytes) -> None:
-    """As the event loop does."""
-    connection.get_buffer(-1)[: len(data)] = data
-    connection.buffer_updated(len(data))
+    """Do as the event loop does: fill the connection's buffer, as often as it takes."""
+    while data:
+        buffer = connection.get_buffer(-1)
+        part, data = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(part)] = part
+        connection.buffer_updated(len(part))
 
 
 @dataclass
@@ -131,13 +134,24 @@ def request(draw: st.DrawFn) -> tuple[bytes, tuple[str, str, bytes]]:
     return f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode() + framed, ("POST", path, body)
 
 
-@settings(max_examples=examples(400), deadline=None)
-@given(st.data(), st.lists(request(), min_size=1, max_size=5), st.integers(0, 3), st.booleans())
-def test_requests_are_the_same_with_any_splits(
-    data: st.DataObject, sent: list[tuple[bytes, tuple[str, str, bytes]]], patience: int, nonsense: bool
-) -> None:
+Meaning = tuple[str, str, bytes]
+
+
+@st.composite
+def cut_requests(draw: st.DrawFn) -> tuple[list[Meaning], bool, list[bytes]]:
+    """Requests, whether invalid bytes follow them, and all of it in pieces."""
+    sent = draw(st.lists(request(), min_size=1, max_size=5))
+    nonsense = draw(st.booleans())
     raw = b"".join(each for each, _ in sent) + (b"NONSENSE\r\n\r\n" if nonsense else b"")
-    pieces = data.draw(reads(raw))
-    seen = asyncio.run(served(pieces, patience, data.draw(st.sampled_from((0, 10_000, 1_000_000)))))
-    assert seen.requests == [meaning for _, meaning in sent]
+    return [meaning for _, meaning in sent], nonsense, draw(reads(raw))
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(cut_requests(), st.integers(0, 3), st.sampled_from((0, 10_000, 1_000_000)))
+def test_requests_are_the_same_with_any_splits(
+    cut: tuple[list[Meaning], bool, list[bytes]], patience: int, collected: int
+) -> None:
+    sent, nonsense, pieces = cut
+    seen = asyncio.run(served(pieces, patience, collected))
+    assert seen.requests == sent
     assert seen.refusals == nonsense

@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.params import Duration
 from proxy.fleet.store import Fleet
-from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
+from proxy.reliability.health import FAILS_INFERENCE, UNHEALTHY, HealthChecks, Hook, Streak
 from proxy.reliability.settings import HealthSettings, InferenceCheck
 from tests.helpers.waiting import until
 
@@ -134,7 +134,7 @@ async def test_an_idle_engine_must_generate_a_token() -> None:
         assert (asked["model"], asked["max_tokens"]) == ("m", 1)
         assert set(world.asked) == {"http://a/v1/completions"}
         world.hangs = True
-        await until(lambda: world.doubts == {MUTE})
+        await until(lambda: world.doubts == {FAILS_INFERENCE})
         assert "inference" in world.failures
         world.hangs = False
         await until(lambda: not world.doubts)

@@ -65,7 +65,7 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
             PATIENT,
             Listeners([noted]),
             gateway.takes,
-            door=cast(auth.Authenticator, door),
+            authenticator=cast(auth.Authenticator, door),
         ),
         SystemClock(),
         UpstreamPool(PATIENT.connect, SystemClock()),
