@@ -203,7 +203,7 @@ class Gateway:
                 return
             except UpstreamFailed as error:
                 failure = error.with_traceback(None)  # its frames refer to the error and the body: a cycle
-            attempt = await self.failover.following(attempt, failure)
+            attempt = await self.failover.next_attempt(attempt, failure)
 
     def _running(self, attempt: Attempt) -> Running:
         return Running(self, self.pools.having(attempt.endpoint), attempt)

@@ -94,7 +94,7 @@ class Attempt:
         self.charge: tuple[int, int] | None = None
         """Prompt and completion tokens that `fleet.ledger`, its only writer, counts on the pod for this attempt."""
         self.retries: Any = None
-        """Earlier failures of the request; read and written by `reliability.failover` only."""
+        """Failed attempts of the current round of retries; read and written by `reliability.failover` only."""
         self.continued: bool = False
         """Whether it continues a response that another attempt started."""
         self.predicted_cached_tokens: int | None = None

@@ -263,10 +263,10 @@ class GatewayTimeout(
 
 
 class UpstreamFailed(KvlaneError):
-    """A pod failed before the first byte of its response. The message is for the log, not for the client."""
+    """An attempt failed and another pod can be tried. The message is internal and is never sent to the client."""
 
     broke_off: ClassVar[bool] = False
-    """Whether the pod closed its connection without a response after it had received the request."""
+    """Whether the pod closed its connection before its response was complete: it may have crashed."""
 
 
 class InvalidResponse(UpstreamFailed):

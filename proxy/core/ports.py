@@ -246,9 +246,9 @@ class Relay(Protocol):
     async def relay(self, attempt: Attempt) -> None:
         """Send `attempt.request` to `attempt.endpoint` and relay the response until either side ends. Set the fields
         that `Attempt` names, and `ending` in every case. Raise UpstreamFailed only if nothing has been sent to the
-        client and the request can be retried, or CutShort if another pod can continue the response; otherwise end
-        the client's response here, never cleanly if it is incomplete. Cancellation aborts the request to the pod at
-        once."""
+        client and the request can be retried, or StreamInterrupted if another pod can continue the response;
+        otherwise end the client's response here, never cleanly if it is incomplete. Cancellation aborts the request
+        to the pod at once."""
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
         """Return a race for concurrent attempts; None if only one is possible. `begins` is called with the winner

@@ -26,7 +26,7 @@ class Connector(Protocol):
     """Whether both pods get their requests at the same time, and find each other."""
     needs_pair: ClassVar[bool] = False
     """Whether pods with a role serve only split requests, and a computed prompt is for one decode pod."""
-    begins_answer: ClassVar[bool] = False
+    generates_first_token: ClassVar[bool] = False
     """Whether the token of the prefill pod is the first one of the response, so that it needs all fields about the
     response."""
 

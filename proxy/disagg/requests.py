@@ -53,9 +53,9 @@ def fields_of_pod(body: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def why_whole(path: str, fields: dict[str, Any], begins_answer: bool = False) -> str:
-    """Return why one pod must serve the request, as a label of the metrics; empty if two can. `begins_answer` as
-    connectors have it."""
+def why_whole(path: str, fields: dict[str, Any], generates_first_token: bool = False) -> str:
+    """Return why one pod must serve the request, as a label of the metrics; empty if two can. `generates_first_token`
+    as connectors have it."""
     if path not in SPLIT_PATHS:
         return "other-api"
     if fields.get("n") not in (None, 1) or fields.get("best_of") not in (None, 1) or fields.get("use_beam_search"):
@@ -65,14 +65,14 @@ def why_whole(path: str, fields: dict[str, Any], begins_answer: bool = False) ->
     if path == COMPLETIONS and not _is_one_prompt(fields.get("prompt")):
         return "several-prompts"
     choice = fields.get("tool_choice")
-    if choice not in (None, "none", "auto") and not begins_answer:
+    if choice not in (None, "none", "auto") and not generates_first_token:
         return "forced-tool"  # a call takes more than one token, and vLLM finds no call in its first one
     return ""
 
 
-def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any], begins_answer: bool = False) -> bytes:
+def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any], generates_first_token: bool = False) -> bytes:
     """Return a body with the same prompt, for one token without a stream, and the fields of the connector."""
-    dropped = _OF_THE_TRANSPORT if begins_answer else _OF_THE_RESPONSE
+    dropped = _OF_THE_TRANSPORT if generates_first_token else _OF_THE_RESPONSE
     body = {name: value for name, value in fields.items() if name not in dropped}
     body["stream"] = False
     thinking = body.get("thinking")
@@ -85,7 +85,7 @@ def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any], begins
         body["max_tokens"] = 1
         if path != COMPLETIONS:
             body["max_completion_tokens"] = 1
-    if "min_tokens" in body or (path in (CHAT, COMPLETIONS) and not begins_answer):
+    if "min_tokens" in body or (path in (CHAT, COMPLETIONS) and not generates_first_token):
         body["min_tokens"] = 1  # engines keep nothing of a prompt whose response ends at once
     return json_of({**body, **extra})
 

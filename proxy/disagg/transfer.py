@@ -99,7 +99,9 @@ class SplitRequests:
         fields, why = None, "many-values"
         if not has_many_values(request.body):
             fields = fields_of(request.body)
-            why = "not-json" if fields is None else why_whole(request.path, fields, self.connector.begins_answer)
+            why = (
+                "not-json" if fields is None else why_whole(request.path, fields, self.connector.generates_first_token)
+            )
         if fields is None or why:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
@@ -390,7 +392,7 @@ class SplitRequest:
         try. None if no pod is left. Raise RequestError if no pod may be tried any more."""
         is_optional = attempt.stage is Stage.ENCODE or not self.shared.connector.needs_pair
         try:
-            following = await self.shared.failover.following(attempt, error, is_optional)
+            following = await self.shared.failover.next_attempt(attempt, error, is_optional)
         except SuspectedPoison:
             raise
         except (BadGateway, GatewayTimeout):
@@ -438,7 +440,9 @@ class SplitRequest:
         request, connector = prefill.request, self.shared.connector
         split = connector.split(request.id, prefill.endpoint, decode, self.shared.random)
         extra = {**split.prefill, **(self.encoded or {})}
-        prefill.request = changed(request, body=for_prefill(request.path, self.fields, extra, connector.begins_answer))
+        prefill.request = changed(
+            request, body=for_prefill(request.path, self.fields, extra, connector.generates_first_token)
+        )
         if split.request_id:
             prefill.upstream_headers.append(("x-request-id", split.request_id))
         return split

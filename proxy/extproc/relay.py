@@ -164,7 +164,7 @@ class EnvoyRelay(Relay):
         try:
             kind, message = "response_body", head
             if not head.HasField("response_headers"):
-                call.answered = attempt.status
+                call.sent_status = attempt.status
             else:
                 is_over, is_late = head.response_headers.end_of_stream, stream.response_mode in WHOLE
                 hides_models &= not is_over
@@ -176,7 +176,7 @@ class EnvoyRelay(Relay):
                 await stream.write(with_fields("response_headers", add, remove))
                 if hides_models and is_late:
                     await self._hide_models(attempt)
-                call.answered = attempt.status
+                call.sent_status = attempt.status
                 if is_over:
                     self._finish(attempt, body_out)
                     return
@@ -238,7 +238,7 @@ class EnvoyRelay(Relay):
         kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
-            if self._call.answered:
+            if self._call.sent_status:
                 self._call.break_off()
             return Ending.EVICTED
         return Ending.CLIENT_GONE

@@ -26,7 +26,7 @@ class GatewayRequest:
 
     body = b""
     retained = 0
-    answered = 0
+    sent_status = 0
     sent = 0
     closing = False
     identity: Identity | None = None
@@ -64,7 +64,7 @@ class GatewayRequest:
         return self.stream.is_over
 
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:
-        self.answered = status
+        self.sent_status = status
         self.sent = len(body)
         self.local = (status, headers, b"" if self.method == "HEAD" else body)
 

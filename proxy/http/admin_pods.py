@@ -20,13 +20,13 @@ from proxy.core.errors import BadGateway, BadRequest, ConfigError, Conflict, Gat
 from proxy.core.params import parse_duration
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
-from proxy.http.admin_keys import json_answer, json_body
+from proxy.http.admin_keys import json_body, json_response_of
 from proxy.http.settings import PodTlsContexts
 
 LONGEST_WAIT = 600.0
 """Seconds that a response may wait for a pod to drain."""
 
-LOOK_INTERVAL = 0.05
+CHECK_INTERVAL = 0.05
 
 FEW = 8
 """Number of existing pods that the error about an unknown pod lists."""
@@ -46,10 +46,10 @@ class PodRoutes:
         router.add_post("/admin/pods/{name}/undrain", self.undrain)
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_answer({"pods": [self._describe(endpoint) for endpoint in self._fleet.pods]})
+        return json_response_of({"pods": [self._describe(endpoint) for endpoint in self._fleet.pods]})
 
     async def show(self, request: web.Request) -> web.Response:
-        return json_answer(self._describe(self._named(request)))
+        return json_response_of(self._describe(self._named(request)))
 
     async def add(self, request: web.Request) -> web.Response:
         """Respond 201 for a new pod, in `pool` or else in the default pool; 200 for an updated pod of this name, which
@@ -68,24 +68,24 @@ class PodRoutes:
             )
         pool = pool or (DEFAULT_POOL if known is None else known.pool)
         endpoint = self._fleet.add(pod, pool=pool)
-        return json_answer(self._describe(endpoint), 200 if endpoint is known else 201)
+        return json_response_of(self._describe(endpoint), 200 if endpoint is known else 201)
 
     async def remove(self, request: web.Request) -> web.Response:
         """Respond 202: the pod is removed when its last request has ended, or after the grace time."""
         endpoint = self._named(request)
         self._fleet.remove(endpoint.name)
-        return json_answer(self._describe(endpoint), 202)
+        return json_response_of(self._describe(endpoint), 202)
 
     async def drain(self, request: web.Request) -> web.Response:
         """Drain a pod. With `?wait=30s` respond when its last request has ended, or with 202 after that time."""
         endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
         is_idle = await drained(self._fleet, endpoint, seconds)
-        return json_answer(self._describe(endpoint), 200 if is_idle or not seconds else 202)
+        return json_response_of(self._describe(endpoint), 200 if is_idle or not seconds else 202)
 
     async def undrain(self, request: web.Request) -> web.Response:
         endpoint = self._named(request)
         self._fleet.undrain(endpoint.name)
-        return json_answer(self._describe(endpoint))
+        return json_response_of(self._describe(endpoint))
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
         trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
@@ -112,10 +112,10 @@ class PodRoutes:
 async def drained(fleet: Fleet, endpoint: Endpoint, seconds: float) -> bool:
     """Drain a pod. Return whether its last request has ended within `seconds`, on any of its ranks."""
     fleet.drain(endpoint.name)
-    for _ in range(round(seconds / LOOK_INTERVAL)):
+    for _ in range(round(seconds / CHECK_INTERVAL)):
         if _in_flight(endpoint) <= 0 or endpoint.state is not EndpointState.DRAINING:
             break
-        await asyncio.sleep(LOOK_INTERVAL)
+        await asyncio.sleep(CHECK_INTERVAL)
     return _in_flight(endpoint) <= 0
 
 
@@ -290,7 +290,7 @@ class PodRelay:
         except (aiohttp.ClientError, OSError) as error:
             if answer is None:
                 raise _failure(endpoint, error) from error
-            log.warning("admin: the answer of pod %s to %s broke off: %r", endpoint.name, request.path, error)
+            log.warning("admin: the response of pod %s to %s broke off: %r", endpoint.name, request.path, error)
             _cut(request)
         return answer
 
@@ -323,8 +323,8 @@ def _head(upstream: aiohttp.ClientResponse, decompressed: bool) -> web.StreamRes
 
 def _failure(endpoint: Endpoint, error: Exception) -> BadGateway | GatewayTimeout:
     if isinstance(error, TimeoutError):
-        return GatewayTimeout(f"The pod '{endpoint.name}' did not answer in time.")
-    return BadGateway(f"The pod '{endpoint.name}' did not answer: {type(error).__name__}.")
+        return GatewayTimeout(f"The pod '{endpoint.name}' did not respond in time.")
+    return BadGateway(f"The pod '{endpoint.name}' did not respond: {type(error).__name__}.")
 
 
 def _cut(request: web.Request) -> None:

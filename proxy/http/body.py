@@ -60,7 +60,7 @@ class MemoryBudget:
         self._held_by_growing = 0
         self.used = 0
 
-    def take_now(self, size: int, held: int = 0) -> bool:
+    def acquire_now(self, size: int, held: int = 0) -> bool:
         """Take `size` bytes and return True; return False if that would require waiting."""
         used = self.used + size
         waits = self._waiting or self._growing
@@ -71,13 +71,13 @@ class MemoryBudget:
         self.used = used
         return True
 
-    def take_within(self, size: int) -> bool:
-        """As `take_now`, but never beyond the limit."""
-        return self.used + size <= self._limit and self.take_now(size)
+    def acquire_within(self, size: int) -> bool:
+        """As `acquire_now`, but never beyond the limit."""
+        return self.used + size <= self._limit and self.acquire_now(size)
 
     async def take(self, size: int, held: int = 0) -> None:
         """Wait for `size` bytes more than the `held` ones. Raise Saturated."""
-        if self.take_now(size, held):
+        if self.acquire_now(size, held):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if held:
@@ -193,7 +193,7 @@ class BodyReader:
             or "expect" in fields
             or "upgrade" in fields
             or multipart.is_multipart(fields.get("content-type", ""))
-            or not self.budget.take_now(size)
+            or not self.budget.acquire_now(size)
         ):
             return False
         call.retained = size
@@ -205,7 +205,7 @@ class BodyReader:
         if call.retained:
             return True
         size = len(call.body)
-        if call.payload is not None or size > self._max_body or not self.budget.take_now(size):
+        if call.payload is not None or size > self._max_body or not self.budget.acquire_now(size):
             return False
         call.retained = size
         return True
@@ -281,15 +281,15 @@ class BodyReader:
 
     def _keeps(self, size: int) -> bool:
         """Return whether a form of this size is read completely; it then holds memory of the budget."""
-        return size <= self._settings.kept_upload and self.budget.take_now(size)
+        return size <= self._settings.kept_upload and self.budget.acquire_now(size)
 
     async def _reserve(self, call: HttpRequest, size: int, progress: _Progress) -> None:
         """Take `size` more bytes of the budget. While waiting, nothing is read from the client, and what was read
         counts against `buffers`. Raise Saturated."""
-        if not self.budget.take_now(size, call.retained):
+        if not self.budget.acquire_now(size, call.retained):
             came = len(call.body) if call.payload is None else call.payload.total_bytes
             buffered = max(0, came - call.retained - UNCOUNTED)
-            if not self.buffers.take_within(buffered):
+            if not self.buffers.acquire_within(buffered):
                 raise too_many_bodies()
             is_coming = call.payload is not None and not call.payload.is_eof()
             if is_coming:

@@ -54,7 +54,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.sink: Sink | None = None
         self.writing_paused = False
         self._reader: RequestReader = CountedReader(self, clients, loop)
-        self.take: Callable[[memoryview], object] = self._reader.feed
+        self.consume: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
         self.call: HttpRequest | None = None
         """The request that is being collected or served."""
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.socket = cast(asyncio.Transport, transport)
         connected = transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._clients.has_room(connected.fileno()):
+        if self._clients.has_capacity(connected.fileno()):
             self._clients.connections.add(self)
         else:
             self.connected = False
@@ -100,7 +100,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         try:
-            self.take(self._buffer[:size])
+            self.consume(self._buffer[:size])
         except Exception as error:  # noqa: BLE001  # logged there
             self.broke(error)
 
@@ -142,7 +142,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def begin(self, call: HttpRequest) -> None:
         """Serve the request in a task that is created directly with a fixed name: `loop.create_task` costs a quarter
         more."""
-        self.take = self.hold
+        self.consume = self.hold
         self.call = call
         self.task = asyncio.Task(self._serve(call), loop=self._loop, name="request")
 
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Count the buffered bytes of this connection against the budget of all connections. Return False and change
         nothing if the budget is exhausted."""
         more = max(0, self.head_size + len(self._tail) - UNCOUNTED) - self._counted
-        if more > 0 and not self._clients.buffers.take_within(more):
+        if more > 0 and not self._clients.buffers.acquire_within(more):
             return False
         if more < 0:
             self._clients.buffers.give(-more)
@@ -184,7 +184,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def forget(self) -> None:
         """Read nothing more from this connection."""
         self._reader = RequestReader()
-        self.take = self._reader.feed
+        self.consume = self._reader.feed
         self._tail = b""
         self._deferred = False
         self.head_size = 0
@@ -211,14 +211,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self.call is None and self._lingering is None
 
     @property
-    def makes_room(self) -> bool:
+    def is_replaceable(self) -> bool:
         """Return whether it can be closed for a new client: between two requests, with no bytes of the next request or
         the last response pending. Only the sweep knows what the whole reader holds."""
         if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
             return False
         return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
 
-    def answered(self, call: HttpRequest) -> None:
+    def request_ended(self, call: HttpRequest) -> None:
         """End every served request."""
         self.call = self.task = self.idle_since = None
         self.is_fresh = False
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.count()
         if self._is_cut or (call.payload is not None and not call.payload.is_eof()):
             self._linger()
-        elif call.closing or not call.answered:
+        elif call.closing or not call.sent_status:
             self.close()
         elif self._tail or self._reader.keeps or self.writing_paused:
             try:
@@ -235,13 +235,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             except Exception as error:  # noqa: BLE001  # logged there
                 self.broke(error)
         else:
-            self.take = self._reader.feed
+            self.consume = self._reader.feed
 
     def become_tunnel(self, tunnel: Tunnel) -> None:
         """Pass all bytes after the upgrade request to `tunnel`."""
         tail = self._reader.leftover() + self._tail
         self.forget()
-        self.take = tunnel.feed_data
+        self.consume = tunnel.feed_data
         if tail:
             tunnel.feed_data(memoryview(tail))
         self.resume_reading()
@@ -298,13 +298,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Continue with the held bytes, once the client reads: otherwise responses would accumulate."""
         self._deferred = self.writing_paused
         if self._deferred:
-            self.take = self.hold
+            self.consume = self.hold
             return
         tail, self._tail = self._tail, b""
         if self._counted:
             self.count()
         self.resume_reading()
-        self.take = self._reader.feed
+        self.consume = self._reader.feed
         if tail or self._reader.keeps:
             self._reader.feed(memoryview(tail))
 
@@ -331,7 +331,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self.socket.is_closing():
             self.resume_reading()
             self._lingering = HalfClosed(self.socket)
-            self.take = self._lingering.feed
+            self.consume = self._lingering.feed
 
 
 def _is_unstarted(task: asyncio.Task[None]) -> bool:

@@ -104,7 +104,7 @@ BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, Fal
 
 
 @lru_cache(maxsize=256)
-def read_answer_head(head: bytes) -> ResponseHead:
+def read_response_head(head: bytes) -> ResponseHead:
     """Raise Garbled for a head that must not be relayed. The parser has checked the characters of names and values.
     Cached: a pod's heads differ in date and length, so under load most repeat within the second. Use `__wrapped__` for
     heads of more than REMEMBERED bytes."""
@@ -120,7 +120,7 @@ def read_answer_head(head: bytes) -> ResponseHead:
     upgrade = None
     for line in lines:
         name, _, value = line.partition(b":")
-        kind = _answer_field(name[:LONGEST_FIELD])
+        kind = _response_field(name[:LONGEST_FIELD])
         if not kind:
             kept.append(line)
         elif kind == b"content-length":
@@ -145,7 +145,7 @@ def read_answer_head(head: bytes) -> ResponseHead:
     code = int(status[:3])
     if has_length and (code == NO_CONTENT or code < 200):  # a client that believes it waits for a body
         has_length = False
-        kept = [line for line in kept if _answer_field(line.partition(b":")[0][:LONGEST_FIELD]) != b"content-length"]
+        kept = [line for line in kept if _response_field(line.partition(b":")[0][:LONGEST_FIELD]) != b"content-length"]
     start = b"\r\n".join((b"HTTP/1.1 " + status, *kept, b""))
     final = code >= 200 or code == 101
     sized = has_length and code != 101
@@ -156,7 +156,7 @@ def read_answer_head(head: bytes) -> ResponseHead:
     return ResponseHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
 
 
-def local_answer(
+def local_response(
     status: int, headers: Pairs, body: bytes, *, connection: bytes = b"", head_only: bool = False
 ) -> bytes:
     """Return a complete response of kvlane's own. `connection` is the Connection field, encoded, with other encoded
@@ -219,7 +219,7 @@ _OUR_PREFIXES = (b"x-kvlane-", b"access-control-")
 
 
 @lru_cache(maxsize=1024)
-def _answer_field(name: bytes) -> bytes:
+def _response_field(name: bytes) -> bytes:
     """Return the lower-case name of a field that needs handling."""
     lower = name.lower()
     special = lower in HOP_BY_HOP or lower in _READ or lower in _OURS or lower.startswith(_OUR_PREFIXES)

@@ -240,7 +240,7 @@ class RecordEvents:
     def _says_failure(self, event: bytes) -> bool:
         """Return the report of vLLM in a stream that its engine has died or will."""
         if ABORTED in event:
-            self.failure = UpstreamFailed("it aborted the answer")
+            self.failure = UpstreamFailed("it aborted the response")
         elif ERROR in event:
             self.failure = declined(event[event.find(ERROR) :])
         return self.failure is not None
@@ -297,8 +297,8 @@ class RestRefused(UpstreamFailed):
     """A pod responded in one piece to the request for the rest, so no pod will send it."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"it refused the rest of the answer: {status}")
-        self.refusal = BadRequest(f"The rest of this answer was refused: {status}.")
+        super().__init__(f"it refused the rest of the response: {status}")
+        self.refusal = BadRequest(f"The rest of this response was refused: {status}.")
 
 
 def continuation_of(before: Continuation | None, attempt: Attempt, models: Sequence[str]) -> Continuation | None:

@@ -124,13 +124,13 @@ class CountedReader(RequestReader):
         self._left = size
         if self._clients.collects(call, size):
             connection.call = call
-            connection.take = partial(self._collect, call)
+            connection.consume = partial(self._collect, call)
         else:
             call.payload = body = body_stream(connection, self._loop)
             connection.begin(call)
-            connection.take = partial(self._stream, body)
+            connection.consume = partial(self._stream, body)
         if data:
-            connection.take(memoryview(data))
+            connection.consume(memoryview(data))
 
     def _collect(self, call: HttpRequest, data: memoryview) -> None:
         """Collect a piece. Nothing is copied until the body is complete, unless there are very many pieces."""
@@ -156,7 +156,7 @@ class CountedReader(RequestReader):
         self._left = left - len(data)
         body.feed_data(data[:left].tobytes())
         if self._left <= 0:
-            self._connection.take = self._connection.hold
+            self._connection.consume = self._connection.hold
             body.feed_eof()
             self._connection.hold(data[left:])
 
@@ -206,7 +206,7 @@ class WholeReader(RequestReader):
         if self._first is not None and self._is_spaced(data):
             self._break(_unread(SPACED))
             return
-        connection.take = self.feed
+        connection.consume = self.feed
         if self._stopped and not self._parse(b""):
             return
         for start in range(0, len(data), SLICE):
@@ -236,11 +236,11 @@ class WholeReader(RequestReader):
             return self._is_head_counted(len(data))
         if call.payload is None or call.payload.is_eof():
             self._stopped = True
-            connection.take = connection.hold
+            connection.consume = connection.hold
         elif not messages:
             return self._is_mostly_body(call.payload, len(data))
         else:
-            connection.take = self.feed
+            connection.consume = self.feed
         return True
 
     def leftover(self) -> bytes:

@@ -89,7 +89,7 @@ class ClientRelay:
     def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
         """See the port."""
         call = self._call
-        if call.upload is not None or call.wants_websocket or call.answered:
+        if call.upload is not None or call.wants_websocket or call.sent_status:
             return None
         return ResponseRace(self, call, self._context, begins)
 
@@ -105,7 +105,7 @@ class ClientRelay:
         upload, continuation, timer = call.upload, None, None
         if context.continued and upload is None:
             continuation = call.continuation
-            if not call.answered:
+            if not call.sent_status:
                 continuation = call.continuation = continuation_of(continuation, attempt, context.continued)
         body = attempt.request.body
         if attempt.endpoint.rank is not None and upload is None:
@@ -203,7 +203,7 @@ class ClientRelay:
                 return response.whole.result()
         except TimeoutError:
             attempt.ending = Ending.TIMED_OUT
-            raise UpstreamTimedOut(f"not answered within {seconds:g} s") from None
+            raise UpstreamTimedOut(f"no response within {seconds:g} s") from None
         finally:
             if not response.whole.done():
                 attempt.last_byte_at = context.clock.now()
@@ -288,8 +288,8 @@ class ClientRelay:
 async def _connected(
     pool: UpstreamPool, pod: PodConnections, raced: KvlaneError | None, deadline: float
 ) -> PodConnection:
-    """Return a fresh connection. Raise `raced` if the pod that met the close race is gone: it may have had the
-    request."""
+    """Return a fresh connection. If the pod no longer accepts connections, raise `raced`, the error of the first try:
+    the pod may have received the request and crashed."""
     try:
         return await pool.connect(pod, deadline)
     except ConnectFailed as error:
@@ -328,8 +328,8 @@ async def _pump(upload: Upload, connection: PodConnection, answer: Response, chu
     try:
         while piece := await upload.next():
             connection.write(chunk(piece) if chunked else piece)
-            if answer.upload_room is not None:
-                await answer.upload_room
+            if answer.upload_resumed is not None:
+                await answer.upload_resumed
         if chunked:
             connection.write(LAST_CHUNK)
         connection.request_sent = True
@@ -341,7 +341,7 @@ async def _pump(upload: Upload, connection: PodConnection, answer: Response, chu
 
 
 class ResponseRace:
-    """Implements `core.ports.ResponseRace`. It replaces the client's connection for all attempts. A response announces
+    """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces
     itself before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
 
     def __init__(

@@ -16,7 +16,7 @@ from yarl import URL
 
 from proxy.core.ports import Identity
 from proxy.http.guards import reset
-from proxy.http.head import REMEMBERED, Pairs, first_lines, local_answer, passing
+from proxy.http.head import REMEMBERED, Pairs, first_lines, local_response, passing
 from proxy.http.paths import split_target
 
 if TYPE_CHECKING:
@@ -262,11 +262,11 @@ class HttpRequest:
         """Bytes of the memory budget that its body holds."""
         self.upload: Upload | None = None
         """The rest of a streamed body."""
-        self.answered = 0
+        self.sent_status = 0
         """The status that was sent; 0: none."""
         self.sent = 0
         """Bytes of the body of kvlane's own response."""
-        self.answer_lines = b""
+        self.response_lines = b""
         """Header lines of every response, a pod's or kvlane's own."""
         self.identity: Identity | None = None
         self.continuation: Continuation | None = None
@@ -279,15 +279,15 @@ class HttpRequest:
             return
         if self.payload is not None and not self.payload.is_eof():
             self.closing = True
-        self.answered = status
+        self.sent_status = status
         self.sent = len(body)
         head_only = self.method == "HEAD"
         self.transport.write(
-            local_answer(
+            local_response(
                 status,
                 headers,
                 body,
-                connection=self.answer_lines + self.connection_header(),
+                connection=self.response_lines + self.connection_header(),
                 head_only=head_only,
             )
         )
@@ -303,7 +303,7 @@ class HttpRequest:
 
     def end(self) -> None:
         """End a served request."""
-        self.connection.answered(self)
+        self.connection.request_ended(self)
 
     def connection_header(self) -> bytes:
         if self.closing:

@@ -50,9 +50,9 @@ _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
 _CODED = re.compile(rb"(?im)^content-encoding:[ \t]*(?!identity)")
 
-LOST = "The pod stopped answering; this answer is incomplete."
-STOPPED = "The proxy is being stopped; this answer is incomplete."
-EVICTED = "More urgent requests needed the room; this answer is incomplete."
+LOST = "The pod stopped responding; this response is incomplete."
+STOPPED = "The proxy is shutting down; this response is incomplete."
+EVICTED = "More urgent requests needed the capacity; this response is incomplete."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Response:
     """Whether `begin` must inspect the head of a simple response, because its body is changed or continues another
     response."""
     paused = False
-    upload_room: asyncio.Future[None] | None = None
+    upload_resumed: asyncio.Future[None] | None = None
     """Pending while the pod does not keep up with an upload."""
     _framing: Framing = Plain()
     _framing_lines = b""
@@ -134,7 +134,7 @@ class Response:
         """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
         self._continuation, self._is_plain = continuation, False
-        if self._call.answered:
+        if self._call.sent_status:
             self._resumes = self._undecided = self._events = self.reads_head = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
@@ -287,10 +287,10 @@ class Response:
             self.done.set_exception(error)
 
     def pause_writing(self) -> None:
-        self.upload_room = self._context.loop.create_future()
+        self.upload_resumed = self._context.loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self.upload_room = self.upload_room, None
+        room, self.upload_resumed = self.upload_resumed, None
         if room is not None and not room.done():
             room.set_result(None)
 
@@ -345,7 +345,7 @@ class Response:
             self._seen, self._seen_at = passed, now
         heard_at = self._seen_at or attempt.started_at
         if now > request.deadline:
-            self._time_out(f"not answered within {request.deadline - request.received_at:g} s")
+            self._time_out(f"no response within {request.deadline - request.received_at:g} s")
         elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - heard_at > timeouts.idle:
@@ -384,7 +384,7 @@ class Response:
         if head.simple or head.status == BAD_REQUEST:
             raise RestRefused(head.status)
         if not head.events or head.status != 200:
-            raise InvalidResponse(f"the rest of an answer cannot be read: {head.status}")
+            raise InvalidResponse(f"the rest of a response cannot be read: {head.status}")
         if self._continuation is not None and isinstance(self._framing, Pipeline):
             self._continuation.resume(self._framing)
         self._connection.until_close = not head.chunked
@@ -459,7 +459,7 @@ class Response:
                 self._call.transport.write(out)
         if meter.marks:
             self._attempt.chunks -= 1  # the last one only says that there are no more
-        self.failed(UpstreamFailed("it ended the stream before the answer"))
+        self.failed(UpstreamFailed("it ended the stream before the response"))
         meter.take()
         meter.tail = b""
 
@@ -489,8 +489,8 @@ class Response:
         if not self._connection.request_sent:
             call.closing = True
         last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
-        call.answered = attempt.status = head.status
-        ours = call.answer_lines
+        call.sent_status = attempt.status = head.status
+        ours = call.response_lines
         for name, value in attempt.response_headers:  # of several legs, the one that answers gets more by that
             ours += header_line(name, value)
         return b"".join((head.start, call.id_line, ours, self._framing_lines, last))

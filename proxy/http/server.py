@@ -120,7 +120,7 @@ class Handshakes:
 READ_SIZE = 256 * 1024
 """Bytes that are read from a client at once."""
 
-ROOM_INTERVAL = 0.1
+IDLE_SEARCH_INTERVAL = 0.1
 """Seconds between two searches for idle connections after one that found none, because each search looks at all
 connections."""
 
@@ -162,7 +162,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self.heads = Heads(self._loop)
         self.hung_up = hung_up
-        self._no_room_at = -ROOM_INTERVAL
+        self._no_idle_at = -IDLE_SEARCH_INTERVAL
         self._is_over = False
         self._turned_away = 0
         self._last_file = open_files_limit() - RESERVED_FILES
@@ -175,7 +175,7 @@ class Clients:
         """Return whether any request is being read or served."""
         return any(connection.call is not None or connection.is_fresh for connection in self.connections)
 
-    def has_room(self, descriptor: int) -> bool:
+    def has_capacity(self, descriptor: int) -> bool:
         """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
         None is accepted after the shutdown, though the loop may have accepted it just before. The kernel assigns the
         lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes new
@@ -186,10 +186,10 @@ class Clients:
         if len(self.connections) < self.settings.max_connections and not is_out_of_files:
             return True
         now = self.now()
-        if now - self._no_room_at >= ROOM_INTERVAL:
+        if now - self._no_idle_at >= IDLE_SEARCH_INTERVAL:
             if self._close_longest_idle():
                 return True
-            self._no_room_at = now
+            self._no_idle_at = now
         if is_out_of_files:
             report_out_of_files(CANNOT_ACCEPT, now)
             self.hung_up(RejectedConnections.OUT_OF_FILES, 1)
@@ -227,7 +227,7 @@ class Clients:
     def _close_longest_idle(self) -> bool:
         """Close the connections that the sweep has seen idle the longest. They stop counting at once: the loop reports
         their end later, and each new client would close as many again."""
-        idle = [each for each in self.connections if each.makes_room]
+        idle = [each for each in self.connections if each.is_replaceable]
         idle.sort(key=lambda each: math.inf if each.idle_since is None else each.idle_since)
         for each in idle[: 1 + self.settings.max_connections // 20]:
             self.connections.discard(each)

@@ -105,7 +105,7 @@ class Cors:
         allowed = [("access-control-allow-origin", ANY)] if self._any else [("access-control-allow-origin", origin)]
         if not self._any:
             allowed.append(("vary", "origin"))
-        call.answer_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
+        call.response_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
         if call.method == "OPTIONS" and "access-control-request-method" in call.headers:
             return self._permit(call)
         return self._serve(call)
@@ -135,7 +135,7 @@ class IncomingRequest(Requester, ClientRequest, Protocol):
     """Whether the connection closes after the response."""
 
     @property
-    def answered(self) -> int:
+    def sent_status(self) -> int:
         """The status that was sent; 0: none."""
 
     @property
@@ -233,7 +233,7 @@ class Service(Generic[C]):
                 outcome = Ending.COMPLETE
         except RequestError as error:
             attempt = relay.attempt
-            if call.answered and attempt is not None and attempt.ending is not None:
+            if call.sent_status and attempt is not None and attempt.ending is not None:
                 outcome = attempt.ending
                 relay.end()
             else:
@@ -265,14 +265,14 @@ class Service(Generic[C]):
         """Call the listeners. `attempt` is the last one, if there was any."""
         for listener in self.listeners.request_ended:
             try:
-                listener(call, call.answered or CLIENT_LEFT, outcome, attempt, call.sent)
+                listener(call, call.sent_status or CLIENT_LEFT, outcome, attempt, call.sent)
             except Exception:  # noqa: BLE001  # the other listeners are still called
                 self.listeners.failed(listener, call.id)
 
     def refuse(self, call: C, error: RequestError) -> None:
         if (why := after(error)) is not None:
             self._hung_up(why, 1)
-        if call.answered:
+        if call.sent_status:
             call.break_off()
         else:
             call.answer(*render(error, call.path, call.id))
@@ -282,11 +282,11 @@ class Service(Generic[C]):
         to retry."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
         attempt = relay.attempt
-        if call.has_left and call.answered and attempt is not None and attempt.ending is Ending.COMPLETE:
+        if call.has_left and call.sent_status and attempt is not None and attempt.ending is Ending.COMPLETE:
             outcome = Ending.COMPLETE
         relay.end()
         call.closing = True
-        if outcome is Ending.EVICTED and not call.answered:
+        if outcome is Ending.EVICTED and not call.sent_status:
             outcome = ShuttingDown.reason
             self.refuse(call, ShuttingDown())
         return outcome

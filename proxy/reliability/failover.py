@@ -113,7 +113,7 @@ class Poison(Listener):
         """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
     def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
-        """Record an attempt that its pod broke off, whether or not the client received a part."""
+        """Record an attempt that failed after its pod was connected, whether or not the client received a part."""
         if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
             return
         now = self._clock.now()
@@ -191,16 +191,18 @@ class RetryState:
     tried: list[Endpoint] = field(default_factory=list)
     """Endpoints of the current round. A pod is tried again only when no other is left."""
     counted: int = 0
-    """Attempts that reached a pod, and attempts after the first round."""
+    """Failures that count against `retries.attempts`: all except refused connections while an untried pod is left."""
     is_first_round: bool = True
 
 
 class Failover:
     """The choice of the next attempt. Every pod is tried once before any is tried again, within the limit of attempts,
-    the retry budget and the deadline. A pod that accepts no connection counts against none of them.
+    the retry budget and the deadline. In the first round a pod that accepts no connection counts against neither limit
+    nor budget while an untried pod is left.
 
-    A request whose pod crashed goes to the pod with the fewest requests. It is quarantined if it was alone there and
-    that pod crashes too, or if a third pod crashes: two crashes in a row can have another request as their cause.
+    A request whose pod crashed goes to the pod with the fewest requests. It is quarantined if that pod crashes too
+    while it had no other request, or after a third crash. Two crashes of busy pods prove nothing, because another
+    request can be the cause.
     """
 
     def __init__(
@@ -235,14 +237,14 @@ class Failover:
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(attempt.request):
             return True
         if status == NOT_FOUND and sees_some_models(attempt.request):
-            return True  # pods list models in it
+            return True  # the pod's own 404 may name models that the key may not see
         wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
         if not wanted or state.counted + 1 >= self._settings.attempts or not self._budget.has_one:
             return False
         left = self._left(attempt, [*state.tried, attempt.endpoint])
         return bool(left) if status != NOT_FOUND else any(_lists_model(endpoint, attempt) for endpoint in left)
 
-    async def following(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
+    async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError if there
         is none. With `is_optional` the stage can be skipped: only one other pod is tried."""
         if isinstance(error, TriedByGateway):
@@ -270,15 +272,15 @@ class Failover:
             await self._sleep(wait)
             endpoint = self._choose(state, attempt, error)  # by the state after the wait
         request = error.rest if isinstance(error, StreamInterrupted) else attempt.request
-        following = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self._clock.now())
-        following.retries = state
+        next_attempt = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self._clock.now())
+        next_attempt.retries = state
         if _has_begun(attempt, error):
-            following.continued = True
+            next_attempt.continued = True
             self._continued()
-        return following
+        return next_attempt
 
     def next_after(self, attempt: Attempt) -> Endpoint | None:
-        """Return the endpoint that would be tried if the attempt failed, of the untried ones."""
+        """Return the untried endpoint that would be next if the attempt failed."""
         tried = [] if attempt.retries is None else attempt.retries.tried
         left = self._left(attempt, [*tried, attempt.endpoint])
         return left[0] if left else None
@@ -293,7 +295,7 @@ class Failover:
             crashes_of(attempt.request).suspect(other)
 
     def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
-        """Return the attempt on the endpoint that the gateway in front has already tried next."""
+        """Return the attempt on the endpoint to which the gateway in front has already moved on."""
         if error.then is None:
             raise _gave_up(attempt, error)
         return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
@@ -388,7 +390,8 @@ def _is_without_model(error: UpstreamFailed) -> bool:
 
 
 def _cause(error: UpstreamFailed) -> str:
-    """Return the name in `retries.on` of a failure without a response. A gateway would report a late start as 504."""
+    """Return the name in `retries.on` of a failure without a response. A response that does not start in time counts as
+    504."""
     if isinstance(error, UpstreamTimedOut):
         return "504"
     return "connect" if isinstance(error, ConnectFailed) else "reset"

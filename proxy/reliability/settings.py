@@ -37,7 +37,7 @@ class Retries:
     final."""
 
     attempts: int = param(
-        3, "number of pods that are tried; a pod that does not accept the connection does not count", at_least=1
+        3, "largest number of attempts; a refused connection does not count while an untried pod is left", at_least=1
     )
     on: tuple[Cause, ...] = param(
         ("connect", "reset", "502", "503", "504", "500"),

@@ -19,7 +19,7 @@ class Sglang(Connector):
     name: ClassVar[str] = "sglang"
     at_once: ClassVar[bool] = True
     needs_pair: ClassVar[bool] = True
-    begins_answer: ClassVar[bool] = True
+    generates_first_token: ClassVar[bool] = True
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         number, ranks = int(random.random() * 2**53), len(prefill.ranks)

@@ -14,7 +14,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.guards import guarded
-from proxy.http.head import REMEMBERED, ResponseHead, read_answer_head
+from proxy.http.head import REMEMBERED, ResponseHead, read_response_head
 from proxy.openai.events import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
 TAIL = 8 * 1024
@@ -367,7 +367,7 @@ class PodConnection(asyncio.Protocol):
             self._wait_for_head(data)
             return None
         try:
-            read = read_answer_head if len(raw_head) <= REMEMBERED else read_answer_head.__wrapped__
+            read = read_response_head if len(raw_head) <= REMEMBERED else read_response_head.__wrapped__
             head = read(raw_head)
             if not head.final:
                 self._start_over(rest)
@@ -384,14 +384,14 @@ class PodConnection(asyncio.Protocol):
     def _wait_for_head(self, raw: bytes) -> None:
         self._raw = raw
         if len(raw) > HEAD_LIMIT:
-            self._fail(InvalidResponse("the head of the answer is too long"))
+            self._fail(InvalidResponse("the head of the response is too long"))
 
     def _start_over(self, rest: bytes) -> None:
         """Continue after an informational head: the parser took it for the response and stops at the next one. Raise
         Garbled after MOST_INFORMATIONAL of them."""
         self._count_informational()
         head, end, after = rest.partition(HEAD_END)
-        while end and not read_answer_head(head).final:
+        while end and not read_response_head(head).final:
             self._count_informational()
             rest = after
             head, end, after = rest.partition(HEAD_END)
@@ -427,7 +427,7 @@ class PodConnection(asyncio.Protocol):
         if self.receive == self._end:
             self._end(data, exact=False)
         else:
-            self._fail(InvalidResponse(f"not an HTTP answer: {error}"))
+            self._fail(InvalidResponse(f"not an HTTP response: {error}"))
 
     def _fail(self, error: UpstreamFailed) -> None:
         receiver = self._receiver

@@ -315,7 +315,7 @@ class PooledFetcher:
             async with asyncio.timeout(self.timeout):
                 return await self._ask(self._pool.pods[origin], head, body or b"")
         except TimeoutError as error:
-            raise UpstreamTimedOut(f"no answer within {self.timeout:g} s") from error
+            raise UpstreamTimedOut(f"no response within {self.timeout:g} s") from error
 
     async def _ask(self, pod: PodConnections, head: bytes, body: bytes) -> tuple[int, bytes]:
         """Send the request; if a reused connection closes without a byte, repeat it on a fresh one."""
@@ -361,7 +361,7 @@ class Collected:
         self.size += len(raw)
         if self.size > LONGEST:
             self._connection.abort()
-            self.failed(InvalidResponse("the answer is too long"))
+            self.failed(InvalidResponse("the response is too long"))
 
     def finished(self, raw: bytes, exact: bool) -> None:
         body = self._connection.meter.take()

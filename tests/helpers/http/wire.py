@@ -61,9 +61,9 @@ class Caller:
         self.speaks_11 = speaks_11
         self.wants_websocket = False
         self.upload = None
-        self.answer_lines = b""
+        self.response_lines = b""
         self.closing = not speaks_11
-        self.answered = 0
+        self.sent_status = 0
         self.sink: object = None
         self.writing_paused = False
         self.continuation: object = None

@@ -13,7 +13,7 @@ from bench.disorder.ledger import Evidence, cancel_seconds, findings, why_unserv
 from proxy.lab.sim import RequestRecord
 
 USAGE = b'data: {"choices":[],"usage":{"completion_tokens":7}}\n\n'
-ERROR_EVENT = b'data: {"error":{"message":"The pod stopped answering"}}\n\n'
+ERROR_EVENT = b'data: {"error":{"message":"The pod stopped responding"}}\n\n'
 
 
 def asked(**details: Any) -> Ask:

@@ -60,9 +60,9 @@ def test_a_background_response_is_computed_at_once_by_the_prefill_pod() -> None:
 def test_a_prefill_pod_that_starts_the_response_gets_the_whole_request() -> None:
     of_the_answer = {"logprobs": True, "top_logprobs": 2, "stop": ["x"], "structured_outputs": {}, "temperature": 1}
     asked = {"messages": [], **of_the_answer, "stream": True, "stream_options": {}, "max_tokens": 9}
-    made = orjson.loads(for_prefill(CHAT, asked, {}, begins_answer=True))
+    made = orjson.loads(for_prefill(CHAT, asked, {}, generates_first_token=True))
     assert made == {"messages": [], **of_the_answer, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
-    assert [one.name for one in CONNECTORS.values() if one.begins_answer] == ["sglang"]
+    assert [one.name for one in CONNECTORS.values() if one.generates_first_token] == ["sglang"]
 
 
 def test_transfer_fields_of_clients_reach_no_pod() -> None:
@@ -123,7 +123,7 @@ def test_other_requests_can_be_split(path: str, fields: dict[str, Any]) -> None:
 
 
 def test_a_forced_tool_can_be_split_if_the_prefill_pod_starts_the_response() -> None:
-    assert why_whole(CHAT, {"tool_choice": "required"}, begins_answer=True) == ""
+    assert why_whole(CHAT, {"tool_choice": "required"}, generates_first_token=True) == ""
 
 
 def test_nixl_passes_the_parameters_of_the_prefill_pod_unchanged() -> None:

@@ -163,7 +163,7 @@ class World:
                 else:
                     await hand_off.run(attempt)
             except UpstreamFailed as error:
-                attempt = await self.failover.following(attempt, error)
+                attempt = await self.failover.next_attempt(attempt, error)
             else:
                 return
 

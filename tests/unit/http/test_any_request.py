@@ -87,13 +87,13 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
         except BodyBroken:
             seen.refusals += 1
             call.closing = True
-            connection.answered(call)
+            connection.request_ended(call)
             return
         for _ in range(patience):
             await asyncio.sleep(0)
         seen.requests.append((call.method, call.path + call.query, body))
-        call.answered = 200
-        connection.answered(call)
+        call.sent_status = 200
+        connection.request_ended(call)
 
     def unserved(call: HttpRequest, why: RequestError | Ending) -> None:
         seen.refusals += 1

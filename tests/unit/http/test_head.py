@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.http.head import REMEMBERED, RawHeaders, first_lines, passing, read_answer_head
+from proxy.http.head import REMEMBERED, RawHeaders, first_lines, passing, read_response_head
 from tests.helpers.examples import examples
 
 FIRST = b"POST / HTTP/1.1\r\nhost: pod"
@@ -78,8 +78,8 @@ def test_the_first_lines_name_the_pod_and_its_path() -> None:
 
 def test_heads_of_any_length_are_parsed_alike() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: x-gone\r\nx-gone: 1\r\nx-kept: "
-    short, long = read_answer_head(head + b"1"), read_answer_head(head + b"1" * REMEMBERED)
-    assert short == read_answer_head(head + b"1")
+    short, long = read_response_head(head + b"1"), read_response_head(head + b"1" * REMEMBERED)
+    assert short == read_response_head(head + b"1")
     assert replace(long, start=long.start.replace(b"1" * REMEMBERED, b"1")) == short
     assert short.start == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-kept: 1\r\n"
     assert short.sized
@@ -90,7 +90,7 @@ def test_long_names_and_types_of_a_pod_are_not_cached() -> None:
     try:
         for number in range(50):
             long = b"%d-" % number + b"y" * 100_000
-            read_answer_head.__wrapped__(b"HTTP/1.1 200 OK\r\nx-%b: 1\r\ncontent-type: %b" % (long, long))
+            read_response_head.__wrapped__(b"HTTP/1.1 200 OK\r\nx-%b: 1\r\ncontent-type: %b" % (long, long))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -98,5 +98,5 @@ def test_long_names_and_types_of_a_pod_are_not_cached() -> None:
 
 
 def test_fields_named_like_kvlanes_are_removed_with_any_length() -> None:
-    head = read_answer_head(b"HTTP/1.1 200 OK\r\nX-Kvlane-%b: 1\r\nx-other: 2" % (b"y" * 500))
+    head = read_response_head(b"HTTP/1.1 200 OK\r\nX-Kvlane-%b: 1\r\nx-other: 2" % (b"y" * 500))
     assert head.start == b"HTTP/1.1 200 OK\r\nx-other: 2\r\n"

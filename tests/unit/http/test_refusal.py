@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.errors import RankOutOfRange
-from proxy.http.head import declined_with, read_answer_head, refusal
+from proxy.http.head import declined_with, read_response_head, refusal
 
 DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
 
@@ -27,7 +27,7 @@ DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
 )
 def test_retry_after_is_read_in_both_forms(lines: list[str], seconds: float | None) -> None:
     head = "\r\n".join(["HTTP/1.1 503 Service Unavailable", *lines, "Content-Length: 0", "", ""])
-    assert declined_with(read_answer_head(head.encode()), b"").retry_after == seconds
+    assert declined_with(read_response_head(head.encode()), b"").retry_after == seconds
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_retry_after_is_read_in_both_forms(lines: list[str], seconds: float | No
     ],
 )
 def test_a_404_is_a_refusal_only_for_a_missing_model(body: bytes, is_missing: bool) -> None:
-    head = read_answer_head(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body))
+    head = read_response_head(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body))
     error = refusal(head, body)
     assert (error is not None and error.status == 404) is is_missing
 
@@ -72,10 +72,10 @@ def test_a_400_is_a_refusal_only_for_the_rank_that_was_sent(
     message: str, rank: int | None, size: int | None, is_stream: bool
 ) -> None:
     body = b'{"error":{"message":"%b","type":"BadRequestError","code":400}}' % message.encode()
-    head = read_answer_head(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1\r\n\r\n")
+    head = read_response_head(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1\r\n\r\n")
     if is_stream:  # older versions find fault with a stream in its first event
         body = b"data: %b\n\n" % body
-        head = read_answer_head(
+        head = read_response_head(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
     error = refusal(head, body, rank)

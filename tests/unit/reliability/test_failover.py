@@ -72,7 +72,7 @@ class World:
         names = leg.endpoint.name
         try:
             for error in errors:
-                leg = await self.failover.following(leg, error)
+                leg = await self.failover.next_attempt(leg, error)
                 names += leg.endpoint.name
         except RequestError as error:
             return f"{names} {type(error).__name__}"
@@ -228,10 +228,10 @@ def test_the_last_possible_response_is_passed_on() -> None:
 
 async def test_every_other_pod_is_tried_once_after_a_saturated_one() -> None:
     world = World("abc", attempts=9)
-    second = await world.failover.following(world.first(), Declined(429, 2.0))
+    second = await world.failover.next_attempt(world.first(), Declined(429, 2.0))
     assert second.endpoint.name == "b"
     assert world.failover.takes(second, 429)
-    third = await world.failover.following(second, Declined(429, 2.0))
+    third = await world.failover.next_attempt(second, Declined(429, 2.0))
     assert third.endpoint.name == "c"
     assert not world.failover.takes(third, 429)
 
@@ -288,13 +288,13 @@ async def test_what_hedge_failed_a_leg_is_not_asked_after_it_and_may_have_died_o
     assert other is world.pods[1]
     world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), REFUSED)
     assert world.failover.next_after(first) is world.pods[2]
-    assert (await world.failover.following(first, REFUSED)).endpoint is world.pods[2]
+    assert (await world.failover.next_attempt(first, REFUSED)).endpoint is world.pods[2]
 
     world.dead = "ab"
     second = world.first()
     world.failover.hedge_failed(second, Attempt(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
     with pytest.raises(SuspectedPoison):
-        await world.failover.following(second, BROKE_OFF)
+        await world.failover.next_attempt(second, BROKE_OFF)
 
 
 async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
@@ -324,8 +324,8 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
     )
     first = world.first()
     rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
-    second = await failover.following(first, StreamInterrupted("reset", rest))
-    third = await failover.following(second, REFUSED)
+    second = await failover.next_attempt(first, StreamInterrupted("reset", rest))
+    third = await failover.next_attempt(second, REFUSED)
     assert [leg.request for leg in (second, third)] == [rest, rest]
     assert [leg.continued for leg in (first, second, third)] == [False, True, True]
     assert len(counted) == 2
@@ -337,7 +337,7 @@ async def test_a_started_response_without_continuation_cannot_be_retried() -> No
     first = world.first()
     update(world.pods[0], state=EndpointState.EJECTED)
     with pytest.raises(BadGateway) as refused:
-        await world.failover.following(first, StreamInterrupted("reset", first.request))
+        await world.failover.next_attempt(first, StreamInterrupted("reset", first.request))
     assert not isinstance(refused.value, AllFailed)
 
 
@@ -355,24 +355,24 @@ async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     world.dead = "ab"
     leg = world.first()
     beside(world, "a")
-    leg = await world.failover.following(leg, BROKE_OFF)
+    leg = await world.failover.next_attempt(leg, BROKE_OFF)
     beside(world, "b")
-    leg = await world.failover.following(leg, BROKE_OFF)
+    leg = await world.failover.next_attempt(leg, BROKE_OFF)
     assert leg.endpoint.name == "c"
     assert not world.failover.poison.suspects
     world.dead = "abc"
     with pytest.raises(SuspectedPoison):
-        await world.failover.following(leg, BROKE_OFF)
+        await world.failover.next_attempt(leg, BROKE_OFF)
 
 
 async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:
     world = World("abcd")
     world.dead = "ab"
-    leg = await world.failover.following(world.first(), BROKE_OFF)
+    leg = await world.failover.next_attempt(world.first(), BROKE_OFF)
     beside(world, "b")
     world.clock.advance(2.0)
     with pytest.raises(SuspectedPoison):
-        await world.failover.following(leg, BROKE_OFF)
+        await world.failover.next_attempt(leg, BROKE_OFF)
 
 
 async def test_after_a_crash_the_pod_with_the_fewest_requests_is_next() -> None:
@@ -394,7 +394,7 @@ async def test_crashes_count_across_fallback_models() -> None:
     world = World("ab")
     world.dead = "ab"
     first = world.first()
-    await world.failover.following(first, BROKE_OFF)
+    await world.failover.next_attempt(first, BROKE_OFF)
     other = Attempt(with_fresh_state(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
     with pytest.raises(SuspectedPoison):
-        await world.failover.following(other, BROKE_OFF)
+        await world.failover.next_attempt(other, BROKE_OFF)

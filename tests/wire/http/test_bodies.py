@@ -259,7 +259,7 @@ async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
     large = asyncio.ensure_future(budget.take(4_000_000))
     await asyncio.sleep(0)
     for _ in range(2000):
-        assert budget.take_now(1900)
+        assert budget.acquire_now(1900)
     budget.used += 199_000
     small = [asyncio.ensure_future(budget.take(1900)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -275,7 +275,7 @@ async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
 
 async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
-    assert budget.take_now(1900)
+    assert budget.acquire_now(1900)
     await asyncio.wait_for(budget.take(20_000_000), PATIENCE)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(budget.take(5_000_000), 0.01)
@@ -283,7 +283,7 @@ async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> N
 
 async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_pass() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
-    assert budget.take_now(1900)
+    assert budget.acquire_now(1900)
     for _ in range(2):
         await budget.take(6_000_000 - 1900)
     growing = [asyncio.ensure_future(budget.take(3_000_000, 6_000_000 - 1900)) for _ in range(2)]

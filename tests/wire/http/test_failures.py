@@ -180,8 +180,8 @@ async def test_a_broken_stream_ends_with_an_error_event() -> None:
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        (CHAT, b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
-        ("/v1/completions", b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
+        (CHAT, b'data: {"error":{"message":"The pod stopped responding; this response is incomplete.",'),
+        ("/v1/completions", b'data: {"error":{"message":"The pod stopped responding; this response is incomplete.",'),
         ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"The pod '),
         ("/v1/responses", b'event: error\ndata: {"type":"error","code":"server_error","message":"The pod '),
     ],
