@@ -106,7 +106,7 @@ async def test_a_healthy_pod_with_few_metrics_is_healthy() -> None:
         (FakePod(ahead=30), "clock", Level.WARNING, "ahead of this one"),
         (FakePod(ahead=-30), "clock", Level.WARNING, "behind this one"),
         (FakePod(health=404), "health", Level.FAULT, "404"),
-        (FakePod(without="vllm:"), "engine", Level.FAULT, "blind"),
+        (FakePod(without="vllm:"), "engine", Level.FAULT, "does not see"),
         (FakePod(without="waiting"), "metrics", Level.WARNING, "lack waiting"),
         (
             FakePod(nixl=True, kv_params={"remote_engine_id": "x", "remote_host": "127.0.0.1"}),
