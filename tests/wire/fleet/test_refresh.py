@@ -99,7 +99,7 @@ async def test_the_reason_of_a_failed_scrape_is_kept_until_one_succeeds() -> Non
         async with asking(PodSettings(url=pod.url)) as asked:
             await until(lambda: asked.fleet.scrape_failure(asked.endpoint) == "status 404")
             pod.hang.add("/metrics")
-            await until(lambda: "no answer" in (asked.fleet.scrape_failure(asked.endpoint) or ""))
+            await until(lambda: "no response" in (asked.fleet.scrape_failure(asked.endpoint) or ""))
             pod.hang.clear()
             pod.bodies["/metrics"] = exposed
             await until(lambda: asked.fleet.scrape_failure(asked.endpoint) is None)
