@@ -41,7 +41,7 @@ from proxy.fleet.store import Fleet, PoolPods
 from proxy.flowcontrol.controller import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from proxy.http.server import DataServer
 from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
@@ -237,9 +237,7 @@ class App:
         )
 
     def _make_server(self) -> None:
-        cells = {
-            why: self._catalogue.hung_up.cell(why.value) for why in RejectedConnections
-        }  # a rate sees the first of each
+        cells = {why: self._catalogue.hung_up.cell(why.value) for why in CloseReason}  # a rate sees the first of each
         served, connections = self.serving.served, self._process.connections
         self._server = server = DataServer(
             self._settings.listen,

@@ -53,7 +53,7 @@ class Autoscaling:
         self._clock = clock
         self._random = rng
         self._blocks = blocks
-        self.lead = AlwaysLeader(clock)
+        self.lead = Leadership(clock)
         self._tasks: Tasks | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.pools: dict[str, ScaledPool] = {}
@@ -198,7 +198,7 @@ class Autoscaling:
             self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
 
 
-class AlwaysLeader:
+class Leadership:
     """Leader election: whether this process scales. Always true if no other process can."""
 
     def __init__(self, clock: Clock) -> None:

@@ -25,7 +25,7 @@ TIMEOUT = 5.0
 
 
 async def ask(settings: PrometheusSettings, query: str) -> float:
-    """Return the current value of a query. Raise Unanswered."""
+    """Return the current value of a query. Raise QueryFailed."""
     try:
         headers, trust = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"
@@ -37,7 +37,7 @@ async def ask(settings: PrometheusSettings, query: str) -> float:
 
 
 def value_of(content: Any) -> float:
-    """Return the value of a scalar or a vector of one element. Raise Unanswered."""
+    """Return the value of a scalar or a vector of one element. Raise QueryFailed."""
     if not isinstance(content, dict) or content.get("status") != "success":
         raise QueryFailed(
             str(content.get("error", content)) if isinstance(content, dict) else "not a response of Prometheus"
@@ -69,7 +69,7 @@ class QueryFailed(Exception):
 
 
 Ask = Callable[[str], Awaitable[float]]
-"""A function that returns the value of a query; it raises Unanswered."""
+"""A function that returns the value of a query; it raises QueryFailed."""
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class ReplaySetup:
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> ReplaySetup:
-        """Return the situation of these options. Raise Unusable for files without a usable record."""
+        """Return the situation of these options. Raise UnusableTrace for files without a usable record."""
         hardware, fitted, seed = about["hardware"], about["fitted"], about["seed"]
         if fitted and hardware:
             raise click.UsageError("--fit and --hardware exclude each other")
@@ -136,7 +136,7 @@ class ReplaySetup:
 
 
 def settings_of(config: Path | None, pool: str) -> Settings:
-    """Return the settings with this pool at the top level. Raise ConfigError, and Unusable without such a pool."""
+    """Return the settings with this pool at the top level. Raise ConfigError, and UnusableTrace without such a pool."""
     try:
         return (load_settings(config, os.environ) if config else Settings()).alone(pool)
     except KeyError:

@@ -99,8 +99,8 @@ class Peers:
         return 0.0 if peer is None else peer.received_at
 
     def receive(self, packet: Packet) -> Peer | None:
-        """Return the sender of a packet, or None if a later packet has overtaken this one. Raise Garbled for a host
-        beyond MOST_HOSTS, or a process beyond MOST_MEMBERS."""
+        """Return the sender of a packet, or None if a later packet has overtaken this one. Raise InvalidMessage for a
+        host beyond MOST_HOSTS, or a process beyond MOST_MEMBERS."""
         now, say = self._clock.now(), packet.say
         peer = self._peers.get(packet.sender)
         if peer is None:

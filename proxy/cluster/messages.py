@@ -166,7 +166,7 @@ class Packets:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Packet]:
-        """Yield each packet that is complete. Raises Garbled."""
+        """Yield each packet that is complete. Raises InvalidMessage."""
         buffer, size = self._buffer, _HEAD.size
         buffer += data
         at = 0
@@ -202,7 +202,7 @@ _VERSION = bytes((VERSION,))
 
 
 def packets(data: bytes) -> Iterator[Packet]:
-    """Yield the packets of a message of this version. Raises Garbled."""
+    """Yield the packets of a message of this version. Raises InvalidMessage."""
     split = Packets()
     yield from split.feed(data[1:])
     if split.is_waiting:
@@ -210,7 +210,8 @@ def packets(data: bytes) -> Iterator[Packet]:
 
 
 def receive_packet(sock: socket.socket) -> bytes:
-    """Return the body of the next packet of a blocking socket, without reading further. Raises Garbled if it ends."""
+    """Return the body of the next packet of a blocking socket, without reading further. Raises InvalidMessage if it
+    ends."""
     head = sock.recv(_HEAD.size + ID_BYTES, socket.MSG_WAITALL)
     if len(head) < _HEAD.size + ID_BYTES:
         raise InvalidMessage("the connection ended before its first packet")
@@ -229,7 +230,7 @@ def record(kind: FrameKind, body: bytes) -> bytes:
 
 
 def records(data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-    """Yield kind and body of each record, except of kinds of a newer version. Raise Garbled."""
+    """Yield kind and body of each record, except of kinds of a newer version. Raise InvalidMessage."""
     at, end = 0, len(data)
     while at < end:
         try:
@@ -272,12 +273,12 @@ def longs(numbers: Sequence[int]) -> bytes:
 
 
 def read_words(data: bytes, at: int, count: int) -> list[int]:
-    """Return numbers of four bytes each. Raise Garbled."""
+    """Return numbers of four bytes each. Raise InvalidMessage."""
     return _read("I", data, at, 4 * count)
 
 
 def read_longs(data: bytes, at: int, count: int) -> list[int]:
-    """Return numbers of eight bytes each. Raise Garbled."""
+    """Return numbers of eight bytes each. Raise InvalidMessage."""
     return _read("Q", data, at, 8 * count)
 
 
@@ -300,14 +301,15 @@ def question(to: bytes, memory: float) -> bytes:
 
 
 def read_question(body: bytes) -> tuple[bytes, float]:
-    """Return the address to send to, and the part of what is remembered, from 0 to 1. Raises Garbled."""
+    """Return the address to send to, and the part of what is remembered, from 0 to 1. Raises InvalidMessage."""
     if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
         raise InvalidMessage("a question needs an address and a share")
     return found[0], found[1]
 
 
 def hosts(body: bytes) -> tuple[int, int, bool]:
-    """Return the number of hosts, the rank of this one, and whether the others can be reached. Raises Garbled."""
+    """Return the number of hosts, the rank of this one, and whether the others can be reached. Raises
+    InvalidMessage."""
     match _json(body):
         case [int(number), int(rank), bool(are_reached)] if 0 <= rank < number:
             return number, rank, are_reached
@@ -315,7 +317,7 @@ def hosts(body: bytes) -> tuple[int, int, bool]:
 
 
 def facts(body: bytes) -> tuple[str, str]:
-    """Return a host's name and the digest of its configuration. Raises Garbled."""
+    """Return a host's name and the digest of its configuration. Raises InvalidMessage."""
     match _json(body):
         case {"name": str(name), "config": str(config)} if max(len(name), len(config)) <= LONGEST_NAME:
             return name, config

@@ -139,7 +139,7 @@ class IndexChanges:
 
     @staticmethod
     def read(body: bytes) -> IndexChanges:
-        """Return the moves in a record. Raise Garbled."""
+        """Return the moves in a record. Raise InvalidMessage."""
         try:
             _, settled, reserved, pods, hashes, last = _HEAD.unpack_from(body)
         except StructError:

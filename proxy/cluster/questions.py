@@ -80,7 +80,7 @@ class Questions:
         self.handlers: dict[str, Handler] = {}
 
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
-        """Send a request and return the reply. Raise Unanswered."""
+        """Send a request and return the reply. Raise WorkerUnreachable."""
         key = address, next(self._numbers)
         reply = self._pending[key] = asyncio.get_running_loop().create_future()
         self._send(address, record(FrameKind.QUESTION, _QUESTION.pack(key[1]) + orjson.dumps((topic, argument))))
@@ -93,7 +93,7 @@ class Questions:
             del self._pending[key]
 
     def receive(self, address: int, kind: FrameKind, body: bytes) -> None:
-        """Raises Garbled, or another of UNREADABLE."""
+        """Raises InvalidMessage, or another of UNREADABLE."""
         if kind is FrameKind.QUESTION:
             (number,) = _QUESTION.unpack_from(body)
             topic, argument = orjson.loads(body[_QUESTION.size :])

@@ -89,7 +89,7 @@ class SharedState:
         return [value for value in self.values if isinstance(value, type_)]
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> bool:
-        """Apply a record of a peer. Return False for a kind that is not shared here. Raises Garbled."""
+        """Apply a record of a peer. Return False for a kind that is not shared here. Raises InvalidMessage."""
         values = self._by_kind.get(kind, ())
         for value in values:
             value.receive(peer, kind, body)

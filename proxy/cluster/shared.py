@@ -56,7 +56,7 @@ class Shared:
     kinds: ClassVar[Sequence[FrameKind]]
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        """Apply what a peer published. Raises Garbled, and has applied nothing then."""
+        """Apply what a peer published. Raises InvalidMessage, and has applied nothing then."""
         raise NotImplementedError
 
     def reset(self, peer: int) -> None:
@@ -76,7 +76,7 @@ class Shared:
 
 
 def _entries(kind: FrameKind, body: bytes, *types: Any) -> list[Any]:
-    """Return the entries of a record, a JSON list of lists with values of these types. Raises Garbled."""
+    """Return the entries of a record, a JSON list of lists with values of these types. Raises InvalidMessage."""
     try:
         found = orjson.loads(body)
     except ValueError as error:
@@ -569,7 +569,7 @@ class SharedLimits(Shared):
 
 
 def read_spent(body: bytes) -> list[Spent]:
-    """Raises Garbled."""
+    """Raises InvalidMessage."""
     found: list[Spent] = []
     for who, running, amounts in _entries(FrameKind.SPENT, body, list, int, list):
         numbers = [amount for amount in amounts if isinstance(amount, float | int) and isfinite(amount)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from proxy.core.errors import Unreadable
+from proxy.core.log_limit import LogLimit
 
 T = TypeVar("T")
 
@@ -80,16 +81,13 @@ log = logging.getLogger(__name__)
 
 CANNOT_CONNECT, CANNOT_ACCEPT = "connect", "accept"
 
-LOGGED_EVERY = 60.0
-"""Seconds between two log lines that say that the limit is reached."""
-
 RESERVED_FILES = 16
 """Descriptors below the limit that no client's connection gets, so that connections to pods and files can be opened."""
 
 out_of_files: Counter[str] = Counter({CANNOT_CONNECT: 0, CANNOT_ACCEPT: 0})
 """Connections that failed at the limit, by what was tried. Shown in kvlane_open_files_limit_reached_total."""
 
-_logged_at = float("-inf")
+_logs = LogLimit()
 
 
 def open_files_limit() -> int:
@@ -132,13 +130,11 @@ def is_out_of_files(error: Exception) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def report_out_of_files(what: str, now: float) -> None:
-    """Count a connection that failed at the limit, and log it once a minute. `now` is monotonic seconds."""
-    global _logged_at
+def report_out_of_files(what: str) -> None:
+    """Count a connection that failed at the limit, and log it once a minute."""
     out_of_files[what] += 1
-    if now - _logged_at < LOGGED_EVERY:
+    if not _logs.allows():
         return
-    _logged_at = now
     log.error(
         "out of file descriptors: the limit on open files is %d; cannot %s; raise the limit (ulimit -Hn, LimitNOFILE)"
         " or lower listen.maxConnections",

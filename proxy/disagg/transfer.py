@@ -86,7 +86,7 @@ class SplitRequests:
         self.prefill_timeout = settings.prefill_timeout
 
     def of(
-        self, request: InferenceRequest, decision: Decision, relay: Relay, attempts: Reserve
+        self, request: InferenceRequest, decision: Decision, relay: Relay, reserve: Reserve
     ) -> tuple[Decision, SplitRequest | None]:
         """Return None, and the decision without stages, if one pod has to do everything. Raise RequestError if no pod
         can."""
@@ -107,7 +107,7 @@ class SplitRequests:
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
             return decision._replace(prefill=(), encode=(), why=why), None
-        return decision, SplitRequest(self, fields, relay, attempts)
+        return decision, SplitRequest(self, fields, relay, reserve)
 
 
 class Transfer(NamedTuple):
@@ -140,7 +140,7 @@ class SplitRequest:
     fields: dict[str, Any]
     """Of the client's body."""
     relay: Relay
-    attempts: Reserve
+    reserve: Reserve
     tried: list[Endpoint] = field(default_factory=list)
     """The prefill pods that were tried."""
     transfer: Transfer | None = None
@@ -167,7 +167,7 @@ class SplitRequest:
         if has_stages:
             attempt.stage = Stage.DECODE
         failure, is_left_alone = None, False
-        with self.attempts(attempt), ExitStack() as held:
+        with self.reserve(attempt), ExitStack() as held:
             if self.encoded is None:
                 with _no_fault_of(attempt):
                     self.encoded = await self._encode(attempt)
@@ -190,7 +190,7 @@ class SplitRequest:
             is_left_alone = True
         if is_left_alone:
             again = self._again(attempt)
-            with self.attempts(again):
+            with self.reserve(again):
                 await self._whole(again)
 
     async def _whole(self, attempt: Attempt) -> None:
@@ -326,7 +326,7 @@ class SplitRequest:
         """Read the cached tokens of the response; the decode pod has the cache, or does not begin. Failures are added
         to `lost`."""
         try:
-            with self.attempts(prefill):
+            with self.reserve(prefill):
                 body = await self.relay.collect(prefill, self.shared.prefill_timeout)
                 self.shared.ledger.first_byte(prefill)
             attempt.cached_to_report = prefill.usage.cached_tokens if prefill.usage else None
@@ -375,7 +375,7 @@ class SplitRequest:
                 prepare(attempt)
             try:
                 with ExitStack() as open_attempt:
-                    open_attempt.enter_context(self.attempts(attempt))
+                    open_attempt.enter_context(self.reserve(attempt))
                     response = await self.relay.collect(attempt, self.shared.prefill_timeout)
                     self.shared.ledger.first_byte(attempt)
                     if held is not None:

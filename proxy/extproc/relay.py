@@ -142,7 +142,7 @@ class EnvoyRelay(Relay):
         return message
 
     def _judge(self, head: Any, attempt: Attempt) -> None:
-        """Check that the chosen pod responded. Raise PassedOver, BadGateway or GatewayTimeout."""
+        """Check that the chosen pod responded. Raise TriedByGateway, BadGateway or GatewayTimeout."""
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise _failure(details)

@@ -21,8 +21,8 @@ from proxy.http.upstream.pool import PodAddress, Resolve, is_address, look_up, n
 
 
 class GatewayRequest:
-    """Implements `http.service.Brought`; lives as long as the request. A response of kvlane itself is kept in `local`
-    until it is sent to the gateway."""
+    """Implements `http.service.IncomingRequest`; lives as long as the request. A response of kvlane itself is kept in
+    `local` until it is sent to the gateway."""
 
     body = b""
     retained = 0
@@ -277,7 +277,7 @@ class Addresses:
             there = PodAddress.of(endpoint.url)
             host = there.host if is_address(there.host) else await self._first(there)
         except (OSError, ValueError) as error:
-            raise not_connected(error, self._clock.now()) from error
+            raise not_connected(error) from error
         address = _written(host, there.port)
         if len(self._found) >= REMEMBERED:
             self._found.clear()

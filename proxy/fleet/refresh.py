@@ -204,7 +204,8 @@ class Refresher:
         return status == 200
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """The pod's URL is read again every time, so that a changed one takes effect. Raises _Refused and _Silent."""
+        """The pod's URL is read again every time, so that a changed one takes effect. Raises _Refused and
+        _NoResponse."""
         try:
             return await self._fetcher.get(url, self._endpoint.api_key)
         except ConnectRefused:

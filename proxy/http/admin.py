@@ -32,7 +32,7 @@ from proxy.http.admin_keys import (
     Hosts,
     Keys,
     audited,
-    json_response_of,
+    json_response,
     no_hosts,
     nobody,
     requiring,
@@ -240,7 +240,7 @@ class _Probes:
 
     async def alive(self, request: web.Request) -> web.Response:
         """200 while the event loop runs."""
-        return json_response_of({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 exactly if new requests are accepted."""
@@ -255,7 +255,7 @@ class _Probes:
             detail["workers"] = workers
         if replicas := self._replicas():
             detail["replicas"] = replicas
-        return json_response_of(detail, 200 if wanted else 503)
+        return json_response(detail, 200 if wanted else 503)
 
 
 async def _to_dashboard(request: web.Request) -> web.Response:

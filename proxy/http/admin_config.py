@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy.core.errors import BadRequest, ConfigError, Forbidden, NotFound
 from proxy.core.params import parse_duration, suggestion
 from proxy.fleet.store import Fleet
-from proxy.http.admin_keys import UNKNOWN, WHO, Keys, audit, json_body, json_response_of
+from proxy.http.admin_keys import UNKNOWN, WHO, Keys, audit, json_body, json_response
 from proxy.http.admin_pods import describe, drained, named, seconds_of
 from proxy.telemetry.logs import LogLevels
 from proxy.yaml_source import WITHHELD
@@ -60,7 +60,7 @@ class ConfigRoutes:
         router.add_post("/admin/config/rollback", self.roll_back)
 
     async def show(self, request: web.Request) -> web.Response:
-        return json_response_of({"version": self._configurations.described(), **redacted(self._effective())})
+        return json_response({"version": self._configurations.described(), **redacted(self._effective())})
 
     async def source(self, request: web.Request) -> web.Response:
         """Return the configuration as written, in YAML, which `change` accepts after edits."""
@@ -77,13 +77,13 @@ class ConfigRoutes:
             raise BadRequest(f"Unknown in the query: {', '.join(sorted(unknown))}. There is dry_run=1.")
         dry_run = request.query.get("dry_run", "0").lower() not in ("0", "false")
         try:
-            return json_response_of(await self._configurations.propose(text, dry_run, any(self._keys())))
+            return json_response(await self._configurations.propose(text, dry_run, any(self._keys())))
         except ConfigError as error:
             return _faults(error)
 
     async def roll_back(self, request: web.Request) -> web.Response:
         try:
-            return json_response_of(await self._configurations.roll_back())
+            return json_response(await self._configurations.roll_back())
         except ConfigError as error:
             return _faults(error)
 
@@ -93,7 +93,7 @@ def _faults(error: ConfigError) -> web.Response:
     problems = [{"path": problem.path, "message": problem.message} for problem in error.problems]
     message = f"The configuration has faults, and stays as it was: {error}"
     described = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_configuration"}
-    return json_response_of({"error": {**described, "problems": problems}}, 400)
+    return json_response({"error": {**described, "problems": problems}}, 400)
 
 
 def redacted(value: Any, secret: bool = False) -> Any:
@@ -122,12 +122,12 @@ class LoggingRoutes:
         router.add_post("/admin/logging", self.change)
 
     async def show(self, request: web.Request) -> web.Response:
-        return json_response_of(self._levels.shown())
+        return json_response(self._levels.shown())
 
     async def change(self, request: web.Request) -> web.Response:
         """Change the log levels and respond as GET does."""
         self._levels.change(await json_body(request))
-        return json_response_of(self._levels.shown())
+        return json_response(self._levels.shown())
 
 
 class Explained(Protocol):
@@ -155,14 +155,14 @@ class DecisionRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Return the kept decisions, newest first; filtered by `?request=`, `pod`, `tenant`, `model`, `pool`,
         `outcome`, `slow`, `asked` and `limit`."""
-        return _uncached(json_response_of(await self._explained.listed(request.query)))
+        return _uncached(json_response(await self._explained.listed(request.query)))
 
     async def show(self, request: web.Request) -> web.Response:
-        return _uncached(json_response_of(await self._explained.shown(request.match_info["name"])))
+        return _uncached(json_response(await self._explained.shown(request.match_info["name"])))
 
     async def imagine(self, request: web.Request) -> web.Response:
         """Explain where the request in the body would go, without sending it."""
-        return _uncached(json_response_of(await self._explained.imagined(await json_body(request), request.query)))
+        return _uncached(json_response(await self._explained.imagined(await json_body(request), request.query)))
 
 
 LONGEST_ORDER = 86400.0
@@ -190,7 +190,7 @@ class AutoscaleRoutes:
         router.add_get("/autoscale/drain/{pod}", self.drain)
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_response_of({"pools": list(self._pools())})
+        return json_response({"pools": list(self._pools())})
 
     async def show(self, request: web.Request) -> web.Response:
         """Return the latest decision; 503 before the first. An invalid one is 200 too: KEDA takes an error for a
@@ -198,7 +198,7 @@ class AutoscaleRoutes:
         pool = self._named(request)
         decision = pool.loop.latest
         if decision is None:
-            return _uncached(json_response_of({"pool": request.match_info["pool"], "valid": False}, 503))
+            return _uncached(json_response({"pool": request.match_info["pool"], "valid": False}, 503))
         tag = f'"{decision.id}"'
         if request.headers.get("if-none-match") == tag:
             answer = web.Response(status=304)
@@ -206,7 +206,7 @@ class AutoscaleRoutes:
             controls = pool.loop.controls
             outcomes = {role: outcome.value for role, outcome in pool.loop.outcomes.items()}
             more = {"paused": controls.paused, "outcomes": outcomes, "acknowledged": _acknowledged(pool.loop)}
-            answer = json_response_of({**pool.described(decision), **more})
+            answer = json_response({**pool.described(decision), **more})
         answer.headers["etag"] = tag
         return _uncached(answer)
 
@@ -214,24 +214,24 @@ class AutoscaleRoutes:
         """Return the latest `?n=` decisions, oldest first, for `kvlane autoscale replay`."""
         count = _number(request.query.get("n", str(LATEST)))
         decisions = list(self._named(request).loop.history)[-count:]
-        return _uncached(json_response_of({"decisions": [one.as_dict() for one in decisions]}))
+        return _uncached(json_response({"decisions": [one.as_dict() for one in decisions]}))
 
     async def pause(self, request: web.Request) -> web.Response:
         controls = self._named(request).loop.controls
         controls.pause()
-        return json_response_of({"paused": controls.paused})
+        return json_response({"paused": controls.paused})
 
     async def resume(self, request: web.Request) -> web.Response:
         controls = self._named(request).loop.controls
         controls.resume()
-        return json_response_of({"paused": controls.paused})
+        return json_response({"paused": controls.paused})
 
     async def override(self, request: web.Request) -> web.Response:
         """Apply `{"roles": {"decode": 8}, "ttl": "30m"}`."""
         controls, body = self._named(request).loop.controls, await json_body(request)
         seconds = _ttl(body.get("ttl") if isinstance(body, dict) else None)
         controls.override(_counts(body), seconds)
-        return json_response_of({"overrides": controls.overrides(), "seconds": seconds})
+        return json_response({"overrides": controls.overrides(), "seconds": seconds})
 
     async def acknowledge(self, request: web.Request) -> web.Response:
         """Record `{"decision_id": 1841, "roles": {"decode": 8}}`: another controller has scaled these roles."""
@@ -241,7 +241,7 @@ class AutoscaleRoutes:
         if not isinstance(decision, int) or isinstance(decision, bool):
             raise BadRequest("decision_id must be a whole number.", param="decision_id")
         pool.acknowledge(decision, counts)
-        return json_response_of({"acknowledged": _acknowledged(pool.loop)})
+        return json_response({"acknowledged": _acknowledged(pool.loop)})
 
     async def drain(self, request: web.Request) -> web.Response:
         """Drain a pod; for a `preStop` hook, which can only send GET. Respond when its last request has ended, or with
@@ -251,7 +251,7 @@ class AutoscaleRoutes:
         endpoint, seconds = named(self._fleet, request.match_info["pod"]), seconds_of(request.query.get("wait", "0s"))
         audit.info("drain of pod %s by %r from %s", endpoint.name, request.get(WHO, UNKNOWN), request.remote)
         is_idle = await drained(self._fleet, endpoint, seconds)
-        return _uncached(json_response_of(describe(endpoint), 200 if is_idle else 202))
+        return _uncached(json_response(describe(endpoint), 200 if is_idle else 202))
 
     def _named(self, request: web.Request) -> ScaledPool:
         """Raise NotFound."""

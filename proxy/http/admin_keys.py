@@ -148,7 +148,7 @@ def _is_of_another_site(request: web.Request) -> bool:
     return origin is not None and origin.rpartition("//")[2] != request.host
 
 
-def json_response_of(value: Any, status: int = 200) -> web.Response:
+def json_response(value: Any, status: int = 200) -> web.Response:
     """Return indented JSON, for users of curl."""
     body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
     return web.Response(status=status, body=body, content_type="application/json")

@@ -20,7 +20,7 @@ from proxy.core.errors import BadGateway, BadRequest, ConfigError, Conflict, Gat
 from proxy.core.params import parse_duration
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
-from proxy.http.admin_keys import json_body, json_response_of
+from proxy.http.admin_keys import json_body, json_response
 from proxy.http.settings import PodTlsContexts
 
 LONGEST_WAIT = 600.0
@@ -46,10 +46,10 @@ class PodRoutes:
         router.add_post("/admin/pods/{name}/undrain", self.undrain)
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_response_of({"pods": [self._describe(endpoint) for endpoint in self._fleet.pods]})
+        return json_response({"pods": [self._describe(endpoint) for endpoint in self._fleet.pods]})
 
     async def show(self, request: web.Request) -> web.Response:
-        return json_response_of(self._describe(self._named(request)))
+        return json_response(self._describe(self._named(request)))
 
     async def add(self, request: web.Request) -> web.Response:
         """Respond 201 for a new pod, in `pool` or else in the default pool; 200 for an updated pod of this name, which
@@ -68,24 +68,24 @@ class PodRoutes:
             )
         pool = pool or (DEFAULT_POOL if known is None else known.pool)
         endpoint = self._fleet.add(pod, pool=pool)
-        return json_response_of(self._describe(endpoint), 200 if endpoint is known else 201)
+        return json_response(self._describe(endpoint), 200 if endpoint is known else 201)
 
     async def remove(self, request: web.Request) -> web.Response:
         """Respond 202: the pod is removed when its last request has ended, or after the grace time."""
         endpoint = self._named(request)
         self._fleet.remove(endpoint.name)
-        return json_response_of(self._describe(endpoint), 202)
+        return json_response(self._describe(endpoint), 202)
 
     async def drain(self, request: web.Request) -> web.Response:
         """Drain a pod. With `?wait=30s` respond when its last request has ended, or with 202 after that time."""
         endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
         is_idle = await drained(self._fleet, endpoint, seconds)
-        return json_response_of(self._describe(endpoint), 200 if is_idle or not seconds else 202)
+        return json_response(self._describe(endpoint), 200 if is_idle or not seconds else 202)
 
     async def undrain(self, request: web.Request) -> web.Response:
         endpoint = self._named(request)
         self._fleet.undrain(endpoint.name)
-        return json_response_of(self._describe(endpoint))
+        return json_response(self._describe(endpoint))
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
         trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
-from proxy.http.guards import HalfClosed, RejectedConnections, SendProgress, guarded, reset
+from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, reset
 from proxy.http.reader import CountedReader, RequestReader, WholeReader
 from proxy.http.request import HttpRequest
 
@@ -263,7 +263,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """End stalled requests and connections. `now` is monotonic seconds."""
         if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
-            self._clients.hung_up(RejectedConnections.SEND_TIMEOUT, 1)
+            self._clients.hung_up(CloseReason.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
             if self.sink is not None:

@@ -87,7 +87,7 @@ def guarded(callback: Callable[Concatenate[B, P], None]) -> Callable[Concatenate
     return call
 
 
-class RejectedConnections(Enum):
+class CloseReason(Enum):
     MAX_CONNECTIONS = "max-connections"
     OUT_OF_FILES = "out-of-files"
     TLS_HANDSHAKE = "tls-handshake"
@@ -97,23 +97,23 @@ class RejectedConnections(Enum):
     BAD_REQUEST = "bad-request"
 
 
-CountRejected = Callable[[RejectedConnections, int], None]
+CountClosed = Callable[[CloseReason, int], None]
 """Called with the reason and the number of connections."""
 
 _AFTER = {
-    HeadTimeout: RejectedConnections.HEAD_TIMEOUT,
-    BodyTimeout: RejectedConnections.BODY_TIMEOUT,
-    InvalidHttp: RejectedConnections.BAD_REQUEST,
-    HeadTooLarge: RejectedConnections.BAD_REQUEST,
+    HeadTimeout: CloseReason.HEAD_TIMEOUT,
+    BodyTimeout: CloseReason.BODY_TIMEOUT,
+    InvalidHttp: CloseReason.BAD_REQUEST,
+    HeadTooLarge: CloseReason.BAD_REQUEST,
 }
 
 
-def after(refusal: RequestError) -> RejectedConnections | None:
+def after(refusal: RequestError) -> CloseReason | None:
     """Return None for a response that leaves its connection unchanged."""
     return _AFTER.get(type(refusal))
 
 
-def uncounted(why: RejectedConnections, number: int) -> None:
+def uncounted(why: CloseReason, number: int) -> None:
     """Count nothing."""
 
 

@@ -105,9 +105,9 @@ BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, Fal
 
 @lru_cache(maxsize=256)
 def read_response_head(head: bytes) -> ResponseHead:
-    """Raise Garbled for a head that must not be relayed. The parser has checked the characters of names and values.
-    Cached: a pod's heads differ in date and length, so under load most repeat within the second. Use `__wrapped__` for
-    heads of more than REMEMBERED bytes."""
+    """Raise InvalidResponse for a head that must not be relayed. The parser has checked the characters of names and
+    values. Cached: a pod's heads differ in date and length, so under load most repeat within the second. Use
+    `__wrapped__` for heads of more than REMEMBERED bytes."""
     status_line, *lines = head.strip(b"\r\n").split(b"\r\n")
     if not status_line:
         return BLANK

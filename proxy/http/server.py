@@ -23,7 +23,7 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.body import BodyReader, MemoryBudget
 from proxy.http.client import ClientConnection
-from proxy.http.guards import CountRejected, RejectedConnections, Sweep, guarded, look_at, uncounted
+from proxy.http.guards import CloseReason, CountClosed, Sweep, guarded, look_at, uncounted
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
@@ -146,7 +146,7 @@ class Clients:
         settings: ListenSettings,
         clock: Clock,
         buffers: MemoryBudget,
-        hung_up: CountRejected = uncounted,
+        hung_up: CountClosed = uncounted,
     ) -> None:
         """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
         self.serve = serve
@@ -191,11 +191,11 @@ class Clients:
                 return True
             self._no_idle_at = now
         if is_out_of_files:
-            report_out_of_files(CANNOT_ACCEPT, now)
-            self.hung_up(RejectedConnections.OUT_OF_FILES, 1)
+            report_out_of_files(CANNOT_ACCEPT)
+            self.hung_up(CloseReason.OUT_OF_FILES, 1)
             return False
         self._turned_away += 1
-        self.hung_up(RejectedConnections.MAX_CONNECTIONS, 1)
+        self.hung_up(CloseReason.MAX_CONNECTIONS, 1)
         return False
 
     def check(self, now: float) -> None:
@@ -263,7 +263,7 @@ class DataServer:
         served: ServedGraph,
         clock: Clock,
         pool: UpstreamPool,
-        hung_up: CountRejected = uncounted,
+        hung_up: CountClosed = uncounted,
     ) -> None:
         """`pool` has the connections to pods; it is closed with the server."""
         self._settings = settings
@@ -293,7 +293,7 @@ class DataServer:
         context = None
         if settings.tls is not None:
             context = server_context(settings.tls)
-            accept = handshakes = Handshakes(accept, partial(self._hung_up, RejectedConnections.TLS_HANDSHAKE))
+            accept = handshakes = Handshakes(accept, partial(self._hung_up, CloseReason.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
         self._listeners = await listeners(accept, settings.host, settings.port, sockets, context)
         self._tasks.keep(self._sweep.run, "stall-sweep")
@@ -332,7 +332,7 @@ class DataServer:
         self.pool.connect_timeout = served.timeouts.connect
         self._make_context()
 
-    def service_of(self, bodies: Bodies[C], hung_up: CountRejected = uncounted) -> Service[C]:
+    def service_of(self, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
         served = self._served
         return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)

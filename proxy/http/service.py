@@ -13,10 +13,10 @@ import orjson
 
 import proxy
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
+from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.listener import Listeners
 from proxy.core.ports import ClientRequest, Identity, Relay, allows
-from proxy.http.guards import CountRejected, after, uncounted
+from proxy.http.guards import CountClosed, after, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
 from proxy.http.request import HttpRequest
@@ -195,7 +195,7 @@ class Service(Generic[C]):
         authenticator: Authenticator | None,
         bodies: Bodies[C],
         listeners: Listeners,
-        hung_up: CountRejected = uncounted,
+        hung_up: CountClosed = uncounted,
     ) -> None:
         """Without an authenticator, requests need no key."""
         self.listeners = listeners
@@ -302,7 +302,7 @@ class Service(Generic[C]):
             if self.stopping:
                 raise ShuttingDown
             if not self._gateway.health():
-                raise NoEndpoints("No pod is ready. Retry shortly.")
+                raise NoEndpoints(NO_POD)
             call.answer(200, [("x-request-id", call.id)], b"")
             return
         if kind is PathKind.VERSION:

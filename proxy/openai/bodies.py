@@ -170,8 +170,9 @@ def renaming(names: frozenset[str], model: str) -> Callable[[bytes], bytes]:
 
 def _place(body: bytes) -> tuple[int, int] | None:
     """Return the position of the model name: the value of the last such key of the outer object, which parsers use;
-    None without such a key. Raise NoPlace if its value is no text or if there are too many such keys. Methods of bytes
-    do the work in linear time: 1.3 MB of 15,000 messages take 4 to 13 ms, and each key of this name 1 us."""
+    None without such a key. Raise ModelNotReplaceable if its value is no text or if there are too many such keys.
+    Methods of bytes do the work in linear time: 1.3 MB of 15,000 messages take 4 to 13 ms, and each key of this name
+    1 us."""
     text = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
     found = None
     depth = at = 0

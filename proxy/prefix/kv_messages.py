@@ -67,21 +67,21 @@ class EventBatch:
 
 
 def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
-    """Return topic, sequence number and batch. Raise Garbled."""
+    """Return topic, sequence number and batch. Raise InvalidEvent."""
     if len(frames) != 3 or len(frames[1]) != SEQUENCE:
         raise InvalidEvent(f"{len(frames)} frames")
     return frames[0].decode("utf-8", "replace"), int.from_bytes(frames[1], "big"), frames[2]
 
 
 def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
-    """Return sequence number and batch of a replayed message; older engines leave out the topic. Raise Garbled."""
+    """Return sequence number and batch of a replayed message; older engines leave out the topic. Raise InvalidEvent."""
     if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE:
         raise InvalidEvent(f"{len(frames)} frames")
     return int.from_bytes(frames[-2], "big"), frames[-1]
 
 
 def batch(payload: bytes) -> EventBatch:
-    """Raise Garbled for an invalid batch."""
+    """Raise InvalidEvent for an invalid batch."""
     try:
         unpacked = msgpack.unpackb(payload, strict_map_key=False)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:

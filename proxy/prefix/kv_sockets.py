@@ -44,7 +44,7 @@ _UP, _DOWN = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 Replayed = AsyncGenerator[tuple[int, bytes], None]
 
 Replay = Callable[[int], Replayed]
-"""From a sequence number: all later messages that the engine still has, in order. Raises NoReplay."""
+"""From a sequence number: all later messages that the engine still has, in order. Raises ReplayFailed."""
 
 
 class ReplayFailed(Exception):
@@ -220,7 +220,7 @@ async def collect(
 
 
 async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> Replayed:
-    """Yield the messages of a replay socket. Raise NoReplay if a response takes too long or cannot be read."""
+    """Yield the messages of a replay socket. Raise ReplayFailed if a response takes too long or cannot be read."""
     with context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
@@ -279,7 +279,7 @@ async def _drain(socket: zmq.asyncio.Socket, track: RankEvents) -> None:
 async def _dispatch(
     frames: list[bytes], pods: list[Endpoint], tracks: dict[tuple[Endpoint, int], RankEvents], listener: KvListener
 ) -> None:
-    """Pass a message to the track of its pod and rank. Raise Garbled."""
+    """Pass a message to the track of its pod and rank. Raise InvalidEvent."""
     topic, number, payload = kv_messages.message(frames)
     rank = kv_messages.batch(payload).rank
     for gone in [key for key in tracks if key[0] not in pods]:

@@ -11,12 +11,10 @@ from operator import add, attrgetter, mul
 
 from proxy.core.decision import DecisionRecord, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import NoEndpoints, RequestError, Saturated
+from proxy.core.errors import NO_POD, NoEndpoints, RequestError, Saturated
 from proxy.core.plugin import Filter, Picker, Scorer
 from proxy.core.registry import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults, is_built_in
 from proxy.core.request import InferenceRequest
-
-NO_PODS = "No pod is ready. Retry shortly."
 
 Order = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint], Sequence[float]], Sequence[Endpoint]]
 
@@ -105,7 +103,7 @@ class Profile:
         self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...]
     ) -> tuple[Endpoint, ...]:
         if not endpoints:
-            raise NoEndpoints(NO_PODS)
+            raise NoEndpoints(NO_POD)
         for step in self.filters:
             endpoints = tuple(step.filter.filter(run, request, endpoints))
             if not endpoints:
@@ -117,7 +115,7 @@ class Profile:
     ) -> ProfileResult:
         """Do the same run step by step, and record it."""
         if not endpoints:
-            raise NoEndpoints(NO_PODS)
+            raise NoEndpoints(NO_POD)
         found, picker = record.profile(run), self.picker
         for step in self.filters:
             kept = record.call("Filter", step.filter, step.name, step.filter.filter, run, request, endpoints)

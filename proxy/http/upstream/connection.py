@@ -388,7 +388,7 @@ class PodConnection(asyncio.Protocol):
 
     def _start_over(self, rest: bytes) -> None:
         """Continue after an informational head: the parser took it for the response and stops at the next one. Raise
-        Garbled after MOST_INFORMATIONAL of them."""
+        InvalidResponse after MOST_INFORMATIONAL of them."""
         self._count_informational()
         head, end, after = rest.partition(HEAD_END)
         while end and not read_response_head(head).final:

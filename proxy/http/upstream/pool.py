@@ -186,7 +186,7 @@ class UpstreamPool:
                 raise UpstreamTimedOut("no connection in the time that the request has") from error
             raise ConnectFailed(f"no connection within {self.connect_timeout:g} s") from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is none for TLS
-            raise not_connected(error, self._clock.now()) from error
+            raise not_connected(error) from error
 
     async def takes_connections(self, endpoint: Endpoint) -> bool:
         """Return whether the pod accepts a connection now; True if this process has no descriptor to find out."""
@@ -255,11 +255,10 @@ def is_address(host: str) -> bool:
     return True
 
 
-def not_connected(error: OSError | ValueError, now: float) -> ConnectFailed:
-    """Return the failure to raise for an error of connecting to a pod, or of looking up its name. `now` is monotonic
-    seconds."""
+def not_connected(error: OSError | ValueError) -> ConnectFailed:
+    """Return the failure to raise for an error of connecting to a pod, or of looking up its name."""
     if is_out_of_files(error):
-        report_out_of_files(CANNOT_CONNECT, now)
+        report_out_of_files(CANNOT_CONNECT)
         return OutOfFiles(f"no connection: out of file descriptors, of which {open_files_limit()} are allowed")
     failure = ConnectRefused if isinstance(error, ConnectionRefusedError) else ConnectFailed
     return failure(f"no connection: {error}")

@@ -25,7 +25,7 @@ from proxy.core.ports import ClientRequest, Clock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway
 from proxy.http.client import ClientConnection
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from proxy.http.server import DataServer, ServedGraph
 from proxy.http.settings import ListenSettings, PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
@@ -269,7 +269,7 @@ class Rig:
     gateway: FakeGateway
     first_bytes: list[Attempt]
     ended: list[Ended]
-    hung_up: Counter[RejectedConnections] = field(default_factory=Counter)
+    hung_up: Counter[CloseReason] = field(default_factory=Counter)
 
     @property
     def attempt(self) -> Attempt:
@@ -319,7 +319,7 @@ async def rig(
     noted = Noted()
     listeners = Listeners([noted])
     gateway = FakeGateway(endpoints, patience=timeouts.request, listeners=listeners)
-    hung_up: Counter[RejectedConnections] = Counter()
+    hung_up: Counter[CloseReason] = Counter()
     server = DataServer(
         ListenSettings(host="127.0.0.1", port=0, **listen),
         ServedGraph(cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.takes),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.autoscale.autoscaling import AlwaysLeader
+from proxy.autoscale.autoscaling import Leadership
 from proxy.cluster.redis_transport import Lease
 from proxy.core.ports import SystemClock
 from proxy.core.tasks import failures
@@ -24,7 +24,7 @@ SECONDS = 4.0
 @needs_redis
 async def test_one_of_three_leads_another_one_when_it_is_gone_and_none_without_the_store(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
-        leads = [AlwaysLeader(SystemClock()) for _ in range(3)]
+        leads = [Leadership(SystemClock()) for _ in range(3)]
         stacks = [AsyncExitStack() for _ in leads]
         for lead, stack in zip(leads, stacks, strict=True):
             await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
@@ -60,7 +60,7 @@ async def test_a_leader_that_crashes_is_replaced_when_its_lease_expires(tmp_path
         dead = Lease(settings(redis.url), "autoscale", SECONDS)
         assert await dead.acquire()
         await dead.close()
-        lead = AlwaysLeader(SystemClock())
+        lead = Leadership(SystemClock())
         await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
         assert not lead.is_ours
         await until(lambda: lead.is_ours)
@@ -81,7 +81,7 @@ async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_trying_to_get_the
     path = "/main" if scheme == "redis+sentinel" else ""
     queried = Counting(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS)
     async with AsyncExitStack() as stack:
-        lead = AlwaysLeader(SystemClock())
+        lead = Leadership(SystemClock())
         await lead.share(stack, queried, every=0.01)
         await until(lambda: queried.times > 3)
         assert not lead.is_ours

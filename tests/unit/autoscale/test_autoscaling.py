@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from proxy.autoscale.autoscaling import AlwaysLeader, Autoscaling
+from proxy.autoscale.autoscaling import Autoscaling, Leadership
 from proxy.autoscale.measures import KnownLoad
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
@@ -151,14 +152,14 @@ class OneLease(Lease):
         self.received.append("close")
 
 
-async def until_it_is(lead: AlwaysLeader, ours: bool) -> None:
+async def until_it_is(lead: Leadership, ours: bool) -> None:
     async with asyncio.timeout(PATIENCE):
         while lead.is_ours is not ours:
             await asyncio.sleep(0.001)
 
 
 async def test_the_holder_of_the_lease_leads() -> None:
-    lead, lease = AlwaysLeader(ManualClock()), OneLease()
+    lead, lease = Leadership(ManualClock()), OneLease()
     assert lead.is_ours, "there is no other process"
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=0.001)
@@ -169,7 +170,7 @@ async def test_the_holder_of_the_lease_leads() -> None:
 
 
 async def test_a_proxy_without_the_lease_does_not_lead() -> None:
-    lead, lease = AlwaysLeader(ManualClock()), OneLease()
+    lead, lease = Leadership(ManualClock()), OneLease()
     lease.is_free = False
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=60.0)
@@ -184,12 +185,19 @@ class SuspendedMachine(ManualClock):
         self._wall_offset += seconds
 
 
-async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_does_not_lead() -> None:
-    clock, lease = SuspendedMachine(), OneLease()
-    lead = AlwaysLeader(clock)
+@asynccontextmanager
+async def leading(clock: ManualClock, lease: OneLease, margin: float = 0.0) -> AsyncIterator[Leadership]:
+    """A process that holds the lease and does not renew it."""
+    lead = Leadership(clock)
     async with AsyncExitStack() as stack:
-        await lead.share(stack, lease, every=3600.0)
+        await lead.share(stack, lease, every=3600.0, margin=margin)
         await until_it_is(lead, True)
+        yield lead
+
+
+async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_does_not_lead() -> None:
+    clock = SuspendedMachine()
+    async with leading(clock, OneLease()) as lead:
         clock.suspend(59.0)
         assert lead.is_ours
         clock.suspend(2.0)
@@ -197,32 +205,23 @@ async def test_a_leader_whose_machine_was_suspended_for_longer_than_the_lease_do
 
 
 async def test_a_leader_whose_clock_is_set_back_leads_no_longer_than_the_lease() -> None:
-    clock, lease = SuspendedMachine(), OneLease()
-    lead = AlwaysLeader(clock)
-    async with AsyncExitStack() as stack:
-        await lead.share(stack, lease, every=3600.0)
-        await until_it_is(lead, True)
+    clock = SuspendedMachine()
+    async with leading(clock, OneLease()) as lead:
         clock.suspend(-3600.0)
         clock.advance(61.0)
         assert not lead.is_ours
 
 
 async def test_a_leader_starts_nothing_that_could_end_after_its_lease() -> None:
-    clock, lease = ManualClock(), OneLease()
-    lead = AlwaysLeader(clock)
-    async with AsyncExitStack() as stack:
-        await lead.share(stack, lease, every=3600.0, margin=10.0)
-        await until_it_is(lead, True)
+    clock = ManualClock()
+    async with leading(clock, OneLease(), margin=10.0) as lead:
         clock.advance(51.0)
         assert not lead.is_ours
 
 
 async def test_a_leader_that_slept_past_its_lease_must_acquire_it_again() -> None:
     clock, lease = ManualClock(), OneLease()
-    lead = AlwaysLeader(clock)
-    async with AsyncExitStack() as stack:
-        await lead.share(stack, lease, every=3600.0)
-        await until_it_is(lead, True)
+    async with leading(clock, lease) as lead:
         for seconds, ours in ((59.0, True), (2.0, False)):
             clock.advance(seconds)
             assert lead.is_ours is ours

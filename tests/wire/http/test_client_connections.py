@@ -17,7 +17,7 @@ from proxy.core.listener import Listener, Listeners
 from proxy.core.params import Duration, Size
 from proxy.core.ports import ClientRequest
 from proxy.http import guards
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_tunnel import SWITCHED, UPGRADE, echo
@@ -272,7 +272,7 @@ async def test_a_too_large_head_is_431_and_not_repeated(request_bytes: bytes) ->
         assert b"yyyy" not in seen.raw
         assert seen.all("connection") == ["close"]
         assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
-        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 1}
+        assert port.hung_up == {CloseReason.BAD_REQUEST: 1}
 
 
 @pytest.mark.parametrize("size", [1, 700, 16 * 1024, 60_000])
@@ -299,7 +299,7 @@ async def test_a_head_that_becomes_too_large_piece_by_piece_is_431(head: bytes, 
         assert (seen.status, seen.json()["error"]["code"]) == (431, "head_too_large")
         assert b"yyyy" not in seen.raw
         assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
-        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 1}
+        assert port.hung_up == {CloseReason.BAD_REQUEST: 1}
         assert port.server.retained == 0
 
 

@@ -11,7 +11,7 @@ import uvloop
 
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from tests.helpers.http.support import (
     CHAT,
     ROOM,
@@ -228,7 +228,7 @@ async def test_a_malformed_request_is_refused_and_the_connection_closed() -> Non
             assert seen.status == 400
             assert seen.json()["error"]["type"] == "invalid_request_error"
             assert seen.all("connection") == ["close"]
-        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 3}
+        assert port.hung_up == {CloseReason.BAD_REQUEST: 3}
 
 
 async def test_a_refusal_that_keeps_its_connection_open_does_not_reset_it() -> None:
@@ -243,7 +243,7 @@ async def test_malformed_chunks_close_the_connection() -> None:
     async with rig() as port, port.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".encode())
         assert (await client.until_closed()).status == 400
-        assert port.hung_up == {RejectedConnections.BAD_REQUEST: 1}
+        assert port.hung_up == {CloseReason.BAD_REQUEST: 1}
 
 
 async def test_a_request_of_two_lengths_is_not_served() -> None:

@@ -16,7 +16,7 @@ import pytest
 from proxy.core.params import Duration, Size
 from proxy.core.ports import SystemClock
 from proxy.http.body import UNCOUNTED, BodyReader
-from proxy.http.guards import RejectedConnections, Sweep
+from proxy.http.guards import CloseReason, Sweep
 from proxy.http.request import HEAD_LIMIT
 from proxy.http.server import READ_SIZE
 from proxy.http.settings import ListenSettings
@@ -57,7 +57,7 @@ async def test_a_connection_beyond_the_limit_is_closed_and_logged(caplog: pytest
             assert (await port.ask(post())).raw == b""
         await until(lambda: sum("maxConnections (2)" in text for text in caplog.messages) > 0)
         assert all(record.levelno == logging.WARNING for record in caplog.records)
-        assert port.hung_up == {RejectedConnections.MAX_CONNECTIONS: 3}
+        assert port.hung_up == {CloseReason.MAX_CONNECTIONS: 3}
         go_on.set()
         for client in (one, two):
             assert (await client.answer()).endswith(b"good")
@@ -138,7 +138,7 @@ async def test_a_body_sent_byte_by_byte_times_out(kind: str) -> None:
         assert (await client.until_closed()).status == 408
         await port.until_ended()
         assert port.server.retained == 0
-        assert port.hung_up == {RejectedConnections.BODY_TIMEOUT: 1}
+        assert port.hung_up == {CloseReason.BODY_TIMEOUT: 1}
 
 
 async def test_a_head_sent_byte_by_byte_has_its_own_reason() -> None:
@@ -147,7 +147,7 @@ async def test_a_head_sent_byte_by_byte_has_its_own_reason() -> None:
             client.send(bytes((byte,)))
             await asyncio.sleep(0.02)
         assert (await client.until_closed()).status == 408
-        assert port.hung_up == {RejectedConnections.HEAD_TIMEOUT: 1}
+        assert port.hung_up == {CloseReason.HEAD_TIMEOUT: 1}
 
 
 async def test_waiting_for_the_budget_does_not_count_against_a_body() -> None:

@@ -16,7 +16,7 @@ from proxy.core.attempt import Ending
 from proxy.core.params import Duration
 from proxy.http.admin import AdminServer
 from proxy.http.client import ClientConnection
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from proxy.http.settings import AdminSettings, ServerTls
 from tests.helpers.http.authority import Authority, client_context
 from tests.helpers.http.support import (
@@ -88,7 +88,7 @@ async def test_a_client_that_stops_reading_loses_its_request(asked: bytes, head:
         client.send(asked)
         ended = await port.until_ended()
         assert ended.outcome is Ending.CLIENT_GONE
-        assert port.hung_up == {RejectedConnections.SEND_TIMEOUT: 1}
+        assert port.hung_up == {CloseReason.SEND_TIMEOUT: 1}
         await asyncio.wait_for(script.left.wait(), PATIENCE)
         await until(lambda: not port.server._clients.connections)
 
@@ -139,7 +139,7 @@ async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
         for client in (one, other):
             client.send(asked)
         await until(lambda: len(port.server._clients.connections) == 2)
-        await until(lambda: port.hung_up[RejectedConnections.SEND_TIMEOUT] == 2)
+        await until(lambda: port.hung_up[CloseReason.SEND_TIMEOUT] == 2)
         await until(lambda: not port.server._clients.connections)
         assert (await port.ask(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).status == 200
 
@@ -167,7 +167,7 @@ async def test_a_small_unread_response_ends_its_connection(close: bool) -> None:
         assert 0 < connection.socket.get_write_buffer_size() < 60_000
         assert not connection.writing_paused
         await until(lambda: not port.server._clients.connections)
-        assert port.hung_up == {RejectedConnections.SEND_TIMEOUT: 1}
+        assert port.hung_up == {CloseReason.SEND_TIMEOUT: 1}
 
 
 async def test_a_client_that_reads_nothing_between_requests_has_keep_alive_time() -> None:

@@ -17,7 +17,7 @@ from aiohttp import ClientSession, web
 from proxy.core.endpoint import Endpoint, PodTls, update
 from proxy.core.ports import SystemClock
 from proxy.http.admin import AdminServer
-from proxy.http.guards import RejectedConnections
+from proxy.http.guards import CloseReason
 from proxy.http.settings import AdminSettings, PodTlsContexts, ReloadedContext, ServerTls
 from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.http.authority import Authority, client_context, server_context
@@ -103,8 +103,8 @@ def test_failed_handshakes_are_counted_and_leave_nothing_behind(authority: Autho
     def counted(port: Rig) -> int:
         if loop == "asyncio":
             gc.collect()
-        assert set(port.hung_up) <= {RejectedConnections.TLS_HANDSHAKE}
-        return port.hung_up[RejectedConnections.TLS_HANDSHAKE]
+        assert set(port.hung_up) <= {CloseReason.TLS_HANDSHAKE}
+        return port.hung_up[CloseReason.TLS_HANDSHAKE]
 
     async def failed() -> None:
         tls = ServerTls(str(authority.issue("kvlane")), min_version="1.3")
