@@ -75,8 +75,8 @@ class Gateway:
     pools: Pools = field(init=False)
 
     def __post_init__(self) -> None:
-        place = self._place if self.hedging is None else self.hedging.around(self._place, self._running)
-        self.pools = Pools(self.all_pools, self.bindings, place)
+        serve_in = self._serve_in if self.hedging is None else self.hedging.around(self._serve_in, self._running)
+        self.pools = Pools(self.all_pools, self.bindings, serve_in)
 
     async def serve(self, call: ClientRequest, relay: Relay) -> None:
         """Serve the request. Raise RequestError if nothing was sent to the client; the relay ends requests that fail
@@ -85,7 +85,7 @@ class Gateway:
         if pinned:
             parsed = Parsed("", call.body, previous_response_id=pinned)
             request, pool = request_of(call, parsed, "", self.request_timeout), self.pools.holding(pinned)
-            await self._place(pool, request, parsed, relay, produces=False)
+            await self._serve_in(pool, request, parsed, relay, produces=False)
             return
         if len(call.body) <= SMALL and call.upload is None:
             parsed = parsed_at_once(call)
@@ -103,7 +103,7 @@ class Gateway:
                 self._check_models(call, call.identity.models, parsed, request)
         if self.ask_for_usage:
             request = with_usage(request)
-        if self.failover.poison.suspects:
+        if self.failover.poison.quarantined:
             self.failover.poison.check(request)  # after all rewrites: a body without a prompt is its own fingerprint
         try:
             if request.naming is None:
@@ -162,19 +162,20 @@ class Gateway:
             now = self.clock.now()
         return bool(fleet.serving(model))
 
-    async def _place(
+    async def _serve_in(
         self,
         pool: Pool,
         request: InferenceRequest,
         parsed: Parsed,
         relay: Relay,
         produces: bool = True,
-        by: Hedge | SplitRequest | None = None,
+        sender: Hedge | SplitRequest | None = None,
     ) -> None:
-        """Send the request to the chosen pod and, while nothing has reached the client, to others after it."""
+        """Send the request to the chosen pod of the pool and, while nothing has reached the client, to others after it.
+        `sender` sends its attempts in another way: hedged, or split among pods."""
         endpoints, production, recorder = pool.pods.serving(request.model), pool.production, self.recorder
-        passes = next(recorder.passes)
-        record = None if passes and recorder.wants is None else recorder.record(request, passes)
+        is_skipped = next(recorder.skips)
+        record = None if is_skipped and recorder.wants is None else recorder.record(request, is_skipped)
         if produces:
             production.derive(request, endpoints, record)
             if production.has_coroutines:
@@ -183,14 +184,14 @@ class Gateway:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints, record)
         if decision.why and pool.split_requests is not None:
-            decision, hand_off = pool.split_requests.of(request, decision, relay, self._running)
-            by = hand_off or by
+            decision, split = pool.split_requests.of(request, decision, relay, self._running)
+            sender = split or sender
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
         attempt.record = record
         while True:
             try:
-                if by is not None:
-                    await by.run(attempt)
+                if sender is not None:
+                    await sender.run(attempt)
                     return
                 # `with Running(…)` takes 0.7 % more instructions of a request.
                 started(self, pool, attempt)

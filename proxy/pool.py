@@ -140,19 +140,19 @@ class Pool:
 
 
 Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]
-Place = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
+ServeIn = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
 
 
 class Pools:
-    """All pools, in the order in which they are tried. `send` passes the gates of a pool and calls `place`; with one
-    pool and no gate it calls `place` directly."""
+    """All pools, in the order in which they are tried. `send` passes the gates of a pool and calls `serve_in`; with one
+    pool and no gate it calls `serve_in` directly."""
 
-    def __init__(self, pools: Sequence[Pool], bindings: Bindings, place: Place) -> None:
+    def __init__(self, pools: Sequence[Pool], bindings: Bindings, serve_in: ServeIn) -> None:
         first, *others = self._pools = pools
         self._bindings = bindings
-        self._place = place
+        self._serve_in = serve_in
         self._named = {pool.name: pool for pool in pools}
-        self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else place, first)
+        self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else serve_in, first)
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +194,7 @@ class Pools:
         async with AsyncExitStack() as stack:
             for gate in pool.gates:
                 await stack.enter_async_context(gate.admit(request))
-            await self._place(pool, request, parsed, relay)
+            await self._serve_in(pool, request, parsed, relay)
 
     def _holding(self, parsed: Parsed) -> Pool | None:
         """Return the only pool with the stored response that the request refers to."""

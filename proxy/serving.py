@@ -435,7 +435,7 @@ class _Build:
             settings.security,
             settings.reliability.timeouts,
             listeners,
-            takes=gateway.failover.takes,
+            retries_instead=gateway.failover.retries_instead,
             given_up=process.liveness.given_up,
             authenticator=authenticator,
             continued=settings.reliability.continuation.models,

@@ -130,7 +130,7 @@ class Crashes:
         coincidence."""
         self._noted: set[tuple[Endpoint, float, int]] = set()
 
-    def suspect(self, attempt: Attempt) -> None:
+    def add_suspected(self, attempt: Attempt) -> None:
         """Record that the pod may have crashed: it closed the connection, or another pod that serves the same request
         did."""
         pod = attempt.endpoint.lead

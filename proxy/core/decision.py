@@ -165,11 +165,11 @@ class DecisionRecord:
 
 
 class DecisionRecorder:
-    """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones. `passes`
+    """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones. `skips`
     returns for each decision in turn whether it can be skipped for timing; while `wants` is None, `record` is called
     only for the others."""
 
-    __slots__ = ("_took", "passes", "wants")
+    __slots__ = ("_took", "skips", "wants")
 
     def __init__(
         self, took: Took = untimed, wants: Callable[[InferenceRequest], bool] | None = None, every: int = EVERY
@@ -177,11 +177,11 @@ class DecisionRecorder:
         """`every`: 0 times no plugin."""
         self._took = took
         self.wants = wants
-        self.passes: Iterator[bool] = cycle([False, *[True] * (every - 1)]) if every else repeat(True)
+        self.skips: Iterator[bool] = cycle([False, *[True] * (every - 1)]) if every else repeat(True)
 
-    def record(self, request: InferenceRequest, passes: bool) -> DecisionRecord | None:
+    def record(self, request: InferenceRequest, is_skipped: bool) -> DecisionRecord | None:
         is_wanted = self.wants is not None and self.wants(request)
-        return DecisionRecord(self._took, is_wanted=is_wanted) if is_wanted or not passes else None
+        return DecisionRecord(self._took, is_wanted=is_wanted) if is_wanted or not is_skipped else None
 
 
 NO_RECORDER = DecisionRecorder(every=0)

@@ -304,8 +304,8 @@ class SplitRequest:
             error = errors.exceptions[0]
             if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
                 crashes = crashes_of(attempt.request)
-                crashes.suspect(prefill)
-                crashes.suspect(attempt)
+                crashes.add_suspected(prefill)
+                crashes.add_suspected(attempt)
             if isinstance(error, PrefillRejected):
                 attempt.ending = Ending.EVICTED
                 raise error from None

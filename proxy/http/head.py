@@ -64,7 +64,8 @@ def passing(headers: RawHeaders, has_pod_key: bool) -> bytes:
         named = _named_by(b",".join(map(_VALUE, compress(headers, listing))))
         if named:
             passed = tuple(
-                passes and name not in named for passes, name in zip(passed, names.lower().split(b":"), strict=True)
+                is_passed and name not in named
+                for is_passed, name in zip(passed, names.lower().split(b":"), strict=True)
             )
     return b"\r\n".join((b"", *map(_LINE, compress(headers, passed)), b""))
 
@@ -199,10 +200,10 @@ def _fates(names: bytes, has_pod_key: bool) -> tuple[tuple[bool, ...], tuple[boo
     passed = []
     lowered = names.lower().split(b":")
     for name in lowered:
-        passes = name not in _DROPPED and not name.startswith(INTERNAL_PREFIXES)
+        is_passed = name not in _DROPPED and not name.startswith(INTERNAL_PREFIXES)
         if name == b"authorization":
-            passes, has_pod_key = not has_pod_key, True
-        passed.append(passes)
+            is_passed, has_pod_key = not has_pod_key, True
+        passed.append(is_passed)
     listing = tuple(name == b"connection" for name in lowered)
     return tuple(passed), listing if any(listing) else None
 

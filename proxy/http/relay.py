@@ -350,8 +350,8 @@ class ResponseRace:
         self.call = call
         self.winner: Attempt | None = None
         self._relay = relay
-        self._context = replace(context, takes=self._takes)
-        self._takes_alone = context.takes
+        self._context = replace(context, retries_instead=self._retries_instead)
+        self._retries_alone = context.retries_instead
         self._begins = begins
         self._lanes: list[AttemptLane] = []
 
@@ -412,9 +412,9 @@ class ResponseRace:
     def _sinks(self) -> list[Sink]:
         return [lane.sink for lane in self._lanes if lane.sink is not None]
 
-    def _takes(self, attempt: Attempt, status: int) -> bool:
+    def _retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether an error response waits while another attempt may respond."""
-        return len(self._lanes) > 1 or self._takes_alone(attempt, status)
+        return len(self._lanes) > 1 or self._retries_alone(attempt, status)
 
 
 class AttemptLane:

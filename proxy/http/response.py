@@ -64,7 +64,7 @@ class RelayContext:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Looking up the running loop costs a system call before Python 3.12."""
-    takes: Callable[[Attempt, int], bool]
+    retries_instead: Callable[[Attempt, int], bool]
     """Return whether to retry on another pod instead of relaying a response of this status."""
     given_up: Callable[[Attempt, float], str]
     """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
@@ -471,7 +471,7 @@ class Response:
         if self._resumes or isinstance(error, RankOutOfRange):
             return error
         upload = self._call.upload
-        if (upload is not None and upload.begun) or not self._context.takes(self._attempt, error.status):
+        if (upload is not None and upload.begun) or not self._context.retries_instead(self._attempt, error.status):
             return None
         return error
 

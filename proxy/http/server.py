@@ -241,14 +241,14 @@ TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServedGraph:
-    """How requests are served under one configuration. See `RelayContext` for `takes`, `given_up` and `continued`.
-    Without an authenticator no keys are required."""
+    """How requests are served under one configuration. `RelayContext` describes `retries_instead`, `given_up` and
+    `continued`. Without an authenticator no keys are required."""
 
     gateway: Gateway
     security: SecuritySettings
     timeouts: Timeouts
     listeners: Listeners
-    takes: Callable[[Attempt, int], bool]
+    retries_instead: Callable[[Attempt, int], bool]
     given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
     authenticator: Authenticator | None = None
     continued: Sequence[str] = ()
@@ -366,8 +366,15 @@ class DataServer:
 
     def _make_context(self) -> None:
         loop, served = asyncio.get_running_loop(), self._served
-        told = (served.takes, served.given_up, served.continued)
-        self._context = RelayContext(self.pool, served.timeouts, self._clock, loop, *told)
+        self._context = RelayContext(
+            self.pool,
+            served.timeouts,
+            self._clock,
+            loop,
+            served.retries_instead,
+            served.given_up,
+            served.continued,
+        )
 
     def _collects(self, call: HttpRequest, size: int) -> bool:
         """Return whether the request waits for its body. Requests that are refused by their head or answered here do

@@ -115,7 +115,7 @@ class Rank:
             pieces = [_with_keys(piece, more) for piece, more in zip(pieces, keys, strict=True)]
         return chained(pieces, parent)
 
-    def takes(self, event: BlocksStored | BlocksRemoved) -> bool:
+    def belongs(self, event: BlocksStored | BlocksRemoved) -> bool:
         """Return whether an event is about the layers that count, which the first event names."""
         if self.group is None and isinstance(event, BlocksStored):
             self.group = event.group
@@ -347,7 +347,7 @@ class ExactIndex:
         return 1 << (self._bits - 1)
 
     def _store(self, pod: PodBlocks, cache: Rank, event: BlocksStored) -> None:
-        if not cache.takes(event):
+        if not cache.belongs(event):
             return
         hashes = cache.hashes(event)
         if hashes is None or len(hashes) != len(event.hashes):
@@ -373,7 +373,7 @@ class ExactIndex:
 
     def _remove(self, pod: PodBlocks, cache: Rank, event: BlocksRemoved) -> None:
         shelf = cache.shelves.get(event.medium)
-        if shelf is None or not cache.takes(event):
+        if shelf is None or not cache.belongs(event):
             return
         gone = shelf.remove(event.hashes, self._masks)
         self.pairs -= len(gone)

@@ -97,7 +97,7 @@ QUARANTINE_SECONDS = 60.0
 TOGETHER = 1.0
 """Seconds within which all connections of a crashing pod break."""
 
-MOST_SUSPECTS = 1000
+MOST_QUARANTINED = 1000
 """Largest number of quarantined requests; beyond it the oldest is released."""
 
 
@@ -107,7 +107,7 @@ class Poison(Listener):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.suspects: dict[bytes, float] = {}
+        self.quarantined: dict[bytes, float] = {}
         """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
         self._broken: deque[tuple[float, Endpoint, Crashes]] = deque()
         """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
@@ -127,19 +127,19 @@ class Poison(Listener):
         others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
         return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
-    def suspect(self, request: InferenceRequest) -> SuspectedPoison:
+    def quarantine(self, request: InferenceRequest) -> SuspectedPoison:
         """Quarantine the request and return the error for its client."""
-        self.suspects[_fingerprint(request)] = self._clock.now() + QUARANTINE_SECONDS
-        if len(self.suspects) > MOST_SUSPECTS:
-            del self.suspects[next(iter(self.suspects))]
+        self.quarantined[_fingerprint(request)] = self._clock.now() + QUARANTINE_SECONDS
+        if len(self.quarantined) > MOST_QUARANTINED:
+            del self.quarantined[next(iter(self.quarantined))]
         return SuspectedPoison(QUARANTINE_SECONDS)
 
     def check(self, request: InferenceRequest) -> None:
         """Raise SuspectedPoison for a request in quarantine."""
         now = self._clock.now()
-        while self.suspects and next(iter(self.suspects.values())) <= now:
-            del self.suspects[next(iter(self.suspects))]
-        until = self.suspects.get(_fingerprint(request)) if self.suspects else None
+        while self.quarantined and next(iter(self.quarantined.values())) <= now:
+            del self.quarantined[next(iter(self.quarantined))]
+        until = self.quarantined.get(_fingerprint(request)) if self.quarantined else None
         if until is not None:
             raise SuspectedPoison(until - now)
 
@@ -231,7 +231,7 @@ class Failover:
         self._settings = settings
         self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
-    def takes(self, attempt: Attempt, status: int) -> bool:
+    def retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether to retry instead of relaying a response of this status."""
         state = attempt.retries or RetryState()
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(attempt.request):
@@ -292,7 +292,7 @@ class Failover:
         if not isinstance(error, ConnectFailed):
             state.counted += 1
         if error.broke_off:
-            crashes_of(attempt.request).suspect(other)
+            crashes_of(attempt.request).add_suspected(other)
 
     def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
         """Return the attempt on the endpoint to which the gateway in front has already moved on."""
@@ -303,7 +303,7 @@ class Failover:
     async def _note_crashes(self, attempt: Attempt, error: UpstreamFailed) -> None:
         """Raise SuspectedPoison if the request is proven to crash pods."""
         if error.broke_off:
-            crashes_of(attempt.request).suspect(attempt)
+            crashes_of(attempt.request).add_suspected(attempt)
         crashes = attempt.request.state.read(CRASHES)
         if crashes is None or not crashes.suspected:
             return
@@ -315,7 +315,7 @@ class Failover:
         if is_proven:
             message = "request %s quarantined for %.0f s: %d pods crashed while serving it"
             log.error(message, attempt.request.id, QUARANTINE_SECONDS, len(crashed))
-            raise self.poison.suspect(attempt.request) from error
+            raise self.poison.quarantine(attempt.request) from error
 
     def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> float:
         """Count the failure and return the backoff in seconds; 0 after a pod that accepted no connection while an

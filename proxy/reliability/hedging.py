@@ -94,7 +94,7 @@ class HedgedPool(Protocol):
     def gates(self) -> Sequence[Gate]: ...
 
 
-Place = Callable[..., Awaitable[None]]
+ServeIn = Callable[..., Awaitable[None]]
 
 
 class Hedging:
@@ -118,11 +118,11 @@ class Hedging:
         self.budget = budget
         self._settings = settings
 
-    def around(self, place: Place, reserve: Reserve) -> Place:
-        """Return `place` with a hedge for each request that may have one."""
+    def around(self, serve_in: ServeIn, reserve: Reserve) -> ServeIn:
+        """Return `serve_in` with a hedge for each request that may have one."""
 
         def placed(pool: HedgedPool, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
-            return place(pool, request, parsed, relay, by=self._of(pool, request, relay, reserve))
+            return serve_in(pool, request, parsed, relay, sender=self._of(pool, request, relay, reserve))
 
         return placed
 

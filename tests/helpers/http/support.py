@@ -235,7 +235,7 @@ class FakeGateway:
                 return
         raise BadGateway("nobody answered") from failure
 
-    def takes(self, attempt: Attempt, status: int) -> bool:
+    def retries_instead(self, attempt: Attempt, status: int) -> bool:
         return status >= 500 and attempt.endpoint is not self.pods[-1]
 
     def health(self) -> bool:
@@ -322,7 +322,9 @@ async def rig(
     hung_up: Counter[CloseReason] = Counter()
     server = DataServer(
         ListenSettings(host="127.0.0.1", port=0, **listen),
-        ServedGraph(cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.takes),
+        ServedGraph(
+            cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.retries_instead
+        ),
         clock or SystemClock(),
         UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
         hung_up=lambda why, number: hung_up.update({why: number}),

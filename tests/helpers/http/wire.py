@@ -101,12 +101,14 @@ class Leg:
         """Why the response is not waited for."""
         self.asked: list[float] = []
         """Since when nothing had come, whenever that was asked."""
-        self.context = RelayContext(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)
+        self.context = RelayContext(
+            pool, Timeouts(), clock, asyncio.get_running_loop(), self._retries_instead, self._give_up
+        )
         caller = cast(Any, Caller(self.client, speaks_11))
         self.answer = Response(caller, self.attempt, self.context, self.connection)
         self.connection.send(self.answer, b"POST", b"")
 
-    def _takes(self, attempt: Attempt, status: int) -> bool:
+    def _retries_instead(self, attempt: Attempt, status: int) -> bool:
         return status >= 500 and self.others
 
     def _first_byte(self) -> None:

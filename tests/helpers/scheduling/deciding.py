@@ -65,7 +65,7 @@ class World:
     def decide(self, request: InferenceRequest, among: Sequence[Endpoint] | None = None) -> Decision:
         """As the gateway does."""
         pods = self.pods if among is None else among
-        record = self.recorder.record(request, next(self.recorder.passes))
+        record = self.recorder.record(request, next(self.recorder.skips))
         try:
             decision = self.scheduling.scheduler.schedule(request, pods, 0, record)
         except RequestError as error:

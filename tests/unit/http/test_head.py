@@ -49,12 +49,12 @@ def plainly(headers: RawHeaders, authorized: bool) -> bytes:
     lines = [FIRST]
     for name, value in headers:
         lower = name.lower()
-        passes = lower not in NEVER
+        is_passed = lower not in NEVER
         if lower.startswith((b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")):
-            passes = False
+            is_passed = False
         if lower == b"authorization":
-            passes, authorized = not authorized, True
-        if passes and lower not in named:
+            is_passed, authorized = not authorized, True
+        if is_passed and lower not in named:
             lines.append(name + b": " + value)
     return b"\r\n".join((*lines, OURS))
 

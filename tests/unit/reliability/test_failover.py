@@ -102,9 +102,9 @@ async def test_new_pods_are_tried_before_a_second_try() -> None:
 async def test_a_refusal_is_not_passed_on_while_a_new_pod_is_left() -> None:
     world = World("a")
     leg = world.first()
-    assert not world.failover.takes(leg, 503)
+    assert not world.failover.retries_instead(leg, 503)
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
-    assert world.failover.takes(leg, 503)
+    assert world.failover.retries_instead(leg, 503)
 
 
 async def test_only_the_pod_with_the_stored_response_is_tried() -> None:
@@ -112,7 +112,7 @@ async def test_only_the_pod_with_the_stored_response_is_tried() -> None:
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
     leg = world.first()
     leg.decision = Decision(leg.endpoint)
-    assert not world.failover.takes(leg, 503)
+    assert not world.failover.retries_instead(leg, 503)
     assert await world.journey(GARBLED, attempt=leg) == "aa"
 
 
@@ -188,19 +188,19 @@ async def test_unlisted_statuses_are_not_retried() -> None:
 @pytest.mark.parametrize(("status", "taken"), [(500, True), (503, True), (429, True), (501, False), (404, False)])
 def test_responses_with_listed_statuses_are_not_passed_on(status: int, taken: bool) -> None:
     world = World()
-    assert world.failover.takes(world.first(), status) is taken
+    assert world.failover.retries_instead(world.first(), status) is taken
 
 
 def test_a_404_is_passed_on_unless_another_ready_pod_lists_the_model() -> None:
     world = World("abc")
-    assert not world.failover.takes(world.first(), 404)
+    assert not world.failover.retries_instead(world.first(), 404)
     update(world.pods[2], models=frozenset({"m"}))
-    assert world.failover.takes(world.first(), 404)
-    assert not World("abc", attempts=1).failover.takes(world.first(), 404)
+    assert world.failover.retries_instead(world.first(), 404)
+    assert not World("abc", attempts=1).failover.retries_instead(world.first(), 404)
     stored = Attempt(world.first().request, Decision(world.pods[0]), world.pods[0], 0, world.clock.now())
-    assert not world.failover.takes(stored, 404)
+    assert not world.failover.retries_instead(stored, 404)
     update(world.pods[2], state=EndpointState.EJECTED)
-    assert not world.failover.takes(world.first(), 404)
+    assert not world.failover.retries_instead(world.first(), 404)
 
 
 async def test_only_a_pod_that_lists_the_model_is_tried_after_a_404() -> None:
@@ -214,26 +214,26 @@ def test_a_404_that_may_list_models_is_not_passed_on_to_a_restricted_key() -> No
         world = World()
         first = world.first()
         first.request.state.write(IDENTITY, Identity("a", models=models))
-        assert world.failover.takes(first, 404) is taken
+        assert world.failover.retries_instead(first, 404) is taken
 
 
 def test_the_last_possible_response_is_passed_on() -> None:
-    assert not World("a").failover.takes(World("a").first(), 503)
-    assert not World(attempts=1).failover.takes(World().first(), 503)
+    assert not World("a").failover.retries_instead(World("a").first(), 503)
+    assert not World(attempts=1).failover.retries_instead(World().first(), 503)
     world = World("ab")
     update(world.pods[1], state=EndpointState.DRAINING)
-    assert not world.failover.takes(world.first(), 503)
-    assert not World(on=("connect", "502")).failover.takes(World().first(), 503)
+    assert not world.failover.retries_instead(world.first(), 503)
+    assert not World(on=("connect", "502")).failover.retries_instead(World().first(), 503)
 
 
 async def test_every_other_pod_is_tried_once_after_a_saturated_one() -> None:
     world = World("abc", attempts=9)
     second = await world.failover.next_attempt(world.first(), Declined(429, 2.0))
     assert second.endpoint.name == "b"
-    assert world.failover.takes(second, 429)
+    assert world.failover.retries_instead(second, 429)
     third = await world.failover.next_attempt(second, Declined(429, 2.0))
     assert third.endpoint.name == "c"
-    assert not world.failover.takes(third, 429)
+    assert not world.failover.retries_instead(third, 429)
 
 
 async def test_retries_are_limited_to_a_share_of_the_traffic_and_a_minimum() -> None:
@@ -242,7 +242,7 @@ async def test_retries_are_limited_to_a_share_of_the_traffic_and_a_minimum() -> 
         assert await world.journey(GARBLED) == "ab"
         world.clock.advance(-sum(world.slept))
         world.slept.clear()
-    assert not world.failover.takes(world.first(), 503)
+    assert not world.failover.retries_instead(world.first(), 503)
     assert await world.journey(GARBLED) == "a AllFailed"
     world.legs = 4
     assert [await world.journey(GARBLED) for _ in range(3)] == ["ab", "ab", "a AllFailed"]
@@ -255,14 +255,14 @@ async def test_a_request_that_crashed_two_pods_is_refused_for_a_minute() -> None
     world = World("abcd")
     world.dead = "ab"
     assert await world.journey(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
-    suspects = world.failover.poison
+    poison = world.failover.poison
     with pytest.raises(SuspectedPoison):
-        suspects.check(world.first().request)
-    suspects.check(world.first(b"another").request)
-    suspects.check(world.first(model="another").request)
+        poison.check(world.first().request)
+    poison.check(world.first(b"another").request)
+    poison.check(world.first(model="another").request)
     world.clock.advance(61.0)
-    suspects.check(world.first().request)
-    assert not suspects.suspects
+    poison.check(world.first().request)
+    assert not poison.quarantined
 
 
 @pytest.mark.parametrize("dead", ["", "a", "b"])
@@ -270,14 +270,14 @@ async def test_broken_connections_to_living_pods_prove_nothing(dead: str) -> Non
     world = World("abcd")
     world.dead = dead
     assert await world.journey(BROKE_OFF, BROKE_OFF) == "abc"
-    assert not world.failover.poison.suspects
+    assert not world.failover.poison.quarantined
 
 
 async def test_suspected_requests_use_bounded_memory() -> None:
     world = World("ab")
     for number in range(1010):
-        world.failover.poison.suspect(world.first(b"%d" % number).request)
-    assert len(world.failover.poison.suspects) == 1000
+        world.failover.poison.quarantine(world.first(b"%d" % number).request)
+    assert len(world.failover.poison.quarantined) == 1000
     world.failover.poison.check(world.first(b"0").request)
 
 
@@ -359,7 +359,7 @@ async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     beside(world, "b")
     leg = await world.failover.next_attempt(leg, BROKE_OFF)
     assert leg.endpoint.name == "c"
-    assert not world.failover.poison.suspects
+    assert not world.failover.poison.quarantined
     world.dead = "abc"
     with pytest.raises(SuspectedPoison):
         await world.failover.next_attempt(leg, BROKE_OFF)

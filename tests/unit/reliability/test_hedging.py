@@ -112,13 +112,15 @@ class World:
         first = Attempt(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
         self.answers = {pod.name: asyncio.get_running_loop().create_future() for pod in self.pods}
 
-        async def place(pool: World, request: InferenceRequest, parsed: Parsed, relay: World, *, by: Any) -> None:
-            if by is None:
+        async def serve_in(
+            pool: World, request: InferenceRequest, parsed: Parsed, relay: World, *, sender: Any
+        ) -> None:
+            if sender is None:
                 self.events.append("not hedged")
             else:
-                await by.run(first)
+                await sender.run(first)
 
-        await self.hedging.around(place, self._running)(self, request, Parsed("m", b"{}"), self)
+        await self.hedging.around(serve_in, self._running)(self, request, Parsed("m", b"{}"), self)
         return first
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:

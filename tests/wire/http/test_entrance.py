@@ -64,7 +64,7 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
             SecuritySettings(),
             PATIENT,
             Listeners([noted]),
-            gateway.takes,
+            gateway.retries_instead,
             authenticator=cast(auth.Authenticator, door),
         ),
         SystemClock(),
