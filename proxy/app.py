@@ -134,7 +134,7 @@ class App:
             for one in (process.tasks, process.parser, self._prober, process.liveness):
                 await stack.enter_async_context(one)
             stack.push_async_callback(self.state.close)
-            await self.state.settle()
+            await self.state.finish_commit()
             known = await self._know_the_fleet(stack)
             self._make_server()
             session = await stack.enter_async_context(outbound.session(None, decompress=False))
@@ -161,7 +161,7 @@ class App:
         self._server.served = serving.served
         if self._picker is not None:
             self._picker.renew()
-        await self.state.settle()
+        await self.state.finish_commit()
         if before.telemetry.log_level is not settings.telemetry.log_level:
             logging.getLogger().setLevel(settings.telemetry.log_level.name)
         return left
@@ -172,8 +172,8 @@ class App:
         self._build(settings)
         return left
 
-    async def settle(self) -> None:
-        """Report that the proxy is not ready, and serve new requests until load balancers have noticed."""
+    async def wait_for_balancers(self) -> None:
+        """Report that the proxy is not ready, and serve new requests until load balancers can have noticed."""
         self._turn_away()
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
@@ -416,7 +416,7 @@ class App:
     def _turn_away(self) -> None:
         """Report that new requests are not accepted."""
         self._is_stopping = True
-        self._server.settle()
+        self._server.end_keep_alive()
         if self._picker is not None:
             self._picker.service.stopping = True
 

@@ -59,7 +59,7 @@ class Polling:
         self._rounds = ModelRounds(self._read_models, clock, self.tasks)
 
     def build(self, settings: Settings, draft: Draft) -> None:
-        """Build the polling of a configuration, which starts when the state has settled."""
+        """Build the polling of a configuration, which starts with `State.finish_commit`."""
         runners = {name: self._runner(name, pool, draft) for name, pool in settings.all_pools.items()}
         self._build_checks(settings.reliability.health, draft)
         draft.assign(self, runners=runners)

@@ -53,7 +53,7 @@ async def tokens() -> AsyncIterator[Check]:
         )
         assert made is not None
         draft.commit()
-        await state.settle()
+        await state.finish_commit()
         yield made
         await state.close()
 

@@ -263,7 +263,7 @@ class DemandForecast:
             past.append((now, whole))
         growth = max(_expected(past, now + seconds) - whole, 0.0) if past else 0.0
         trust = self._trust.setdefault((one.role.name, metric.name), ForecastConfidence())
-        trust.settle(now, whole if served else None)
+        trust.judge(now, whole if served else None)
         trust.say(now + seconds, whole, growth)
         will = whole + trust.share(metric.target) * growth
         if not isinstance(value, list | tuple):
@@ -336,7 +336,7 @@ class ForecastConfidence:
         if growth > 0:
             self._open.append(_Forecast(due, value, growth))
 
-    def settle(self, now: float, value: float | None) -> None:
+    def judge(self, now: float, value: float | None) -> None:
         """Compare due forecasts with the value. If the value is None (unknown), drop these forecasts."""
         self._fade(now)
         while self._open and self._open[0].due <= now:

@@ -68,7 +68,7 @@ def _preferred(
     bands, ignored = read_bands(coordination.preferred_ratio, roles)
     limits = _limits(roles, bands, total)
     target = _projected([share * total for share in blended], limits, roles, total)
-    replicas, held = _settled(roles, coordination, target, limits, total)
+    replicas, held = _replicas_near(roles, coordination, target, limits, total)
     satisfied = all(one.holds(replicas[name], total) for name, one in bands.items())
     reasons = pressure.reasons | ({Cause.BAND_IGNORED} if ignored else set()) | held
     if not satisfied:
@@ -126,7 +126,7 @@ def _projected(quotas: Sequence[float], limits: Sequence[Bounds], roles: Sequenc
     return project(quotas, low, high, total)
 
 
-def _settled(
+def _replicas_near(
     roles: Sequence[Role], coordination: Coordination, target: Sequence[float], limits: Sequence[Bounds], total: int
 ) -> tuple[dict[str, int], set[Cause]]:
     """Return the whole numbers next to the target, or the current replicas if they are near enough."""

@@ -164,7 +164,7 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
                 _dashboard(settings, serving.admin_port),
                 _for_gateways(settings, serving.picker_port),
             )
-            await signals.stop(serving.settle)
+            await signals.stop(serving.wait_for_balancers)
     except OSError as error:
         raise _cannot_start(error, settings) from None
     except StartFailed as error:
@@ -206,13 +206,13 @@ class _Signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.again.set)
         self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
-    async def stop(self, settle: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the signal to stop, then for `settle`, unless a user at a terminal stops: then no load balancer has
-        to notice."""
+    async def stop(self, wait_for_balancers: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the signal to stop, then for `wait_for_balancers`, unless a user at a terminal stops: then no load
+        balancer has to notice."""
         await self._signalled.wait()
         log.info("stopping: requests that run may end")
         if not self._by_person:
-            await settle()
+            await wait_for_balancers()
 
     def on_halt(self, halt: Callable[[], None]) -> None:
         """Call `halt` upon SIGUSR1."""

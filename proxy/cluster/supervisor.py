@@ -141,7 +141,7 @@ class Supervisor:
             self._session = await stack.enter_async_context(outbound.session(None, decompress=False))
             await stack.enter_async_context(self._polling.tasks)
             stack.push_async_callback(self._state.close)
-            await self._state.settle()
+            await self._state.finish_commit()
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)
             restarts = self._catalogue.worker_restarts.cell()
@@ -173,8 +173,8 @@ class Supervisor:
             stack.callback(sock.close)
         return sockets
 
-    async def settle(self) -> None:
-        """Announce that no new requests are wanted, and serve requests that still come until balancers have noticed."""
+    async def wait_for_balancers(self) -> None:
+        """Report that the workers are not ready, and serve new requests until load balancers can have noticed."""
         self._is_stopping = True
         self._replica.publish(FrameKind.STOPPING, b"")
         await asyncio.sleep(self._settings.reliability.drain.settle)
@@ -204,7 +204,7 @@ class Supervisor:
         draft = self._build(settings)
         await self._change_workers(before, settings)
         draft.commit()
-        await self._state.settle()
+        await self._state.finish_commit()
         log.info("reloaded: %d workers serve with the new configuration", self.serving)
         return left
 

@@ -21,13 +21,14 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 class WatchedFiles:
     """Reports when files must be read again. A change counts once two checks in a row have seen the same files, so that
-    no file is read while it is being written. Without `settles` it counts at once, except that a file is missing. Files
-    that could not be read are read at each check until they can be: free file descriptors change no file."""
+    no file is read while it is being written. Without `waits_for_writer` it counts at once, except that a file is
+    missing. Files that could not be read are read at each check until they can be: free file descriptors change no
+    file."""
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], settles: bool = True) -> None:
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], waits_for_writer: bool = True) -> None:
         self.paths = paths
         """A loader may change it if the content of a file names others."""
-        self._settles = settles
+        self._waits_for_writer = waits_for_writer
         self._seen: Stamp | None = None
         self._read: Stamp | None = None
         self._unreadable = ""
@@ -46,8 +47,8 @@ class WatchedFiles:
         return loaded
 
     def read_if_changed(self, load: Callable[[], T]) -> T | None:
-        """Return what `load` returns if a file has changed and settled, or was never read; None otherwise. Raise what
-        `load` raises, but the same Unreadable only once in a row."""
+        """Return what `load` returns if a file has changed and its writer has finished, or was never read; None
+        otherwise. Raise what `load` raises, but the same Unreadable only once in a row."""
         before, self._seen = self._seen, self._stamp()
         if self._seen == self._read or not self._counts(before, self._seen):
             return None
@@ -63,7 +64,7 @@ class WatchedFiles:
             raise
 
     def _counts(self, before: Stamp | None, seen: Stamp) -> bool:
-        return before in (None, seen) if self._settles else None not in seen
+        return before in (None, seen) if self._waits_for_writer else None not in seen
 
     def _stamp(self) -> Stamp:
         return tuple(map(_stamp, self.paths))

@@ -15,8 +15,8 @@ class State:
     """Objects that outlive the configuration they were made under, by key.
 
     A draft names the objects of one configuration. Building a draft changes nothing. Its `commit` is one synchronous
-    step: objects that are named again stay and get their new settings, the others are dropped. `settle` then closes
-    the dropped objects and enters the new ones, where they are context managers.
+    step: objects that are named again stay and get their new settings, the others are dropped. `finish_commit` then
+    closes the dropped objects and enters the new ones, where they are context managers.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class State:
     def draft(self) -> Draft:
         return Draft(self)
 
-    async def settle(self) -> None:
+    async def finish_commit(self) -> None:
         """Close what the last commits dropped, the newest first, then enter what they added, the oldest first."""
         while self._dropped:
             await self._dropped.pop().close()
@@ -36,7 +36,7 @@ class State:
     async def close(self) -> None:
         """Close all objects, the newest first."""
         self.draft().commit()
-        await self.settle()
+        await self.finish_commit()
 
 
 class Draft:

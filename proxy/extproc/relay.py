@@ -185,7 +185,7 @@ class EnvoyRelay(Relay):
                 kind, message = await self._next()
         finally:
             if attempt.ending is None:
-                body_out.settle()
+                body_out.flush()
 
     async def _hide_models(self, attempt: Attempt) -> None:
         """Raise UnknownModel for a 404 that reports a missing model: the pod may list its models, and the key may not
@@ -260,8 +260,8 @@ def _failure(details: str) -> TriedByGateway | BadGateway | GatewayTimeout:
     return TriedByGateway(f"the gateway has no connection: {details}", None)
 
 
-UNSETTLED = 64
-"""Number of pieces after which the meter is settled."""
+MOST_PIECES = 64
+"""Number of pieces after which the meter is flushed."""
 
 
 class ResponseBody:
@@ -288,13 +288,13 @@ class ResponseBody:
         out = self._shown(body, last)
         if last:
             meter.finish(self._attempt)
-        elif len(meter.pieces) > UNSETTLED:
-            meter.settle(self._attempt)
+        elif len(meter.pieces) > MOST_PIECES:
+            meter.flush(self._attempt)
         return out
 
-    def settle(self) -> None:
-        """Settle the meter at the end of the body."""
-        self._meter.settle(self._attempt)
+    def flush(self) -> None:
+        """Flush the meter at the end of the body."""
+        self._meter.flush(self._attempt)
 
     def _shown(self, body: bytes, last: bool) -> bytes:
         if self._framing is None:

@@ -62,8 +62,8 @@ class MirroredFleet(Fleet):
             super().refreshed(endpoint)
             self._publish(News.METRICS, _metrics(endpoint, self._clock.now()))
 
-    def _settle(self, record: PodRecord) -> None:
-        super()._settle(record)
+    def _update_state(self, record: PodRecord) -> None:
+        super()._update_state(record)
         self._publish_pod(record)
 
     def _name_models(self, record: PodRecord) -> None:

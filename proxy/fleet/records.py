@@ -136,17 +136,17 @@ OWN = -1
 
 
 class Ejections:
-    """Ejection of pods that respond. `settle` is called for each of `records` whose state may have changed.
+    """Ejection of pods that respond. `update_state` is called for each of `records` whose state may have changed.
 
     In a pool in which more than `panic_percent` of the pods that respond are ejected, ejections are ignored (Envoy's
     panic threshold): so many failures have another cause than the pods.
     """
 
     def __init__(
-        self, records: Mapping[str, PodRecord], settle: Callable[[PodRecord], None], panic_percent: float
+        self, records: Mapping[str, PodRecord], update_state: Callable[[PodRecord], None], panic_percent: float
     ) -> None:
         self._records = records
-        self._settle = settle
+        self._update_state = update_state
         self.panic_percent = panic_percent
         self.panics: frozenset[str] = frozenset()
         """Pools in which ejections are ignored."""
@@ -205,7 +205,7 @@ class Ejections:
                 len(records),
             )
         for record in records:
-            self._settle(record)
+            self._update_state(record)
 
 
 Place = tuple[str, str]

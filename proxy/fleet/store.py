@@ -84,7 +84,7 @@ class Fleet(NamedModels):
         self._settings = FleetSettings(panic_percent=panic_percent)
         self._endpoints: dict[str, Endpoint] = {}
         self._record_by: dict[Endpoint, PodRecord] = {}
-        self._ejections = Ejections(self._records, self._settle, panic_percent)
+        self._ejections = Ejections(self._records, self._update_state, panic_percent)
         self._successors = Successors(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: ServingPods | None = None
@@ -295,7 +295,7 @@ class Fleet(NamedModels):
         """The pod responds: starting or ejected -> ready."""
         if record := self._record_of(endpoint):
             record.contact = EndpointState.READY
-            self._settle(record)
+            self._update_state(record)
             self._ejections.reconsider()
             for each in record.endpoints:
                 self._call(self.on_ready, each)
@@ -305,7 +305,7 @@ class Fleet(NamedModels):
         """The pod refuses connections: ready -> ejected."""
         if record := self._record_of(endpoint):
             record.contact = EndpointState.EJECTED
-            self._settle(record)
+            self._update_state(record)
             self._ejections.reconsider()
 
     def restarted(self, endpoint: Endpoint) -> None:
@@ -398,7 +398,7 @@ class Fleet(NamedModels):
                 tls=pod.tls,
             )
         self._name_models(record)
-        self._settle(record)
+        self._update_state(record)
 
     def _resize(self, record: PodRecord, size: int) -> None:
         """Give the pod so many endpoints. Ranks that it had and has stay, with all that is known of them."""
@@ -429,7 +429,7 @@ class Fleet(NamedModels):
 
     def _set_draining(self, record: PodRecord, draining: bool) -> None:
         record.draining = draining
-        self._settle(record)
+        self._update_state(record)
         self._ejections.reconsider()
         self._call(self.on_drained, record.endpoint)
 
@@ -437,7 +437,7 @@ class Fleet(NamedModels):
         self._successors.forget(record)
         if record.leave_by is None:
             record.leave_by = self._clock.now() + self.grace
-            self._settle(record)
+            self._update_state(record)
             self._ejections.reconsider()
 
     def _drop(self, record: PodRecord) -> None:
@@ -463,12 +463,12 @@ class Fleet(NamedModels):
     def _turn_over(self, record: PodRecord) -> None:
         """The pod has fallen asleep, or woken up without its caches."""
         record.asleep = not record.asleep
-        self._settle(record)
+        self._update_state(record)
         self._ejections.reconsider()
         for endpoint in record.endpoints if not record.asleep else ():
             self._call(self.on_restarted, endpoint)
 
-    def _settle(self, record: PodRecord) -> None:
+    def _update_state(self, record: PodRecord) -> None:
         if len(record.endpoints) > 1 and not record.obeys_ranks:
             self._resize(record, 1)
             return

@@ -103,7 +103,7 @@ class Response:
     """Number of pieces of the meter that have gone through the pipeline."""
     _passed = 0
     """Bytes of the body that were read, including the framing."""
-    _settle_at = 0
+    _flush_at = 0
     _seen = 0
     _seen_at = 0.0
 
@@ -191,7 +191,7 @@ class Response:
             self._call.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.begin_response(self._context.clock.now())
-        self._settle()
+        self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
         elif framing.is_staged:
@@ -367,8 +367,8 @@ class Response:
         out = framing.process(body)
         if out:
             self._call.transport.write(out)
-        if self._passed >= self._settle_at:
-            self._settle()
+        if self._passed >= self._flush_at:
+            self._flush_meter()
         if self._continuation is not None:
             self._check_engine(self._continuation)
 
@@ -401,9 +401,9 @@ class Response:
             return event_stages(self._attempt, self._continuation, is_named)
         return changes(self._attempt) if is_named and _is_json(head) else ()
 
-    def _settle(self) -> None:
-        self._connection.meter.settle(self._attempt)
-        self._settle_at = self._passed + MOST_PASSED
+    def _flush_meter(self) -> None:
+        self._connection.meter.flush(self._attempt)
+        self._flush_at = self._passed + MOST_PASSED
         self._fed = 0
 
     def _check_engine(self, continuation: Continuation) -> None:
@@ -504,7 +504,7 @@ class Response:
         the connection stays open: the client may be sending its next request already."""
         out = None
         if self._events:
-            self._connection.meter.settle(self._attempt)
+            self._connection.meter.flush(self._attempt)
             out = self._framing.cut(stream_error(self._call.path, message), self._connection.meter.tail)
         if out is not None:
             self._call.transport.write(out)
@@ -520,7 +520,7 @@ class Response:
 
     def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """End the attempt for a reason other than a complete response."""
-        self._connection.meter.settle(self._attempt)
+        self._connection.meter.flush(self._attempt)
         self._attempt.last_byte_at = self._context.clock.now()
         self._attempt.ending = ending
         self._close(error)

@@ -337,7 +337,7 @@ class DataServer:
         served = self._served
         return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
 
-    def settle(self) -> None:
+    def end_keep_alive(self) -> None:
         """Keep serving, but close each connection after its response."""
         self.service.stopping = True
 

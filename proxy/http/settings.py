@@ -33,7 +33,7 @@ class ReloadedContext:
 
     def __init__(self, files: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
         """Raise OSError or ValueError if they are unusable now."""
-        self._files = WatchedFiles([file for file in files if file], settles=False)
+        self._files = WatchedFiles([file for file in files if file], waits_for_writer=False)
         self._make = make
         self._context = self._files.read(make)
 

@@ -136,7 +136,7 @@ class PartialResponse:
             if self._unread_size > READ_AT:
                 self.read()
 
-    def settled(self) -> str:
+    def complete_text(self) -> str:
         """Parse all events and return the text. Tokens whose text was not sent will be generated again."""
         self.read()
         if not self.is_finished:
@@ -200,7 +200,7 @@ class PartialResponse:
 def rest(path: str, body: bytes, partial: PartialResponse) -> bytes | None:
     """Return the request for the rest of a response; None if the two parts together would not be the same response. A
     finished one lacks its usage, or its end: one token is asked for, and not shown."""
-    text = partial.settled()
+    text = partial.complete_text()
     fields = _fields(body)
     if not partial.is_plain or fields is None or not _can_go_on(path, fields):
         return None
@@ -223,7 +223,7 @@ class RestOfResponse:
     """Turns events of the rest into events of the response that was cut."""
 
     def __init__(self, partial: PartialResponse) -> None:
-        """`partial` is settled."""
+        """`partial` has been read to its end by `complete_text`."""
         self._stamp = partial.stamp
         self._prompt = partial.prompt
         self._shown, self._produced = partial.shown, partial.produced

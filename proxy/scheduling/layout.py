@@ -209,10 +209,10 @@ Instances = dict[str, Plugin]
 def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -> None:
     """Inject default producers until every requirement has a provider, or report a problem. `make` adds the instance of
     an entry of the layout to the instances."""
-    settled: set[tuple[str, DataKey[Any]]] = set()
-    while missing := [need for need in _needs(instances) if need not in settled]:
+    handled: set[tuple[str, DataKey[Any]]] = set()
+    while missing := [need for need in _needs(instances) if need not in handled]:
         for name, key in missing:
-            settled.add((name, key))
+            handled.add((name, key))
             default = _missing_default(layout, instances, name, key)
             if default:
                 make(layout.inject(default))

@@ -141,7 +141,7 @@ class Exposition:
 
     async def _read(self) -> None:
         if self._observer is not None:
-            await self._observer.settle()
+            await self._observer.flush_in_batches()
         await self._endpoints.read()
         self._catalogue.stderr_lines_lost.cell().value = lost_lines()
         for read in self._readers:

@@ -331,15 +331,15 @@ class Observer(Listener):
         self._endpoints.of(endpoint).scrape_failures += 1
 
     async def run(self) -> None:
-        """Settle at intervals, until cancelled."""
+        """Count and log events at intervals, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
-                await self.settle()
+                await self.flush_in_batches()
             except Exception:
                 log.exception("some requests are missing in the metrics and the access log")
 
-    async def settle(self) -> None:
+    async def flush_in_batches(self) -> None:
         """Count and log all events before the call. Let the event loop run between batches."""
         for _ in self._batches():
             await asyncio.sleep(0)

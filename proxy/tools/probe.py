@@ -45,7 +45,7 @@ class ProbeOptions:
     events_port: int = EVENTS_PORT
     idle: float = IDLE
     """Seconds for which an idle connection is watched."""
-    settle: float = 3.0
+    reaction_time: float = 3.0
     """Seconds that a pod gets to notice a client's disconnection, and to update its counters."""
 
 
@@ -76,16 +76,16 @@ async def _observe(pod: PodClient, health: Reply, manner: ProbeOptions, random: 
         says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
         seen = replace(seen, exposition=found, says_caching=says)
     seen = replace(seen, events=await _or_none(_events(pod, manner)), tokenize=await _or_none(try_tokenize(pod, seen)))
-    return await _try(pod, seen, manner.settle, random) if manner.sends else seen
+    return await _try(pod, seen, manner.reaction_time, random) if manner.sends else seen
 
 
-async def _try(pod: PodClient, seen: PodReport, settle: float, random: Random) -> PodReport:
-    seen = replace(seen, caching=await _or_none(try_caching(pod, seen, settle, random)))
+async def _try(pod: PodClient, seen: PodReport, reaction_time: float, random: Random) -> PodReport:
+    seen = replace(seen, caching=await _or_none(try_caching(pod, seen, reaction_time, random)))
     if seen.exposition is not None and len(seen.exposition.ranks) > 1:
-        seen = replace(seen, ranks=await _or_none(try_ranks(pod, seen, settle)))
+        seen = replace(seen, ranks=await _or_none(try_ranks(pod, seen, reaction_time)))
     if found := await _or_none(read_transfer(pod, seen)):
         seen = replace(seen, transfer=found)
-    return replace(seen, abort=await _or_none(try_abort(pod, seen, settle)))
+    return replace(seen, abort=await _or_none(try_abort(pod, seen, reaction_time)))
 
 
 async def _models(pod: PodClient) -> Mapping[str, Any]:
@@ -198,7 +198,7 @@ _CONNECTOR_NAME = re.compile(rb"kv_connector\W{1,6}(\w+)")
 _ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")
 
 
-async def try_caching(pod: PodClient, seen: PodReport, settle: float, random: Random) -> Caching:
+async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, random: Random) -> Caching:
     """Check whether the second of two equal prompts uses the cache. With data-parallel ranks, send one further request
     per rank, so that two of them reach the same rank."""
     block = seen.exposition.metrics.block_size if seen.exposition else 0
@@ -221,13 +221,13 @@ async def try_caching(pod: PodClient, seen: PodReport, settle: float, random: Ra
     if seen.exposition is None:
         return Caching(refused="neither responses nor metrics report cached tokens")
     begun, counted = pod.clock.now(), 0.0
-    while not counted and pod.clock.now() < begun + settle:
+    while not counted and pod.clock.now() < begun + reaction_time:
         counted = await _hits(pod) - before
         await asyncio.sleep(0.1)
     return replace(found, counted=counted)
 
 
-async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
+async def try_ranks(pod: PodClient, seen: PodReport, reaction_time: float) -> Ranks:
     """Send as many requests as there are data-parallel ranks to the last one, and see which counters grow."""
     before = await _prompt_tokens(pod)
     last = len(before) - 1
@@ -236,7 +236,7 @@ async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
     for _ in before:
         await pod.fetch(COMPLETIONS, body, {RANK_HEADER: str(last)})
     begun, grown = pod.clock.now(), [0.0 for _ in before]
-    while not any(grown) and pod.clock.now() < begun + settle:
+    while not any(grown) and pod.clock.now() < begun + reaction_time:
         grown = [after - one for after, one in zip(await _prompt_tokens(pod), before, strict=True)]
         await asyncio.sleep(0.1)
     return Ranks(grown[last], sum(grown[:last]))
@@ -275,7 +275,7 @@ async def read_transfer(pod: PodClient, seen: PodReport) -> TransferFinding:
     return replace(found, host=str(params.get("remote_host") or ""))
 
 
-async def try_abort(pod: PodClient, seen: PodReport, settle: float) -> float | None:
+async def try_abort(pod: PodClient, seen: PodReport, reaction_time: float) -> float | None:
     """Return the seconds from disconnecting from a stream to its end on the pod; None if that is not visible, for
     example if other requests run."""
     length = min(LONG, (seen.max_model_len or LONG) - 64)
@@ -290,7 +290,7 @@ async def try_abort(pod: PodClient, seen: PodReport, settle: float) -> float | N
     finally:
         response.close()
     begun = pod.clock.now()
-    while running == 1 and pod.clock.now() < begun + settle:
+    while running == 1 and pod.clock.now() < begun + reaction_time:
         if not await _running(pod):
             return pod.clock.now() - begun
         await asyncio.sleep(0.05)

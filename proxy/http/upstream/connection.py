@@ -26,8 +26,8 @@ BEGINNING = 8 * 1024
 
 class ResponseMeter:
     """Measures one response after the other of a pod's connection. The parser appends to `pieces` the parts of the body
-    and to `marks` the edges of HTTP chunks since `settle`. After the settlement of a chunked body, `marks` starts with
-    OPENED, so that there is a last one."""
+    and to `marks` the edges of HTTP chunks since the last `flush`. After a flush within a chunked body, `marks` starts
+    with OPENED, so that there is a last one."""
 
     __slots__ = ("marks", "pieces", "tail")
 
@@ -35,9 +35,9 @@ class ResponseMeter:
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
         self.tail = b""
-        """The end of the settled body."""
+        """The end of the body before `pieces`."""
 
-    def settle(self, attempt: Attempt) -> None:
+    def flush(self, attempt: Attempt) -> None:
         """Add the received data to the attempt. Chunks are HTTP chunks, or reads of a body without chunks."""
         pieces, marks = self.pieces, self.marks
         body = b"".join(pieces)
@@ -53,10 +53,10 @@ class ResponseMeter:
         pieces.clear()
 
     def finish(self, attempt: Attempt) -> None:
-        """Settle the complete response and prepare for the next one."""
+        """Add the complete response to the attempt and prepare for the next one."""
         if self.marks:
             attempt.chunks -= 1  # the last one only says that there are no more
-        self.settle(attempt)
+        self.flush(attempt)
         request = attempt.request
         ends_soon = request.stream and request.path in USAGE_LAST
         attempt.usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
@@ -74,7 +74,7 @@ class ResponseMeter:
         self.pieces.clear()
 
     def take(self) -> bytes:
-        """Return the whole body and prepare for the next response, without settlement."""
+        """Return the whole body and prepare for the next response, without measuring it."""
         body = b"".join(self.pieces)
         self.pieces.clear()
         self.marks.clear()
@@ -101,7 +101,7 @@ class Receiver(Protocol):
         """Receive a read. It may replace `PodConnection.receive` by another function."""
 
     def finished(self, raw: bytes, exact: bool) -> None:
-        """Receive the last read. `exact`: nothing else follows in `raw`. Leave the meter settled."""
+        """Receive the last read. `exact`: nothing else follows in `raw`. Leave the meter flushed."""
 
     def upgraded(self, rest: bytes) -> None:
         """Hand over the connection to the caller of `PodConnection.splice`."""
@@ -129,7 +129,7 @@ HEAD_END = b"\r\n\r\n"
 LINE_FEED = ord("\n")
 
 MOST_PASSED = 2 * TAIL
-"""Bytes of chunks that bypass the receiver before the meter is settled: 60 events or more at the cost of one."""
+"""Bytes of chunks that bypass the receiver before the meter is flushed: 60 events or more at the cost of one."""
 
 
 class PodConnection(asyncio.Protocol):
@@ -143,6 +143,7 @@ class PodConnection(asyncio.Protocol):
     __slots__ = (
         "_begun",
         "_feed",
+        "_flush_at",
         "_informational",
         "_keeps",
         "_lost",
@@ -151,7 +152,6 @@ class PodConnection(asyncio.Protocol):
         "_reading",
         "_receiver",
         "_release",
-        "_settle_at",
         "_write",
         "head_only",
         "idle_since",
@@ -182,7 +182,7 @@ class PodConnection(asyncio.Protocol):
         self.passed = 0
         """Bytes of the current response that bypassed the receiver."""
         self._write: Callable[[bytes], None] = _unread
-        self._settle_at = 0
+        self._flush_at = 0
         self.head_only = False
         """The response has no body, whatever its head says (HEAD); the connection is not reused."""
         self.until_close = False
@@ -238,9 +238,9 @@ class PodConnection(asyncio.Protocol):
 
     def pass_chunks(self, write: Callable[[bytes], None]) -> None:
         """Pass reads that end with a chunk to `write`, and other reads to the receiver; also one after MOST_PASSED
-        bytes, which settles the meter."""
+        bytes, which flushes the meter."""
         self._write = write
-        self._settle_at = self.passed + MOST_PASSED
+        self._flush_at = self.passed + MOST_PASSED
         self.receive = None
 
     def splice(self, protocol: asyncio.Protocol) -> None:
@@ -269,7 +269,7 @@ class PodConnection(asyncio.Protocol):
                     return
                 passed = self.passed + len(data)
                 # Behind a CLOSED there is no line feed but the chunk's. To ask for two bytes takes 500 instructions.
-                if self.meter.marks[-1] and data[-1] == LINE_FEED and passed < self._settle_at:
+                if self.meter.marks[-1] and data[-1] == LINE_FEED and passed < self._flush_at:
                     self.passed = passed
                     write = self._write
                     write(data)

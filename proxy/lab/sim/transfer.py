@@ -23,16 +23,16 @@ class HeldCache:
         self.is_gone = False
         self.was_fetched = False
         self._give_back = give_back
-        self._settled = asyncio.Event()
+        self._decided = asyncio.Event()
         self._ended = asyncio.Event()
         self.expiry: asyncio.TimerHandle | None = None
 
     def computed(self) -> None:
-        self._settled.set()
+        self._decided.set()
 
     async def ready(self) -> bool:
         """Wait until it is computed; return False if it never will be."""
-        await self._settled.wait()
+        await self._decided.wait()
         return not self.is_gone
 
     def fetched(self) -> None:
@@ -48,7 +48,7 @@ class HeldCache:
     def lose(self) -> None:
         """Lose the cache together with its pod."""
         self.is_gone = True
-        self._settled.set()
+        self._decided.set()
         self._ended.set()
         if self.expiry is not None:
             self.expiry.cancel()

@@ -16,7 +16,7 @@ from proxy.core.ports import SystemClock
 from proxy.tools.findings import Finding, Level, PodReport, of_pod
 from proxy.tools.probe import ProbeOptions, probe_pods
 
-MANNER = ProbeOptions(timeout=2.0, idle=0.3, settle=0.4)
+MANNER = ProbeOptions(timeout=2.0, idle=0.3, reaction_time=0.4)
 METRICS = """\
 vllm:num_requests_running{{model_name="m"}} {running}
 vllm:num_requests_waiting{{model_name="m"}} 0

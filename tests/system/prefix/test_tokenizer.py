@@ -245,7 +245,7 @@ async def test_a_removed_plugins_tokenizer_is_closed_and_others_continue(folder:
         for name in names:
             opened[name] = draft.get(name, lambda source=source: source.local(LocalModel(str(folder))))  # type: ignore[misc]
         draft.commit()
-        await state.settle()
+        await state.finish_commit()
     long = request(COMPLETIONS, prompt="Hello there. " * 1000)
     assert await opened["kept"].of(long, ()) is not None
     with pytest.raises(RuntimeError):

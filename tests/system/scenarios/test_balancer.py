@@ -120,7 +120,7 @@ async def test_a_stopped_proxy_loses_no_request(tmp_path: Path) -> None:
                 group.create_task(ask())
             while len(statuses) < 20:
                 await asyncio.sleep(0.01)
-            await second.settle()
+            await second.wait_for_balancers()
             await leaving.aclose()
             count = len(statuses)
             while len(statuses) < count + 20:

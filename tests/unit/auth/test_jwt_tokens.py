@@ -50,7 +50,7 @@ class World:
 
     async def reload(self, **more: Any) -> None:
         self._load(**more)
-        await self.state.settle()
+        await self.state.finish_commit()
 
     def _load(self, **more: Any) -> None:
         settings = {"jwt": {**SETTINGS, **more}, "apiKeys": [{"name": "static", "key": "k"}]}
@@ -67,7 +67,7 @@ class World:
 @asynccontextmanager
 async def world(issuer: Issuer, **more: Any) -> AsyncIterator[World]:
     made = World(issuer, **more)
-    await made.state.settle()
+    await made.state.finish_commit()
     try:
         yield made
     finally:

@@ -14,9 +14,9 @@ def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 
     trust = ForecastConfidence()
     for at in range(forecasts):
         now = 240.0 * at
-        trust.settle(now, value)
+        trust.judge(now, value)
         trust.say(now + 120, value, result)
-        trust.settle(now + 120, value + came)
+        trust.judge(now + 120, value + came)
     return trust
 
 
@@ -37,24 +37,24 @@ def test_small_errors_have_little_weight() -> None:
 def test_pending_forecasts_are_not_scored() -> None:
     trust = ForecastConfidence()
     trust.say(120.0, 5.0, 100.0)
-    trust.settle(119.0, 5.0)
+    trust.judge(119.0, 5.0)
     assert trust.share(0.8) == 1.0
-    trust.settle(120.0, 5.0)
+    trust.judge(120.0, 5.0)
     assert trust.share(0.8) < 0.01
 
 
 def test_forecasts_without_a_value_are_dropped() -> None:
     trust = ForecastConfidence()
     trust.say(120.0, 5.0, 100.0)
-    trust.settle(120.0, None)
-    trust.settle(135.0, 5.0)
+    trust.judge(120.0, None)
+    trust.judge(135.0, 5.0)
     assert trust.share(0.8) == 1.0
 
 
 def test_old_forecasts_are_dropped() -> None:
     trust = after(0.0, result=2.0, forecasts=1)
     distrust = 1 - trust.share(1.0)
-    trust.settle(120.0 + MEMORY, 5.0)
+    trust.judge(120.0 + MEMORY, 5.0)
     assert distrust == pytest.approx(0.5)
     assert 1 - trust.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
 
@@ -62,7 +62,7 @@ def test_old_forecasts_are_dropped() -> None:
 def test_one_burst_does_not_outweigh_many_errors() -> None:
     trust = after(0.0, forecasts=20)
     trust.say(5000.0, 5.0, 1.0)
-    trust.settle(5000.0, 500.0)
+    trust.judge(5000.0, 500.0)
     assert trust.share(0.1) < 0.5
 
 

@@ -28,12 +28,12 @@ async def test_renamed_objects_stay_and_others_are_closed() -> None:
     first = state.draft()
     kept, dropped = first.get("kept", lambda: Thing("kept", log)), first.get("dropped", lambda: Thing("dropped", log))
     first.commit()
-    await state.settle()
+    await state.finish_commit()
     second = state.draft()
     assert second.get("kept", lambda: Thing("other", log)) is kept
     assert second.get("new", lambda: Thing("new", log)) is not dropped
     second.commit()
-    await state.settle()
+    await state.finish_commit()
     assert log == ["enter kept", "enter dropped", "close dropped", "enter new"]
     await state.close()
     assert log[4:] == ["close new", "close kept"]
@@ -44,11 +44,11 @@ async def test_a_draft_that_is_not_committed_changes_nothing() -> None:
     draft = state.draft()
     thing = draft.get("thing", lambda: Thing("thing", log))
     draft.commit()
-    await state.settle()
+    await state.finish_commit()
     abandoned = state.draft()
     abandoned.get("other", lambda: Thing("other", log))
     abandoned.assign(thing, limit=7)
-    await state.settle()
+    await state.finish_commit()
     assert (log, thing.limit) == (["enter thing"], 0)
     assert state.draft().get("thing", lambda: Thing("thing", log)) is thing
 
@@ -59,7 +59,7 @@ async def test_an_object_with_another_specification_is_replaced() -> None:
         draft = state.draft()
         draft.get("thing", lambda of=of: Thing(of, log), of)  # type: ignore[misc]
         draft.commit()
-        await state.settle()
+        await state.finish_commit()
     assert log == ["enter a", "close a", "enter b"]
 
 
@@ -75,7 +75,7 @@ async def test_an_object_that_stays_keeps_its_resources() -> None:
 
         draft.get("whole", make, of)
         draft.commit()
-        await state.settle()
+        await state.finish_commit()
     assert log == ["enter part of a", "enter a", "close a", "close part of a", "enter part of b", "enter b"]
 
 

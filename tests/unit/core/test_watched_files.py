@@ -75,7 +75,7 @@ def test_a_change_counts_after_two_equal_reads(tmp_path: Path) -> None:
 def test_without_settling_a_change_counts_at_once_and_a_missing_file_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("one")
-    files = WatchedFiles([path], settles=False)
+    files = WatchedFiles([path], waits_for_writer=False)
     assert files.read(lambda: 1) == 1
     path.unlink()
     assert files.read_if_changed(lambda: 2) is None

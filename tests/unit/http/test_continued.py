@@ -100,7 +100,7 @@ def test_the_remembered_output_equals_the_sent_one(
     assert sent in [b"".join(events[:count]) for events in (EVENTS, whole) for count in range(len(events) + 1)]
     texts = ["One", " two", '"quoted"', "\n\n", " é", ""]
     said = "".join(texts[: sent.count(b'"content"')])
-    assert leg.continuation.partial.settled() == said
+    assert leg.continuation.partial.complete_text() == said
 
 
 def test_paced_events_pass_at_once() -> None:
@@ -114,7 +114,7 @@ def test_paced_events_pass_at_once() -> None:
         leg.read(END)
         assert leg.attempt.ending is Ending.COMPLETE
         assert leg.seen().body == b"".join(EVENTS)
-        assert leg.continuation.partial.settled() == 'One two"quoted"\n\n é'
+        assert leg.continuation.partial.complete_text() == 'One two"quoted"\n\n é'
 
     asyncio.run(played())
 

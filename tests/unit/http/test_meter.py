@@ -28,13 +28,13 @@ def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
     count = max(5, 50_000 // size)
     for _ in range(count):
         meter.pieces.append(piece)
-        meter.settle(attempt)
+        meter.flush(attempt)
         assert len(meter.tail) <= TAIL
         assert meter.pieces == []
     meter.pieces += [piece, USAGE[:10]]
-    meter.settle(attempt)
+    meter.flush(attempt)
     meter.pieces.append(USAGE[10:])
-    meter.settle(attempt)
+    meter.flush(attempt)
     assert meter.tail.endswith(USAGE)
     assert len(meter.tail) == min(TAIL, (count + 1) * size + len(USAGE))
     meter.finish(attempt)
@@ -46,8 +46,8 @@ def test_bytes_are_counted_once_with_repeated_settlement() -> None:
     attempt, meter = attempt_of(), ResponseMeter()
     meter.pieces += [b"ab", b"cd"]
     meter.marks += [OPENED, CLOSED, OPENED]
-    meter.settle(attempt)
-    meter.settle(attempt)
+    meter.flush(attempt)
+    meter.flush(attempt)
     assert (attempt.response_bytes, attempt.chunks) == (4, 1)
     meter.marks += [CLOSED, OPENED, CLOSED]
     meter.finish(attempt)
@@ -57,7 +57,7 @@ def test_bytes_are_counted_once_with_repeated_settlement() -> None:
 def test_reads_are_counted_without_chunks() -> None:
     attempt, meter = attempt_of(), ResponseMeter()
     meter.pieces.append(b"ab")
-    meter.settle(attempt)
+    meter.flush(attempt)
     meter.pieces.append(b"cd")
     meter.finish(attempt)
     assert (attempt.response_bytes, attempt.chunks) == (4, 2)
@@ -77,13 +77,13 @@ def test_nothing_of_a_response_is_left_for_the_next_one() -> None:
 def test_the_id_of_a_stored_response_is_searched_in_its_start_only() -> None:
     attempt, meter = attempt_of("/v1/responses"), ResponseMeter()
     meter.pieces.append(b'{"id":"res')
-    meter.settle(attempt)
+    meter.flush(attempt)
     meter.pieces.append(b'p_7","x":1' + b" " * 20_000)
-    meter.settle(attempt)
+    meter.flush(attempt)
     assert attempt.response_id == "resp_7"
     late, meter = attempt_of("/v1/responses"), ResponseMeter()
     meter.pieces.append(b"x" * 20_000)
-    meter.settle(late)
+    meter.flush(late)
     meter.pieces.append(b'{"id":"resp_8"}')
     meter.finish(late)
     assert late.response_id is None

@@ -255,7 +255,7 @@ def test_a_comment_is_not_part_of_a_response() -> None:
 
 def go_on(cut: list[bytes], *events: bytes) -> list[bytes]:
     before = partial(*cut)
-    before.settled()
+    before.complete_text()
     continued = RestOfResponse(before)
     return [each for each in map(continued.event, events) if each]
 
@@ -387,7 +387,7 @@ def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], 
 
 def test_tokens_without_text_are_not_counted_twice() -> None:
     client = partial(opened(), said("One"), said(""))
-    client.settled()
+    client.complete_text()
     client.add(said(" two", "length"))
-    client.settled()
+    client.complete_text()
     assert (client.shown, client.produced) == (2, 2)

@@ -248,7 +248,7 @@ async def test_the_event_loop_runs_between_two_batches() -> None:
     endpoint = world.fleet.add("pod-a")
     for _ in range(BATCH + 1):
         world.observer.attempt_ended(world.attempt_of(endpoint))
-    settling = asyncio.get_running_loop().create_task(world.observer.settle())
+    settling = asyncio.get_running_loop().create_task(world.observer.flush_in_batches())
     seen = []
     while not settling.done():
         seen.append(world.series.of(endpoint).attempts.get("complete", 0))
@@ -262,10 +262,10 @@ async def test_concurrent_settlements_count_once_and_completely() -> None:
     for _ in range(3 * BATCH):
         world.request(world.attempt_of(endpoint))
     async with asyncio.TaskGroup() as group:
-        group.create_task(world.observer.settle())
+        group.create_task(world.observer.flush_in_batches())
         await asyncio.sleep(0)
         world.request(world.attempt_of(endpoint))
-        await world.observer.settle()
+        await world.observer.flush_in_batches()
         assert world.series.of(endpoint).attempts == {"complete": 3 * BATCH + 1}
         assert world.series.of(endpoint).decisions == 3 * BATCH + 1
     body, _ = await world.exposition.render("")

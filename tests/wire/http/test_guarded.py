@@ -68,7 +68,7 @@ async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     ],
     ids=["whole", "in two reads", "stream", "stream in one read", "until close"],
 )
-@pytest.mark.parametrize("broken", ["settle", "finish", "finish_at_once"])
+@pytest.mark.parametrize("broken", ["flush", "finish", "finish_at_once"])
 async def test_an_error_while_a_response_is_read_ends_its_request(
     pieces: tuple[bytes, ...],
     version: str,

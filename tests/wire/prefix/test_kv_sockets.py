@@ -327,7 +327,7 @@ async def subscribe(state: State, fleet: Pods, sources: KvSources, *listeners: E
 
         draft.get(ear, make)
     draft.commit()
-    await state.settle()
+    await state.finish_commit()
 
 
 async def test_a_new_listener_gets_everything_and_a_removed_one_nothing_more() -> None:
@@ -363,7 +363,7 @@ async def test_a_subscription_of_an_uncommitted_draft_requests_nothing() -> None
         kept, dropped, fleet, state = Ear(), Ear(), Pods(pod()), State()
         await subscribe(state, fleet, at(ports), kept)
         KvSubscriptions("default", fleet.watch, state.draft()).follow(at(ports), dropped)
-        await state.settle()
+        await state.finish_commit()
         await known(kept)
         await it.publish(block(1))
         await until(lambda: kept.blocks() == [1])
