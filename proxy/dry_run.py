@@ -210,8 +210,8 @@ class DryRun:
     ) -> DecisionEntry:
         request = changed(request, state=CycleState())
         production = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
-        await production.run(request, pool.pods.serving(request.model))
-        candidates = pool.pods.serving(request.model)
+        await production.run(request, pool.pods.endpoints_for(request.model))
+        candidates = pool.pods.endpoints_for(request.model)
         if candidates:
             candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
         record = DecisionRecord()

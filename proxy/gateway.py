@@ -39,7 +39,7 @@ from proxy.parsing import (
     is_parsed_at_once,
     parsed_at_once,
     parsed_form,
-    question,
+    parser_arguments,
     request_of,
 )
 from proxy.pool import Pool, Pools
@@ -94,7 +94,7 @@ class Gateway:
         elif is_parsed_at_once(call):
             parsed = parsed_at_once(call)
         else:
-            parsed = await self.parser.parse_apart(*question(call))
+            parsed = await self.parser.parse_apart(*parser_arguments(call))
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(call, parsed, model, self.request_timeout)
         if self.resolver is not None:
@@ -142,7 +142,7 @@ class Gateway:
                 raise UnknownModel(adapter)
         if call.headers.get("upgrade", "").lower() == "websocket":
             names = (request.model, *(request.naming.fallbacks if request.naming is not None else ()))
-            pods = [endpoint for name in names for endpoint in self.fleet.serving(name)]
+            pods = [endpoint for name in names for endpoint in self.fleet.endpoints_for(name)]
             if not all(pod.models and all(m in names or allows(allowed, m) for m in pod.models) for pod in pods):
                 raise Forbidden(WEBSOCKET)
 
@@ -152,15 +152,15 @@ class Gateway:
         Since they were read, an adapter may have been loaded, or a model changed. Nothing is read for a model that is
         listed by a pod that is not ready."""
         fleet, model, reads = self.fleet, request.model, self.model_reads
-        if reads is None or not fleet.ready or fleet.is_listed(model) or fleet.serving(model):
+        if reads is None or not fleet.ready or fleet.is_listed(model) or fleet.endpoints_for(model):
             return False
         now = self.clock.now()
         end, over = min(now + LONGEST_WAIT, request.deadline), reads.next_round()
-        while not over.done() and now < end and not fleet.serving(model):
+        while not over.done() and now < end and not fleet.endpoints_for(model):
             done = (over, fleet.models_change())
             await asyncio.wait(done, timeout=end - now, return_when=asyncio.FIRST_COMPLETED)
             now = self.clock.now()
-        return bool(fleet.serving(model))
+        return bool(fleet.endpoints_for(model))
 
     async def _serve_in(
         self,
@@ -173,7 +173,7 @@ class Gateway:
     ) -> None:
         """Send the request to the chosen pod of the pool and, while nothing has reached the client, to others after it.
         `sender` sends its attempts in another way: hedged, or split among pods."""
-        endpoints, production, recorder = pool.pods.serving(request.model), pool.production, self.recorder
+        endpoints, production, recorder = pool.pods.endpoints_for(request.model), pool.production, self.recorder
         is_skipped = next(recorder.skips)
         record = None if is_skipped and recorder.wants is None else recorder.record(request, is_skipped)
         if produces:
@@ -181,9 +181,9 @@ class Gateway:
             if production.has_coroutines:
                 await production.produce(request, endpoints, record)
             if production.waits:
-                endpoints = pool.pods.serving(request.model)
+                endpoints = pool.pods.endpoints_for(request.model)
         decision = self._decide(pool, request, parsed, endpoints, record)
-        if decision.why and pool.split_requests is not None:
+        if decision.split_outcome and pool.split_requests is not None:
             decision, split = pool.split_requests.of(request, decision, relay, self._running)
             sender = split or sender
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())

@@ -66,7 +66,7 @@ def is_large_form(call: ClientRequest) -> bool:
     return call.upload is not None or (len(call.body) > STEP and is_multipart(call.headers.get("content-type", "")))
 
 
-def question(call: ClientRequest) -> tuple[str, bytes, str]:
+def parser_arguments(call: ClientRequest) -> tuple[str, bytes, str]:
     """Return the arguments for the parser in the other process."""
     return call.path, call.body, call.headers.get("content-type", "")
 
@@ -134,8 +134,8 @@ def main() -> None:
     serve(lambda _: _reply)
 
 
-def _reply(question: tuple[str, str], body: bytes) -> tuple[_Reply, Sequence[bytes]]:
-    path, content_type = question
+def _reply(arguments: tuple[str, str], body: bytes) -> tuple[_Reply, Sequence[bytes]]:
+    path, content_type = arguments
     try:
         parsed = parse(path, body, content_type)
         prompt = parsed.prompt

@@ -207,7 +207,7 @@ class Pools:
             return None if tried else self._named.get(request.naming.pool)
         takers = []
         for pool in self._pools:
-            if pool not in tried and (pods := pool.pods.serving(request.model)):
+            if pool not in tried and (pods := pool.pods.endpoints_for(request.model)):
                 if any(pod.models for pod in pods):
                     return pool
                 takers.append(pool)

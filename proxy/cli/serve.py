@@ -153,7 +153,7 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
             idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         else:
             serving = supervisor = Supervisor(settings, workers, reader=source)
-            idle, signals.cut = Collector(), supervisor.kill
+            idle, signals.kill = Collector(), supervisor.kill
         serving.autoscaling.on_first_pool = lambda: signals.on_halt(serving.autoscaling.pause_all)
         async with idle, serving, _reloading(serving.configurations, signals.again, watched):
             log.info(
@@ -192,11 +192,11 @@ async def _reloading(
 
 
 class _Signals:
-    """The signals of the process. The first SIGTERM or SIGINT stops; a second one of the same kind calls `cut` and ends
-    the process at once. SIGHUP sets `again`."""
+    """The signals of the process. The first SIGTERM or SIGINT stops; a second one of the same kind calls `kill` and
+    ends the process at once. SIGHUP sets `again`."""
 
     def __init__(self) -> None:
-        self.cut: Callable[[], None] = lambda: None
+        self.kill: Callable[[], None] = lambda: None
         self._signalled = asyncio.Event()
         self._by_person = False
         self.again = asyncio.Event()
@@ -220,7 +220,7 @@ class _Signals:
 
     def _hear(self, number: signal.Signals) -> None:
         if number in self._seen:
-            self.cut()
+            self.kill()
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -116,7 +116,7 @@ class Worker(SharingApp):
         """Start no scaling: the supervisor scales."""
 
     def _sockets(self) -> Sequence[socket.socket]:
-        return [socket.socket(fileno=number) for number in self._setup.listeners]
+        return [socket.socket(fileno=number) for number in self._setup.sockets]
 
     def _sockets_for_gateways(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.for_gateways]

@@ -70,7 +70,7 @@ class Setup:
     seat: int = 0
     """The seat of the worker, out of `workers`. Its successor has the same seat."""
     workers: int = 1
-    listeners: Sequence[int] = ()
+    sockets: Sequence[int] = ()
     for_gateways: Sequence[int] = ()
     """Listening sockets of the port for gateways."""
     log_lock: int = -1
@@ -309,14 +309,14 @@ class Workers:
 
     async def _start_worker(self, seat: int, settings: Mapping[str, Any]) -> Child:
         ours, theirs = socket.socketpair()
-        listeners, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
+        sockets, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
         setup = Setup(
             settings,
             next(self._numbers),
             self._broker.host.hex(),
             seat,
             len(self._sockets),
-            listeners,
+            sockets,
             for_gateways,
             self._log_lock.fileno(),
         )
@@ -327,7 +327,7 @@ class Workers:
                 MODULE,
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), setup.log_lock, *listeners, *for_gateways),
+                pass_fds=(theirs.fileno(), setup.log_lock, *sockets, *for_gateways),
             )
         child = self.children[setup.number] = Child(setup.number, seat, process, self._clock.now())
         self._tasks.start(self._watch(child), f"watch of worker {seat}")

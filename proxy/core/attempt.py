@@ -101,7 +101,7 @@ class Attempt:
         """Prompt tokens that the prefix index expects in the pod's KV cache when the attempt starts; None: no
         prediction."""
 
-    def begin_response(self, now: float) -> None:
+    def start_response(self, now: float) -> None:
         """Record the first byte of the response. `now` is monotonic seconds."""
         self.first_byte_at = now
         for listener in self.listeners.first_byte:

@@ -55,15 +55,15 @@ SPLIT = "split"
 class Decision(NamedTuple):
     """Where a request goes. `fallbacks` are the other endpoints of the target's profile, best first. `prefill` are
     pods, best first, of which one computes the prompt before the target responds, `encode` pods that compute the
-    embeddings of its media before that; empty: the target does it. `why` is SPLIT or the reason why a configured stage
-    was left out; empty without stages."""
+    embeddings of its media before that; empty: the target does it. `split_outcome` is SPLIT or the reason why a
+    configured stage was left out; empty without stages."""
 
     target: Endpoint
     fallbacks: tuple[Endpoint, ...] = ()
     profile: str = ""
     prefill: tuple[Endpoint, ...] = ()
     encode: tuple[Endpoint, ...] = ()
-    why: str = ""
+    split_outcome: str = ""
     shadows: tuple[ProfileResult, ...] = ()
     """The rankings of the shadow profiles of the run."""
 

@@ -217,7 +217,7 @@ class Gate(Listener):
         """Return the candidates that may receive the request; at least one. Raise RequestError."""
         return endpoints
 
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+    def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         """Return whether the pod has capacity for a hedged attempt that no waiting request needs."""
         return True
 

@@ -136,7 +136,7 @@ def screen(picture: FleetPicture, view: View, size: tuple[int, int], now: float,
 
 
 def head(picture: FleetPicture, width: int, now: float, wrong: str = "") -> list[Text]:
-    return [_cut(line, width) for line in (_who(picture, wrong), *_totals(picture, now))]
+    return [_clipped(line, width) for line in (_who(picture, wrong), *_totals(picture, now))]
 
 
 def table(pods: Sequence[PodView], order: SortOrder, width: int, for_scripts: bool = False) -> list[Text]:
@@ -257,10 +257,10 @@ def _foot(view: View, rows: Sequence[PodView], shown: int, width: int) -> Text:
     where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else f"{pods} pods"
     ranks = "  o ranks" if any(row.ranks for row in rows) else ""
     keys = f"q quit  s/S sort  r reverse{ranks}  ↑↓ PgUp PgDn scroll"
-    return _cut(Text(f"{where} by {by}   {keys}", style="dim"), width)
+    return _clipped(Text(f"{where} by {by}   {keys}", style="dim"), width)
 
 
-def _cut(line: Text, width: int) -> Text:
+def _clipped(line: Text, width: int) -> Text:
     line.truncate(width)
     return line
 

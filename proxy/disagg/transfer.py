@@ -90,11 +90,13 @@ class SplitRequests:
     ) -> tuple[Decision, SplitRequest | None]:
         """Return None, and the decision without stages, if one pod has to do everything. Raise RequestError if no pod
         can."""
-        if decision.why != SPLIT:
-            self.counted(decision.why).add()
+        if decision.split_outcome != SPLIT:
+            self.counted(decision.split_outcome).add()
         if not (decision.prefill or decision.encode):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
-                raise NoEndpoints(f"These pods serve no request alone, and this one was not split: {decision.why}.")
+                raise NoEndpoints(
+                    f"These pods serve no request alone, and this one was not split: {decision.split_outcome}."
+                )
             return decision, None
         fields, why = None, "many-values"
         if not has_many_values(request.body):
@@ -106,7 +108,7 @@ class SplitRequests:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
-            return decision._replace(prefill=(), encode=(), why=why), None
+            return decision._replace(prefill=(), encode=(), split_outcome=why), None
         return decision, SplitRequest(self, fields, relay, reserve)
 
 

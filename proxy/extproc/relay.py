@@ -28,7 +28,7 @@ from proxy.extproc.messages import (
 )
 from proxy.extproc.request import Addresses, GatewayRequest, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing
-from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
+from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.request import HttpRequest
@@ -65,7 +65,7 @@ class EnvoyRelay(Relay):
                 self._judge(self._head, attempt)
             await self._pass(self._head, attempt)
         except asyncio.CancelledError:
-            attempt.ending = attempt.ending or self._cut(attempt)
+            attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
         except (TriedByGateway, BadGateway, UnknownModel):
             attempt.ending = Ending.UPSTREAM_FAILED
@@ -210,7 +210,7 @@ class EnvoyRelay(Relay):
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
         if attempt.first_byte_at is None and piece.body:
-            attempt.begin_response(self._context.clock.now())
+            attempt.start_response(self._context.clock.now())
         out = body_out.feed(piece.body, last)
         if last:
             self._finish(attempt)
@@ -228,14 +228,14 @@ class EnvoyRelay(Relay):
         if body_out is not None:
             body_out.feed(b"", True)
         if attempt.first_byte_at is None:
-            attempt.begin_response(self._context.clock.now())
+            attempt.start_response(self._context.clock.now())
         attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
         self._stream.is_complete = True
 
-    def _cut(self, attempt: Attempt) -> Ending:
-        """Return the ending of a cut response: by the client or its pod, which a gateway does not distinguish, or by
-        kvlane."""
+    def _ending_of_incomplete(self, attempt: Attempt) -> Ending:
+        """Return the ending of an incomplete response: by the client or its pod, which a gateway does not distinguish,
+        or by kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
             if self._call.sent_status:
@@ -275,9 +275,9 @@ class ResponseBody:
         self._meter = ResponseMeter()
         self._framing: Framing | None = None
         if events and (changed or attempt.request.asks_usage):
-            self._framing = Pipeline(event_stages(attempt, named=changed), chunked=False)
+            self._framing = Pipeline(event_transforms(attempt, named=changed), chunked=False)
         elif changed and "json" in content_type:
-            self._framing = WholeBody(changes(attempt, whole=True))
+            self._framing = WholeBody(transforms_of(attempt, whole=True))
         self.changes = self._framing is not None
 
     def feed(self, body: bytes, last: bool) -> bytes:

@@ -22,7 +22,7 @@ from proxy.extproc.relay import EnvoyRelay
 from proxy.extproc.request import Addresses, GatewayRequest, Stream
 from proxy.extproc.settings import ExtProcSettings
 from proxy.http.response import RelayContext
-from proxy.http.server import listeners, port_of
+from proxy.http.server import listen_on, port_of
 from proxy.http.service import Service
 from proxy.http.settings import ServerTls, server_context
 
@@ -179,23 +179,23 @@ class GatewayListener:
         self.path = path
         self.tasks = Tasks()
         self.open: set[GatewayConnection] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._port_servers: list[asyncio.Server] = []
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on bound `sockets`, else on host and port. Raise OSError for an unavailable port or certificate."""
         context = None if tls is None else server_context(tls, ("h2",))
-        self._listeners = await listeners(self._gateway, host, port, sockets, context)
+        self._port_servers = await listen_on(self._gateway, host, port, sockets, context)
 
     @property
     def port(self) -> int:
-        return port_of(self._listeners)
+        return port_of(self._port_servers)
 
     async def leave(self, grace: float, is_busy: Callable[[], bool]) -> None:
         """Accept no new connections and send GOAWAY to gateways. Return when all have disconnected or are quiet, or
         after `grace` seconds."""
         loop = asyncio.get_running_loop()
-        for listener in self._listeners:
-            listener.close()
+        for server in self._port_servers:
+            server.close()
         busy_at, end = loop.time(), loop.time() + grace
         while loop.time() < end and (is_busy() or loop.time() < busy_at + QUIET):
             for gateway in self.open:  # including accepted connections without a request

@@ -110,7 +110,7 @@ class Fleet(NamedModels):
 
     # For the data path.
 
-    def serving(self, model: str) -> Sequence[Endpoint]:
+    def endpoints_for(self, model: str) -> Sequence[Endpoint]:
         """Return the ready endpoints that serve the model; O(1)."""
         return (self._serving or self._renew()).of(model)
 
@@ -587,7 +587,7 @@ class PoolPods:
         self._fleet = fleet
         self._pool = pool
 
-    def serving(self, model: str) -> Sequence[Endpoint]:
+    def endpoints_for(self, model: str) -> Sequence[Endpoint]:
         """Return the ready endpoints of the pool that serve the model."""
         return self._fleet.within(self._pool).of(model)
 

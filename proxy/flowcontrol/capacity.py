@@ -43,7 +43,7 @@ class Capacity:
     def in_all(self, waiting: Waiting) -> bool:
         """Return whether all pods together have capacity."""
         settings, ready = self.settings, self._fleet.ready
-        if not self._fleet.serving(waiting.request.model):
+        if not self._fleet.endpoints_for(waiting.request.model):
             return True
         most, tokens = settings.max_concurrent, settings.max_tokens
         if most is not None and len(self._inside) + sum(pod.load.remote_requests for pod in ready) >= most:
@@ -56,7 +56,7 @@ class Capacity:
 
     def on_a_pod(self, waiting: Waiting) -> bool:
         """Return whether a pod of its model has capacity beyond the requests that are not sent yet."""
-        endpoints, settings = self._fleet.serving(waiting.request.model), self.settings
+        endpoints, settings = self._fleet.endpoints_for(waiting.request.model), self.settings
         if not endpoints:
             return True
         others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
@@ -69,7 +69,7 @@ class Capacity:
 
     def in_part(self, waiting: Waiting, part: Part) -> bool:
         """Return whether this worker's share of the caps has capacity."""
-        settings, endpoints = self.settings, self._fleet.serving(waiting.request.model)
+        settings, endpoints = self.settings, self._fleet.endpoints_for(waiting.request.model)
         if not endpoints:
             return True
         most, tokens, per_pod = settings.max_concurrent, settings.max_tokens, settings.max_concurrent_per_pod
@@ -105,7 +105,7 @@ class Capacity:
             yield TOKENS, part(TOKENS, settings.max_tokens) - self._own_tokens(), TOKENS
         tokens = settings.max_tokens_per_pod and sum(other.cost for other in self._unsent)
         models = [name for name in wanted if name not in (REQUESTS, TOKENS)]
-        for pod, model in {pod: each for each in models for pod in self._fleet.serving(each)}.items():
+        for pod, model in {pod: each for each in models for pod in self._fleet.endpoints_for(each)}.items():
             if settings.max_concurrent_per_pod is not None:
                 name = REQUESTS + pod.name
                 yield name, part(name, settings.max_concurrent_per_pod) - _own_requests(pod) - unsent, model

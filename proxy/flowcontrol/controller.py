@@ -95,7 +95,7 @@ class FlowControl(Gate):
         """Let waiting requests go on: the prompt of this one is no longer in flight."""
         self.admit_waiting()
 
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+    def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         ticket = request.state.read(TICKET)
         if ticket is None or self.queue.waiting or not self.capacity.in_all(ticket.waiting):
             return False
@@ -345,7 +345,7 @@ class Eviction:
             return
         if any(ticket.is_evicted for ticket in self._inside):
             return
-        pods = self._fleet.serving(waiting.request.model)
+        pods = self._fleet.endpoints_for(waiting.request.model)
         sheddable = [
             one
             for one in reversed(self._inside)
@@ -413,7 +413,7 @@ class SheddingGate(Gate):
                 raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
         return endpoints
 
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+    def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         """Do not hedge requests of negative priority."""
         return request.priority >= 0
 

@@ -291,7 +291,7 @@ class PodRelay:
             if answer is None:
                 raise _failure(endpoint, error) from error
             log.warning("admin: the response of pod %s to %s broke off: %r", endpoint.name, request.path, error)
-            _cut(request)
+            _abort(request)
         return answer
 
 
@@ -327,6 +327,6 @@ def _failure(endpoint: Endpoint, error: Exception) -> BadGateway | GatewayTimeou
     return BadGateway(f"The pod '{endpoint.name}' did not respond: {type(error).__name__}.")
 
 
-def _cut(request: web.Request) -> None:
+def _abort(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()

@@ -32,7 +32,7 @@ class Framing(Protocol):
         bypass the framing. `bodies` and `marks` of the next call may start with those of such reads."""
 
     @property
-    def is_staged(self) -> bool:
+    def has_transforms(self) -> bool:
         """Whether the body goes through a pipeline, which no read may bypass."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
@@ -40,7 +40,7 @@ class Framing(Protocol):
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         """`exact`: no bytes of another message follow in `raw`."""
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         """Return what ends an interrupted event stream: `event` after a blank line, and the end of the framing; None if
         the connection must be aborted. `tail` is the end of the body so far."""
 
@@ -50,7 +50,7 @@ class Plain:
 
     __slots__ = ()
     in_step = False
-    is_staged = False
+    has_transforms = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return raw
@@ -58,7 +58,7 @@ class Plain:
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         return raw if exact else b"".join(bodies[-1:])
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         return None
 
 
@@ -67,7 +67,7 @@ class UntilClose:
 
     __slots__ = ()
     in_step = False
-    is_staged = False
+    has_transforms = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return b"".join(bodies)
@@ -75,7 +75,7 @@ class UntilClose:
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         return b"".join(bodies)
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         return _after_blank_line(tail) + event
 
 
@@ -84,7 +84,7 @@ class Rechunked:
 
     __slots__ = ()
     in_step = False
-    is_staged = False
+    has_transforms = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return chunk(b"".join(bodies))
@@ -92,7 +92,7 @@ class Rechunked:
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         return chunk(b"".join(bodies)) + LAST_CHUNK
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         return chunk(_after_blank_line(tail) + event) + LAST_CHUNK
 
 
@@ -102,7 +102,7 @@ class WholeChunks:
     of its reads from then on."""
 
     __slots__ = ("_held", "_held_size", "_splitting", "in_step")
-    is_staged = False
+    has_transforms = False
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -126,7 +126,7 @@ class WholeChunks:
             return raw
         return raw[: _whole(raw)] + LAST_CHUNK
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         unsent = len(_body_of_part(self._join(b"")))
         sent = tail[: len(tail) - unsent] if unsent < len(tail) or not unsent else b"?"
         return chunk(_after_blank_line(sent) + event) + LAST_CHUNK

@@ -244,7 +244,7 @@ _RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(?:(\d{1,6})|([a-z]{3,9},[^\r
 _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 
-def is_open(head: ResponseHead, beginning: bytes) -> bool:
+def needs_more(head: ResponseHead, beginning: bytes) -> bool:
     """Return whether more of the body is needed to decide; the reason of an error may be anywhere in it."""
     waits_for_end = head.declines or head.status in UNSURE
     return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))

@@ -1,7 +1,7 @@
-"""Changes to a pod's response on its way to the client: stages that see whole events, and the framing behind them.
+"""Changes to a pod's response on its way to the client: transforms that see whole events, and the framing behind them.
 
-Upstream bytes -> events -> stages -> framing -> client. A response without stages does not come here: its reads pass
-as they are. Nothing here does I/O.
+Upstream bytes -> events -> transforms -> framing -> client. A response without transforms does not come here: its reads
+pass as they are. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.openai.errors import ABORTED, declined
 from proxy.openai.events import EVENT_END, EVENT_ENDS, DropUsage, telling
 
 LARGEST_EVENT = 1024 * 1024
-"""Bytes of an event that wait for its end. A larger one goes through the stages in parts."""
+"""Bytes of an event that wait for its end. A larger one goes through the transforms in parts."""
 
 LARGEST_WHOLE = 4 * 1024 * 1024
 """Bytes of a response of known length that wait for its end, because the length changes. A larger one passes
@@ -39,7 +39,7 @@ ERROR = b'data: {"error"'
 """The start of an event that reports why the stream ends."""
 
 
-class ResponseStage(Protocol):
+class ResponseTransform(Protocol):
     """One change to a stream of events."""
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
@@ -48,19 +48,19 @@ class ResponseStage(Protocol):
 
 
 class Pipeline:
-    """The framing of a stream whose events go through stages: each event in its own chunk, as engines send them."""
+    """The framing of a stream whose events go through transforms: each event in its own chunk, as engines send them."""
 
-    __slots__ = ("_begun", "_chunked", "_is_open", "_stages")
+    __slots__ = ("_begun", "_chunked", "_has_sent_part", "_transforms")
     in_step = True
-    is_staged = True
+    has_transforms = True
 
-    def __init__(self, stages: Sequence[ResponseStage], chunked: bool) -> None:
+    def __init__(self, transforms: Sequence[ResponseTransform], chunked: bool) -> None:
         """`chunked`: the client gets chunks, else the bare body."""
-        self._stages = tuple(stage.process for stage in stages)
+        self._transforms = tuple(stage.process for stage in transforms)
         self._chunked = chunked
         self._begun = bytearray()
         """An incomplete event."""
-        self._is_open = False
+        self._has_sent_part = False
         """Whether a part of an incomplete event was sent."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
@@ -69,7 +69,7 @@ class Pipeline:
     def process(self, body: bytes) -> bytes:
         """Return what goes to the client of the next bytes of the body."""
         events = self._events(body)
-        for process in self._stages:
+        for process in self._transforms:
             events = process(events, False)
         return self._framed(events)
 
@@ -78,12 +78,12 @@ class Pipeline:
         if self._begun:
             events.append(bytes(self._begun))
             self._begun.clear()
-        return self._framed(_at_end(self._stages, events)) + (LAST_CHUNK if self._chunked else b"")
+        return self._framed(_at_end(self._transforms, events)) + (LAST_CHUNK if self._chunked else b"")
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
-        """End the stream: drop an incomplete event, flush the stages, then append `event`."""
-        separator = [b"\n\n"] if self._is_open else []
-        events = [*separator, *_at_end(self._stages, []), event]
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
+        """End the stream: drop an incomplete event, flush the transforms, then append `event`."""
+        separator = [b"\n\n"] if self._has_sent_part else []
+        events = [*separator, *_at_end(self._transforms, []), event]
         return self._framed(events) + (LAST_CHUNK if self._chunked else b"")
 
     def resume(self) -> None:
@@ -93,7 +93,7 @@ class Pipeline:
     def _events(self, body: bytes) -> list[bytes]:
         begun = self._begun
         if not begun and body.endswith(b"\n\n") and body.find(b"\n\n") == len(body) - 2 and b"\r" not in body:
-            self._is_open = False
+            self._has_sent_part = False
             return [body]
         events: list[bytes] = []
         searched, start = max(0, len(begun) - 3), 0
@@ -104,11 +104,11 @@ class Pipeline:
                 events.append(text[start : found.end()])
                 start = found.end()
             begun[:] = text[start:]
-            self._is_open = False
+            self._has_sent_part = False
         if len(begun) > LARGEST_EVENT:
             events.append(bytes(begun))
             begun.clear()
-            self._is_open = True
+            self._has_sent_part = True
         return events
 
     def _framed(self, events: list[bytes]) -> bytes:
@@ -118,14 +118,15 @@ class Pipeline:
 
 
 class WholeBody:
-    """The framing of a JSON text of known length, which goes through the stages at its end, as its length changes."""
+    """The framing of a JSON text of known length, which goes through the transforms at its end, as its length
+    changes."""
 
-    __slots__ = ("_pieces", "_size", "_stages")
+    __slots__ = ("_pieces", "_size", "_transforms")
     in_step = False
-    is_staged = False
+    has_transforms = False
 
-    def __init__(self, stages: Sequence[ResponseStage]) -> None:
-        self._stages = tuple(stage.process for stage in stages)
+    def __init__(self, transforms: Sequence[ResponseTransform]) -> None:
+        self._transforms = tuple(stage.process for stage in transforms)
         self._pieces: list[bytes] | None = []
         """None once the body has become too large to wait for its end."""
         self._size = 0
@@ -144,9 +145,9 @@ class WholeBody:
         if self._pieces is None:
             return b"".join(bodies)
         body = b"".join((*self._pieces, *bodies))
-        return b"".join(_at_end(self._stages, [body])) if body else b""
+        return b"".join(_at_end(self._transforms, [body])) if body else b""
 
-    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         return None
 
 
@@ -182,24 +183,26 @@ def is_changed(attempt: Attempt) -> bool:
     return attempt.cached_to_report is not None or _asked_name(attempt) is not None
 
 
-def changes(attempt: Attempt, whole: bool = False) -> list[ResponseStage]:
-    """Return the stages for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
-    stages: list[ResponseStage] = []
+def transforms_of(attempt: Attempt, whole: bool = False) -> list[ResponseTransform]:
+    """Return the transforms for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
+    transforms: list[ResponseTransform] = []
     if (asked := _asked_name(attempt)) is not None:
-        stages.append(RenameModel(attempt, asked, whole))
+        transforms.append(RenameModel(attempt, asked, whole))
     if attempt.cached_to_report is not None:
-        stages.append(PatchCachedTokens(attempt))
-    return stages
+        transforms.append(PatchCachedTokens(attempt))
+    return transforms
 
 
-def event_stages(attempt: Attempt, continuation: Continuation | None = None, named: bool = True) -> list[ResponseStage]:
-    """Return the stages of a stream of events; without those of `changes` if it is not `named`."""
-    stages: list[ResponseStage] = []
+def event_transforms(
+    attempt: Attempt, continuation: Continuation | None = None, named: bool = True
+) -> list[ResponseTransform]:
+    """Return the transforms of a stream of events; without those of `transforms_of` if it is not `named`."""
+    transforms: list[ResponseTransform] = []
     if continuation is not None:
-        stages.append(continuation.record_events())
+        transforms.append(continuation.record_events())
     if attempt.request.asks_usage:
-        stages.append(DropUsage())
-    return stages + changes(attempt) if named else stages
+        transforms.append(DropUsage())
+    return transforms + transforms_of(attempt) if named else transforms
 
 
 class RecordEvents:
@@ -280,17 +283,17 @@ class Continuation:
     def end(self, event: bytes) -> bytes:
         """Return the end of a stream that no pod continues: `event`, if the end is open."""
         pipeline, self.pipeline = self.pipeline, None
-        return (pipeline and pipeline.cut(event, b"")) or b""
+        return (pipeline and pipeline.end_with(event, b"")) or b""
 
-    def cut_short(self, error: UpstreamFailed) -> StreamInterrupted | None:
+    def interruption(self, error: UpstreamFailed) -> StreamInterrupted | None:
         """Return the error that requests the rest from the gateway; None if no pod can send it."""
         request = self.asked
         body = None if self.record is None else rest(request.path, request.body, self.partial)
         if body is None:
             return None
-        cut = StreamInterrupted(str(error), changed(request, body=body, naming=None))
-        cut.__cause__ = error
-        return cut
+        interrupted = StreamInterrupted(str(error), changed(request, body=body, naming=None))
+        interrupted.__cause__ = error
+        return interrupted
 
 
 class RestRefused(UpstreamFailed):
@@ -309,18 +312,18 @@ def continuation_of(before: Continuation | None, attempt: Attempt, models: Seque
     if not request.stream or request.path not in PATHS or not any_matches(models, request.model):
         return None
     if before is not None and request is before.asked:
-        request, question = before.request, before.counted
+        request, counted_request = before.request, before.counted
     elif (found := counted(request.path, request.body)) is not None:
-        question = found
+        counted_request = found
     else:
         return None
-    continuation = Continuation(request, question)
+    continuation = Continuation(request, counted_request)
     attempt.request = continuation.asked
     return continuation
 
 
-def _at_end(stages: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
-    for process in stages:
+def _at_end(transforms: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
+    for process in transforms:
         events = process(events, True)
     return events
 

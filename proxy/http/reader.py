@@ -27,7 +27,7 @@ from proxy.http.request import (
 )
 
 if TYPE_CHECKING:
-    from proxy.http.client import ClientConnection
+    from proxy.http.client_connection import ClientConnection
     from proxy.http.server import Clients
 
 
@@ -36,7 +36,7 @@ USUAL_HEAD = 2 * 1024
 
 
 class RequestReader:
-    """Reads no requests. Others call `begin` of their connection for each request, and `refuse` for anything else."""
+    """Reads no requests. Others call `start` of their connection for each request, and `refuse` for anything else."""
 
     __slots__ = ()
 
@@ -95,9 +95,9 @@ class CountedReader(RequestReader):
                 return
         if len(rest) == size:
             call.body = rest
-            connection.begin(call)
+            connection.start(call)
         else:
-            self._begin_in_part(call, rest, size)
+            self._start_in_part(call, rest, size)
 
     def check(self, now: float) -> bool:
         """Refuse a body that makes no progress within the timeout."""
@@ -113,12 +113,12 @@ class CountedReader(RequestReader):
             self._connection.refuse(call, body_timed_out())
         return True
 
-    def _begin_in_part(self, call: HttpRequest, data: bytes, size: int) -> None:
+    def _start_in_part(self, call: HttpRequest, data: bytes, size: int) -> None:
         """Handle a request with less or more than its body."""
         connection = self._connection
         if len(data) > size:
             call.body = data[:size]
-            connection.begin(call)
+            connection.start(call)
             connection.hold(data[size:])
             return
         self._left = size
@@ -127,7 +127,7 @@ class CountedReader(RequestReader):
             connection.consume = partial(self._collect, call)
         else:
             call.payload = body = body_stream(connection, self._loop)
-            connection.begin(call)
+            connection.start(call)
             connection.consume = partial(self._stream, body)
         if data:
             connection.consume(memoryview(data))
@@ -147,7 +147,7 @@ class CountedReader(RequestReader):
         if left:
             body, behind = body[:left], body[left:]
         call.body = body
-        self._connection.begin(call)
+        self._connection.start(call)
         if behind:
             self._connection.hold(behind)
 
@@ -277,7 +277,7 @@ class WholeReader(RequestReader):
             call.body = body.read_nowait()
         else:
             call.payload = body
-        self._connection.begin(call)
+        self._connection.start(call)
         return True
 
     def _is_head_counted(self, size: int) -> bool:

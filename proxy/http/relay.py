@@ -43,7 +43,7 @@ from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, Upst
 from proxy.openai.errors import stream_error
 
 if TYPE_CHECKING:
-    from proxy.http.client import ClientConnection, Sink
+    from proxy.http.client_connection import ClientConnection, Sink
 
 
 CLOSE_RACE = 0.01

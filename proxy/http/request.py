@@ -21,7 +21,7 @@ from proxy.http.paths import split_target
 
 if TYPE_CHECKING:
     from proxy.http.body import Upload
-    from proxy.http.client import ClientConnection
+    from proxy.http.client_connection import ClientConnection
     from proxy.http.pipeline import Continuation
 
 

@@ -19,25 +19,25 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.ports import Clock
-from proxy.http.client import Tunnel
+from proxy.http.client_connection import Tunnel
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
-from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, is_open, refusal
+from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, needs_more, refusal
 from proxy.http.pipeline import (
     Continuation,
     Pipeline,
-    ResponseStage,
+    ResponseTransform,
     RestRefused,
     WholeBody,
-    changes,
-    event_stages,
+    event_transforms,
     is_changed,
+    transforms_of,
 )
 from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import MOST_PASSED, PodConnection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
-from proxy.openai.events import DONE, ends_whole, is_cut, usage_from
+from proxy.openai.events import DONE, ends_whole, is_truncated, usage_from
 from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Response:
     head: ResponseHead | None = None
     """The head as the pod's connection has read it; None before that and after it has been relayed."""
     reads_head = False
-    """Whether `begin` must inspect the head of a simple response, because its body is changed or continues another
+    """Whether `start` must inspect the head of a simple response, because its body is changed or continues another
     response."""
     paused = False
     upload_resumed: asyncio.Future[None] | None = None
@@ -141,15 +141,15 @@ class Response:
 
     # what the pod's connection calls
 
-    def begin(self, head: ResponseHead) -> None:
-        """Choose the framing of a body of unknown length, or of no body, and the stages of its pipeline."""
+    def start(self, head: ResponseHead) -> None:
+        """Choose the framing of a body of unknown length, or of no body, and the transforms of its pipeline."""
         call = self._call
         if self._resumes:
-            self._begin_rest(head)
+            self._start_rest(head)
             return
         if head.simple:
             if _is_json(head):
-                self._framing = WholeBody(changes(self._attempt, whole=True))
+                self._framing = WholeBody(transforms_of(self._attempt, whole=True))
                 self.head = replace(head, simple=False)
             return
         if head.status == 101:
@@ -166,8 +166,8 @@ class Response:
             else:
                 self._framing = UntilClose()
                 call.closing = True
-            if stages := self._stages(head):
-                self._framing = Pipeline(stages, call.speaks_11)
+            if transforms := self._transforms(head):
+                self._framing = Pipeline(transforms, call.speaks_11)
         self._undecided = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
@@ -190,11 +190,11 @@ class Response:
         if out:
             self._call.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
-            attempt.begin_response(self._context.clock.now())
+            attempt.start_response(self._context.clock.now())
         self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
-        elif framing.is_staged:
+        elif framing.has_transforms:
             connection.receive = self._pass_events
         else:
             connection.pass_chunks(self._call.transport.write)
@@ -209,8 +209,8 @@ class Response:
             meter.take()
             self.failed(aborted())
             return
-        if self._events and self._is_cut():
-            self._end_cut(head, raw, exact)
+        if self._events and self._is_truncated():
+            self._end_truncated(head, raw, exact)
             return
         if head is not None and head.simple and exact:
             self._call.transport.write(self._opening(head) + raw)
@@ -219,7 +219,7 @@ class Response:
             return
         attempt.last_byte_at = now = context.clock.now()
         if attempt.first_byte_at is None:
-            attempt.begin_response(now)
+            attempt.start_response(now)
         attempt.ending = COMPLETE
         self._outlet.sink = None
         if not self.done.done():
@@ -259,7 +259,7 @@ class Response:
         if self.head is not None:
             self._call.transport.write(self._opening(self.head) + rest)
         self._call.closing = True
-        self._attempt.begin_response(self._context.clock.now())
+        self._attempt.start_response(self._context.clock.now())
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._outlet.sink = tunnel
@@ -272,7 +272,7 @@ class Response:
         if self._continuation is not None and self._is_left_open(self._continuation, error, ending):
             return
         if self._has_begun:
-            self._cut(ending, LOST)
+            self._end_incomplete(ending, LOST)
             return
         self._attempt.ending = ending
         self._close(error)
@@ -298,7 +298,7 @@ class Response:
         """End the response because the proxy stops."""
         self._connection.abort()
         if self._has_begun:
-            self._cut(Ending.EVICTED, STOPPED)
+            self._end_incomplete(Ending.EVICTED, STOPPED)
         else:
             self._attempt.ending = Ending.EVICTED
             self._close(ShuttingDown())
@@ -311,7 +311,7 @@ class Response:
         if self._call.transport.is_closing():
             self._end(Ending.CLIENT_GONE)
         elif self._has_begun:
-            self._cut(Ending.EVICTED, EVICTED)
+            self._end_incomplete(Ending.EVICTED, EVICTED)
         else:
             self._attempt.ending = Ending.EVICTED
             self._close(None)
@@ -354,10 +354,10 @@ class Response:
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
-    # what `PodConnection.receive` is while events go through stages
+    # what `PodConnection.receive` is while events go through transforms
 
     def _pass_events(self, raw: bytes) -> None:
-        """Relay a read of a response with stages."""
+        """Relay a read of a response with transforms."""
         pieces = self._connection.meter.pieces
         body = pieces[-1] if len(pieces) == self._fed + 1 else b"".join(pieces[self._fed :])
         self._fed = len(pieces)
@@ -374,7 +374,7 @@ class Response:
 
     # below here in order of use
 
-    def _begin_rest(self, head: ResponseHead) -> None:
+    def _start_rest(self, head: ResponseHead) -> None:
         """Raise UpstreamFailed for a response that does not continue the first one."""
         if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
@@ -394,12 +394,12 @@ class Response:
         """Whether the client has received a part of the response."""
         return self._resumes or self._attempt.status is not None
 
-    def _stages(self, head: ResponseHead) -> Sequence[ResponseStage]:
-        """Return the stages for a body of unknown length. Errors contain the model only in their text."""
+    def _transforms(self, head: ResponseHead) -> Sequence[ResponseTransform]:
+        """Return the transforms for a body of unknown length. Errors contain the model only in their text."""
         is_named = self.reads_head and head.status < 300
         if head.events:
-            return event_stages(self._attempt, self._continuation, is_named)
-        return changes(self._attempt) if is_named and _is_json(head) else ()
+            return event_transforms(self._attempt, self._continuation, is_named)
+        return transforms_of(self._attempt) if is_named and _is_json(head) else ()
 
     def _flush_meter(self) -> None:
         self._connection.meter.flush(self._attempt)
@@ -419,7 +419,7 @@ class Response:
         elif self._resumes and self._attempt.status is None:
             said = error
         elif self._has_begun and isinstance(error, UpstreamFailed):
-            said = continuation.cut_short(error)
+            said = continuation.interruption(error)
         else:
             said = None
         if said is None:
@@ -432,7 +432,7 @@ class Response:
     def _decide(self, head: ResponseHead, raw: bytes) -> None:
         self._held += raw
         beginning = b"".join(self._connection.meter.pieces)
-        if is_open(head, beginning) and len(self._held) <= HELD_LIMIT:
+        if needs_more(head, beginning) and len(self._held) <= HELD_LIMIT:
             return
         error = self._declined(head, beginning)
         if error is None:
@@ -442,13 +442,13 @@ class Response:
             self._connection.abort()
             self.failed(error)
 
-    def _is_cut(self) -> bool:
+    def _is_truncated(self) -> bool:
         meter = self._connection.meter
         if meter.pieces and meter.pieces[-1].find(DONE) >= 0:
             return False
-        return is_cut(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
+        return is_truncated(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 
-    def _end_cut(self, head: ResponseHead | None, raw: bytes, exact: bool) -> None:
+    def _end_truncated(self, head: ResponseHead | None, raw: bytes, exact: bool) -> None:
         """Handle a response that ended in valid HTTP but incomplete, as if the pod had broken off. The remaining bytes
         are sent, unless none has been sent: then another pod is tried."""
         meter = self._connection.meter
@@ -499,13 +499,13 @@ class Response:
         self._connection.abort()
         self.failed(UpstreamTimedOut(message))
 
-    def _cut(self, ending: Ending, message: str) -> None:
+    def _end_incomplete(self, ending: Ending, message: str) -> None:
         """End a partial response so that the client does not take it for complete. If the framing is ended in order,
         the connection stays open: the client may be sending its next request already."""
         out = None
         if self._events:
             self._connection.meter.flush(self._attempt)
-            out = self._framing.cut(stream_error(self._call.path, message), self._connection.meter.tail)
+            out = self._framing.end_with(stream_error(self._call.path, message), self._connection.meter.tail)
         if out is not None:
             self._call.transport.write(out)
         if out is None or ending is Ending.EVICTED:

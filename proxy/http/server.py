@@ -22,7 +22,7 @@ from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.body import BodyReader, MemoryBudget
-from proxy.http.client import ClientConnection
+from proxy.http.client_connection import ClientConnection
 from proxy.http.guards import CloseReason, CountClosed, Sweep, guarded, look_at, uncounted
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 
 
-async def listeners(
+async def listen_on(
     accept: Callable[[], asyncio.BaseProtocol],
     host: str,
     port: int,
@@ -278,7 +278,7 @@ class DataServer:
         self._context: RelayContext
         self._tasks = Tasks()
         self._clients: Clients
-        self._listeners: list[asyncio.Server]
+        self._port_servers: list[asyncio.Server]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on the bound `sockets`, else on the port of the settings. Raise OSError if the port or the certificate
@@ -295,13 +295,13 @@ class DataServer:
             context = server_context(settings.tls)
             accept = handshakes = Handshakes(accept, partial(self._hung_up, CloseReason.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
-        self._listeners = await listeners(accept, settings.host, settings.port, sockets, context)
+        self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, context)
         self._tasks.keep(self._sweep.run, "stall-sweep")
         self._tasks.keep(self._reap, "idle-connections")
 
     @property
     def port(self) -> int:
-        return port_of(self._listeners)
+        return port_of(self._port_servers)
 
     @property
     def context(self) -> RelayContext:
@@ -345,8 +345,8 @@ class DataServer:
         """Accept no new connections. Requests in flight have `grace` seconds to end; then they are aborted, or refused
         if nothing was sent."""
         self.service.stopping = True
-        for listener in self._listeners:
-            listener.close()
+        for server in self._port_servers:
+            server.close()
         for _ in range(TURNS):
             await asyncio.sleep(0)
         end = asyncio.get_running_loop().time() + grace

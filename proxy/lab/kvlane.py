@@ -189,7 +189,7 @@ class Kvlane(App, Policy):
 
     def _start_response(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
-        attempt.begin_response(now)
+        attempt.start_response(now)
 
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None

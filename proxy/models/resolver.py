@@ -306,9 +306,9 @@ class Waker:
     async def awake(self, model: str, deadline: float) -> bool:
         """Wait until a pod serves the model. Return False after the timeout, or if no pod can be woken."""
         end = min(deadline, self._clock.now() + self.timeout)
-        while not self._fleet.serving(model):
+        while not self._fleet.endpoints_for(model):
             if self._clock.now() >= end or not self.wake(model):
-                return bool(self._fleet.serving(model))
+                return bool(self._fleet.endpoints_for(model))
             await asyncio.sleep(CHECK_INTERVAL)
         return True
 

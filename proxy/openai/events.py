@@ -130,7 +130,7 @@ def ends_whole(tail: bytes) -> bool:
     return _ENDS_WHOLE.search(tail, max(0, start)) is not None
 
 
-def is_cut(path: str, tail: bytes) -> bool:
+def is_truncated(path: str, tail: bytes) -> bool:
     """Return whether an event stream ended as valid HTTP although it is incomplete, as when a proxy in front of the
     engine ends it after a lost connection."""
     more, end = _UNFINISHED.get(path, (None, None))
@@ -205,11 +205,11 @@ def with_usage(request: InferenceRequest) -> InferenceRequest:
     several choices, whose last chunks would differ: one of them may come long before the others."""
     if not request.stream or request.path not in WITH_USAGE_OPTION:
         return request
-    body = with_question(request.body, request.path)
+    body = with_include_usage(request.body, request.path)
     return request if body is None else changed(request, body=body, asks_usage=True)
 
 
-def with_question(body: bytes, path: str) -> bytes | None:
+def with_include_usage(body: bytes, path: str) -> bytes | None:
     """Return the body of a streaming request with usage added; None if that is impossible or could change anything
     else."""
     if _is_plain(body, path):

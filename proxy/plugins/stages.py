@@ -19,7 +19,7 @@ from proxy.prefix.match import PREFIX_MATCH
 
 NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
 DECIDED_AGAINST = "decided-against"
-"""The reason for a stage that was left out; see `Decision.why`."""
+"""The reason for a stage that was left out; see `Decision.split_outcome`."""
 
 Plan = Generator[str, ProfileResult, Decision]
 Found = Generator[str, ProfileResult, tuple[Endpoint, ...]]
@@ -72,7 +72,7 @@ class Stages:
         except NoEndpoints:
             if not prefill:
                 raise
-            return Decision(prefill[0], prefill[1:], self.profiles.prefill, why=NO_DECODE_POD)
+            return Decision(prefill[0], prefill[1:], self.profiles.prefill, split_outcome=NO_DECODE_POD)
         decision = yield from self._with_encode(request, decision)
         return _prefilled(decision, _without(decision.target, prefill))
 
@@ -80,7 +80,7 @@ class Stages:
         if not self.has_prefill:
             raise error
         try:
-            return Decision.from_result((yield self.profiles.prefill))._replace(why=NO_DECODE_POD)
+            return Decision.from_result((yield self.profiles.prefill))._replace(split_outcome=NO_DECODE_POD)
         except NoEndpoints:
             raise error from None
 
@@ -91,19 +91,19 @@ class Stages:
         encode = _without(target, (yield from _ranked(self.profiles.encode)))
         if encode and not decider.confirms(request, target, encode):
             return decision
-        return decision._replace(encode=encode, why=SPLIT if encode else NO_ENCODE_POD)
+        return decision._replace(encode=encode, split_outcome=SPLIT if encode else NO_ENCODE_POD)
 
     def _with_prefill(self, request: InferenceRequest, decision: Decision) -> Plan:
         decider, target = self.prefill, decision.target
         if decider is None:
             return decision
         if not decider.wants(request, target):
-            return decision._replace(why=DECIDED_AGAINST)
+            return decision._replace(split_outcome=DECIDED_AGAINST)
         if isinstance(decider, PairDecider):
             return (yield from self._with_pair(request, decision, decider))
         prefill = _without(target, (yield from _ranked(self.profiles.prefill)))
         if prefill and not decider.confirms(request, target, prefill):
-            return decision._replace(why=DECIDED_AGAINST)
+            return decision._replace(split_outcome=DECIDED_AGAINST)
         return _prefilled(decision, prefill)
 
     def _with_pair(self, request: InferenceRequest, whole: Decision, decider: PairDecider) -> Plan:
@@ -117,7 +117,7 @@ class Stages:
             encode = _without(target, whole.encode)
             return _prefilled(whole._replace(target=target, fallbacks=tuple(fallbacks), encode=encode), prefill)
         self._publish(request, whole.target)
-        return whole._replace(why=DECIDED_AGAINST if prefill else NO_PREFILL_POD)
+        return whole._replace(split_outcome=DECIDED_AGAINST if prefill else NO_PREFILL_POD)
 
     def _publish(self, request: InferenceRequest, peer: Endpoint) -> None:
         """Publish the pod of the stage, which may differ each time a request is scheduled."""
@@ -161,8 +161,8 @@ def _without(target: Endpoint, endpoints: Sequence[Endpoint]) -> tuple[Endpoint,
 
 def _prefilled(decision: Decision, prefill: tuple[Endpoint, ...]) -> Decision:
     if not prefill:
-        return decision._replace(why=NO_PREFILL_POD)
-    return decision._replace(prefill=prefill, why=decision.why or SPLIT)
+        return decision._replace(split_outcome=NO_PREFILL_POD)
+    return decision._replace(prefill=prefill, split_outcome=decision.split_outcome or SPLIT)
 
 
 def stages(

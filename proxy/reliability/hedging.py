@@ -181,7 +181,11 @@ class Hedge:
     def _second(self, first: Attempt) -> Attempt | None:
         shared, request = self.shared, first.request
         endpoint = shared.failover.next_after(first)
-        if endpoint is None or endpoint.view.waiting or not all(gate.spares(request, endpoint) for gate in self.gates):
+        if (
+            endpoint is None
+            or endpoint.view.waiting
+            or not all(gate.has_spare_capacity(request, endpoint) for gate in self.gates)
+        ):
             shared.counted(NO_POD).add()
             return None
         if not shared.budget.spend():

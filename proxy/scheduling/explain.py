@@ -60,7 +60,11 @@ def _described(decision: Decision) -> dict[str, Any]:
     """Return the target, and the pods of other stages."""
     stages = {"prefill": decision.prefill, "encode": decision.encode}
     names = {stage: [pod.name for pod in pods] for stage, pods in stages.items() if pods}
-    return {"target": decision.target.name, **names, **({"why": decision.why} if decision.why else {})}
+    return {
+        "target": decision.target.name,
+        **names,
+        **({"why": decision.split_outcome} if decision.split_outcome else {}),
+    }
 
 
 def _load(

@@ -246,7 +246,7 @@ def short(entry: DecisionEntry) -> dict[str, Any]:
         "profile": decision.profile if decision else "",
         "pod": decision.target.name if decision else None,
         "prefill": decision.prefill[0].name if decision and decision.prefill else None,
-        "why": decision.why if decision else "",
+        "why": decision.split_outcome if decision else "",
         "candidates": len(entry.candidates),
         **_margin(entry.run, decision.target if decision else None),
         "promptTokens": entry.prompt_tokens,
@@ -345,7 +345,7 @@ def _decision(decision: Decision | None) -> dict[str, Any] | None:
         return None
     stages = {"fallbacks": decision.fallbacks, "prefill": decision.prefill, "encode": decision.encode}
     names = {stage: [pod.name for pod in pods] for stage, pods in stages.items()}
-    return {"target": decision.target.name, **names, "why": decision.why}
+    return {"target": decision.target.name, **names, "why": decision.split_outcome}
 
 
 def _attempt(attempt: Attempt | EndedAttempt, received_at: float) -> dict[str, Any]:

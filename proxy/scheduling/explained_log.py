@@ -183,7 +183,9 @@ class Explained(Listener):
         entry.attempts.append(attempt)
         if attempt.answers and entry.decision is not None:
             final = attempt.decision  # which may have dropped a stage since
-            entry.decision = entry.decision._replace(prefill=final.prefill, encode=final.encode, why=final.why)
+            entry.decision = entry.decision._replace(
+                prefill=final.prefill, encode=final.encode, split_outcome=final.split_outcome
+            )
         if attempt.answers and entry.is_requested:
             attempt.response_headers.append((HEADER, summary(entry, attempt.endpoint)))
 

@@ -78,7 +78,7 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
         prompt, completion, cached = usage or _UNCOUNTED
         shape = (begun_at is not None, prompt is not None, cached is not None)
         kind = (method, path, model, endpoint, status, outcome._value_, who, shape)
-        line = kinds.get(kind) or kinds.setdefault(kind, _like(*kind))
+        line = kinds.get(kind) or kinds.setdefault(kind, _template(*kind))
         at = ended_at + epoch
         if at // 1.0 != second:
             second = at // 1.0
@@ -98,7 +98,7 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     return b"".join(lines)
 
 
-def _like(
+def _template(
     method: str,
     path: str,
     model: str | None,

@@ -202,8 +202,8 @@ class RotatingFile:
 
 def _append(descriptor: int, lines: bytes, head: Callable[[], bytes]) -> None:
     size = os.fstat(descriptor).st_size
-    is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    left = (b"\n" * is_cut if size else head()) + lines
+    is_partial = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    left = (b"\n" * is_partial if size else head()) + lines
     try:
         while left:
             left = left[os.write(descriptor, left) :]

@@ -181,8 +181,8 @@ def of_decision(request: InferenceRequest, candidates: int, decision: Decision) 
         found["kvlane.profile"] = decision.profile
     if decision.prefill:
         found["kvlane.prefill_endpoint"] = decision.prefill[0].name
-    if decision.why:
-        found["kvlane.stages"] = decision.why
+    if decision.split_outcome:
+        found["kvlane.stages"] = decision.split_outcome
     return found
 
 

@@ -92,9 +92,9 @@ class Receiver(Protocol):
 
     head: ResponseHead | None
     reads_head: bool
-    """Whether `begin` is called for simple responses too."""
+    """Whether `start` is called for simple responses too."""
 
-    def begin(self, head: ResponseHead) -> None:
+    def start(self, head: ResponseHead) -> None:
         """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
 
     def received(self, raw: bytes) -> None:
@@ -375,7 +375,7 @@ class PodConnection(asyncio.Protocol):
             self._keeps = head.keeps
             receiver.head = head
             if not head.simple or receiver.reads_head:
-                receiver.begin(head)
+                receiver.start(head)
         except UpstreamFailed as error:
             self._fail(error)
             return None

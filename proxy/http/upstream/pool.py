@@ -351,7 +351,7 @@ class Collected:
         self._connection.abort()
         self.whole.cancel()
 
-    def begin(self, head: ResponseHead) -> None:
+    def start(self, head: ResponseHead) -> None:
         if head.status == 101:
             raise InvalidResponse("switched protocols unasked")
         self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
@@ -368,7 +368,7 @@ class Collected:
             self.whole.set_result((self.head, body))
 
     def upgraded(self, rest: bytes) -> None:
-        """Not called: `begin` refuses such a response."""
+        """Not called: `start` refuses such a response."""
 
     def failed(self, error: UpstreamFailed) -> None:
         self.broke(error)

@@ -128,7 +128,7 @@ class FakeApiServer:
     def sever(self) -> None:
         """Connections of watches end in the middle of whatever it is."""
         for request, _ in list(self.open.values()):
-            _cut(request)
+            _abort(request)
         self.open.clear()
 
     # How it responds.
@@ -139,7 +139,7 @@ class FakeApiServer:
         (self.watches if watches else self.lists).append({"where": where, **request.query})
         await asyncio.sleep(self.delay)
         if not self._listens:
-            return _cut(request)
+            return _abort(request)
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         scripted = (self.statuses.get(f"watch:{part}") if watches else None) or self.statuses.get(part)
@@ -213,7 +213,7 @@ class FakeApiServer:
                 queue.put_nowait(event)
 
 
-def _cut(request: web.Request) -> web.Response:
+def _abort(request: web.Request) -> web.Response:
     if request.transport is not None:
         request.transport.abort()
     return web.Response()

@@ -65,7 +65,7 @@ async def test_a_404_at_one_worker_makes_the_supervisor_read_the_models_again() 
         fleet = it.supervisor.fleet
         while fleet.is_listed("base") and not fleet.is_listed("other"):
             assert await status(it, "base") == (200, "pod-1")
-        await until(lambda: fleet.serving("base") == (fleet.get("pod-1"),))
+        await until(lambda: fleet.endpoints_for("base") == (fleet.get("pod-1"),))
         assert await status(it, "other") == (200, "pod-0")
 
 

@@ -74,7 +74,7 @@ def test_a_pod_is_a_candidate_in_the_mirror_when_it_is_one_in_the_origin() -> No
     pair.origin.reached(endpoint)
     pair.tell()
     seen = pair.seen("a")
-    assert list(pair.mirror.serving("m")) == [seen]
+    assert list(pair.mirror.endpoints_for("m")) == [seen]
     assert pair.mirror.models() == pair.origin.models()
     assert (seen.url, seen.weight, seen.role, seen.api_key) == ("http://a", 2.0, "decode", "k")
     assert seen.labels == endpoint.labels

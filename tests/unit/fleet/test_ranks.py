@@ -27,8 +27,8 @@ def ranked(calls: Calls, size: int = 3, name: str = "a") -> Endpoint:
 def test_each_rank_of_a_pod_is_a_candidate() -> None:
     calls = Calls()
     lead = ranked(calls)
-    assert names(calls.fleet.serving("m")) == ["a/0", "a/1", "a/2"]
-    assert [endpoint.rank for endpoint in calls.fleet.serving("m")] == [0, 1, 2]
+    assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
+    assert [endpoint.rank for endpoint in calls.fleet.endpoints_for("m")] == [0, 1, 2]
     assert {endpoint.lead for endpoint in calls.fleet.endpoints} == {lead}
     assert {endpoint.url for endpoint in calls.fleet.endpoints} == {"http://a"}
     assert {endpoint.pod_name for endpoint in calls.fleet.endpoints} == {"a"}
@@ -57,7 +57,7 @@ def test_a_drain_of_a_pod_or_rank_covers_all_ranks() -> None:
     assert {state(each) for each in lead.ranks} == {EndpointState.DRAINING}
     assert set(calls.fleet.draining) == set(lead.ranks)
     calls.fleet.undrain("a/2")
-    assert names(calls.fleet.serving("m")) == ["a/0", "a/1", "a/2"]
+    assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
 
 
 def test_a_rank_that_fails_ejects_the_pod_and_the_panic_threshold_counts_pods() -> None:
@@ -66,10 +66,10 @@ def test_a_rank_that_fails_ejects_the_pod_and_the_panic_threshold_counts_pods() 
     calls.ready("b", "m")
     calls.ready("c", "m")
     calls.fleet.eject(lead.ranks[5], "ill")
-    assert names(calls.fleet.serving("m")) == ["b", "c"], "one of three pods, eight of ten endpoints"
+    assert names(calls.fleet.endpoints_for("m")) == ["b", "c"], "one of three pods, eight of ten endpoints"
     assert calls.fleet.ejection_reasons(lead) == ["ill"]
     calls.fleet.uneject(lead, "ill")
-    assert len(calls.fleet.serving("m")) == 10
+    assert len(calls.fleet.endpoints_for("m")) == 10
 
 
 def test_a_removed_pod_waits_for_the_requests_of_all_ranks() -> None:
@@ -139,7 +139,7 @@ def test_a_pod_that_ignores_ranks_is_one_endpoint_until_it_restarts() -> None:
     calls = Calls()
     lead = ranked(calls, 3)
     calls.fleet.ranks_ignored(lead.ranks[1])
-    (plain,) = calls.fleet.serving("m")
+    (plain,) = calls.fleet.endpoints_for("m")
     assert (plain.name, plain.rank, state(plain)) == ("a", None, EndpointState.READY)
     assert calls.fleet.ejection_reasons(plain) == [RANKS_IGNORED]
     assert names(calls.fleet.ranks_seen(plain, 3)) == ["a"]
@@ -152,10 +152,10 @@ def test_a_rank_that_the_pod_refuses_as_out_of_range_corrects_its_size() -> None
     lead = ranked(calls, 8)
     wrong, other = lead.ranks[5], lead.ranks[6]
     calls.fleet.rank_refused(wrong, 2)
-    assert names(calls.fleet.serving("m")) == ["a/0", "a/1"]
-    assert calls.fleet.serving("m")[0] is lead
+    assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1"]
+    assert calls.fleet.endpoints_for("m")[0] is lead
     calls.fleet.rank_refused(other, 2)
-    assert names(calls.fleet.serving("m")) == ["a/0", "a/1"], "the second refusal comes late and changes nothing"
+    assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1"], "the second refusal comes late and changes nothing"
     assert names(calls.fleet.ranks_seen(lead, 4)) == ["a/0", "a/1", "a/2", "a/3"], "a scrape that shows more is right"
 
 
@@ -163,7 +163,7 @@ def test_a_pod_that_refuses_all_ranks_but_one_is_one_endpoint_until_it_restarts(
     calls = Calls()
     lead = ranked(calls, 3)
     calls.fleet.rank_refused(lead.ranks[2], 1)
-    (plain,) = calls.fleet.serving("m")
+    (plain,) = calls.fleet.endpoints_for("m")
     assert (plain.name, plain.rank) == ("a", None)
     assert names(calls.fleet.ranks_seen(plain, 1)) == ["a"], "the declared size would bring the refused ranks back"
     calls.fleet.restarted(plain)
@@ -174,7 +174,7 @@ def test_a_peer_can_report_that_a_pod_ignores_ranks() -> None:
     calls = Calls()
     ranked(calls, 3)
     calls.fleet.peer_ejected(1, {"a": [RANKS_IGNORED]})
-    assert names(calls.fleet.serving("m")) == ["a"]
+    assert names(calls.fleet.endpoints_for("m")) == ["a"]
 
 
 def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
@@ -185,8 +185,8 @@ def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
     lead.ranks[1].publish(Metrics(waiting=4, freshness=Freshness.FRESH, scraped_at=clock.now()), 0)
     origin.refreshed(lead.ranks[1])
     origin.reached(lead)
-    assert names(mirror.serving("m")) == ["a/0", "a/1", "a/2"]
-    assert [each.view.waiting for each in mirror.serving("m")] == [0, 4, 0]
+    assert names(mirror.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
+    assert [each.view.waiting for each in mirror.endpoints_for("m")] == [0, 4, 0]
     late = Mirror(clock)
     for news, message in origin.messages():
         late.apply(news, message)

@@ -23,13 +23,13 @@ def test_a_sleeping_pod_is_no_candidate_until_it_wakes_up_without_its_caches() -
     calls = Calls()
     one, other = calls.ready("a", "m"), calls.ready("b", "m")
     sleep(calls, one)
-    assert list(calls.fleet.serving("m")) == [other]
+    assert list(calls.fleet.endpoints_for("m")) == [other]
     assert state(one) is EndpointState.EJECTED
     assert calls.fleet.ejection_reasons(one) == ["asleep"]
     assert calls.fleet.knows("m")
     calls.heard.clear()
     sleep(calls, one, 0)
-    assert list(calls.fleet.serving("m")) == [one, other]
+    assert list(calls.fleet.endpoints_for("m")) == [one, other]
     assert calls.heard == [("restarted", "a")]
     assert calls.fleet.ejection_reasons(one) == []
 
@@ -40,7 +40,7 @@ def test_a_pod_that_slept_before_its_first_scrape_is_no_candidate() -> None:
     calls.fleet.refused(endpoint)
     sleep(calls, endpoint, 2)
     calls.fleet.reached(endpoint)
-    assert calls.fleet.serving("m") == ()
+    assert calls.fleet.endpoints_for("m") == ()
 
 
 def test_the_panic_threshold_wakes_no_pod() -> None:
@@ -50,7 +50,7 @@ def test_the_panic_threshold_wakes_no_pod() -> None:
     calls.fleet.eject(one, "breaker")
     calls.fleet.eject(other, "breaker")
     assert calls.fleet.panics
-    assert list(calls.fleet.serving("m")) == [other]
+    assert list(calls.fleet.endpoints_for("m")) == [other]
 
 
 def test_a_sleeping_draining_pod_drains() -> None:
@@ -84,11 +84,11 @@ def test_mirrors_know_sleeping_pods() -> None:
     calls.fleet = MirroredFleet(clock, lambda news, record: mirror.apply(news, record))
     endpoint = calls.ready("a", "m")
     mirror.apply(News.ROLL, b'["a"]')
-    assert [pod.name for pod in mirror.serving("m")] == ["a"]
+    assert [pod.name for pod in mirror.endpoints_for("m")] == ["a"]
     sleep(calls, endpoint)
-    assert mirror.serving("m") == ()
+    assert mirror.endpoints_for("m") == ()
     sleep(calls, endpoint, 0)
-    assert [pod.name for pod in mirror.serving("m")] == ["a"]
+    assert [pod.name for pod in mirror.endpoints_for("m")] == ["a"]
 
 
 AWAKE = 'vllm:engine_sleep_state{engine="%d",sleep_state="awake"} %d\n'

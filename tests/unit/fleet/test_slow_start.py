@@ -26,7 +26,7 @@ class World:
 
     def share(self, endpoint: Endpoint, requests: int = 2000) -> float:
         """Of the requests for which the pod is a candidate."""
-        return sum(endpoint in self.fleet.serving("m") for _ in range(requests)) / requests
+        return sum(endpoint in self.fleet.endpoints_for("m") for _ in range(requests)) / requests
 
 
 def test_new_pods_are_candidates_for_all_requests_at_once() -> None:
@@ -59,7 +59,7 @@ def test_afterwards_finding_candidates_costs_the_same() -> None:
     world.fleet.uneject(world.pods[0], "ill")
     assert type(world.fleet._renew().of) is not before
     world.clock.advance(10.0)
-    world.fleet.serving("m")
+    world.fleet.endpoints_for("m")
     assert type(world.fleet._renew().of) is before
 
 

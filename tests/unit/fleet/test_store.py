@@ -52,37 +52,37 @@ def test_a_pod_is_a_candidate_from_its_first_response_on() -> None:
     calls = Calls()
     endpoint = calls.fleet.add(pod("a"))
     assert state(endpoint) is EndpointState.STARTING
-    assert calls.fleet.serving("m") == ()
+    assert calls.fleet.endpoints_for("m") == ()
     calls.fleet.reached(endpoint)
     assert state(endpoint) is EndpointState.READY
-    assert list(calls.fleet.serving("m")) == [endpoint]
+    assert list(calls.fleet.endpoints_for("m")) == [endpoint]
     assert calls.heard == [("ready", "a")]
 
 
 def test_a_model_is_served_by_pods_that_list_it_and_pods_without_a_list() -> None:
     calls = Calls()
     a, b, any_model = calls.ready("a", "m", "n"), calls.ready("b", "m"), calls.ready("c")
-    assert list(calls.fleet.serving("m")) == [a, b, any_model]
-    assert list(calls.fleet.serving("n")) == [a, any_model]
-    assert list(calls.fleet.serving("other")) == [any_model]
+    assert list(calls.fleet.endpoints_for("m")) == [a, b, any_model]
+    assert list(calls.fleet.endpoints_for("n")) == [a, any_model]
+    assert list(calls.fleet.endpoints_for("other")) == [any_model]
 
 
 def test_candidates_are_the_same_object_until_something_changes() -> None:
     calls = Calls()
     a = calls.ready("a", "m")
-    first = calls.fleet.serving("m")
-    assert calls.fleet.serving("m") is first
+    first = calls.fleet.endpoints_for("m")
+    assert calls.fleet.endpoints_for("m") is first
     calls.ready("b", "m")
-    assert calls.fleet.serving("m") is not first
+    assert calls.fleet.endpoints_for("m") is not first
     calls.fleet.listed(a, cards("other"))
-    assert [endpoint.name for endpoint in calls.fleet.serving("m")] == ["b"]
+    assert [endpoint.name for endpoint in calls.fleet.endpoints_for("m")] == ["b"]
 
 
 def test_unknown_models_use_no_memory() -> None:
     calls = Calls()
     calls.ready("a", "m")
     calls.ready("b")
-    assert calls.fleet.serving("x1") is calls.fleet.serving("x2")
+    assert calls.fleet.endpoints_for("x1") is calls.fleet.endpoints_for("x2")
 
 
 def test_a_configured_model_list_overrides_the_pods_list() -> None:
@@ -98,7 +98,7 @@ def test_a_model_once_known_stays_known() -> None:
     assert calls.fleet.knows("m")
     assert not calls.fleet.knows("other")
     calls.fleet.refused(endpoint)
-    assert calls.fleet.serving("m") == ()
+    assert calls.fleet.endpoints_for("m") == ()
     assert calls.fleet.knows("m")
     calls.fleet.remove("a")
     assert calls.fleet.knows("m")
@@ -256,7 +256,7 @@ def test_a_request_without_a_model_is_served_by_any_ready_pod() -> None:
     calls = Calls()
     a, b = calls.ready("a", "m"), calls.ready("b", "n")
     calls.fleet.add(pod("c"))
-    assert list(calls.fleet.serving("")) == [a, b]
+    assert list(calls.fleet.endpoints_for("")) == [a, b]
 
 
 def test_reconciling_adds_updates_and_removes_the_pods_of_one_source() -> None:

@@ -58,7 +58,7 @@ class World:
     def ready(self) -> Sequence[Endpoint]:
         return self.pods
 
-    def serving(self, model: str) -> Sequence[Endpoint]:
+    def endpoints_for(self, model: str) -> Sequence[Endpoint]:
         self.asked += 1
         return [pod for pod in self.pods if pod.models is None or model in pod.models]
 
@@ -107,7 +107,9 @@ class World:
         try:
             async with self.control.admit(request):
                 self.order.append(name)
-                pod = min(self.control.narrow(request, self.serving(request.model)), key=lambda one: one.load.requests)
+                pod = min(
+                    self.control.narrow(request, self.endpoints_for(request.model)), key=lambda one: one.load.requests
+                )
                 attempt = Attempt(request, Decision(pod), pod, 0, self.clock.now())
                 attempt.charge = (request.prompt.tokens, 0)
                 attempt.status, attempt.usage = 200, self.usage

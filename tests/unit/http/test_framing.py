@@ -65,7 +65,7 @@ def test_a_split_event_is_closed_before_the_error() -> None:
     framing = WholeChunks()
     first = reads(chunk(LARGE), HELD_LIMIT + 100)[0]
     framing.feed(*first)
-    assert framing.cut(b"data: error\n\n", first[1][0]) == chunk(b"\n\ndata: error\n\n") + b"0\r\n\r\n"
+    assert framing.end_with(b"data: error\n\n", first[1][0]) == chunk(b"\n\ndata: error\n\n") + b"0\r\n\r\n"
 
 
 def test_if_only_the_held_part_is_known_the_error_follows_a_blank_line() -> None:
@@ -73,7 +73,7 @@ def test_if_only_the_held_part_is_known_the_error_follows_a_blank_line() -> None
     framing.feed(*reads(event("sent"))[0])
     held = reads(chunk(LARGE), 30_000)[0]
     framing.feed(*held)
-    assert framing.cut(b"data: e\n\n", held[1][0][-8192:]) == chunk(b"\n\ndata: e\n\n") + b"0\r\n\r\n"
+    assert framing.end_with(b"data: e\n\n", held[1][0][-8192:]) == chunk(b"\n\ndata: e\n\n") + b"0\r\n\r\n"
 
 
 def test_reads_become_chunks_without_chunks() -> None:
@@ -88,7 +88,7 @@ def test_with_any_reads_a_cut_leaves_whole_events_and_the_error(end: int) -> Non
     framing = WholeChunks()
     read = reads((event("a") + event("b"))[:end])[0]
     sent = framing.feed(*read)
-    cut = framing.cut(b"data: error\n\n", b"".join(read[1]))
+    cut = framing.end_with(b"data: error\n\n", b"".join(read[1]))
     assert cut is not None
     seen = understand(HEAD + sent + cut)
     assert seen.ending == "complete"

@@ -14,7 +14,7 @@ EVENTS = (b"data: 1\n\n", b"data: 2\r\n\r\n", b": note\r\r", b"\n\n", b"data: 3\
 
 
 class Seen:
-    """A stage that changes nothing and notes what it is given."""
+    """A transform that changes nothing and notes what it is given."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
@@ -52,6 +52,6 @@ def test_an_event_beyond_the_limit_is_passed_in_parts_and_closed_before_an_error
     while len(sent) <= 1000:
         sent += piece
         assert line.process(piece) in (b"", sent)
-    assert line.cut(b"data: error\n\n", b"") == b"\n\ndata: error\n\n"
+    assert line.end_with(b"data: error\n\n", b"") == b"\n\ndata: error\n\n"
     assert line.process(b"more\n\n") == b"more\n\n"
-    assert line.cut(b"data: error\n\n", b"") == b"data: error\n\n"
+    assert line.end_with(b"data: error\n\n", b"") == b"data: error\n\n"

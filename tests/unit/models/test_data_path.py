@@ -115,7 +115,7 @@ class Authenticator(Gate):
     def attempt_started(self, attempt: Attempt) -> None:
         assert self.inside == 1
 
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+    def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         return False
 
 

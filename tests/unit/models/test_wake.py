@@ -62,7 +62,7 @@ class Bedroom:
         return Resolver(params.load(ModelSettings, settings), random.Random(1), Counts(), self.waker)
 
     async def send(self, request: InferenceRequest) -> None:
-        if not self.fleet.serving(request.model):
+        if not self.fleet.endpoints_for(request.model):
             raise NoEndpoints("nobody")
 
 
@@ -83,7 +83,7 @@ async def test_all_requests_wait_for_one_woken_pod(tasks: Tasks) -> None:
     it = room.resolver()
     await asyncio.gather(*(it.try_each(it.resolve(request(), None), room.send) for _ in range(5)))
     assert room.told == ["http://a:1/wake_up"]
-    assert [pod.name for pod in room.fleet.serving("m")] == ["a"]
+    assert [pod.name for pod in room.fleet.endpoints_for("m")] == ["a"]
 
 
 async def test_no_pod_is_woken_while_another_serves_or_for_an_unknown_model(tasks: Tasks) -> None:

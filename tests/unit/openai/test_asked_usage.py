@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest
 from proxy.openai.bodies import LARGE
-from proxy.openai.events import OPTIONS, DropUsage, with_question, with_usage
+from proxy.openai.events import OPTIONS, DropUsage, with_include_usage, with_usage
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def asked(body: str | bytes, path: str = CHAT) -> str | None:
-    made = with_question(body.encode() if isinstance(body, str) else body, path)
+    made = with_include_usage(body.encode() if isinstance(body, str) else body, path)
     return None if made is None else made.decode()
 
 
@@ -90,7 +90,7 @@ def test_bodies_with_the_option_and_unsafe_ones_are_unchanged(body: str) -> None
 
 def test_a_body_in_another_encoding_is_unchanged() -> None:
     for encoding in ("utf-16", "utf-16-be", "utf-16-le", "utf-32"):
-        assert with_question('{"stream":true}'.encode(encoding), CHAT) is None
+        assert with_include_usage('{"stream":true}'.encode(encoding), CHAT) is None
 
 
 @pytest.mark.parametrize(

@@ -135,21 +135,21 @@ class TestPairs:
 
     def test_the_decode_pod_is_chosen_again_for_decoding_alone_with_its_prefill_pod(self) -> None:
         decision, told = self.decided(request(), [B, A], [B, C, D])
-        assert decision == Decision(B, (A,), "decode", (C, D), why="split")
+        assert decision == Decision(B, (A,), "decode", (C, D), split_outcome="split")
         assert told == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
 
     def test_the_single_pod_stays_if_it_is_better(self) -> None:
         asked = request()
         decision, _ = self.decided(asked, [A, B], [C])
-        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        assert decision == Decision(A, (B,), "decode", split_outcome="decided-against")
         decision, _ = self.decided(asked, [D, A], [C])
-        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        assert decision == Decision(A, (B,), "decode", split_outcome="decided-against")
         assert asked.state.read(PEER) is A
 
     @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [B]])
     def test_the_single_pod_stays_without_a_prefill_pod(self, found: Any) -> None:
         decision, _ = self.decided(request(), [B, A], found)
-        assert decision == Decision(A, (B,), "decode", why="no-prefill-pod")
+        assert decision == Decision(A, (B,), "decode", split_outcome="no-prefill-pod")
 
     def test_a_decode_pod_encodes_nothing(self) -> None:
         decision, _ = self.decided(request(), [B, A], [D], encode="yes")
@@ -163,7 +163,7 @@ class TestPairs:
 class TestDecodeFirst:
     def test_decode_is_chosen_first_and_prefill_pods_are_ranked(self) -> None:
         decision, ran = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [C, D]})
-        assert decision == Decision(A, (B,), "decode", (C, D), why="split")
+        assert decision == Decision(A, (B,), "decode", (C, D), split_outcome="split")
         assert ran == ["decode", "prefill"]
 
     def test_media_are_encoded_before_the_prompt_is_computed(self) -> None:
@@ -178,11 +178,11 @@ class TestDecodeFirst:
 
     def test_a_decider_can_skip_the_profile(self) -> None:
         decision, ran = decided(deciding(prefill="no"), {"decode": [A]})
-        assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode"])
+        assert (decision.prefill, decision.split_outcome, ran) == ((), "decided-against", ["decode"])
 
     def test_a_decider_may_change_its_decision_for_known_pods(self) -> None:
         decision, ran = decided(deciding(prefill="rather-not"), {"decode": [A], "prefill": [C]})
-        assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode", "prefill"])
+        assert (decision.prefill, decision.split_outcome, ran) == ((), "decided-against", ["decode", "prefill"])
 
     def test_the_decode_pod_is_not_its_own_prefill_pod(self) -> None:
         decision, _ = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [A, B]})
@@ -191,12 +191,12 @@ class TestDecodeFirst:
     @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
     def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
         decision, _ = decided(deciding(prefill="yes"), {"decode": [A], "prefill": found})
-        assert decision == Decision(A, (), "decode", why="no-prefill-pod")
+        assert decision == Decision(A, (), "decode", split_outcome="no-prefill-pod")
 
     def test_without_an_encode_pod_the_next_stage_does_its_work(self) -> None:
         found: Found = {"decode": [A], "encode": NOBODY, "prefill": [C]}
         decision, _ = decided(deciding(prefill="yes", encode="yes"), found)
-        assert decision == Decision(A, (), "decode", (C,), why="no-encode-pod")
+        assert decision == Decision(A, (), "decode", (C,), split_outcome="no-encode-pod")
 
     def test_a_request_without_media_has_no_reason_for_encoding(self) -> None:
         decision, _ = decided(deciding(encode="no"), {"decode": [A]})
@@ -207,7 +207,7 @@ class TestDecodeFirst:
     @pytest.mark.parametrize("decider", ["", "yes", "no"])
     def test_without_a_decode_pod_a_prefill_pod_does_all(self, decider: str) -> None:
         decision, ran = decided(deciding(prefill=decider), {"decode": NOBODY, "prefill": [C, D]})
-        assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
+        assert decision == Decision(C, (D,), "prefill", split_outcome="no-decode-pod")
         assert ran == ["decode", "prefill"]
 
     def test_without_any_pod_the_first_error_counts(self) -> None:
@@ -234,18 +234,18 @@ class TestPrefillFirst:
     def test_every_prompt_is_split_and_the_decode_pod_can_be_near(self) -> None:
         asked = request()
         decision, ran = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": [A, B]}, asked)
-        assert decision == Decision(A, (B,), "decode", (C, D), why="split")
+        assert decision == Decision(A, (B,), "decode", (C, D), split_outcome="split")
         assert ran == ["prefill", "decode"]
         assert asked.state.read(PEER) is C
 
     @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
     def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
         decision, _ = decided(handler(**self.FIRST), {"prefill": found, "decode": [A]})
-        assert decision == Decision(A, (), "decode", why="no-prefill-pod")
+        assert decision == Decision(A, (), "decode", split_outcome="no-prefill-pod")
 
     def test_without_a_decode_pod_the_prefill_pod_does_all(self) -> None:
         decision, _ = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": NOBODY})
-        assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
+        assert decision == Decision(C, (D,), "prefill", split_outcome="no-decode-pod")
 
     def test_without_any_pod_there_is_an_error(self) -> None:
         with pytest.raises(NoEndpoints):
@@ -316,7 +316,7 @@ class TestOlderHandler:
     def test_two_stages_are_equivalent(self) -> None:
         made = handler(PdProfileHandler, deciderPluginName="yes")
         decision, ran = decided(made, {"decode": [A, B], "prefill": [C]})
-        assert (decision, ran) == (Decision(A, (B,), "decode", (C,), why="split"), ["decode", "prefill"])
+        assert (decision, ran) == (Decision(A, (B,), "decode", (C,), split_outcome="split"), ["decode", "prefill"])
         assert made.provides == (PEER.of("split"),)
 
     def test_parameters_without_effect_are_accepted(self) -> None:
@@ -328,7 +328,7 @@ class TestOlderHandler:
             primaryPort=8000,
             prefixMatchInfoProducerName="approx",
         )
-        assert decided(made, {"decode": [A]})[0].why == "decided-against"
+        assert decided(made, {"decode": [A]})[0].split_outcome == "decided-against"
         assert made.requires[0].producer == "approx"
 
     def test_a_decider_is_required(self) -> None:

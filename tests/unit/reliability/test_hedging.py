@@ -61,12 +61,12 @@ class Race:
 class Full(Gate):
     """Has no capacity for a second attempt, and notes the attempts that it gets."""
 
-    def __init__(self, spares: bool) -> None:
-        self._spares = spares
+    def __init__(self, has_spare_capacity: bool) -> None:
+        self._has_spare_capacity = has_spare_capacity
         self.started: list[str] = []
 
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        return self._spares
+    def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+        return self._has_spare_capacity
 
     def attempt_started(self, attempt: Attempt) -> None:
         self.started.append(attempt.endpoint.name)
@@ -84,11 +84,17 @@ class Counted(metrics.Counter):
 class World:
     """Pods a and b; a is the first choice. The relay responds when the test says so."""
 
-    def __init__(self, after: Duration | None = AT_ONCE, pods: str = "ab", spares: bool = True, percent: float = 100.0):
+    def __init__(
+        self,
+        after: Duration | None = AT_ONCE,
+        pods: str = "ab",
+        has_spare_capacity: bool = True,
+        percent: float = 100.0,
+    ):
         self.clock = ManualClock(now=1000.0)
         self.pods = [Endpoint(name, state=EndpointState.READY) for name in pods]
         self.counts: Counter[str] = Counter()
-        self.gate = Full(spares)
+        self.gate = Full(has_spare_capacity)
         self.gates = (self.gate,)
         self.events: list[str] = []
         self.answers: dict[str, asyncio.Future[Any]] = {}
@@ -200,7 +206,7 @@ async def test_a_fault_of_the_request_ends_both_attempts_at_once() -> None:
     ("world", "outcome"),
     [
         (World(pods="a"), NO_POD),
-        (World(spares=False), NO_POD),
+        (World(has_spare_capacity=False), NO_POD),
         (World(percent=0.0), NO_BUDGET),
     ],
     ids=["no other pod", "no room", "no budget"],

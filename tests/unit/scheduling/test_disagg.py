@@ -65,7 +65,7 @@ def test_a_long_prompt_is_split_and_a_short_or_cached_one_is_not() -> None:
     assert (ranking(long), sorted(names(long.prefill))) == (["decode-2"], ["prefill-0", "prefill-1"])
     for asked in (asking(160), asking(1600, decode_2=90)):
         short = scheduler.schedule(asked, pods)
-        assert (ranking(short), short.prefill, short.why) == (["decode-2"], (), "decided-against")
+        assert (ranking(short), short.prefill, short.split_outcome) == (["decode-2"], (), "decided-against")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_long_prompt_is_split_and_a_short_or_cached_one_is_not() -> None:
 )
 def test_a_role_without_pods_falls_back_to_pods_that_do_all(roles: tuple[str, ...], target: str, why: str) -> None:
     decision = scheduling(document()).scheduler.schedule(asking(1600), fleet(*roles))
-    assert (decision.target.role, decision.why) == (target, why)
+    assert (decision.target.role, decision.split_outcome) == (target, why)
     assert bool(decision.prefill) is (why == "split")
 
 

@@ -30,11 +30,11 @@ def test_a_pool_has_its_own_pods_and_the_fleet_has_all() -> None:
     fleet = Calls().fleet
     a, b, c = ready(fleet, "a", "default", "m"), ready(fleet, "b", "large", "m"), ready(fleet, "c", "large", "n")
     large = PoolPods(fleet, "large")
-    assert list(fleet.serving("m")) == [a, b]
-    assert (list(large.serving("m")), list(large.ready)) == ([b], [b, c])
-    assert list(PoolPods(fleet, "huge").serving("m")) == []
+    assert list(fleet.endpoints_for("m")) == [a, b]
+    assert (list(large.endpoints_for("m")), list(large.ready)) == ([b], [b, c])
+    assert list(PoolPods(fleet, "huge").endpoints_for("m")) == []
     fleet.drain("b")
-    assert (list(large.serving("m")), list(large.ready)) == ([], [c])
+    assert (list(large.endpoints_for("m")), list(large.ready)) == ([], [c])
     assert pods_of(fleet, "default", 1) is fleet
 
 
@@ -101,10 +101,10 @@ def test_a_returning_pod_has_a_slow_start_in_its_pool() -> None:
     fleet.refused(back)
     fleet.reached(back)
     large = PoolPods(fleet, "large")
-    drawn = [len(large.serving("")) for _ in range(200)]
+    drawn = [len(large.endpoints_for("")) for _ in range(200)]
     assert 0 < drawn.count(2) < 60
     calls.clock.advance(10.0)
-    assert len(large.serving("")) == 2
+    assert len(large.endpoints_for("")) == 2
 
 
 def test_a_mirror_has_pods_in_the_pools_of_the_origin() -> None:

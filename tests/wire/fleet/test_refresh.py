@@ -137,7 +137,7 @@ async def test_a_pod_with_only_health_is_ready_and_serves_any_model() -> None:
         async with asking(PodSettings(url=pod.url)) as asked:
             await until(asked.is_in(EndpointState.READY))
             assert asked.endpoint.models is None
-            assert list(asked.fleet.serving("anything")) == [asked.endpoint]
+            assert list(asked.fleet.endpoints_for("anything")) == [asked.endpoint]
 
 
 async def test_a_pod_whose_metrics_hang_is_ready() -> None:

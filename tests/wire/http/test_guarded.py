@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from proxy.core.listener import NO_LISTENERS
-from proxy.http.client import Tunnel
+from proxy.http.client_connection import Tunnel
 from proxy.http.reader import CountedReader
 from proxy.http.response import Response
 from proxy.http.upstream.connection import ResponseMeter
@@ -109,7 +109,7 @@ async def test_an_error_at_the_first_byte_ends_the_request(caplog: pytest.LogCap
 async def test_an_error_before_anything_is_sent_is_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Response, "begin", breaks)
+    monkeypatch.setattr(Response, "start", breaks)
     async with Pod(answering(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
         assert seen.status == 500

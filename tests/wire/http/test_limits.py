@@ -305,7 +305,7 @@ async def test_pipelined_requests_beyond_the_budget_are_dropped() -> None:
         client.send(post(close=False))
         await until(lambda: len(pod.requests) == 1)
         client.send(post(close=False) * 500)
-        await until(lambda: connection_of(port)._is_cut)
+        await until(lambda: connection_of(port)._has_dropped)
         assert port.server.retained < 10_000
         go_on.set()
         seen = await client.until_closed()

@@ -177,7 +177,7 @@ class FullClient:
         self._connection = connection
         self.head: ResponseHead | None = None
 
-    def begin(self, head: ResponseHead) -> None: ...
+    def start(self, head: ResponseHead) -> None: ...
 
     def received(self, raw: bytes) -> None:
         raise AssertionError("the response comes in one read")

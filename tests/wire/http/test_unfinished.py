@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import StreamInterrupted, UpstreamFailed
-from proxy.openai.events import is_cut
+from proxy.openai.events import is_truncated
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import Leg
 from tests.unit.http.test_continued import Continued
@@ -106,7 +106,7 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
     ],
 )
 def test_each_api_has_its_own_end(path: str, tail: bytes, cut: bool) -> None:
-    assert is_cut(path, tail) is cut
+    assert is_truncated(path, tail) is cut
 
 
 async def test_its_connection_can_be_reused() -> None:

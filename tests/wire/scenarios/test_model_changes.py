@@ -101,7 +101,7 @@ async def test_an_adapter_unloaded_and_loaded_elsewhere_is_found_again() -> None
     async with stack(2, [base(lora_adapters=("poems",)), base()], {"pods": {"refresh": {"interval": "1s"}}}) as s:
         s.pods[0].serve_models()
         assert (await s.chat(model="poems"))[0].status == 404
-        await until(lambda: not s.app.fleet.serving("poems"))
+        await until(lambda: not s.app.fleet.endpoints_for("poems"))
         s.pods[1].serve_models(lora_adapters=["poems"])
         response, _ = await s.chat(model="poems")
         assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
@@ -123,8 +123,8 @@ async def test_the_models_of_a_pod_are_read_at_once_after_its_404() -> None:
         s.pods[0].serve_models("other")
         while not questions(s, 0):
             assert (await s.chat("a question", model="base"))[0].status == 200
-        await until(lambda: s.app.fleet.serving("base") == (s.app.fleet.get("pod-1"),))
-        assert s.app.fleet.serving("other") == (s.app.fleet.get("pod-0"),)
+        await until(lambda: s.app.fleet.endpoints_for("base") == (s.app.fleet.get("pod-1"),))
+        assert s.app.fleet.endpoints_for("other") == (s.app.fleet.get("pod-0"),)
         assert reads(s) == 3
 
 

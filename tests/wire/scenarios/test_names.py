@@ -127,7 +127,7 @@ FALLBACKS = {"models": {"aliases": {"gpt-4o": "org/big"}, "fallbacks": {"org/big
 async def test_without_a_pod_for_the_first_model_the_fallback_responds() -> None:
     async with stack(2, [BIG, SMALL], FALLBACKS) as s:
         await s.pods[0].kill()
-        await until(lambda: not s.app.fleet.serving("org/big"))
+        await until(lambda: not s.app.fleet.endpoints_for("org/big"))
         for name in ("gpt-4o", "org/big"):
             response, answer = await s.post(CHAT, {"model": name, **QUESTION})
             assert (response.status, answer["model"]) == (200, name)

@@ -66,7 +66,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Bytes of memory for an incomplete or large head, until its request has ended."""
         self._counted = 0
         """Bytes of the budget that it holds; see `count`."""
-        self._is_cut = False
+        self._has_dropped = False
         """Whether bytes after the request were dropped."""
         self._paused = False
         self._deferred = False
@@ -139,7 +139,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # what a reader calls
 
-    def begin(self, call: HttpRequest) -> None:
+    def start(self, call: HttpRequest) -> None:
         """Serve the request in a task that is created directly with a fixed name: `loop.create_task` costs a quarter
         more."""
         self.consume = self.hold
@@ -148,14 +148,14 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def hold(self, data: bytes | memoryview) -> None:
         """Hold the bytes after the current request."""
-        if self._is_cut:
+        if self._has_dropped:
             return
         self._tail += data
         size = len(self._tail)
         if size > HELD_LIMIT:
             self.pause_reading()
         if (size > UNCOUNTED or self.head_size) and not self.count():
-            self._cut()
+            self._drop_held()
 
     def count(self) -> bool:
         """Count the buffered bytes of this connection against the budget of all connections. Return False and change
@@ -225,7 +225,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.head_size:
             self.head_size = 0
             self.count()
-        if self._is_cut or (call.payload is not None and not call.payload.is_eof()):
+        if self._has_dropped or (call.payload is not None and not call.payload.is_eof()):
             self._linger()
         elif call.closing or not call.sent_status:
             self.close()
@@ -316,10 +316,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.call = None
             self._clients.unserved(call, why)
 
-    def _cut(self) -> None:
+    def _drop_held(self) -> None:
         """Drop the requests after the current one, for which there is no memory. The connection closes after the
         response, so the client sends them again."""
-        self._is_cut = True
+        self._has_dropped = True
         self._tail = b""
         self.count()
         if self.call is not None:
