@@ -379,7 +379,7 @@ class _Build:
             narrow=narrowing(flow_controls),
             others=others,
             continued=process.observation.catalogue.continuations.cell().add,
-            poison=draft.get("poison", lambda: Poison(clock)),
+            poison=draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
         )
 
     def _hedging(self, failover: Failover) -> Hedging | None:

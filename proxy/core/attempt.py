@@ -117,7 +117,7 @@ class Crashes:
     """Pods that crashed during one client request; shared by its retries, hedged attempts, stages and fallback
     models."""
 
-    __slots__ = ("_noted", "crashed", "had_close_race", "suspected")
+    __slots__ = ("_noted", "crashed", "fingerprint", "had_close_race", "suspected")
 
     def __init__(self) -> None:
         self.crashed: list[Endpoint] = []
@@ -128,6 +128,9 @@ class Crashes:
         self.had_close_race = False
         """Whether the request already met a pod that was closing an idle connection. A second time is no
         coincidence."""
+        self.fingerprint = b""
+        """Identifies the request as the client sent it, even if a later attempt asks for the rest of a stream; empty
+        until the first pod is checked."""
         self._noted: set[tuple[Endpoint, float, int]] = set()
 
     def add_suspected(self, attempt: Attempt) -> None:

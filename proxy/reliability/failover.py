@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
@@ -32,7 +33,10 @@ from proxy.core.errors import (
 from proxy.core.listener import Listener
 from proxy.core.ports import IDENTITY, Clock, Random
 from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
 from proxy.reliability.settings import Retries
+
+log = logging.getLogger(__name__)
 
 PER_SECOND = 1.0
 """Retries per second that are always allowed, so that services with little traffic have some."""
@@ -97,18 +101,29 @@ QUARANTINE_SECONDS = 60.0
 TOGETHER = 1.0
 """Seconds within which all connections of a crashing pod break."""
 
+MOST_CRASHES = 3
+"""Crashes of pods under one request that prove the request to be the cause. Crashes under requests with the same model
+and prompt within QUARANTINE_SECONDS count together, because clients send a failed request again."""
+
 MOST_QUARANTINED = 1000
-"""Largest number of quarantined requests; beyond it the oldest is released."""
+"""Largest number of quarantined requests, and of requests with a crash; beyond it the oldest is forgotten."""
+
+Alive = Callable[[Endpoint], Awaitable[bool]]
+"""Return whether a pod accepts connections now."""
 
 
 class Poison(Listener):
     """Quarantine of requests that crash pods. Requests are identified by model and prompt, which a retry does not
-    change."""
+    change. `tasks` run the checks of pods whose streams were cut."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, alive: Alive, tasks: Tasks) -> None:
         self._clock = clock
+        self._is_alive = alive
+        self._tasks = tasks
         self.quarantined: dict[bytes, float] = {}
         """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
+        self._crashes: dict[bytes, list[float]] = {}
+        """Fingerprint -> times of the crashes in the last QUARANTINE_SECONDS."""
         self._broken: deque[tuple[float, Endpoint, Crashes]] = deque()
         """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
@@ -119,20 +134,30 @@ class Poison(Listener):
         now = self._clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
-        self._broken.append((now, attempt.endpoint.lead, crashes_of(attempt.request)))
+        crashes = crashes_of(attempt.request)
+        self._broken.append((now, attempt.endpoint.lead, crashes))
+        if error is None and attempt.status is not None:  # no attempt follows that could check the pod
+            crashes.add_suspected(attempt)
+            self._tasks.start(self.check_pods(attempt), f"check of {attempt.endpoint.name} after a cut response")
 
-    def was_alone(self, crashes: Crashes, endpoint: Endpoint) -> bool:
-        """Return whether the crashed pod had no request besides the one of `crashes`."""
-        since = self._clock.now() - TOGETHER
-        others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
-        return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
-
-    def quarantine(self, request: InferenceRequest) -> SuspectedPoison:
-        """Quarantine the request and return the error for its client."""
-        self.quarantined[_fingerprint(request)] = self._clock.now() + QUARANTINE_SECONDS
-        if len(self.quarantined) > MOST_QUARANTINED:
-            del self.quarantined[next(iter(self.quarantined))]
-        return SuspectedPoison(QUARANTINE_SECONDS)
+    async def check_pods(self, attempt: Attempt) -> bool:
+        """Find out which pods that broke off attempts of this request have crashed. Return whether that proves the
+        request to be the cause: then it is in quarantine."""
+        crashes = attempt.request.state.read(CRASHES)
+        if crashes is None or not crashes.suspected:
+            return False
+        crashes.fingerprint = crashes.fingerprint or _fingerprint(attempt.request)
+        is_proven, number = False, 0
+        for endpoint in tuple(crashes.suspected):
+            if not await self._is_alive(endpoint) and crashes.confirm(endpoint):
+                was_alone = len(crashes.crashed) == 2 and self._was_alone(crashes, endpoint)
+                number = max(self._count(crashes.fingerprint), len(crashes.crashed))
+                is_proven = is_proven or was_alone or number >= MOST_CRASHES
+        if is_proven:
+            self._quarantine(crashes.fingerprint)
+            message = "request %s quarantined for %.0f s: %d pods crashed while serving it"
+            log.error(message, attempt.request.id, QUARANTINE_SECONDS, max(number, len(crashes.crashed)))
+        return is_proven
 
     def check(self, request: InferenceRequest) -> None:
         """Raise SuspectedPoison for a request in quarantine."""
@@ -142,6 +167,30 @@ class Poison(Listener):
         until = self.quarantined.get(_fingerprint(request)) if self.quarantined else None
         if until is not None:
             raise SuspectedPoison(until - now)
+
+    def _was_alone(self, crashes: Crashes, endpoint: Endpoint) -> bool:
+        """Return whether the crashed pod had no request besides the one of `crashes`."""
+        since = self._clock.now() - TOGETHER
+        others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
+        return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
+
+    def _count(self, fingerprint: bytes) -> int:
+        """Count a crash. Return the number of crashes within QUARANTINE_SECONDS."""
+        now = self._clock.now()
+        times = [at for at in self._crashes.pop(fingerprint, ()) if at > now - QUARANTINE_SECONDS]
+        self._crashes[fingerprint] = [*times, now]
+        _bound(self._crashes)
+        return len(times) + 1
+
+    def _quarantine(self, fingerprint: bytes) -> None:
+        self.quarantined.pop(fingerprint, None)  # entries are ordered by their end
+        self.quarantined[fingerprint] = self._clock.now() + QUARANTINE_SECONDS
+        _bound(self.quarantined)
+
+
+def _bound(entries: dict[bytes, Any]) -> None:
+    if len(entries) > MOST_QUARANTINED:
+        del entries[next(iter(entries))]
 
 
 def _fingerprint(request: InferenceRequest) -> bytes:
@@ -154,14 +203,9 @@ def _fingerprint(request: InferenceRequest) -> bytes:
     return digest.digest()
 
 
-log = logging.getLogger(__name__)
-
 NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
-
-Alive = Callable[[Endpoint], Awaitable[bool]]
-"""Return whether a pod accepts connections now."""
 
 Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]
 """Return the preferred ones of the pods, best first; at least one."""
@@ -227,7 +271,7 @@ class Failover:
         self._narrow = narrow
         self._others = others
         self._continued = continued
-        self.poison = poison or Poison(clock)
+        self.poison = poison or Poison(clock, alive, Tasks())
         self._settings = settings
         self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
@@ -304,18 +348,8 @@ class Failover:
         """Raise SuspectedPoison if the request is proven to crash pods."""
         if error.broke_off:
             crashes_of(attempt.request).add_suspected(attempt)
-        crashes = attempt.request.state.read(CRASHES)
-        if crashes is None or not crashes.suspected:
-            return
-        crashed, is_proven = crashes.crashed, False
-        for endpoint in tuple(crashes.suspected):
-            if not await self.is_alive(endpoint) and crashes.confirm(endpoint):
-                was_alone = len(crashed) == 2 and self.poison.was_alone(crashes, endpoint)
-                is_proven = is_proven or was_alone or len(crashed) > 2
-        if is_proven:
-            message = "request %s quarantined for %.0f s: %d pods crashed while serving it"
-            log.error(message, attempt.request.id, QUARANTINE_SECONDS, len(crashed))
-            raise self.poison.quarantine(attempt.request) from error
+        if await self.poison.check_pods(attempt):
+            raise SuspectedPoison(QUARANTINE_SECONDS) from error
 
     def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> float:
         """Count the failure and return the backoff in seconds; 0 after a pod that accepted no connection while an

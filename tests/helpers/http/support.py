@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from proxy.http.client_connection import ClientConnection
-
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
@@ -26,6 +24,7 @@ from proxy.core.params import Duration
 from proxy.core.ports import ClientRequest, Clock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway
+from proxy.http.client_connection import ClientConnection
 from proxy.http.guards import CloseReason
 from proxy.http.server import DataServer, ServedGraph
 from proxy.http.settings import ListenSettings, PodTlsContexts, SecuritySettings

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy.http.client_connection import ClientConnection
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError
 from proxy.core.ports import ManualClock
 from proxy.http.body import MemoryBudget
+from proxy.http.client_connection import ClientConnection
 from proxy.http.request import BodyBroken, HttpRequest
 from proxy.http.server import Clients
 from proxy.http.settings import ListenSettings

@@ -274,10 +274,12 @@ async def test_broken_connections_to_living_pods_prove_nothing(dead: str) -> Non
 
 
 async def test_suspected_requests_use_bounded_memory() -> None:
-    world = World("ab")
+    world = World("ab", attempts=2)
+    world.dead = "ab"
     for number in range(1010):
-        world.failover.poison.quarantine(world.first(b"%d" % number).request)
-    assert len(world.failover.poison.quarantined) == 1000
+        world.legs += 10
+        await world.journey(BROKE_OFF, BROKE_OFF, attempt=world.first(b"%d" % number))
+    assert len(world.failover.poison.quarantined) == len(world.failover.poison._crashes) == 1000
     world.failover.poison.check(world.first(b"0").request)
 
 
@@ -363,6 +365,18 @@ async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     world.dead = "abc"
     with pytest.raises(SuspectedPoison):
         await world.failover.next_attempt(leg, BROKE_OFF)
+
+
+@pytest.mark.parametrize(("seconds", "last"), [(29.0, "a SuspectedPoison"), (31.0, "ab")])
+async def test_crashes_of_requests_with_the_same_prompt_count_together_for_a_minute(seconds: float, last: str) -> None:
+    world = World("ab")
+    for pause in (seconds, seconds, 2.0):
+        world.dead = "a"
+        beside(world, "a")
+        found = await world.journey(BROKE_OFF)
+        world.dead = ""
+        world.clock.advance(pause)
+    assert found == last
 
 
 async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from proxy.http.client_connection import ClientConnection
 
 from proxy.core.attempt import Ending
 from proxy.core.params import Duration
 from proxy.http.admin import AdminServer
+from proxy.http.client_connection import ClientConnection
 from proxy.http.guards import CloseReason
 from proxy.http.settings import AdminSettings, ServerTls
 from tests.helpers.http.authority import Authority, client_context

@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from proxy.app import App
-from tests.helpers.http.support import Pod, Received, plain
+from tests.helpers.http.support import SSE_HEAD, Pod, Received, event, plain
 from tests.helpers.scenarios.disagg import SCHEDULING
 from tests.helpers.scenarios.stack import BLIND, BY_LOAD, CHAT, running
 from tests.helpers.waiting import until
@@ -23,7 +23,9 @@ from tests.helpers.waiting import until
 GOOD = b'{"choices":[{"message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
 KEPT = b'{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}'
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+BEGINNING = SSE_HEAD + event('{"id":"1","choices":[{"index":0,"delta":{"content":"a"}}]}')
 PATIENT = {"reliability": {"breaker": {"failures": 1000}, "retries": {"attempts": 3}}}
+CONTINUED = {"reliability": {**PATIENT["reliability"], "continuation": {"models": ["*"]}}}
 WARM = 4
 """Requests at once to every pod before the test, so that it has idle connections."""
 
@@ -52,6 +54,8 @@ class Mortal(Pod):
         self.prompts.append(body)
         if b"poison" in body:
             await asyncio.sleep(self.seconds)
+            if b'"stream":true' in body.replace(b" ", b""):
+                await request.send(BEGINNING)
             self.is_dead = True
             self._server.close()
             for task in self._tasks - {asyncio.current_task()}:
@@ -162,6 +166,28 @@ async def test_crashes_of_prefill_and_decode_pods_count_together(connector: str)
         status, headers, _ = await post(http, "poison")
         assert (status, headers["x-kvlane-reason"]) == (503, "suspected-poison")
         assert dead(pods) == 2
+
+
+async def test_a_request_that_crashes_pods_in_its_streams_is_quarantined_after_the_third() -> None:
+    pods = [Mortal() for _ in range(6)]
+    async with fleet(pods) as (app, http):
+        for _ in range(3):
+            status, _, body = await post(http, "poison", stream=True)
+            assert (status, b"[DONE]" in body) == (200, False)
+            await until(lambda: not app.ledger.in_flight)
+        await until(lambda: bool(app.serving.served.gateway.failover.poison.quarantined))
+        status, headers, _ = await post(http, "poison", stream=True)
+        assert (status, headers["x-kvlane-reason"], dead(pods)) == (503, "suspected-poison", 3)
+        assert (await post(http, "hello"))[0] == 200
+
+
+async def test_a_continued_stream_that_crashes_pods_is_quarantined_as_its_client_sends_it() -> None:
+    pods = [Mortal() for _ in range(6)]
+    async with fleet(pods, CONTINUED) as (_, http):
+        status, _, body = await post(http, "poison", stream=True)
+        assert (status, b"[DONE]" in body, dead(pods)) == (200, False, 2)
+        status, headers, _ = await post(http, "poison", stream=True)
+        assert (status, headers["x-kvlane-reason"], dead(pods)) == (503, "suspected-poison", 2)
 
 
 async def test_a_pod_that_closes_a_reused_connection_after_a_while_has_had_the_request() -> None:
