@@ -25,7 +25,7 @@ class Issuer:
         self.time = time
         self.private: dict[str, tuple[str, Any]] = {}
         self.keys: list[dict[str, Any]] = []
-        self.asked = 0
+        self.requests = 0
         self.status = 200
 
     def rotate(self, kid: str, algorithm: str = "RS256", *, keep: bool = False, **more: Any) -> None:
@@ -46,8 +46,8 @@ class Issuer:
     def token(self, kid: str, **claims: Any) -> str:
         """Good for an hour; a claim that is None is left out."""
         algorithm, key = self.private[kid]
-        said = {"iss": NAME, "aud": AUDIENCE, "sub": "alice", "exp": self.time + 3600, **claims}
-        payload = {name: value for name, value in said.items() if value is not None}
+        fields = {"iss": NAME, "aud": AUDIENCE, "sub": "alice", "exp": self.time + 3600, **claims}
+        payload = {name: value for name, value in fields.items() if value is not None}
         token: str = jwt.encode(payload, key, algorithm, headers={"kid": kid})
         return token
 
@@ -55,7 +55,7 @@ class Issuer:
         return orjson.dumps({"keys": self.keys})
 
     async def fetch(self, url: str) -> tuple[int, bytes]:
-        self.asked += 1
+        self.requests += 1
         return self.status, self.published()
 
 
@@ -63,11 +63,11 @@ class Issuer:
 async def served(issuer: Issuer) -> AsyncIterator[str]:
     """The URL of its keys."""
 
-    async def answer(request: web.Request) -> web.Response:
-        issuer.asked += 1
+    async def respond(request: web.Request) -> web.Response:
+        issuer.requests += 1
         return web.Response(status=issuer.status, body=issuer.published())
 
     app = web.Application()
-    app.router.add_get("/keys", answer)
+    app.router.add_get("/keys", respond)
     async with TestServer(app) as server:
         yield str(server.make_url("/keys"))

@@ -122,7 +122,7 @@ def sequence(index: int, job: Job) -> CountedRequest:
 
 
 def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:
-    """Requests that share prefixes, some of them cut within a chunk, and a pod that may be too small for them."""
+    """Draw requests that share prefixes, some cut within a chunk, and a pod that may be too small for them."""
     config = SimConfig(
         num_gpu_blocks=blocks or rng.choice([200, 400, 800, 3_000]),
         max_num_seqs=rng.choice([3, 8, 64]),
@@ -131,33 +131,33 @@ def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:
         slowdown=rng.choice([1.0, 2.0]),
     )
     rate, now, fresh = rng.choice([1, 5, 30]), 0.0, 1_000
-    said: list[list[int]] = []
-    answered: list[list[int]] = []
+    prompts: list[list[int]] = []
+    later: list[list[int]] = []
     jobs = []
     for _ in range(rng.choice([5, 20, 60])):
         now += rng.expovariate(rate)
         if rng.random() < 0.1:
             now += 300.0
-            said += answered
-            answered.clear()
-        ids = rng.choice(said)[: rng.randint(1, 6)] if said and rng.random() < 0.6 else [rng.randint(0, 3)]
+            prompts += later
+            later.clear()
+        ids = rng.choice(prompts)[: rng.randint(1, 6)] if prompts and rng.random() < 0.6 else [rng.randint(0, 3)]
         added = rng.randint(0, 3)
         ids = [*ids, *range(fresh, fresh + added)]
         fresh += added
         prompt = max(1, len(ids) * CHUNK - rng.choice([0, 0, 16, rng.randint(0, 511), 496]))
-        answer = rng.choice([1, 2, 5, 40, rng.randint(1, 300)])
-        if prompt + answer + 40 <= config.num_gpu_blocks * config.block_size:
-            job = Job(now, prompt, answer, tuple(ids))
+        output = rng.choice([1, 2, 5, 40, rng.randint(1, 300)])
+        if prompt + output + 40 <= config.num_gpu_blocks * config.block_size:
+            job = Job(now, prompt, output, tuple(ids))
             if added and rng.random() < 0.5:
                 job = _continued(job, rng)
-                answered.append(list(job.continued))
+                later.append(list(job.continued))
             else:
-                said.append(ids)
+                prompts.append(ids)
             jobs.append(job)
     return named(jobs), config
 
 
 def _continued(job: Job, rng: Random) -> Job:
-    """Other requests may continue its response, once it is there."""
+    """Return the job with a response that later requests may continue."""
     missing = -(-(job.prompt_tokens + job.output_tokens) // CHUNK) - len(job.ids)
     return replace(job, continued=(*job.ids, *(rng.randint(1 << 20, 1 << 30) for _ in range(missing))))

@@ -39,7 +39,7 @@ class Store:
     async def start(self) -> None:
         self._launch()
         async with asyncio.timeout(PATIENCE):
-            while not await self._answers():
+            while not await self._responds():
                 await asyncio.sleep(0.02)
 
     def _launch(self) -> None:
@@ -58,13 +58,13 @@ class Store:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT if goes_on else signal.SIGSTOP)
 
-    async def _answers(self) -> bool:
+    async def _responds(self) -> bool:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(b"PING\r\n")
-            answer = await reader.readline()
+            raw = await reader.readline()
             writer.close()
-            return bool(answer)
+            return bool(raw)
         return False
 
 

@@ -44,12 +44,12 @@ class Forecast:
 
     shares: Mapping[str, float] | None
     port: int = 0
-    asked: int = 0
+    queries: int = 0
     given_up: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        self.asked += 1
+        self.queries += 1
         if self.shares is not None:
             writer.write(orjson.dumps(self.shares) + b"\n")
         elif not await reader.read():

@@ -27,13 +27,13 @@ def models(*ids: str, **extra: Any) -> dict[str, Any]:
 
 
 class FakePod:
-    """Answers each path with its body, or 404 without one; `hang` makes a path silent, `status` another answer."""
+    """A pod that sends the body of each path, or 404; `hang` makes a path silent, `status` sets another status."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, str] = {"/metrics": exposition(), "/v1/models": json.dumps(models("m")), "/health": ""}
         self.hang: set[str] = set()
         self.status: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.authorization: str | None = None
         self.while_answering: Callable[[str], None] = lambda path: None
         self.port = free_port()
@@ -44,7 +44,7 @@ class FakePod:
 
     async def start(self) -> None:
         """Comes back on the port it had."""
-        server = web.Server(self._answer)
+        server = web.Server(self._respond)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -61,8 +61,8 @@ class FakePod:
     ) -> None:
         await self.stop()
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.asked.append(request.path)
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requested.append(request.path)
         self.authorization = request.headers.get("Authorization")
         if request.path in self.hang:
             await asyncio.sleep(3600)

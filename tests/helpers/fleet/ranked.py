@@ -25,7 +25,7 @@ class RankedPod:
         self.first = first
         """The number of the first rank in metrics; not 0 on later nodes of vLLM's hybrid balancing."""
         self.started = 1000.0
-        self.asked: list[tuple[int, Mapping[str, str], bytes]] = []
+        self.requests: list[tuple[int, Mapping[str, str], bytes]] = []
         """Rank, headers and body of each request."""
         self.scrapes = 0
         self.prompt_tokens = [0] * size
@@ -39,7 +39,7 @@ class RankedPod:
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> RankedPod:
-        self._runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.01)
+        self._runner = web.ServerRunner(web.Server(self._respond), shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
         return self
@@ -57,8 +57,8 @@ class RankedPod:
         self.size = size
 
     @property
-    def ranks_asked(self) -> list[int]:
-        return [rank for rank, _, _ in self.asked]
+    def requested_ranks(self) -> list[int]:
+        return [rank for rank, _, _ in self.requests]
 
     def exposition(self) -> str:
         sglang = self.engine == "sglang"
@@ -76,7 +76,7 @@ class RankedPod:
             ]
         return "\n".join(lines) + "\n"
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/metrics":
             self.scrapes += 1
             return web.Response(text=self.exposition())
@@ -90,7 +90,7 @@ class RankedPod:
         body = await request.read()
         fields = json.loads(body)
         rank = self._rank(request, fields)
-        self.asked.append((rank, dict(request.headers), body))
+        self.requests.append((rank, dict(request.headers), body))
         if self.status != 200:
             return web.json_response({"error": {"message": "broken"}}, status=self.status)
         if not 0 <= rank < self.size:
@@ -110,4 +110,4 @@ class RankedPod:
         named = request.headers.get("X-data-parallel-rank")
         if self.engine == "sglang":
             named = str(fields.get("data_parallel_rank", ""))
-        return int(named) if self.obeys and named else len(self.asked) % self.size
+        return int(named) if self.obeys and named else len(self.requests) % self.size

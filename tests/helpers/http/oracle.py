@@ -26,14 +26,14 @@ class Oracle:
         body = await request.read()
         response: web.StreamResponse | None = None
         try:
-            async with self._session.post(self._url + request.path, data=body) as answer:
-                kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP]
-                response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=dict(kept))
+            async with self._session.post(self._url + request.path, data=body) as relayed:
+                kept = [(name, value) for name, value in relayed.headers.items() if name.lower() not in HOP_BY_HOP]
+                response = web.StreamResponse(status=relayed.status, reason=relayed.reason, headers=dict(kept))
                 response.headers.clear()
                 for name, value in kept:
                     response.headers.add(name, value)
                 await response.prepare(request)
-                async for piece in answer.content.iter_any():
+                async for piece in relayed.content.iter_any():
                     await response.write(piece)
                 await response.write_eof()
                 return response

@@ -86,10 +86,10 @@ Script = Callable[[Received], Awaitable[None]]
 class Pod:
     """Runs `script` once per request; while it returns, the connection is kept."""
 
-    def __init__(self, script: Script, tls: ssl.SSLContext | None = None, room: int | None = None) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None, buffer: int | None = None) -> None:
         """`room`: bytes that the kernel takes for a pod that does not read."""
         self.script = script
-        self._room = room
+        self._buffer = buffer
         self._tls = tls
         self.requests: list[Received] = []
         self.connections = 0
@@ -98,7 +98,7 @@ class Pod:
         self.endpoint: Endpoint
 
     async def __aenter__(self) -> Pod:
-        sock = socket.socket(proto=socket.IPPROTO_TCP) if self._room is None else small(self._room)
+        sock = socket.socket(proto=socket.IPPROTO_TCP) if self._buffer is None else small(self._buffer)
         sock.bind(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._serve, sock=sock, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
@@ -167,13 +167,13 @@ def event(text: str) -> bytes:
     return chunk(b"data: " + text.encode() + b"\n\n")
 
 
-ROOM = 64 * 1024
+BUFFER = 64 * 1024
 
 
-def small(room: int = ROOM) -> socket.socket:
+def small(buffer: int = BUFFER) -> socket.socket:
     """A socket whose kernel does not grow its buffer."""
     sock = socket.socket(proto=socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     return sock
 
 
@@ -276,10 +276,10 @@ class Rig:
         return self.gateway.attempts[-1]
 
     @asynccontextmanager
-    async def client(self, room: int | None = None) -> AsyncIterator[Client]:
+    async def client(self, buffer: int | None = None) -> AsyncIterator[Client]:
         """`room`: bytes that the kernel takes for a client that does not read; else it may take tens of megabytes."""
-        sock = socket.create_connection(("127.0.0.1", self.server.port)) if room is None else small(room)
-        if room is not None:
+        sock = socket.create_connection(("127.0.0.1", self.server.port)) if buffer is None else small(buffer)
+        if buffer is not None:
             sock.connect(("127.0.0.1", self.server.port))
         reader, writer = await asyncio.open_connection(sock=sock, limit=2**26)
         try:
@@ -374,8 +374,8 @@ class Client:
             reset = True
         return understand(b"".join(pieces), reset, method)
 
-    async def answer(self) -> bytes:
-        """One complete response with a Content-Length."""
+    async def response(self) -> bytes:
+        """Read one complete response with a Content-Length."""
         async with asyncio.timeout(PATIENCE):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = next(
@@ -399,17 +399,17 @@ class _Socket:
 
 
 def understand(raw: bytes, reset: bool = False, method: str = "POST") -> Seen:
-    """As the standard library's client reads it."""
-    answer = http.client.HTTPResponse(_Socket(raw), method=method)  # type: ignore[arg-type]
+    """Parse a response as the standard library's client does."""
+    response = http.client.HTTPResponse(_Socket(raw), method=method)  # type: ignore[arg-type]
     try:
-        answer.begin()
+        response.begin()
     except (http.client.HTTPException, ValueError, OSError):
         return Seen(raw, 0, [], b"", "reset" if reset else "cut")
     try:
-        body, ending = answer.read(), "complete"
+        body, ending = response.read(), "complete"
     except (http.client.IncompleteRead, ValueError) as error:
         body, ending = getattr(error, "partial", b""), "cut"
-    return Seen(raw, answer.status, answer.getheaders(), body, "reset" if reset else ending)
+    return Seen(raw, response.status, response.getheaders(), body, "reset" if reset else ending)
 
 
 def post(

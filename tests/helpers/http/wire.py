@@ -72,7 +72,7 @@ class Caller:
         return b"connection: close\r\n" if self.closing else b""
 
 
-class Leg:
+class RelayedResponse:
     """One response in progress. Made within a running loop."""
 
     def __init__(
@@ -82,9 +82,9 @@ class Leg:
         path: str = CHAT,
         asks_usage: bool = False,
         others: bool = False,
-        asked: str = "m",
+        alias: str = "m",
     ) -> None:
-        """`others`: there are pods that can be asked instead; `asked` is what the client calls the model `m`."""
+        """`others`: other pods can serve the request instead; `alias` is the client's name of the model `m`."""
         self.others = others
         self.released: list[PodConnection] = []
         self.first_bytes: list[Attempt] = []
@@ -93,20 +93,20 @@ class Leg:
         self.connection.connection_made(cast(asyncio.Transport, self.pod))
         self.clock = clock = ManualClock()
         endpoint = Endpoint("p", "http://p")
-        request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
+        request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(alias))
         self.attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
         self.attempt.listeners = NO_LISTENERS.at_first_byte(lambda _: self._first_byte())
         pool = UpstreamPool(1.0, clock)
         self.given_up = ""
-        """Why the response is not waited for."""
-        self.asked: list[float] = []
-        """Since when nothing had come, whenever that was asked."""
+        """The reason to give up the response."""
+        self.checks: list[float] = []
+        """The time of the last received byte, at each check."""
         self.context = RelayContext(
             pool, Timeouts(), clock, asyncio.get_running_loop(), self._retries_instead, self._give_up
         )
         caller = cast(Any, Caller(self.client, speaks_11))
-        self.answer = Response(caller, self.attempt, self.context, self.connection)
-        self.connection.send(self.answer, b"POST", b"")
+        self.response = Response(caller, self.attempt, self.context, self.connection)
+        self.connection.send(self.response, b"POST", b"")
 
     def _retries_instead(self, attempt: Attempt, status: int) -> bool:
         return status >= 500 and self.others
@@ -116,30 +116,30 @@ class Leg:
         assert self.attempt.first_byte_at is not None
         self.first_bytes.append(self.attempt)
 
-    def _give_up(self, attempt: Attempt, heard_at: float) -> str:
-        self.asked.append(heard_at)
+    def _give_up(self, attempt: Attempt, received_at: float) -> str:
+        self.checks.append(received_at)
         return self.given_up
 
     def read(self, data: bytes) -> None:
-        """From the pod."""
+        """Receive bytes from the pod."""
         if not self.pod.closed:
             self.connection.data_received(data)
 
     def end(self, error: Exception | None = None) -> None:
-        """By the pod."""
+        """End the connection as the pod does."""
         if not self.pod.closed:
             self.pod.closed = True
             self.connection.connection_lost(error)
 
 
 class Outcome:
-    def __init__(self, leg: Leg) -> None:
-        self.raw = leg.client.written
-        self.aborted = leg.client.aborted
-        self.attempt = leg.attempt
-        self.open = leg.attempt.ending is None
-        self.error: KvlaneError | None = leg.answer.done.result() if leg.answer.done.done() else None
-        self.reused = bool(leg.released)
+    def __init__(self, relayed: RelayedResponse) -> None:
+        self.raw = relayed.client.written
+        self.aborted = relayed.client.aborted
+        self.attempt = relayed.attempt
+        self.open = relayed.attempt.ending is None
+        self.error: KvlaneError | None = relayed.response.done.result() if relayed.response.done.done() else None
+        self.reused = bool(relayed.released)
 
     def seen(self) -> Seen:
         return understand(self.raw)
@@ -152,19 +152,19 @@ def play(
     *,
     asks_usage: bool = False,
     others: bool = False,
-    asked: str = "m",
+    alias: str = "m",
 ) -> Outcome:
-    """`ending`: open (the pod says no more), closed or reset."""
+    """Relay the pieces. `ending`: open (the pod sends nothing more), closed or reset."""
 
     async def played() -> Outcome:
-        return _play(Leg(speaks_11, asks_usage=asks_usage, others=others, asked=asked), pieces, ending)
+        return _play(RelayedResponse(speaks_11, asks_usage=asks_usage, others=others, alias=alias), pieces, ending)
 
     return asyncio.run(played())
 
 
-def _play(leg: Leg, pieces: list[bytes], ending: str) -> Outcome:
+def _play(relayed: RelayedResponse, pieces: list[bytes], ending: str) -> Outcome:
     for piece in pieces:
-        leg.read(piece)
+        relayed.read(piece)
     if ending != "open":
-        leg.end(None if ending == "closed" else ConnectionResetError())
-    return Outcome(leg)
+        relayed.end(None if ending == "closed" else ConnectionResetError())
+    return Outcome(relayed)

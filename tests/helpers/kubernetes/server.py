@@ -26,9 +26,10 @@ class Change(NamedTuple):
 
 
 class FakeApiServer:
-    """`async with`. Objects stand under `where`, the path below the host. Each change gets the next version, and is
-    remembered until `forget`. `statuses` replace real responses, by the last part of the path; those of
-    `watch:PART` are of watches alone."""
+    """A Kubernetes API server in the process, to be entered with `async with`.
+
+    Objects are kept by `where`, the path below the host. Each change gets the next version and is remembered until
+    `forget`. `statuses` replaces responses by the last part of their path; `watch:PART` replaces watches only."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
@@ -56,7 +57,7 @@ class FakeApiServer:
 
     async def __aenter__(self) -> FakeApiServer:
         app = web.Application()
-        app.router.add_get("/{where:.*}", self._answer)
+        app.router.add_get("/{where:.*}", self._respond)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         self._port = free_port()
@@ -133,7 +134,7 @@ class FakeApiServer:
 
     # How it responds.
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         where, watches = request.match_info["where"], request.query.get("watch") == "true"
         part = where.rpartition("/")[2]
         (self.watches if watches else self.lists).append({"where": where, **request.query})
@@ -165,8 +166,8 @@ class FakeApiServer:
         too_old = version < self._oldest
         if too_old and self.gone_by_status:
             return _status(410, "too old resource version")
-        answer = web.StreamResponse(headers={"content-type": "application/json"})
-        answer.enable_chunked_encoding()
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        response.enable_chunked_encoding()
         queue: asyncio.Queue[Any] = asyncio.Queue()
         for change in self._history:
             if change.version > version and change.where == where and (event := _event(change, request.query)):
@@ -174,28 +175,28 @@ class FakeApiServer:
         if too_old:
             queue.put_nowait(_error(410, "too old resource version: 1 (2)"))
             queue.put_nowait(None)
-        await answer.prepare(request)
-        self.open[answer] = (request, queue)
+        await response.prepare(request)
+        self.open[response] = (request, queue)
         with suppress(ConnectionError):
-            await self._write_all(answer, queue, 3600.0 if self.no_end else lasts)
-            await answer.write_eof()
-        self.open.pop(answer, None)
-        return answer
+            await self._write_all(response, queue, 3600.0 if self.no_end else lasts)
+            await response.write_eof()
+        self.open.pop(response, None)
+        return response
 
-    async def _write_all(self, answer: web.StreamResponse, queue: asyncio.Queue[Any], lasts: float) -> None:
+    async def _write_all(self, response: web.StreamResponse, queue: asyncio.Queue[Any], lasts: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(lasts):
-                while (said := await queue.get()) is not None or self.no_end:
+                while (event := await queue.get()) is not None or self.no_end:
                     if self.mute:
                         self.silenced += 1
                     else:
-                        await self._write(answer, said if isinstance(said, bytes) else json.dumps(said).encode())
+                        await self._write(response, event if isinstance(event, bytes) else json.dumps(event).encode())
 
-    async def _write(self, answer: web.StreamResponse, line: bytes) -> None:
+    async def _write(self, response: web.StreamResponse, line: bytes) -> None:
         line += b"\n"
         size = self.chunk or len(line)
         for at in range(0, len(line), size):
-            await answer.write(line[at : at + size])
+            await response.write(line[at : at + size])
             await asyncio.sleep(0)
 
     def _change(self, where: str, before: Object | None, after: Object | None) -> None:

@@ -86,14 +86,14 @@ def fault(type_name: str, **parameters: Any) -> str:
     raise AssertionError(f"{type_name} accepts {parameters}")
 
 
-def score(type_name: str, endpoints: Sequence[Endpoint], asked: InferenceRequest | None = None, **given: Any) -> Any:
-    return make(type_name, **given).score(RUN, asked or request(), endpoints)
+def score(type_name: str, endpoints: Sequence[Endpoint], incoming: InferenceRequest | None = None, **given: Any) -> Any:
+    return make(type_name, **given).score(RUN, incoming or request(), endpoints)
 
 
 def kept(
-    type_name: str, endpoints: Sequence[Endpoint], asked: InferenceRequest | None = None, **given: Any
+    type_name: str, endpoints: Sequence[Endpoint], incoming: InferenceRequest | None = None, **given: Any
 ) -> list[str]:
-    survivors = make(type_name, **given).filter(RUN, asked or request(), endpoints)
+    survivors = make(type_name, **given).filter(RUN, incoming or request(), endpoints)
     return [endpoint.name for endpoint in survivors]
 
 
@@ -102,10 +102,10 @@ def scored(endpoints: Sequence[Endpoint], scores: Sequence[float] | None = None)
 
 
 def attempt(
-    asked: InferenceRequest, target: Endpoint, *others: Endpoint, profile: str = "", number: int = 0
+    incoming: InferenceRequest, target: Endpoint, *others: Endpoint, profile: str = "", number: int = 0
 ) -> Attempt:
     decision = Decision(target, others, profile)
-    return Attempt(asked, decision, target, number, started_at=0.0)
+    return Attempt(incoming, decision, target, number, started_at=0.0)
 
 
 @dataclass(frozen=True)

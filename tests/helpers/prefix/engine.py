@@ -37,14 +37,14 @@ class Engine:
     `keeps` batches for replay, in responses of `frames` frames."""
 
     def __init__(self, context: Any, keeps: int = 100, frames: int = 4, start: float = 1000.0) -> None:
-        self._publisher = context.socket(zmq.XPUB)  # as PUB, but it can be asked who listens
+        self._publisher = context.socket(zmq.XPUB)  # as PUB, and it receives the subscriptions
         self._router = context.socket(zmq.ROUTER)
         self._keeps = keeps
         self._frames = frames
         self.clock = start
         self.number = 0
         self.buffer: list[tuple[int, bytes]] = []
-        self.asked: list[int] = []
+        self.replays: list[int] = []
 
     def open(self, port: int = 0, replay: int = 0) -> tuple[int, int]:
         return _bind(self._publisher, port), _bind(self._router, replay)
@@ -59,7 +59,7 @@ class Engine:
         self._router.close(linger=0)
 
     async def publish(self, *events: Any, topic: str = "kv@pod@model", rank: int = 0, lose: bool = False) -> None:
-        """`lose`: it goes into the buffer and nowhere else, as if the network had dropped it."""
+        """Publish the events. With `lose` they only enter the buffer, as if the network had dropped them."""
         self.clock += 1
         payload = msgpack.packb([self.clock, list(events), rank])
         number, self.number = self.number, self.number + 1
@@ -73,11 +73,11 @@ class Engine:
     async def send_frames(self, *frames: bytes) -> None:
         await self._publisher.send_multipart(list(frames))
 
-    async def answer_replays(self) -> None:
+    async def serve_replays(self) -> None:
         while True:
             client, empty, start = await self._router.recv_multipart()
             first = int.from_bytes(start, "big")
-            self.asked.append(first)
+            self.replays.append(first)
             topic = [b"kv"] if self._frames == 4 else []
             for number, payload in self.buffer:
                 if number >= first:
@@ -91,16 +91,16 @@ ENGINES: dict[int, Engine] = {}
 
 @asynccontextmanager
 async def engine(
-    keeps: int = 100, frames: int = 4, ports: tuple[int, int] = (0, 0), start: float = 1000.0, answers: bool = True
+    keeps: int = 100, frames: int = 4, ports: tuple[int, int] = (0, 0), start: float = 1000.0, replay: bool = True
 ) -> AsyncIterator[tuple[Engine, tuple[int, int]]]:
-    """`answers`: whether it can be asked for what was missed."""
+    """Run a publisher; with `replay` it serves requests for missed events."""
     import zmq.asyncio
 
     context = zmq.asyncio.Context()
     made = Engine(context, keeps, frames, start)
     where = made.open(*ports)
     ENGINES[where[0]] = made
-    task = asyncio.get_running_loop().create_task(made.answer_replays()) if answers else None
+    task = asyncio.get_running_loop().create_task(made.serve_replays()) if replay else None
     try:
         yield made, where
     finally:
@@ -113,7 +113,7 @@ async def engine(
 
 
 class Ear:
-    """A listener that keeps what it received."""
+    """A listener that keeps the events it received."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int, KvEvent]] = []
@@ -126,7 +126,7 @@ class Ear:
 
     def lost(self, endpoint: Endpoint, rank: int) -> None:
         self.forgotten.append((endpoint.name, rank))
-        self.events = [heard for heard in self.events if heard[:2] != (endpoint.name, rank)]
+        self.events = [event for event in self.events if event[:2] != (endpoint.name, rank)]
 
     def complete(self, endpoint: Endpoint, rank: int, known: bool) -> None:
         self.known[endpoint.name, rank] = known

@@ -15,10 +15,10 @@ class Block:
     pins: int = 0
     used_at: float | None = None
     turn: int = 0
-    answer: int = 0
-    """Blocks of what the pod said to the prompt that ends here."""
-    said: object = None
-    """A new one for every response, except one that replaces another."""
+    response: int = 0
+    """The blocks of the pod's response to the prompt that ends here."""
+    identity: object = None
+    """A new object for each response; a response that replaces another keeps its object."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Pod:
     horizon: float = -math.inf
 
     def size(self, prefix: Prefix) -> int:
-        """Of its last element, in blocks."""
+        """Return the size of its last element, in blocks."""
         return self.depths[len(prefix)] - self.depths[len(prefix) - 1]
 
     @property
@@ -37,15 +37,15 @@ class Pod:
         return sum(map(self.size, self.blocks))
 
     @property
-    def answered(self) -> int:
-        return sum(block.answer for block in self.blocks.values())
+    def responses(self) -> int:
+        return sum(block.response for block in self.blocks.values())
 
     @property
     def pinned(self) -> int:
         return sum(self.size(prefix) for prefix, block in self.blocks.items() if block.pins)
 
     def idle(self) -> list[Prefix]:
-        """Longest unused first."""
+        """Return the unpinned prefixes, the longest unused first."""
         return sorted((p for p, b in self.blocks.items() if not b.pins), key=lambda p: self.blocks[p].turn)
 
 
@@ -58,8 +58,10 @@ class Claim:
 
 
 class NaiveIndex:
-    """Chains are tuples of contents, so a block is the tuple up to its end; the n-th is as large as the difference of
-    its depths."""
+    """A prefix index without optimisations.
+
+    Chains are tuples of contents, so a block is the tuple up to its end. The n-th block is as large as the difference
+    of its depths."""
 
     def __init__(self, max_siblings: int, ttl: float, depths: Sequence[int]) -> None:
         self.depths = depths
@@ -81,22 +83,22 @@ class NaiveIndex:
         return block.used_at is not None or block.pins < self.max_siblings
 
     def match_turn(self, before: Prefix, chain: Prefix, name: str, end: int) -> int:
-        """Of a conversation that continues the response to `before`, which ends at `end` blocks."""
+        """Match a conversation that continues the response to `before`, which ends at `end` blocks."""
         depth, pod = self.match(chain, name), self.pods.get(name)
         block = pod.blocks.get(before) if pod else None
-        said = block is not None and block.answer and self.answerers.get(before) is block
-        return max(depth, end) if said and depth >= self.depths[len(before)] else depth
+        known = block is not None and block.response and self.answerers.get(before) is block
+        return max(depth, end) if known and depth >= self.depths[len(before)] else depth
 
-    def answer(self, claim: Claim, chain: Prefix, blocks: int) -> None:
+    def responded(self, claim: Claim, chain: Prefix, blocks: int) -> None:
         if self.alive(claim) and claim.spans == [chain]:
             self.answerers[chain] = block = claim.pod.blocks[chain]
-            block.said = block.said if block.answer else object()
-            block.answer = blocks
+            block.identity = block.identity if block.response else object()
+            block.response = blocks
 
     def go_on(self, claim: Claim, before: Prefix) -> None:
         block = claim.pod.blocks.get(before)
-        if block and block.answer and self.answerers.get(before) is block:
-            claim.behind = before, block.said
+        if block and block.response and self.answerers.get(before) is block:
+            claim.behind = before, block.identity
 
     def prove(self, claim: Claim) -> None:
         for span in claim.spans if self.alive(claim) else ():
@@ -104,8 +106,8 @@ class NaiveIndex:
                 block = claim.pod.blocks[span[:depth]]
                 block.used_at = self.now if block.used_at is None else block.used_at
 
-    def doubt(self, name: str) -> None:
-        """Nothing was found of what was expected."""
+    def distrust(self, name: str) -> None:
+        """Drop the idle blocks of a pod that had none of the expected ones."""
         if pod := self.pods.get(name):
             idle = [pod.blocks[prefix].used_at or 0.0 for prefix in pod.idle()]
             pod.horizon = max(idle, default=pod.horizon)
@@ -133,9 +135,9 @@ class NaiveIndex:
         if not self.alive(claim):
             return
         if computed and claim.behind:
-            before, said = claim.behind
-            if (block := claim.pod.blocks.get(before)) and block.said is said:
-                block.answer = 0
+            before, identity = claim.behind
+            if (block := claim.pod.blocks.get(before)) and block.identity is identity:
+                block.response = 0
         for span in claim.spans:
             for depth in range(len(span), 0, -1):
                 self.free(claim.pod, span[:depth], computed)
@@ -155,9 +157,9 @@ class NaiveIndex:
 
     def tidy(self, pod: Pod) -> None:
         for prefix in pod.idle():
-            if pod.used + pod.answered > pod.capacity:
-                pod.blocks[prefix].answer = 0
-            if pod.used + pod.answered > pod.capacity:
+            if pod.used + pod.responses > pod.capacity:
+                pod.blocks[prefix].response = 0
+            if pod.used + pod.responses > pod.capacity:
                 del pod.blocks[prefix]
         for other in self.pods.values():
             for prefix in other.idle():

@@ -25,20 +25,21 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Cut:
-    """What comes of an answer: so many bytes, or so many of its body, and then this. Only POSTs meet it, so the pod
-    looks healthy to checks."""
+    """Where a response is cut, after `head` bytes or `body` bytes of its body, and how it ends then.
+
+    Only responses to POSTs are cut, so the pod looks healthy to checks."""
 
     end: End
     head: int = NOTHING
     body: int | None = None
-    told: asyncio.Event | None = None
+    release: asyncio.Event | None = None
     """The pod notices that its response is unwanted when this is set; None: at once."""
     met: int = 0
 
 
 @dataclass(slots=True)
 class Way:
-    """Of every connection: what the client says goes on as it is."""
+    """A TCP proxy before a pod that cuts responses. The client's bytes pass unchanged."""
 
     host: str
     port: int
@@ -50,11 +51,11 @@ class Way:
         self._open.add(writer)
         theirs, pod = await asyncio.open_connection(self.host, self.port)
         self._open.add(pod)
-        asked = asyncio.Event()
+        posted = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._forward(reader, pod, asked))
-                group.create_task(self._answer(theirs, writer, asked))
+                group.create_task(self._forward(reader, pod, posted))
+                group.create_task(self._respond(theirs, writer, posted))
         except* OSError:
             pass
         for each in (writer, pod):
@@ -65,10 +66,10 @@ class Way:
         for writer in self._open:
             writer.close()
 
-    async def _answer(self, theirs: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+    async def _respond(self, theirs: asyncio.StreamReader, writer: asyncio.StreamWriter, posted: asyncio.Event) -> None:
         seen = b""
         while data := await theirs.read(65536):
-            if not asked.is_set():
+            if not posted.is_set():
                 writer.write(data)
                 continue
             sent, seen = len(seen), seen + data
@@ -93,22 +94,22 @@ class Way:
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
-        await self._told()
+        await self._released()
         raise ConnectionResetError
 
-    async def _forward(self, reader: asyncio.StreamReader, pod: asyncio.StreamWriter, asked: asyncio.Event) -> None:
-        """Until the client leaves, which the pod notices."""
+    async def _forward(self, reader: asyncio.StreamReader, pod: asyncio.StreamWriter, posted: asyncio.Event) -> None:
+        """Pass the client's bytes until it disconnects. The pod notices the disconnection."""
         while data := await reader.read(65536):
             if data.startswith(b"POST /v1"):
-                asked.set()
+                posted.set()
             pod.write(data)
-        await self._told()
+        await self._released()
         pod.close()
         raise ConnectionResetError
 
-    async def _told(self) -> None:
-        if self.cut.told is not None:
-            await self.cut.told.wait()
+    async def _released(self) -> None:
+        if self.cut.release is not None:
+            await self.cut.release.wait()
 
 
 @asynccontextmanager

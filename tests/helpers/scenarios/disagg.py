@@ -50,8 +50,10 @@ async def disaggregated(
     continued: Sequence[str] = (),
     pods: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
-    """`patience` is how long answers may take to begin, or to go on; `each` has further keys for the pods, one by one;
-    `continued` are models whose streams go on elsewhere; `pods` is a section."""
+    """Run a proxy before pods of these roles.
+
+    `patience` limits the wait for the first and each next byte of a response. `each` has further keys for each pod.
+    `continued` lists models whose streams other pods continue. `pods` is the section of that name."""
     given = {**sections(connector, patience, scheduling, continued), "pods": pods or {}}
     configs = [replace(sim, role=role, connector=connector) for role in roles]
     more = [{"role": role, **dict(extra or {})} for role, extra in zip_longest(roles, each)]
@@ -75,7 +77,7 @@ def sections(
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """What a client got. `error` is of a refusal or an error event; `is_whole`: it ended as it should."""
 
     status: int
@@ -86,7 +88,7 @@ class Heard:
     headers: Mapping[str, str]
 
 
-async def ask(proxy: Stack, *, stream: bool, request_id: str = "asked", **fields: Any) -> Heard:
+async def ask(proxy: Stack, *, stream: bool, request_id: str = "asked", **fields: Any) -> Received:
     body = {"model": "sim", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, **fields}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -94,34 +96,34 @@ async def ask(proxy: Stack, *, stream: bool, request_id: str = "asked", **fields
         try:
             raw = await response.text()
         except aiohttp.ClientPayloadError as error:
-            return Heard(response.status, "", False, str(error), {}, response.headers)
-        heard = _stream if stream and response.status == 200 else _whole
-        return heard(response, raw)
+            return Received(response.status, "", False, str(error), {}, response.headers)
+        read = _stream if stream and response.status == 200 else _whole
+        return read(response, raw)
 
 
-def _stream(response: aiohttp.ClientResponse, raw: str) -> Heard:
+def _stream(response: aiohttp.ClientResponse, raw: str) -> Received:
     events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
     errors = [event["error"]["message"] for event in events if "error" in event]
-    said = [choice["delta"].get("content") or "" for event in events for choice in event.get("choices", ())]
+    texts = [choice["delta"].get("content") or "" for event in events for choice in event.get("choices", ())]
     usage: dict[str, Any] = next((event["usage"] for event in reversed(events) if event.get("usage")), {})
     whole = raw.rstrip().endswith("data: [DONE]") and not errors
-    return Heard(response.status, "".join(said), whole, "".join(errors), usage, response.headers)
+    return Received(response.status, "".join(texts), whole, "".join(errors), usage, response.headers)
 
 
-def _whole(response: aiohttp.ClientResponse, raw: str) -> Heard:
-    answer = json.loads(raw)
-    if "error" in answer:
-        return Heard(response.status, "", False, answer["error"]["message"], {}, response.headers)
-    text = answer["choices"][0]["message"]["content"]
-    return Heard(response.status, text, True, "", answer["usage"], response.headers)
+def _whole(response: aiohttp.ClientResponse, raw: str) -> Received:
+    body = json.loads(raw)
+    if "error" in body:
+        return Received(response.status, "", False, body["error"]["message"], {}, response.headers)
+    text = body["choices"][0]["message"]["content"]
+    return Received(response.status, text, True, "", body["usage"], response.headers)
 
 
 async def whole_text(**fields: Any) -> str:
     """The response of one pod that does all by itself."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, **fields}
     async with SimPod(SIM) as pod, aiohttp.ClientSession() as http, http.post(pod.url + CHAT, json=body) as response:
-        answer = await response.json()
-        text: str = answer["choices"][0]["message"]["content"]
+        payload = await response.json()
+        text: str = payload["choices"][0]["message"]["content"]
         return text
 
 

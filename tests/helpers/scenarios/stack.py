@@ -23,7 +23,7 @@ BLIND: Mapping[str, Any] = {"pods": {"refresh": {"interval": "60s"}}}
 BY_LOAD: Mapping[str, Any] = {"scheduling": scored_by({"active-request-scorer": 1})}
 """For tests that wait until a certain pod is asked: by predictions one that was slow once gets nothing for a while."""
 
-Answer = tuple[aiohttp.ClientResponse, Any]
+ResponseAndBody = tuple[aiohttp.ClientResponse, Any]
 """A response that has been read, and its JSON."""
 
 
@@ -48,14 +48,14 @@ class Stack:
     def pod(self, name: str) -> SimPod:
         return self.sim.pods[int(name.removeprefix("pod-"))]
 
-    async def chat(self, text: str = "Hello!", **fields: Any) -> Answer:
+    async def chat(self, text: str = "Hello!", **fields: Any) -> ResponseAndBody:
         return await self.post(CHAT, {"model": "sim", "messages": [{"role": "user", "content": text}], **fields})
 
-    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> ResponseAndBody:
         async with self.http.post(self.url + path, json=body, headers=headers) as response:
             return response, await response.json()
 
-    async def operate(self, method: str, path: str, body: Any = None) -> Answer:
+    async def operate(self, method: str, path: str, body: Any = None) -> ResponseAndBody:
         """A request to the admin port."""
         async with self.http.request(method, self.admin + path, json=body) as response:
             return response, await response.json()

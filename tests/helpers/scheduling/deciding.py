@@ -62,9 +62,9 @@ class World:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         return InferenceRequest(name, "/v1/completions", "m", headers=named, received_at=self.clock.now())
 
-    def decide(self, request: InferenceRequest, among: Sequence[Endpoint] | None = None) -> Decision:
-        """As the gateway does."""
-        pods = self.pods if among is None else among
+    def decide(self, request: InferenceRequest, candidates: Sequence[Endpoint] | None = None) -> Decision:
+        """Decide as the gateway does."""
+        pods = self.pods if candidates is None else candidates
         record = self.recorder.record(request, next(self.recorder.skips))
         try:
             decision = self.scheduling.scheduler.schedule(request, pods, 0, record)
@@ -74,7 +74,7 @@ class World:
         self.explained.decided(request, pods, decision, self.clock.now(), record)
         return decision
 
-    def answer(
+    def respond(
         self,
         request: InferenceRequest,
         decision: Decision,
@@ -82,7 +82,7 @@ class World:
         ending: Ending = Ending.COMPLETE,
         number: int = 0,
     ) -> Attempt:
-        """An attempt on the chosen pod."""
+        """Run an attempt on the chosen pod."""
         attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
         self.explained.attempt_started(attempt)
         self.clock.advance(after)
@@ -97,9 +97,9 @@ class World:
         self.explained.request_ended(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
 
     def served(self, name: str, after: float = 0.1, **headers: str) -> DecisionEntry | None:
-        """A whole request; what is kept of it, if anything."""
+        """Serve a whole request. Return its recorded decision, if any."""
         request = self.request(name, **headers)
-        self.end(self.answer(request, self.decide(request), after), name)
+        self.end(self.respond(request, self.decide(request), after), name)
         return request.state.read(ENTRY)
 
 

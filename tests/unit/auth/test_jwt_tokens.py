@@ -179,7 +179,7 @@ async def test_a_new_key_is_fetched_with_its_first_token() -> None:
         issuer.rotate("two", keep=True)
         await w.ask(issuer.token("two"))
         await w.ask(issuer.token("one"))
-        assert issuer.asked == 2
+        assert issuer.requests == 2
 
 
 async def test_a_withdrawn_key_is_refused() -> None:
@@ -201,11 +201,11 @@ async def test_unknown_key_ids_do_not_cause_repeated_fetches(issuer: Issuer) -> 
         stranger.rotate(f"made-up-{number}", "ES256")
     async with world(issuer, algorithms=["RS256", "ES256"]) as w:
         await w.ask(issuer.token("one"))
-        before = issuer.asked
+        before = issuer.requests
         for number in range(5):
             with pytest.raises(Unauthorized):
                 await w.ask(stranger.token(f"made-up-{number}"))
-        assert issuer.asked - before == 1
+        assert issuer.requests - before == 1
 
 
 async def test_known_keys_stay_while_the_issuer_is_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from proxy.http.response import Response
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
-from tests.helpers.http.wire import Leg
+from tests.helpers.http.wire import RelayedResponse
 from tests.unit.http.test_without_usage import answer
 
 MANY = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,23 +35,23 @@ END = b"0\r\n\r\n"
 ERROR = b'data: {"error":{}}\n\n'
 
 
-class Continued(Leg):
+class Continued(RelayedResponse):
     """The same with a response that may be continued."""
 
-    def __init__(self, speaks_11: bool, asks_usage: bool = False, asked: str = "m", body: bytes = BODY) -> None:
-        super().__init__(speaks_11, asks_usage=asks_usage, asked=asked)
-        call = cast(Any, self.answer)._call
+    def __init__(self, speaks_11: bool, asks_usage: bool = False, alias: str = "m", body: bytes = BODY) -> None:
+        super().__init__(speaks_11, asks_usage=asks_usage, alias=alias)
+        call = cast(Any, self.response)._call
         self.attempt.request = changed(self.attempt.request, body=body)
         continuation = continuation_of(None, self.attempt, ["m"])
         assert continuation is not None
-        self.answer = Response(call, self.attempt, self.context, self.connection)
-        self.answer.continue_with(continuation)
-        self.connection.send(self.answer, b"POST", b"")
+        self.response = Response(call, self.attempt, self.context, self.connection)
+        self.response.continue_with(continuation)
+        self.connection.send(self.response, b"POST", b"")
         self.continuation: Continuation = continuation
 
     @property
     def error(self) -> KvlaneError | None:
-        return self.answer.done.result()
+        return self.response.done.result()
 
     def end_stream(self) -> None:
         """No pod goes on with it."""

@@ -42,7 +42,7 @@ def streamed(events: tuple[bytes, ...], last: bytes = END) -> bytes:
 def test_a_complete_response_has_the_requested_name_and_its_length(size: int) -> None:
     body = body_of({**WHOLE, "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
     raw = JSON % (len(body), body)
-    outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", asked=ASKED)
+    outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", alias=ASKED)
     seen = outcome.seen()
     assert seen.body == body.replace(b'"id":"1","model":"m"', b'"id":"1","model":"org/gpt-4o"')
     assert b"x-engine: yes" in outcome.raw
@@ -63,7 +63,7 @@ def test_a_complete_response_has_the_requested_name_and_its_length(size: int) ->
     ],
 )
 def test_responses_without_a_model_pass_unchanged(raw: bytes) -> None:
-    assert play([raw], "open", asked=ASKED).raw == play([raw], "open").raw
+    assert play([raw], "open", alias=ASKED).raw == play([raw], "open").raw
 
 
 def test_a_large_response_passes_with_the_pods_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +71,14 @@ def test_a_large_response_passes_with_the_pods_name(monkeypatch: pytest.MonkeyPa
     body = body_of({**WHOLE, "data": "x" * 3000})
     raw = JSON % (len(body), body)
     pieces = [raw[at : at + 500] for at in range(0, len(raw), 500)]
-    begun = play(pieces[:4], "open", asked=ASKED)
+    begun = play(pieces[:4], "open", alias=ASKED)
     assert b'"model":"m"' in begun.raw
-    assert play(pieces, "open", asked=ASKED).seen().body == body
+    assert play(pieces, "open", alias=ASKED).seen().body == body
 
 
 def test_a_response_that_breaks_off_before_its_end_goes_to_another_pod() -> None:
     body = body_of(WHOLE)
-    outcome = play([(JSON % (len(body), body))[:-5]], "closed", asked=ASKED)
+    outcome = play([(JSON % (len(body), body))[:-5]], "closed", alias=ASKED)
     assert outcome.raw == b""
     assert outcome.error is not None
 
@@ -90,7 +90,7 @@ TEXTS = st.lists(st.sampled_from(["x", "", '"model":"m"', "data: [DONE]\n\n", "Ã
 @given(st.builds(answer, TEXTS), st.data(), st.booleans(), st.booleans())
 def test_every_event_has_the_requested_name(made: Answer, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
     raw = streamed(made.asked if asks else made.plain)
-    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, asked=ASKED)
+    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, alias=ASKED)
     assert outcome.seen().body == said(made.plain)
     assert outcome.attempt.ending is Ending.COMPLETE
 
@@ -102,7 +102,7 @@ def test_a_broken_stream_ends_with_an_error_after_whole_events(
 ) -> None:
     raw = streamed(made.asked if asks else made.plain, last=b"")
     at = data.draw(st.integers(len(SSE_HEAD) + 1, len(raw)))
-    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, asked=ASKED)
+    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, alias=ASKED)
     if outcome.error is not None:
         assert outcome.raw == b""
         return
@@ -114,13 +114,13 @@ def test_a_broken_stream_ends_with_an_error_after_whole_events(
 def test_an_endless_event_is_passed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 100)
     events = (b"data: {}\n\n", b'data: {"model":"m","x":"%b' % (b"x" * 200), b'y"}\n\n', b"data: [DONE]\n\n")
-    outcome = play([streamed(events[:2], last=b"")], "open", asked=ASKED)
+    outcome = play([streamed(events[:2], last=b"")], "open", alias=ASKED)
     assert b'"model":"org/gpt-4o"' in outcome.raw
-    assert play([streamed(events)], "open", asked=ASKED).seen().body == said(events)
+    assert play([streamed(events)], "open", alias=ASKED).seen().body == said(events)
 
 
 def test_json_of_unknown_length_is_renamed_at_its_end() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b'{"model": "m", "x": 1}'
-    outcome = play([head, chunk(body[:5]), chunk(body[5:]) + END], "open", asked=ASKED)
+    outcome = play([head, chunk(body[:5]), chunk(body[5:]) + END], "open", alias=ASKED)
     assert outcome.seen().body == body.replace(b'"m"', b'"org/gpt-4o"')

@@ -15,7 +15,7 @@ from proxy.http.framing import chunk
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import SSE_HEAD, understand
-from tests.helpers.http.wire import Leg, Outcome, play
+from tests.helpers.http.wire import Outcome, RelayedResponse, play
 
 MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TEXTS = (
@@ -123,9 +123,9 @@ def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, giv
     assert sent in whole
 
 
-def paced(given: Answer) -> tuple[Leg, list[bytes]]:
+def paced(given: Answer) -> tuple[RelayedResponse, list[bytes]]:
     """What is written after each event."""
-    leg, written = Leg(asks_usage=True), []
+    leg, written = RelayedResponse(asks_usage=True), []
     leg.read(SSE_HEAD)
     for each in given.asked:
         before = leg.client.written
@@ -146,11 +146,11 @@ async def test_events_pass_at_once_and_only_the_last_one_waits() -> None:
 
 
 async def test_passing_events_use_the_fast_path() -> None:
-    leg = Leg(asks_usage=True)
+    leg = RelayedResponse(asks_usage=True)
     leg.read(SSE_HEAD)
     for each in answer(["a"] * 100).asked[:100]:
         leg.read(chunk(each))
-        assert leg.connection.receive == leg.answer._pass_events
+        assert leg.connection.receive == leg.response._pass_events
 
 
 USAGE = answer([]).asked[1]
@@ -160,7 +160,7 @@ USAGE = answer([]).asked[1]
 async def test_events_in_two_chunks_are_recognised_with_any_reads(cut: int) -> None:
     for finishes in (True, False):
         said = answer(["a", "b", "c"], finishes=finishes)
-        leg = Leg(asks_usage=True)
+        leg = RelayedResponse(asks_usage=True)
         leg.read(SSE_HEAD)
         for each in said.asked:
             leg.read(chunk(each[:cut]))
@@ -172,7 +172,7 @@ async def test_events_in_two_chunks_are_recognised_with_any_reads(cut: int) -> N
 
 async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None:
     given = answer(["a"])
-    leg = Leg(asks_usage=True)
+    leg = RelayedResponse(asks_usage=True)
     leg.read(SSE_HEAD + chunk(given.asked[0]) + chunk(given.asked[1]) + chunk(given.asked[2])[:30])
     leg.end()
     body = understand(leg.client.written).body
@@ -182,7 +182,7 @@ async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None
 
 async def test_an_engine_that_always_sends_usage_is_passed_unchanged() -> None:
     tells = event({"choices": [{"finish_reason": None}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
-    leg = Leg(asks_usage=True)
+    leg = RelayedResponse(asks_usage=True)
     leg.read(SSE_HEAD)
     for each in (tells, tells, *answer([]).asked):
         leg.read(chunk(each))
@@ -199,8 +199,8 @@ async def test_an_unreadable_stream_passes_unchanged(head: bytes) -> None:
     assert outcome.seen().body == b"".join(given.asked)
 
 
-async def _played(pieces: list[bytes]) -> Leg:
-    leg = Leg(asks_usage=True)
+async def _played(pieces: list[bytes]) -> RelayedResponse:
+    leg = RelayedResponse(asks_usage=True)
     for piece in pieces:
         leg.read(piece)
     return leg

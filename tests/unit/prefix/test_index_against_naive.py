@@ -63,7 +63,7 @@ class AnyHistory(RuleBasedStateMachine):
             reservation, claim = self.in_flight[which % len(self.in_flight)]
             self.index.answered(reservation, blocks * 64, blocks)
             if len(reservation.spans) == 1:
-                self.naive.answer(claim, self.asked[reservation], blocks)
+                self.naive.responded(claim, self.asked[reservation], blocks)
 
     @rule(before=CONTENTS, further=CONTENTS, names=st.tuples(NAMES, NAMES), capacity=CAPACITIES)
     def converse(self, before: Prefix, further: Prefix, names: tuple[str, str], capacity: int) -> None:
@@ -87,7 +87,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(name=NAMES)
     def find_nothing(self, name: str) -> None:
         self.index.doubt(self.endpoints[name], 0.0)
-        self.naive.doubt(name)
+        self.naive.distrust(name)
         self.wait(1)
 
     @rule(which=st.integers(0, 1000), computed=st.booleans())

@@ -43,7 +43,7 @@ def test_the_complete_table_of_a_small_fleet() -> None:
     request = world.request("r-1", x_kvlane_explain="1")
     world.clock.advance(0.25)
     decision = world.decide(request, [*pods[:3], pods[4]])
-    attempt = world.answer(request, decision, 0.5)
+    attempt = world.respond(request, decision, 0.5)
     world.end(attempt, "r-1")
     entry = request.state.read(ENTRY)
     assert entry is not None
@@ -92,8 +92,8 @@ def test_a_running_attempt_is_shown_with_its_progress() -> None:
     entry = request.state.read(ENTRY)
     assert entry is not None
     assert (short(entry)["outcome"], short(entry)["tries"]) == ("in-flight", 0)
-    world.answer(request, decision, ending=Ending.UPSTREAM_FAILED)
-    world.end(world.answer(request, decision, number=1))
+    world.respond(request, decision, ending=Ending.UPSTREAM_FAILED)
+    world.end(world.respond(request, decision, number=1))
     assert [leg["ending"] for leg in whole(entry)["legs"]] == ["upstream-failed", "complete"]
     told = short(entry)
     assert (told["tries"], told["pod"], told["answeredBy"]) == (2, "pod-0", "pod-1")
@@ -103,7 +103,7 @@ def test_a_running_attempt_is_shown_with_its_progress() -> None:
 def test_a_client_without_permission_is_served_without_the_header() -> None:
     world = World(fleet(), DecisionSettings(sample=0.0), may_ask=False)
     request = world.request(x_kvlane_explain="1")
-    attempt = world.answer(request, world.decide(request))
+    attempt = world.respond(request, world.decide(request))
     assert request.state.read(ENTRY) is None
     assert attempt.response_headers == []
 

@@ -32,7 +32,7 @@ def test_slow_failed_and_requested_decisions_are_kept_apart() -> None:
     world.served("slow", after=3.0)
     world.served("asked", x_kvlane_explain="1")
     request = world.request("failed")
-    attempt = world.answer(request, world.decide(request), ending=Ending.UPSTREAM_FAILED)
+    attempt = world.respond(request, world.decide(request), ending=Ending.UPSTREAM_FAILED)
     world.end(attempt, "failed", 502, Reason.UPSTREAM_FAILED)
     for number in range(10):
         world.served(str(number))
@@ -49,7 +49,7 @@ def test_a_dropped_decision_that_becomes_slow_returns() -> None:
     for number in range(5):
         world.served(str(number))
     assert "late" not in names(world)
-    world.end(world.answer(request, decision, after=4.0), "late")
+    world.end(world.respond(request, decision, after=4.0), "late")
     assert names(world) == ["4", "3", "late"]
     world.served("another")
     assert names(world).count("late") == 1
@@ -90,8 +90,8 @@ def test_decisions_are_filtered_by_pod_tenant_and_request() -> None:
     world.served("a")
     request = world.request("b")
     decision = world.decide(request)
-    world.answer(request, decision, ending=Ending.UPSTREAM_FAILED)
-    world.end(world.answer(request, decision, number=1), "b")
+    world.respond(request, decision, ending=Ending.UPSTREAM_FAILED)
+    world.end(world.respond(request, decision, number=1), "b")
     assert names(world, pod="pod-0") == ["b", "a"]
     assert names(world, pod="pod-1") == ["b"]
     assert names(world, tenant="x") == []

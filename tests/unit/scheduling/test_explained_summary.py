@@ -23,7 +23,7 @@ def members(line: str) -> dict[str, str]:
 
 def line(world: World) -> str:
     request = world.request(x_kvlane_explain="1")
-    attempt = world.answer(request, world.decide(request))
+    attempt = world.respond(request, world.decide(request))
     ((name, value),) = attempt.response_headers
     assert name == HEADER
     return value
@@ -56,7 +56,7 @@ def test_any_names_fit_into_a_header_of_a_kilobyte() -> None:
 def test_another_pod_after_a_failure_is_named() -> None:
     world = World(fleet())
     request = world.request(x_kvlane_explain="true")
-    attempt = world.answer(request, world.decide(request), number=1)
+    attempt = world.respond(request, world.decide(request), number=1)
     assert members(attempt.response_headers[0][1])["sent-to"] == '"pod-1"'
 
 
@@ -64,7 +64,7 @@ def test_another_pod_after_a_failure_is_named() -> None:
 def test_only_the_exact_header_value_requests_it(value: str) -> None:
     world = World(fleet())
     request = world.request(x_kvlane_explain=value)
-    assert world.answer(request, world.decide(request)).response_headers == []
+    assert world.respond(request, world.decide(request)).response_headers == []
 
 
 def test_without_a_chosen_pod_there_is_no_header() -> None:

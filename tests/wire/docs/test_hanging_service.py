@@ -46,7 +46,7 @@ async def answered_by(s: Stack, text: str) -> str:
 async def test_a_service_that_responds_decides(best: str) -> None:
     async with forecast({best: 0.9}) as service, stack(2, settings=settings(service)) as s:
         assert {await answered_by(s, f"question {number}") for number in range(4)} == {best}
-        assert service.asked == 4
+        assert service.queries == 4
 
 
 async def test_a_hanging_service_costs_the_deadline_and_not_the_request() -> None:
@@ -66,7 +66,7 @@ async def test_requests_do_not_wait_for_each_others_deadlines() -> None:
             responses = await asyncio.gather(*(s.chat(f"question {number}", max_tokens=2) for number in range(40)))
         assert [response.status for response, _ in responses] == [200] * 40
         assert loop.time() - started < 40 * PRODUCE_DEADLINE / 2
-        await until(lambda: service.given_up == service.asked == 40)
+        await until(lambda: service.given_up == service.queries == 40)
 
 
 async def test_other_producers_still_decide_while_it_hangs() -> None:
@@ -83,13 +83,13 @@ async def test_a_stream_is_served_while_it_hangs() -> None:
     async with forecast(None) as service, stack(2, settings=settings(service)) as s, asyncio.timeout(PATIENCE):
         async with s.http.post(s.url + CHAT, json=body) as response:
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        assert service.asked == 1
+        assert service.queries == 1
 
 
 async def test_a_client_that_leaves_while_it_hangs_cancels_the_query() -> None:
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
         asked = asyncio.get_running_loop().create_task(s.chat())
-        await until(lambda: service.asked == 1)
+        await until(lambda: service.queries == 1)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await until(lambda: service.given_up == 1)

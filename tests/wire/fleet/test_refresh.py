@@ -250,9 +250,9 @@ async def test_failed_reads_of_models_are_retried_and_change_nothing() -> None:
 async def test_models_are_not_read_with_every_scrape() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await rounds(asked.budget, 10)
-        assert pod.asked.count("/metrics") >= 10
-        assert pod.asked.count("/v1/models") == 1
-        assert "/health" not in pod.asked
+        assert pod.requested.count("/metrics") >= 10
+        assert pod.requested.count("/v1/models") == 1
+        assert "/health" not in pod.requested
 
 
 async def test_an_endless_response_is_given_up() -> None:

@@ -69,8 +69,8 @@ async def test_slow_pods_delay_no_others() -> None:
         )
         await stack.enter_async_context(runner(fleet, settings))
         await until(lambda: [endpoint.name for endpoint in fleet.ready] == ["quick"])
-        seen = len(quick.asked)
-        await until(lambda: len(quick.asked) > seen + 3)
+        seen = len(quick.requested)
+        await until(lambda: len(quick.requested) > seen + 3)
 
 
 async def test_an_added_pod_is_scraped_and_a_removed_one_no_longer() -> None:
@@ -80,9 +80,9 @@ async def test_an_added_pod_is_scraped_and_a_removed_one_no_longer() -> None:
         await until(lambda: endpoint.state is EndpointState.READY)
         fleet.remove("late")
         await asyncio.sleep(0.02)
-        seen = len(pod.asked)
+        seen = len(pod.requested)
         await asyncio.sleep(0.1)
-        assert len(pod.asked) == seen
+        assert len(pod.requested) == seen
 
 
 async def test_a_removed_pod_disappears_when_its_requests_have_ended() -> None:
@@ -117,9 +117,9 @@ async def test_nothing_is_scraped_after_the_end() -> None:
             Fleet(SystemClock()), PodSources(static=(PodSettings(url=pod.url),), refresh=FAST)
         ) as running:
             await running.first_contact(5)
-        seen = len(pod.asked)
+        seen = len(pod.requested)
         await asyncio.sleep(0.05)
-        assert len(pod.asked) == seen
+        assert len(pod.requested) == seen
 
 
 async def test_configured_attributes_are_scraped() -> None:

@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
 from proxy.core.params import Duration, Size
 from proxy.http.body import UNCOUNTED, MemoryBudget
-from tests.helpers.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
+from tests.helpers.http.support import BUFFER, CHAT, Pod, Received, answering, chunk, plain, post, rig
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, until
 
@@ -207,7 +207,7 @@ async def test_chunked_bodies_that_each_hold_a_part_of_the_budget_do_not_wait_fo
         refused = await second.until_closed()
         assert (refused.status, refused.all("retry-after")) == (429, ["1"])
         first.send(b"0\r\n\r\n")
-        assert (await first.answer()).startswith(b"HTTP/1.1 200")
+        assert (await first.response()).startswith(b"HTTP/1.1 200")
         await until(lambda: port.server.retained == 0)
 
 
@@ -310,7 +310,7 @@ async def test_a_body_that_waits_for_the_budget_is_not_read_and_its_received_par
         await asyncio.sleep(0.05)
         assert call.payload.total_bytes == came
         port.server.budget.give(7_000_000)
-        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+        assert (await client.response()).startswith(b"HTTP/1.1 200")
         await until(lambda: port.server.retained == 0)
 
 
@@ -494,7 +494,7 @@ async def test_a_pod_that_does_not_read_pauses_the_client() -> None:
         await request.send(plain())
 
     whole = form(60 * 2**20)
-    async with Pod(script, room=ROOM) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
+    async with Pod(script, buffer=BUFFER) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close"))
         client.send(whole)
         left = -1
@@ -516,7 +516,7 @@ async def test_a_response_before_the_end_of_an_upload_ends_both_connections() ->
 
     async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
-        answer = await client.answer()
+        answer = await client.response()
         await asyncio.wait_for(gone.wait(), PATIENCE)
     assert answer.startswith(b"HTTP/1.1 401 No\r\n")
     assert b"connection: close\r\n" in answer
@@ -548,7 +548,7 @@ async def test_a_relayed_upload_is_not_sent_twice() -> None:
         port.client() as client,
     ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
-        answer = await client.answer()
+        answer = await client.response()
         assert answer.startswith(b"HTTP/1.1 502 ")
         assert good.requests == []
         assert port.attempt.ending is Ending.UPSTREAM_FAILED
@@ -567,7 +567,7 @@ async def test_the_response_of_a_pod_that_refuses_a_running_upload_is_passed_on(
         port.client() as client,
     ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
-        answer = await client.answer()
+        answer = await client.response()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b"\r\n\r\nbusy")
         assert good.requests == []
@@ -586,7 +586,7 @@ async def test_an_upload_that_stops_arriving_is_408_and_frees_the_pod() -> None:
         port.client() as client,
     ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
-        assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 408 ")
         await asyncio.wait_for(gone.wait(), PATIENCE)
 
 
@@ -602,7 +602,7 @@ async def test_a_chunked_upload_above_the_limit_is_413() -> None:
         client.send(head(SPEECH, FORM, "transfer-encoding: chunked") + chunk(form(100_000)))
         await until(lambda: bool(pod.requests))
         client.send(chunk(b"x" * 150_000))
-        assert (await client.answer()).startswith(b"HTTP/1.1 413 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_a_client_that_leaves_during_its_upload_ends_the_pods_request() -> None:

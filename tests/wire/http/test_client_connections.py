@@ -18,7 +18,19 @@ from proxy.core.params import Duration, Size
 from proxy.core.ports import ClientRequest
 from proxy.http import guards
 from proxy.http.guards import CloseReason
-from tests.helpers.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
+from tests.helpers.http.support import (
+    BUFFER,
+    CHAT,
+    Pod,
+    Received,
+    Rig,
+    answering,
+    chunk,
+    connection_of,
+    plain,
+    post,
+    rig,
+)
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_tunnel import SWITCHED, UPGRADE, echo
 
@@ -59,7 +71,7 @@ async def test_a_head_sent_byte_by_byte_has_the_same_time() -> None:
 async def test_the_head_of_a_later_request_has_the_same_time(first: bytes) -> None:
     async with Pod(repeating) as pod, rig(pod, head_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(first)
-        assert b" 200 " in await client.answer()
+        assert b" 200 " in await client.response()
         await asyncio.sleep(0.3)
         client.send(first[:20])
         assert (await client.until_closed()).status == 408
@@ -77,7 +89,7 @@ async def test_a_request_may_last_longer_than_its_head() -> None:
             client.send(CHUNKED)
             await asyncio.sleep(0.3)
             client.send(chunk(b"{}") + b"0\r\n\r\n")
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 @pytest.mark.parametrize("before", [b"", HEALTH, HEALTH[:10]])
@@ -87,7 +99,7 @@ async def test_a_connection_without_a_request_is_closed_in_time(before: bytes) -
             client.send(before)
             await asyncio.sleep(0.01)
             client.send(HEALTH[len(before) :])
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
         assert (await client.until_closed()).raw == b""
 
 
@@ -95,7 +107,7 @@ async def test_a_connection_in_use_stays_open() -> None:
     async with rig(keep_alive=Duration(0.2)) as port, port.client() as client:
         for _ in range(8):
             client.send(HEALTH)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
             await asyncio.sleep(0.06)
 
 
@@ -107,14 +119,14 @@ async def test_requests_of_every_framing_share_a_connection() -> None:
         for body in (b'{"n":1}', b'{"n":"%b"}' % (b"x" * 300_000)):
             for request in (post(body=body, close=False), chunked(body), post(body=body, close=False)):
                 client.send(request)
-                assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
+                assert (await client.response()).partition(b"\r\n\r\n")[2] == body
             head, _, rest = post(body=body, close=False).partition(b"\r\n\r\n")
             for piece in (head[:30], head[30:] + b"\r\n\r\n", rest[:4], rest[4:]):
                 client.send(piece)
                 await asyncio.sleep(0.01)
-            assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
+            assert (await client.response()).partition(b"\r\n\r\n")[2] == body
             client.send(HEALTH)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 async def test_a_body_after_its_head_is_read() -> None:
@@ -124,8 +136,8 @@ async def test_a_body_after_its_head_is_read() -> None:
             client.send(head + b"\r\n\r\n")
             await asyncio.sleep(0.02)
             client.send(rest + HEALTH)
-            assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
-            assert b" 200 " in await client.answer()
+            assert (await client.response()).partition(b"\r\n\r\n")[2] == body
+            assert b" 200 " in await client.response()
 
 
 @pytest.mark.parametrize("line", ["connection: keep-alive", "x: y"])
@@ -134,11 +146,11 @@ async def test_an_http_10_connection_is_kept_on_request(line: str) -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         request = post(CHAT, b"{}", line, close=False, version="1.0")
         client.send(request)
-        answer = await client.answer()
+        answer = await client.response()
         assert (b"connection: keep-alive\r\n" in answer) is kept
         if kept:
             client.send(request)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
         else:
             assert (await client.until_closed()).raw == b""
 
@@ -154,7 +166,7 @@ async def test_a_chunked_body_gets_100_continue() -> None:
         client.send(CHUNKED.replace(b"host: a", b"host: a\r\nexpect: 100-continue"))
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(chunk(b"{}") + b"0\r\n\r\n")
-        assert (await client.answer()).endswith(b"{}")
+        assert (await client.response()).endswith(b"{}")
 
 
 @pytest.mark.parametrize("close", [True, False])
@@ -164,13 +176,13 @@ async def test_an_unwanted_body_for_health_is_harmless(close: bool) -> None:
     async with rig() as port, port.client() as client:
         if close:
             client.send(request)
-            assert b"connection: close\r\n" in await client.answer()
+            assert b"connection: close\r\n" in await client.response()
             client.send(b"body")
             assert (await client.until_closed()).raw == b""
         else:
             client.send((request + b"body") * 2)
             for _ in range(2):
-                assert b"connection: close\r\n" not in await client.answer()
+                assert b"connection: close\r\n" not in await client.response()
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"what/ever"])
@@ -179,7 +191,7 @@ async def test_an_unknown_upgrade_is_ignored(protocol: bytes) -> None:
     async with rig() as port, port.client() as client:
         client.send(upgrade + HEALTH)
         for _ in range(2):
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 # what cannot be read
@@ -189,7 +201,7 @@ async def test_an_unknown_upgrade_is_ignored(protocol: bytes) -> None:
 async def test_malformed_bytes_after_a_request_are_refused_after_its_response(good: bytes) -> None:
     async with Pod(answering(plain(b"good"))) as pod, rig(pod) as port, port.client() as client:
         client.send(good + b"NONSENSE\r\n\r\n" + good)
-        assert (await client.answer()).endswith(b"good")
+        assert (await client.response()).endswith(b"good")
         seen = await client.until_closed()
         assert (seen.status, seen.all("connection")) == (400, ["close"])
         assert len(pod.requests) == 1
@@ -252,7 +264,7 @@ async def test_spaces_elsewhere_are_kept() -> None:
             for piece in pieces:
                 client.send(piece)
                 await asyncio.sleep(0.02)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 @pytest.mark.parametrize(
@@ -352,7 +364,7 @@ async def test_a_refused_client_that_continues_is_disconnected_after_a_limit(mon
 @pytest.mark.parametrize("gap", [0.0, 0.002])
 async def test_local_responses_do_not_accumulate_for_a_client_that_does_not_read(gap: float) -> None:
     card = {"id": "m", "x": "y" * 50_000}
-    async with rig() as port, port.client(ROOM) as client:
+    async with rig() as port, port.client(BUFFER) as client:
         port.gateway.cards.append(card)
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         request = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -365,7 +377,7 @@ async def test_local_responses_do_not_accumulate_for_a_client_that_does_not_read
         assert connection.socket.get_write_buffer_size() < 2**19
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(200):
-            assert len(await client.answer()) > 50_000
+            assert len(await client.response()) > 50_000
 
 
 async def test_a_client_that_pipelines_endlessly_is_paused() -> None:
@@ -387,9 +399,9 @@ async def test_a_client_that_pipelines_endlessly_is_paused() -> None:
         (connection,) = port.server._clients.connections
         assert len(connection._tail) < 2**19
         go_on.set()
-        assert (await client.answer()).endswith(b"first")
+        assert (await client.response()).endswith(b"first")
         for _ in range(2000):
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
@@ -468,8 +480,8 @@ async def test_after_a_refused_upgrade_requests_continue(whole: bool) -> None:
             await asyncio.sleep(0.02)
         client.send((UPGRADE if whole else UPGRADE[40:]) + HEALTH + UPGRADE + HEALTH)
         for _ in range(2):
-            assert b" 403 " in await client.answer()
-            assert b" 200 " in await client.answer()
+            assert b" 403 " in await client.response()
+            assert b" 200 " in await client.response()
 
 
 # stopping
@@ -508,7 +520,7 @@ async def test_a_listener_that_fails_is_logged_once_and_the_others_are_called(
         port.server.service.listeners = Listeners([Broken(), *port.server.service.listeners.all])
         for _ in range(2):
             client.send(HEALTH)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
         await port.until_ended(2)
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert "Broken.request_ended failed for request" in failure.getMessage()
@@ -528,7 +540,7 @@ async def test_an_error_after_a_response_is_reported_and_the_connection_continue
         monkeypatch.setattr(port.server.service, "ended", broken)
         for _ in range(2):
             client.send(HEALTH)
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
         await until(lambda: len(reported) == 2)
     assert {type(context["exception"]) for context in reported} == {ZeroDivisionError}
 
@@ -542,10 +554,10 @@ async def test_a_connection_leaves_no_garbage() -> None:
             for last in (post(close=False), chunked(b"{}")):
                 async with port.client() as client:
                     client.send(post(close=False))
-                    await client.answer()
+                    await client.response()
                     connections.append(weakref.ref(connection_of(port)))
                     client.send(last)
-                    await client.answer()
+                    await client.response()
             port.gateway.calls.clear()
             await until(lambda: not any(connection() for connection in connections))
         finally:

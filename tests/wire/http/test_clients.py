@@ -13,8 +13,8 @@ from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.http.guards import CloseReason
 from tests.helpers.http.support import (
+    BUFFER,
     CHAT,
-    ROOM,
     SSE_HEAD,
     STREAMED,
     Pod,
@@ -38,7 +38,7 @@ async def test_a_connection_serves_one_request_after_another() -> None:
     async with Pod(answering(plain(b"1"))) as pod, rig(pod) as port, port.client() as client:
         for _ in range(5):
             client.send(post(close=False))
-            assert (await client.answer()).endswith(b"\r\n\r\n1")
+            assert (await client.response()).endswith(b"\r\n\r\n1")
         assert pod.connections == 1
 
 
@@ -53,9 +53,9 @@ async def test_pipelined_requests_are_served_in_order() -> None:
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(post(CHAT, b'{"n":1}', close=False) + post(CHAT, STREAMED, close=False))
         client.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" + post(CHAT, b'{"n":3}'))
-        assert (await client.answer()).endswith(b'{"n":1}')
+        assert (await client.response()).endswith(b'{"n":1}')
         assert b"data: a" in await client.until(b"0\r\n\r\n")
-        assert b" 200 " in await client.answer()
+        assert b" 200 " in await client.response()
         assert (await client.until_closed()).body == b'{"n":3}'
 
 
@@ -158,7 +158,7 @@ async def test_a_client_that_does_not_read_pauses_the_pod(framing: str) -> None:
         elif framing == "close":
             request.break_off()
 
-    async with Pod(script) as pod, rig(pod) as port, port.client(ROOM) as client:
+    async with Pod(script) as pod, rig(pod) as port, port.client(BUFFER) as client:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(body=STREAMED))
@@ -192,7 +192,7 @@ async def test_a_stream_that_waits_for_its_client_is_not_stalled() -> None:
         await request.send(b"0\r\n\r\n")
         go_on.set()
 
-    async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1)) as port, port.client(ROOM) as client:
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1)) as port, port.client(BUFFER) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(body=STREAMED))
         await asyncio.sleep(0.5)
@@ -203,7 +203,7 @@ async def test_a_stream_that_waits_for_its_client_is_not_stalled() -> None:
 
 
 async def test_pipelined_responses_do_not_accumulate_for_a_client_that_does_not_read() -> None:
-    async with Pod(answering(plain(b"x" * 100_000))) as pod, rig(pod) as port, port.client(ROOM) as client:
+    async with Pod(answering(plain(b"x" * 100_000))) as pod, rig(pod) as port, port.client(BUFFER) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(close=False) * 150)
         served = await port.standstill()
@@ -212,7 +212,7 @@ async def test_pipelined_responses_do_not_accumulate_for_a_client_that_does_not_
         assert connection.socket.get_write_buffer_size() < 2**19
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(150):
-            assert len(await client.answer()) > 100_000
+            assert len(await client.response()) > 100_000
 
 
 async def test_a_malformed_request_is_refused_and_the_connection_closed() -> None:
@@ -235,7 +235,7 @@ async def test_a_refusal_that_keeps_its_connection_open_does_not_reset_it() -> N
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         for path in ("/nowhere", CHAT):
             client.send(post(path, close=False))
-            await client.answer()
+            await client.response()
         assert port.hung_up == {}
 
 

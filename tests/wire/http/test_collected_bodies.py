@@ -49,7 +49,7 @@ async def test_a_request_starts_with_its_whole_body_and_its_time_counts_from_its
             assert connection_of(port).task is None
             assert port.server.retained == size
             client.send(body[-1:])
-            assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
+            assert (await client.response()).partition(b"\r\n\r\n")[2] == body
             await until(lambda: port.server.retained == 0)
         assert [call.body for call in port.gateway.calls] == [body, body]
 
@@ -61,7 +61,7 @@ async def test_the_time_of_receipt_is_that_of_the_head() -> None:
         whole_at = SystemClock().now()
         await asyncio.sleep(0.01)
         client.send(json_of(8))
-        await client.answer()
+        await client.response()
         assert port.gateway.calls[0].received_at <= whole_at
 
 
@@ -69,10 +69,10 @@ async def test_bytes_after_a_collected_body_are_further_requests() -> None:
     body = json_of(300_000)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         await send_slowly(client, head(len(body)) + body + HEALTH + post(close=False) + head(len(body)) + body, 7)
-        assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
-        assert b" 200 " in await client.answer()
-        assert (await client.answer()).endswith(b'{"model":"m"}')
-        assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
+        assert (await client.response()).partition(b"\r\n\r\n")[2] == body
+        assert b" 200 " in await client.response()
+        assert (await client.response()).endswith(b'{"model":"m"}')
+        assert (await client.response()).partition(b"\r\n\r\n")[2] == body
 
 
 # what is served from its head on
@@ -125,7 +125,7 @@ async def test_a_body_beyond_the_budget_waits_for_others() -> None:
         await until(lambda: len(pod.requests) == 2)
         go_on.set()
         for client in (served, waiting):
-            assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
+            assert (await client.response()).partition(b"\r\n\r\n")[2] == body
         await until(lambda: port.server.retained == 0)
 
 
@@ -135,7 +135,7 @@ async def test_a_body_beyond_the_budget_waits_for_others() -> None:
 async def test_a_request_is_refused_by_its_head(length: int, path: str, status: int) -> None:
     async with Pod(repeating) as pod, rig(pod, max_body=Size(1000)) as port, port.client() as client:
         client.send(head(length, path=path))
-        assert (await client.answer()).startswith(b"HTTP/1.1 %d " % status)
+        assert (await client.response()).startswith(b"HTTP/1.1 %d " % status)
         client.send(json_of(length))
         assert (await client.until_closed()).raw == b""
         assert [ended.status for ended in port.ended] == [status]
@@ -164,7 +164,7 @@ async def test_a_second_body_has_the_same_time() -> None:
             client.send(head(8))
             await asyncio.sleep(0.15)
             client.send(json_of(8))
-            assert b" 200 " in await client.answer()
+            assert b" 200 " in await client.response()
 
 
 @pytest.mark.parametrize("orderly", [True, False])

@@ -115,7 +115,7 @@ async def test_a_key_without_the_scope_is_403() -> None:
 async def test_a_client_is_refused_before_its_body_is_read(framing: str, beginning: bytes) -> None:
     async with guarded() as rig, rig.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: kvlane\r\n{framing}\r\n\r\n".encode() + beginning)
-        answer = await client.answer()
+        answer = await client.response()
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert b"connection: close" in answer
         assert rig.server.retained == 0
@@ -126,22 +126,22 @@ async def test_a_head_in_pieces_is_authenticated() -> None:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: kv".encode())
         await asyncio.sleep(0.02)
         client.send(b"lane\r\ncontent-length: 1000\r\n\r\n")
-        assert (await client.answer()).startswith(b"HTTP/1.1 401 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 401 ")
 
 
 async def test_a_refusal_keeps_the_connection_of_a_complete_request() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig, rig.client() as client:
         client.send(post(close=False))
-        assert (await client.answer()).startswith(b"HTTP/1.1 401 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 401 ")
         client.send(post(CHAT, b'{"model":"m"}', KEY, close=False))
-        assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_each_request_of_a_connection_is_authenticated() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig, rig.client() as client:
         client.send(post(CHAT, b"{}", KEY, close=False) + post(close=False))
-        assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
-        assert (await client.answer()).startswith(b"HTTP/1.1 401 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 200 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize("size", [13, 300_000])
@@ -170,7 +170,7 @@ async def test_a_slow_authentication_delays_its_request(size: int) -> None:
         await asyncio.sleep(0.05)
         assert rig.gateway.calls == []
         rig.door.turn.set()
-        assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+        assert (await client.response()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_client_that_leaves_during_authentication_leaves_nothing() -> None:

@@ -293,10 +293,10 @@ async def test_a_gateway_that_raises_is_a_500_and_the_next_request_is_served() -
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         port.gateway.crash = RuntimeError("boom")
         client.send(post(close=False))
-        assert b" 500 " in await client.answer()
+        assert b" 500 " in await client.response()
         port.gateway.crash = None
         client.send(post(CHAT, close=False))
-        assert b" 200 " in await client.answer()
+        assert b" 200 " in await client.response()
 
 
 ABORTED = b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}],"usage":{"completion_tokens":0}}'

@@ -60,7 +60,7 @@ async def test_a_connection_beyond_the_limit_is_closed_and_logged(caplog: pytest
         assert port.hung_up == {CloseReason.MAX_CONNECTIONS: 3}
         go_on.set()
         for client in (one, two):
-            assert (await client.answer()).endswith(b"good")
+            assert (await client.response()).endswith(b"good")
         two.leave()
         await until(lambda: len(port.server._clients.connections) == 1)
         assert (await port.ask(post())).status == 200
@@ -74,15 +74,15 @@ async def test_idle_clients_are_closed_for_others(caplog: pytest.LogCaptureFixtu
         port.client() as newer,
     ):
         oldest.send(post(close=False))
-        assert (await oldest.answer()).endswith(b"good")
+        assert (await oldest.response()).endswith(b"good")
         await asyncio.sleep(0.1)
         newer.send(post(close=False))
-        assert (await newer.answer()).endswith(b"good")
+        assert (await newer.response()).endswith(b"good")
         await asyncio.sleep(0.1)
         assert (await port.ask(post())).status == 200
         assert (await oldest.until_closed()).raw == b""
         newer.send(post(close=False))
-        assert (await newer.answer()).endswith(b"good")
+        assert (await newer.response()).endswith(b"good")
         assert port.hung_up == {}
     assert caplog.messages == []
 
@@ -97,7 +97,7 @@ async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
         for _ in range(4):
             client = await clients.enter_async_context(port.client())
             client.send(post(close=False))
-            assert (await client.answer()).endswith(b"good")
+            assert (await client.response()).endswith(b"good")
         for each in port.server._clients.connections:
             each.idle_since = None
         answers = await asyncio.gather(*[port.ask(post()) for _ in range(4)])
@@ -108,7 +108,7 @@ async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
 async def test_a_client_with_a_running_request_is_not_closed_for_others() -> None:
     async with Pod(answering(plain(b"good"))) as pod, rig(pod, max_connections=1) as port, port.client() as client:
         client.send(post(close=False))
-        assert (await client.answer()).endswith(b"good")
+        assert (await client.response()).endswith(b"good")
         request = post(close=False)
         client.send(request[:20])
         (connection,) = port.server._clients.connections
@@ -116,7 +116,7 @@ async def test_a_client_with_a_running_request_is_not_closed_for_others() -> Non
         connection.idle_since = None
         assert (await port.ask(post())).raw == b""
         client.send(request[20:])
-        assert (await client.answer()).endswith(b"good")
+        assert (await client.response()).endswith(b"good")
 
 
 # time
@@ -166,10 +166,10 @@ async def test_waiting_for_the_budget_does_not_count_against_a_body() -> None:
         two.send(beginning(600) + b"x" * 10)
         await asyncio.sleep(0.2)
         go_on.set()
-        await one.answer()
+        await one.response()
         await asyncio.sleep(0.3)
         two.send(b"x" * 590)
-        assert (await two.answer()).endswith(b"600")
+        assert (await two.response()).endswith(b"600")
 
 
 # memory
@@ -248,7 +248,7 @@ async def test_a_head_beyond_the_budget_is_refused_with_retry_after_and_smaller_
         assert (await port.ask(post())).status == 200
         assert port.server.retained <= 100_000
         first.send(b"\r\ncontent-length: 2\r\n\r\n{}")
-        assert (await first.answer()).endswith(b"good")
+        assert (await first.response()).endswith(b"good")
         await until(lambda: port.server.retained == 0)
 
 
@@ -287,7 +287,7 @@ async def test_pipelined_requests_do_not_accumulate(framing: str) -> None:
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(request * count)
         for _ in range(300):
-            assert (await client.answer()).endswith(b"good")
+            assert (await client.response()).endswith(b"good")
         assert 0 < most < 500_000
         client.leave()
         await until(lambda: port.server.retained == 0)

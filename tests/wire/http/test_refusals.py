@@ -28,7 +28,7 @@ from tests.helpers.http.support import (
     rig,
     timeouts,
 )
-from tests.helpers.http.wire import Leg, play
+from tests.helpers.http.wire import RelayedResponse, play
 
 MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 END = b"0\r\n\r\n"
@@ -40,10 +40,10 @@ GOOD = SSE_HEAD + event("1") + event("[DONE]") + END
 
 @pytest.mark.parametrize("cut", range(1, len(DECLINED)))
 async def test_nothing_of_a_refusal_reaches_the_client_with_any_cut(cut: int) -> None:
-    leg = Leg(others=True)
+    leg = RelayedResponse(others=True)
     leg.read(DECLINED[:cut])
     leg.read(DECLINED[cut:])
-    error = leg.answer.done.result()
+    error = leg.response.done.result()
     assert isinstance(error, Declined)
     assert (error.status, error.text) == (503, "busy")
     assert leg.client.written == b""
@@ -77,24 +77,24 @@ def test_any_other_response_passes_from_its_first_event_on(data: st.DataObject, 
 
 
 async def test_a_complete_refusal_keeps_the_connection() -> None:
-    leg = Leg(others=True)
+    leg = RelayedResponse(others=True)
     leg.read(DECLINED)
     assert leg.released == [leg.connection]
     assert (leg.connection.meter.pieces, leg.connection.meter.marks, leg.connection.meter.tail) == ([], [], b"")
-    other = Leg(others=True)
+    other = RelayedResponse(others=True)
     other.read(SSE_HEAD + BUSY)
     assert other.pod.aborted
 
 
 async def test_the_last_refusal_is_passed_on() -> None:
-    leg = Leg()
+    leg = RelayedResponse()
     leg.read(DECLINED)
     assert leg.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
     assert leg.attempt.ending is Ending.COMPLETE
 
 
 async def test_the_wait_for_a_first_event_is_limited() -> None:
-    leg = Leg()
+    leg = RelayedResponse()
     leg.read(SSE_HEAD)
     piece = chunk(b"data: " + b"x" * 1000)
     for _ in range(LONGEST // 1006):
@@ -111,10 +111,10 @@ LEAVING = b"HTTP/1.1 503 Gone\r\nRetry-After: 7\r\ncontent-length: %d\r\n\r\n%b"
 
 @pytest.mark.parametrize("cut", range(1, len(LEAVING)))
 async def test_nothing_of_a_response_with_such_a_status_reaches_the_client_with_any_cut(cut: int) -> None:
-    leg = Leg(others=True)
+    leg = RelayedResponse(others=True)
     leg.read(LEAVING[:cut])
     leg.read(LEAVING[cut:])
-    error = leg.answer.done.result()
+    error = leg.response.done.result()
     assert isinstance(error, Declined)
     assert (error.status, error.retry_after, error.text) == (503, 7.0, REASON.decode())
     assert leg.client.written == b""
@@ -143,13 +143,13 @@ def test_a_refusal_depends_on_the_status_alone(
 
 async def test_a_long_response_with_such_a_status_is_not_kept() -> None:
     head = b"HTTP/1.1 500 Oops\r\ncontent-length: 1000000\r\n\r\n"
-    leg = Leg(others=True)
+    leg = RelayedResponse(others=True)
     leg.read(head + b"x" * LONGEST)
-    assert not leg.answer.done.done()
+    assert not leg.response.done.done()
     leg.read(b"x")
-    assert isinstance(leg.answer.done.result(), Declined)
+    assert isinstance(leg.response.done.result(), Declined)
     assert leg.pod.aborted
-    alone = Leg()
+    alone = RelayedResponse()
     alone.read(head + b"x" * LONGEST)
     alone.read(b"x" * (1000000 - LONGEST))
     assert alone.client.written.endswith(b"\r\n\r\n" + b"x" * 1000000)
@@ -157,15 +157,15 @@ async def test_a_long_response_with_such_a_status_is_not_kept() -> None:
 
 async def test_the_response_to_a_head_request_can_be_a_refusal() -> None:
     for others in (True, False):
-        leg = Leg(others=others)
+        leg = RelayedResponse(others=others)
         leg.connection.head_only = True
         leg.read(LEAVING.removesuffix(REASON))
-        assert isinstance(leg.answer.done.result(), Declined) is others
+        assert isinstance(leg.response.done.result(), Declined) is others
         assert (b" 503 " in leg.client.written) is not others
 
 
 async def test_framing_without_a_body_is_limited() -> None:
-    leg = Leg(others=True)
+    leg = RelayedResponse(others=True)
     leg.read(SSE_HEAD)
     piece = b"1;" + b"x" * 1000 + b"\r\na\r\n"
     for _ in range(HELD_LIMIT // len(piece) + 1):

@@ -255,7 +255,7 @@ async def test_an_http_10_client_that_keeps_its_connection_gets_keep_alive() -> 
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         for _ in range(2):
             client.send(post(CHAT, b"{}", "connection: keep-alive", close=False, version="1.0"))
-            assert b"connection: keep-alive\r\n" in await client.answer()
+            assert b"connection: keep-alive\r\n" in await client.response()
 
 
 async def test_a_chunk_larger_than_the_buffer_is_split_and_complete_at_the_end() -> None:

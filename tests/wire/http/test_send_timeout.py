@@ -20,7 +20,7 @@ from proxy.http.guards import CloseReason
 from proxy.http.settings import AdminSettings, ServerTls
 from tests.helpers.http.authority import Authority, client_context
 from tests.helpers.http.support import (
-    ROOM,
+    BUFFER,
     SSE_HEAD,
     STREAMED,
     Client,
@@ -50,7 +50,7 @@ def stop_reading(client: Client) -> None:
 
 @asynccontextmanager
 async def unread(port: Rig) -> AsyncIterator[Client]:
-    async with port.client(ROOM) as client:
+    async with port.client(BUFFER) as client:
         stop_reading(client)
         yield client
 
@@ -113,7 +113,7 @@ async def test_a_client_over_tls_that_stops_reading_loses_its_request(tmp_path: 
 async def test_a_client_that_reads_slowly_stays() -> None:
     """It takes three times `sendTimeout` for what it takes before it reads on."""
     async with Pod(answering(plain(b"x" * LARGE))) as pod, rig(pod, send_timeout=SHORT) as port:
-        with small(ROOM) as sock:
+        with small(BUFFER) as sock:
             sock.connect(("127.0.0.1", port.server.port))
             sock.setblocking(False)
             loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ async def test_a_client_that_reads_slowly_stays() -> None:
             read = 0
             for _ in range(12):
                 await asyncio.sleep(SHORT / 4)
-                read += len(await loop.sock_recv(sock, ROOM))
+                read += len(await loop.sock_recv(sock, BUFFER))
             assert read < LARGE / 4
             while read < LARGE:
                 piece = await loop.sock_recv(sock, 2**20)
@@ -199,7 +199,7 @@ async def test_a_reader_of_the_admin_port_that_stops_reading_is_disconnected() -
     app.router.add_get("/feed", feed)
     async with AdminServer(AdminSettings(port=0), app, SHORT) as server:
         for asked in (b"GET /metrics", b"GET /feed"):
-            with small(ROOM) as sock:
+            with small(BUFFER) as sock:
                 sock.connect(("127.0.0.1", server.port))
                 sock.sendall(asked + b" HTTP/1.1\r\nhost: a\r\n\r\n")
                 handlers = server._runner.server

@@ -84,7 +84,7 @@ async def test_a_refusal_reaches_a_client_over_tls(authority: Authority) -> None
     tls = ServerTls(str(authority.issue("kvlane")))
     async with rig(tls=tls) as port, secured(port, client_context(authority.file)) as client:
         client.send(b"NONSENSE\r\n\r\n" + b"x" * 100_000)
-        assert b" 400 " in await client.answer()
+        assert b" 400 " in await client.response()
 
 
 async def test_a_client_without_tls_is_disconnected(authority: Authority) -> None:
@@ -158,11 +158,11 @@ def test_a_changed_certificate_is_used_for_new_clients_and_closes_no_connection(
         async with Pod(answering(plain(b"good"))) as pod, rig(pod, tls=tls) as port, secured(port, context) as before:
             authority.issue("kvlane")
             before.send(post(close=False))
-            assert (await before.answer()).endswith(b"good")
+            assert (await before.response()).endswith(b"good")
             async with secured(port, context) as after:
                 assert serial(before) != serial(after)
                 after.send(post(close=False))
-                assert (await after.answer()).endswith(b"good")
+                assert (await after.response()).endswith(b"good")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
         runner.run(changed())

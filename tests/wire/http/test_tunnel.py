@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.core.attempt import Ending
-from tests.helpers.http.support import ROOM, Pod, Received, plain, rig, timeouts
+from tests.helpers.http.support import BUFFER, Pod, Received, plain, rig, timeouts
 from tests.helpers.waiting import PATIENCE, until
 
 UPGRADE = (
@@ -96,7 +96,7 @@ async def test_a_refused_upgrade_is_an_ordinary_response() -> None:
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         for _ in range(2):
             client.send(UPGRADE)
-            assert (await client.answer()).startswith(b"HTTP/1.1 403 Forbidden\r\n")
+            assert (await client.response()).startswith(b"HTTP/1.1 403 Forbidden\r\n")
 
 
 async def test_neither_side_is_read_faster_than_the_other_reads() -> None:
@@ -109,7 +109,7 @@ async def test_neither_side_is_read_faster_than_the_other_reads() -> None:
             await request.send(b"x" * 65536)
             sent += 65536
 
-    async with Pod(script) as pod, rig(pod) as port, port.client(ROOM) as client:
+    async with Pod(script) as pod, rig(pod) as port, port.client(BUFFER) as client:
         client.send(UPGRADE)
         await client.until(b"\r\n\r\n")
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ async def test_a_pod_that_does_not_read_pauses_the_client() -> None:
         await request.send(SWITCHED)
         await asyncio.sleep(30)
 
-    async with Pod(script, room=ROOM) as pod, rig(pod) as port, port.client() as client:
+    async with Pod(script, buffer=BUFFER) as pod, rig(pod) as port, port.client() as client:
         client.send(UPGRADE)
         await client.until(b"\r\n\r\n")
         client.send(b"x" * 64 * 2**20)

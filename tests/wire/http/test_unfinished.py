@@ -11,7 +11,7 @@ from proxy.core.attempt import Ending
 from proxy.core.errors import StreamInterrupted, UpstreamFailed
 from proxy.openai.events import is_truncated
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
-from tests.helpers.http.wire import Leg
+from tests.helpers.http.wire import RelayedResponse
 from tests.unit.http.test_continued import Continued
 from tests.unit.http.test_without_usage import answer
 
@@ -23,9 +23,9 @@ UNSIZED = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
 EVENTS = answer(["One", " two", " three"]).asked
 
 
-def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[Leg, Seen]:
-    async def play() -> Leg:
-        leg: Leg = leg_of()
+def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[RelayedResponse, Seen]:
+    async def play() -> RelayedResponse:
+        leg: RelayedResponse = leg_of()
         for piece in pieces:
             leg.read(piece)
         if closes:
@@ -43,7 +43,7 @@ def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[Leg, Seen
 def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bool, asked: str, together: bool) -> None:
     pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
     pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
-    leg, seen = played(lambda: Leg(speaks_11, asks_usage=asks_usage, asked=asked), *pieces)
+    leg, seen = played(lambda: RelayedResponse(speaks_11, asks_usage=asks_usage, alias=asked), *pieces)
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.ending == "complete"
     *sent, error, nothing = seen.body.split(b"\n\n")
@@ -53,31 +53,31 @@ def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bo
 
 
 def test_an_unfinished_stream_without_framing_ends_with_an_error() -> None:
-    leg, seen = played(lambda: Leg(True), UNSIZED + TOKEN, TOKEN, closes=True)
+    leg, seen = played(lambda: RelayedResponse(True), UNSIZED + TOKEN, TOKEN, closes=True)
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
     assert seen.ending == "complete"
 
 
 def test_an_unfinished_response_before_its_first_byte_goes_to_another_pod() -> None:
-    async def play() -> Leg:
-        leg = Leg(True)
+    async def play() -> RelayedResponse:
+        leg = RelayedResponse(True)
         leg.read(SSE_HEAD + chunk(TOKEN) + END)
         return leg
 
     leg = asyncio.run(play())
-    assert isinstance(leg.answer.done.result(), UpstreamFailed)
+    assert isinstance(leg.response.done.result(), UpstreamFailed)
     assert leg.client.written == b""
 
 
 def test_an_unfinished_stream_is_continued_by_another_pod_if_permitted() -> None:
     leg, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
-    assert isinstance(leg.answer.done.result(), StreamInterrupted)
+    assert isinstance(leg.response.done.result(), StreamInterrupted)
 
 
 @pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])
 def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
-    leg, seen = played(lambda: Leg(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
+    leg, seen = played(lambda: RelayedResponse(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
     assert leg.attempt.ending is Ending.COMPLETE
     assert seen.body == TOKEN + b"".join(ending)
 
@@ -129,6 +129,6 @@ def test_a_last_event_known_by_its_name_ends_the_stream(line_end: bytes, size: i
     ]
     stream = b"".join(events).replace(b"\n", line_end)
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    leg, seen = played(lambda: Leg(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
+    leg, seen = played(lambda: RelayedResponse(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
     assert leg.attempt.ending is Ending.COMPLETE
     assert seen.body == stream

@@ -66,7 +66,7 @@ async def test_a_late_proxy_gets_everything() -> None:
             assert ear.blocks() == [0, 1, 2]
             await it.publish(block(3))
             await until(lambda: ear.blocks() == [0, 1, 2, 3])
-            assert it.asked == [0]
+            assert it.replays == [0]
 
 
 async def test_an_engine_with_an_incomplete_buffer_is_unknown_until_it_clears_its_cache() -> None:
@@ -91,7 +91,7 @@ async def test_missed_events_are_requested(frames: int) -> None:
         await it.publish(block(2), lose=True)
         await it.publish(block(3))
         await until(lambda: ear.blocks() == [0, 1, 2, 3])
-        assert it.asked[-1] == 1
+        assert it.replays[-1] == 1
         assert ear.known == {POD: True}
         assert ear.forgotten == []
 
@@ -134,7 +134,7 @@ async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
 
 async def test_a_silent_replay_socket_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.prefix.kv_sockets.PATIENCE", 0.05)
-    async with engine(answers=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine(replay=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1), lose=True)
         await it.publish(block(2))
@@ -227,8 +227,8 @@ async def test_other_topics_are_ignored() -> None:
 async def test_every_rank_of_a_pod_has_its_own_port() -> None:
     at_port = free_port(2)
     async with (
-        engine(ports=(at_port, 0), answers=False) as (first, _),
-        engine(ports=(at_port + 1, 0), answers=False) as (second, _),
+        engine(ports=(at_port, 0), replay=False) as (first, _),
+        engine(ports=(at_port + 1, 0), replay=False) as (second, _),
     ):
         labels = {"kvlane/data-parallel-size": "2", "kvlane/kv-events-port": str(at_port)}
         async with heard(KvSources(port=1), pod(labels=labels)) as (ear, _):

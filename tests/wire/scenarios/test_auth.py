@@ -17,7 +17,7 @@ import pytest
 
 from proxy.auth import authenticator
 from proxy.lab.sim import SimConfig
-from tests.helpers.scenarios.stack import CHAT, Answer, Stack, stack
+from tests.helpers.scenarios.stack import CHAT, ResponseAndBody, Stack, stack
 from tests.helpers.waiting import PATIENCE, until
 
 HELLO: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
@@ -30,7 +30,7 @@ async def guarded(pods: int = 1, **security: Any) -> AsyncIterator[Stack]:
         yield s
 
 
-async def ask(s: Stack, key: str = "key-a", **fields: Any) -> Answer:
+async def ask(s: Stack, key: str = "key-a", **fields: Any) -> ResponseAndBody:
     return await s.post(CHAT, {**HELLO, **fields}, {"authorization": f"Bearer {key}"})
 
 

@@ -15,7 +15,7 @@ from proxy.lab.sim.config import ConnectorName
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
     SIM,
-    Heard,
+    Received,
     ask,
     decodes,
     disaggregated,
@@ -35,7 +35,7 @@ KEEPING = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=200.0))
 SEQUENTIAL: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "p2p-nccl")
 
 
-async def leaves(asking: asyncio.Task[Heard]) -> None:
+async def leaves(asking: asyncio.Task[Received]) -> None:
     asking.cancel()
     with suppress(asyncio.CancelledError):
         await asking

@@ -97,7 +97,7 @@ async def test_a_late_cancellation_takes_nothing_from_the_next_decode_pod(
     connector: ConnectorName,
 ) -> None:
     """It lets go of its own transfer while the other pod fetches: one of another name, or both fail."""
-    cut = Cut(End.RESET, INSIDE_THE_HEAD, told=asyncio.Event())
+    cut = Cut(End.RESET, INSIDE_THE_HEAD, release=asyncio.Event())
     async with fleet(2, cut, connector, SLOW_TRANSFER) as (proxy, _), asyncio.TaskGroup() as group:
         group.create_task(_tell(proxy, cut))
         for number in itertools.count():
@@ -118,8 +118,8 @@ async def _tell(proxy: Stack, cut: Cut) -> None:
         fetched = next_one.engine.stats.transfers
         await asyncio.sleep(0.001)
     await until(lambda: bool(next_one.engine.loading) or next_one.engine.stats.transfers > fetched)
-    assert cut.told is not None
-    cut.told.set()
+    assert cut.release is not None
+    cut.release.set()
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.value)

@@ -14,7 +14,7 @@ import orjson
 from proxy.core.ports import Identity, Resolver
 from proxy.core.request import InferenceRequest
 from proxy.lab.sim import SimConfig
-from tests.helpers.scenarios.stack import BLIND, CHAT, Answer, Stack, stack
+from tests.helpers.scenarios.stack import BLIND, CHAT, ResponseAndBody, Stack, stack
 from tests.helpers.waiting import until
 
 SLOW = SimConfig(time_scale=1)
@@ -42,7 +42,7 @@ def at_once(s: Stack) -> int:
 
 async def ask(
     s: Stack, tokens: int = 10, tenant: str = "", objective: str = "", model: str = "sim", **headers: str
-) -> Answer:
+) -> ResponseAndBody:
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "ignore_eos": True}
     if tenant:
         headers["x-llm-d-inference-fairness-id"] = tenant

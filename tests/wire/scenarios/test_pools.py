@@ -21,7 +21,7 @@ from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import Role
 from proxy.settings import Settings, from_mapping
 from tests.helpers.scenarios.disagg import PROMPT, SCHEDULING
-from tests.helpers.scenarios.stack import CHAT, Answer, Stack
+from tests.helpers.scenarios.stack import CHAT, ResponseAndBody, Stack
 from tests.helpers.waiting import until
 
 SMALL = SimConfig(model="small", time_scale=20)
@@ -71,7 +71,7 @@ class Plan:
 class Pooled(Stack):
     plan: Plan
 
-    async def ask(self, model: str, text: str = "Hello!", tokens: int = 4) -> Answer:
+    async def ask(self, model: str, text: str = "Hello!", tokens: int = 4) -> ResponseAndBody:
         return await self.chat(text, model=model, max_tokens=tokens, ignore_eos=True)
 
     async def asked(self, model: str, times: int = 8) -> set[str]:

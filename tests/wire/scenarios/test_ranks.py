@@ -64,13 +64,13 @@ async def test_every_conversation_keeps_its_rank_and_is_cached_there() -> None:
         for number, (name, _) in first.items():
             again, cached = await r.ask(f"conversation {number} " * 600)
             assert (again, cached > 0) == (name, True)
-        assert pod.ranks_asked[8:] == [int(name[-1]) for name, _ in first.values()]
+        assert pod.requested_ranks[8:] == [int(name[-1]) for name, _ in first.values()]
 
 
 async def test_the_request_has_one_rank_that_a_client_cannot_set() -> None:
     async with RankedPod(2) as pod, ranks(pod) as r:
         name, _ = await r.ask("x", {"X-Data-Parallel-Rank": "7"}, data_parallel_rank=7, routed_dp_rank=7)
-        rank, headers, body = pod.asked[-1]
+        rank, headers, body = pod.requests[-1]
         assert name == f"pod-0/{rank}"
         assert [value for key, value in headers.items() if key.lower() == "x-data-parallel-rank"] == [str(rank)]
         assert "rank" not in body.decode()
@@ -79,7 +79,7 @@ async def test_the_request_has_one_rank_that_a_client_cannot_set() -> None:
 async def test_sglang_gets_the_rank_in_the_body_too() -> None:
     async with RankedPod(2, engine="sglang") as pod, ranks(pod, engine="sglang") as r:
         name, _ = await r.ask("x", data_parallel_rank=1, temperature=0)
-        rank, headers, body = pod.asked[-1]
+        rank, headers, body = pod.requests[-1]
         assert name == f"pod-0/{rank}"
         assert json.loads(body)["data_parallel_rank"] == rank
         assert int(headers["Content-Length"]) == len(body)
@@ -88,7 +88,7 @@ async def test_sglang_gets_the_rank_in_the_body_too() -> None:
 async def test_a_pod_without_ranks_gets_no_rank_even_from_a_client() -> None:
     async with RankedPod(1) as pod, ranks(pod) as r:
         assert (await r.ask("x", {"X-Data-Parallel-Rank": "0"}))[0] == "pod-0"
-        assert not any(name.lower() == "x-data-parallel-rank" for name in pod.asked[-1][1])
+        assert not any(name.lower() == "x-data-parallel-rank" for name in pod.requests[-1][1])
 
 
 async def test_one_scrape_serves_all_ranks() -> None:
@@ -153,7 +153,7 @@ async def test_a_declared_size_that_is_too_large_is_corrected_and_no_client_sees
     async with RankedPod(size) as pod, ranks(pod, settings, dataParallel={"size": 8}) as r:
         assert len(r.app.fleet.ready) == 8
         names = [(await r.ask(f"{number}"))[0] for number in range(16)]
-        refused = [number for number, rank in enumerate(pod.ranks_asked) if rank >= size]
+        refused = [number for number, rank in enumerate(pod.requested_ranks) if rank >= size]
         assert len(refused) == 1
         assert set(names[refused[0] :]) <= set(left)
         assert [each.name for each in r.app.fleet.ready] == left
@@ -164,7 +164,7 @@ async def test_requests_that_are_refused_at_the_same_time_all_find_a_rank() -> N
     async with RankedPod(2) as pod, ranks(pod, settings, dataParallel={"size": 8}) as r:
         names = await asyncio.gather(*(r.ask(f"{number}") for number in range(32)))
         assert {name for name, _ in names} <= {"pod-0/0", "pod-0/1"}
-        assert len(pod.asked) > 32
+        assert len(pod.requests) > 32
         assert not r.app.ledger.in_flight
 
 
@@ -173,7 +173,7 @@ async def test_other_faults_that_a_rank_finds_reach_the_client() -> None:
         pod.status = 400
         with pytest.raises(AssertionError, match="broken"):
             await r.ask("x")
-        assert len(pod.asked) == 1
+        assert len(pod.requests) == 1
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -265,7 +265,7 @@ async def test_a_pod_that_ignores_the_rank_is_detected_and_becomes_one_endpoint(
         assert "pod pod-0 ignores the data-parallel rank" in caplog.text
         name, _ = await r.ask("x")
         assert name == "pod-0"
-        assert "x-data-parallel-rank" not in {key.lower() for key in pod.asked[-1][1]}
+        assert "x-data-parallel-rank" not in {key.lower() for key in pod.requests[-1][1]}
         (shown,) = await r.pods()
         assert shown["doubts"] == [RANKS_IGNORED]
 
@@ -274,7 +274,7 @@ async def test_a_client_can_choose_the_rank_where_security_permits_it() -> None:
     async with RankedPod(3) as pod, ranks(pod, {"security": {"clientRanks": True}}) as r:
         for rank in (2, 0, 2):
             assert (await r.ask("x", {"X-Data-Parallel-Rank": str(rank)}))[0] == f"pod-0/{rank}"
-        assert pod.ranks_asked == [2, 0, 2]
+        assert pod.requested_ranks == [2, 0, 2]
         await r.ask("x")
         with pytest.raises(AssertionError, match="no pod has a data-parallel rank '7'"):
             await r.ask("x", {"X-Data-Parallel-Rank": "7"})
@@ -293,7 +293,7 @@ async def test_a_retry_goes_to_another_pod_not_to_another_rank() -> None:
             r = Ranks(app, http)
             for number in range(20):
                 assert (await r.ask(f"{number}"))[0] == "pod-1"
-        assert 0 < len(bad.asked) <= 20
+        assert 0 < len(bad.requests) <= 20
 
 
 async def test_other_ranks_are_tried_without_another_pod() -> None:
@@ -302,7 +302,7 @@ async def test_other_ranks_are_tried_without_another_pod() -> None:
         pod.status = 503
         with pytest.raises(AssertionError):
             await r.ask("x")
-        assert set(pod.ranks_asked) == {0, 1}
+        assert set(pod.requested_ranks) == {0, 1}
 
 
 async def test_simulated_ranks_serve_conversations_from_their_caches() -> None:

@@ -25,7 +25,7 @@ from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.observation import Exposition
 
 Client = TestClient[web.Request, web.Application]
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -43,15 +43,15 @@ class Port:
         return endpoint
 
     async def json(self, method: str, path: str, expected: int = 200, **options: Any) -> Any:
-        async with self.client.request(method, path, **options) as answer:
-            assert answer.status == expected, await answer.text()
-            assert answer.content_type == "application/json"
-            return await answer.json()
+        async with self.client.request(method, path, **options) as response:
+            assert response.status == expected, await response.text()
+            assert response.content_type == "application/json"
+            return await response.json()
 
     async def error(self, method: str, path: str, expected: int, **options: Any) -> dict[str, Any]:
-        answer = await self.json(method, path, expected, **options)
-        assert set(answer) == {"error"}
-        fields: dict[str, Any] = answer["error"]
+        response = await self.json(method, path, expected, **options)
+        assert set(response) == {"error"}
+        fields: dict[str, Any] = response["error"]
         assert set(fields) == {"message", "type", "param", "code"}
         return fields
 
@@ -66,10 +66,10 @@ class Fixed:
         return {"listen": {"port": 8000}, "admin": {"apiKey": "secret"}}
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
-        raise ConfigError([Problem("listen.port", f"{text!r} is none")])
+        raise ConfigError([Problem("listen.port", f"{text!r} is no port")])
 
     async def roll_back(self) -> dict[str, Any]:
-        raise Conflict("There is none before.")
+        raise Conflict("There is no earlier configuration.")
 
 
 @asynccontextmanager
@@ -102,9 +102,9 @@ async def admin_port(
 
 
 @asynccontextmanager
-async def engine(answer: Answer) -> AsyncIterator[str]:
+async def engine(handler: Handler) -> AsyncIterator[str]:
     """The URL of a server that responds to everything in the same way."""
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", handler)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")

@@ -42,7 +42,7 @@ async def test_faults_of_a_configuration_are_reported_one_by_one() -> None:
     async with admin_port() as port:
         answer = await port.json("POST", "/admin/config", 400, data="none")
         assert answer["error"]["code"] == "invalid_configuration"
-        assert answer["error"]["problems"] == [{"path": "listen.port", "message": "'none' is none"}]
+        assert answer["error"]["problems"] == [{"path": "listen.port", "message": "'none' is no port"}]
 
 
 async def test_a_configuration_that_is_not_text_is_refused() -> None:
