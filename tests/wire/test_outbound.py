@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestServer
 from proxy import outbound
 
 
-def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
+def serving(response: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", response)
     return app
 
 

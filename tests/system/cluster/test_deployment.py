@@ -116,11 +116,11 @@ async def test_proxies_share_their_state(deployed: Deployed) -> None:
 
 async def test_ejection_reasons_are_local_to_a_host(deployed: Deployed) -> None:
     one, two = await deployed.pair()
-    one.own_doubts["a"] = ["ill"]
+    one.own_ejections["a"] = ["ill"]
     one.ejections.changed()
     one.dispatch(1)
     await until(lambda: two.remote == 1)
-    assert not any(two.doubts.values())
+    assert not any(two.peer_ejections.values())
     assert not one.replica._batch._records
 
 
@@ -337,7 +337,7 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
         await until(lambda: two.series.garbled.value == 2 and two.garbled.value == 4)
-    assert not two.told
+    assert not two.received
     assert two.replica.place[0] <= 3
     one.dispatch(1)
     await until(lambda: two.remote == 1)

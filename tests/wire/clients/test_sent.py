@@ -13,7 +13,7 @@ from tests.clients.recording import Sent, clients, name_of, sent_by
 from tests.helpers.http.support import Pod, Received, plain
 from tests.helpers.scenarios.stack import running
 
-ANSWER = b'{"from":"the pod"}'
+RESPONSE = b'{"from":"the pod"}'
 OF_THE_CONNECTION = {"host", "connection", "content-length"}
 """Each side of the proxy has its own."""
 
@@ -22,7 +22,7 @@ OWN = {"/metrics": 404, "/v1/models": 200}
 
 SENT = [(sent, f"{name}-{at}") for name in clients() for at, sent in enumerate(sent_by(name))]
 RELAYED = [pytest.param(sent, id=id) for sent, id in SENT if sent.path not in OWN]
-ANSWERED = [pytest.param(sent, id=id) for sent, id in SENT if sent.path in OWN]
+OWN_REQUESTS = [pytest.param(sent, id=id) for sent, id in SENT if sent.path in OWN]
 
 
 class Keeping:
@@ -39,7 +39,7 @@ class Keeping:
             await request.send(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
         else:
             self.got.append((request, body))
-            await request.send(plain(ANSWER))
+            await request.send(plain(RESPONSE))
 
 
 @pytest.fixture
@@ -52,21 +52,21 @@ async def kept() -> AsyncIterator[tuple[Keeping, int]]:
 @pytest.mark.parametrize("sent", RELAYED)
 async def test_a_pod_gets_the_clients_request(sent: Sent, kept: tuple[Keeping, int]) -> None:
     keeping, port = kept
-    answer = await answered(sent, port)
+    response = await response_to(sent, port)
     ((got, body),) = keeping.got
     assert got.line.decode() == sent.line
     assert body == sent.body
     arrived = [b": ".join(header).decode("latin-1") for header in got.headers]
     added = {"x-request-id"} - {name_of(line) for line in sent.headers}
     assert passed_on(arrived, added) == passed_on(sent.headers)
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert answer.endswith(ANSWER)
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert response.endswith(RESPONSE)
 
 
-@pytest.mark.parametrize("sent", ANSWERED)
+@pytest.mark.parametrize("sent", OWN_REQUESTS)
 async def test_local_paths_are_served(sent: Sent, kept: tuple[Keeping, int]) -> None:
     keeping, port = kept
-    assert (await answered(sent, port)).startswith(b"HTTP/1.1 %d " % OWN[sent.path])
+    assert (await response_to(sent, port)).startswith(b"HTTP/1.1 %d " % OWN[sent.path])
     assert not keeping.got
 
 
@@ -81,7 +81,7 @@ def test_requests_of_every_client_are_recorded() -> None:
     assert all(sent_by(name) for name in clients())
 
 
-async def answered(sent: Sent, port: int) -> bytes:
+async def response_to(sent: Sent, port: int) -> bytes:
     """Head and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

@@ -33,12 +33,12 @@ class Member:
     def __init__(self, id: bytes | None = None, clock: Clock | None = None, lease: float = 5.0) -> None:
         self.pod = Endpoint("a")
         self.ledger = Ledger(SystemClock())
-        self.told: list[tuple[FrameKind, bytes]] = []
+        self.received: list[tuple[FrameKind, bytes]] = []
         self.bound: dict[str, str] = {}
         self.own_bound: list[tuple[str, Endpoint]] = []
-        self.own_doubts: dict[str, list[str]] = {}
-        self.doubts: dict[int, Mapping[str, Sequence[str]]] = {}
-        """Of others, by who has them."""
+        self.own_ejections: dict[str, list[str]] = {}
+        self.peer_ejections: dict[int, Mapping[str, Sequence[str]]] = {}
+        """The ejections of other processes, by their number."""
         self.breakers: list[tuple[str, bool]] = []
         self.tried: list[str] = []
         self.lost = asyncio.Event()
@@ -48,7 +48,7 @@ class Member:
             clock or SystemClock(),
             endpoints=lambda: [self.pod],
             apply=self.ledger.elsewhere,
-            receive=lambda peer, kind, body: self.told.append((kind, body)),
+            receive=lambda peer, kind, body: self.received.append((kind, body)),
             dropped=self.dropped,
             garbled=self.garbled,
             lost=self.lost.set,
@@ -59,7 +59,9 @@ class Member:
             SystemClock(), 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
         publish = self.replica.publish
-        self.ejections = SharedEjections(lambda: self.own_doubts, self.doubts.__setitem__, self.replica.publish_local)
+        self.ejections = SharedEjections(
+            lambda: self.own_ejections, self.peer_ejections.__setitem__, self.replica.publish_local
+        )
         self.bindings = PeerBindings(self.bound.__setitem__, lambda most: self.own_bound, publish)
         self.shared_breakers = SharedBreakers(
             lambda: cast(Breakers, self), lambda name: self.pod, publish, lambda: self.replica.place
@@ -93,10 +95,10 @@ class Member:
 
 
 class Bus:
-    """A broker, what its supervisor receives, and raw ends of links without a replica."""
+    """A broker, the frames that its supervisor receives, and raw ends of links without a replica."""
 
     def __init__(self, shares: bool = True) -> None:
-        self.heard: list[tuple[int, FrameKind, bytes]] = []
+        self.received: list[tuple[int, FrameKind, bytes]] = []
         self.vanished: list[int] = []
         self.dropped, self.garbled = Counter(), Counter()
         self.members: dict[int, Member] = {}
@@ -105,27 +107,27 @@ class Bus:
             SystemClock(),
             endpoints=tuple,
             apply=lambda *_: None,
-            receive=lambda worker, kind, body: self.heard.append((worker, kind, body)),
+            receive=lambda worker, kind, body: self.received.append((worker, kind, body)),
             dropped=self.dropped,
             garbled=self.garbled,
             snapshot=lambda: [(FrameKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(lambda: cast(Breakers, self), lambda name: None, self.replica.publish)
-        self.hub = Broker(self.replica, self.vanished.append, self.dropped, shares=shares)
+        self.broker = Broker(self.replica, self.vanished.append, self.dropped, shares=shares)
 
     async def join(self, number: int) -> Member:
-        member = self.members[number] = Member(member_id(self.hub.host, number))
+        member = self.members[number] = Member(member_id(self.broker.host, number))
         ours, theirs = socket.socketpair()
-        await self.hub.attach(number, ours)
+        await self.broker.attach(number, ours)
         await member.replica.connect(theirs)
-        await until(lambda: (FrameKind.ROLL, ROLL) in member.told)
+        await until(lambda: (FrameKind.ROLL, ROLL) in member.received)
         return member
 
     async def join_raw(self, number: int) -> socket.socket:
         """One that reads only when the test does."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        await self.hub.attach(number, ours)
+        await self.broker.attach(number, ours)
         return theirs
 
 
@@ -137,7 +139,7 @@ async def bus() -> AsyncIterator[Bus]:
     finally:
         for member in found.members.values():
             await member.replica.close()
-        await found.hub.end()
+        await found.broker.end()
         await found.replica.close()
         await asyncio.sleep(0)
 
@@ -152,7 +154,7 @@ async def test_changes_of_one_worker_reach_all_others_and_the_broker() -> None:
         await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
         await until(lambda: two.bound == three.bound == {"resp-1": "a"})
         assert one.pod.load.remote_requests == 0
-        assert FrameKind.BINDINGS in [kind for worker, kind, _ in it.heard if worker == 1]
+        assert FrameKind.BINDINGS in [kind for worker, kind, _ in it.received if worker == 1]
 
 
 async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
@@ -184,14 +186,14 @@ async def test_a_vanished_worker_is_removed_at_once() -> None:
 async def test_ejection_reasons_reach_all_and_new_workers_and_end_with_their_worker() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
-        one.own_doubts["a"] = ["ill"]
+        one.own_ejections["a"] = ["ill"]
         one.ejections.changed()
-        await until(lambda: two.doubts.get(1) == {"a": ["ill"]})
-        assert FrameKind.EJECTIONS in [kind for worker, kind, _ in it.heard if worker == 1]
+        await until(lambda: two.peer_ejections.get(1) == {"a": ["ill"]})
+        assert FrameKind.EJECTIONS in [kind for worker, kind, _ in it.received if worker == 1]
         late = await it.join(3)
-        await until(lambda: late.doubts.get(1) == {"a": ["ill"]})
+        await until(lambda: late.peer_ejections.get(1) == {"a": ["ill"]})
         await it.members.pop(1).replica.close()
-        await until(lambda: two.doubts[1] == late.doubts[1] == {})
+        await until(lambda: two.peer_ejections[1] == late.peer_ejections[1] == {})
 
 
 async def test_a_breaker_change_reaches_all() -> None:
@@ -200,7 +202,7 @@ async def test_a_breaker_change_reaches_all() -> None:
         one.shared_breakers.breaker_turned(one.pod, True)
         one.shared_breakers.breaker_turned(one.pod, False)
         await until(lambda: two.breakers == [("a", True), ("a", False)])
-        assert [kind for _, kind, _ in it.heard].count(FrameKind.BREAKER) == 2
+        assert [kind for _, kind, _ in it.received].count(FrameKind.BREAKER) == 2
 
 
 async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
@@ -213,12 +215,12 @@ async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> Non
             await asyncio.sleep(0)
         one.dispatch(2)
         one.reserve([1, 2])
-        await until(lambda: (1, FrameKind.MOVES) in [(worker, kind) for worker, kind, _ in it.heard])
+        await until(lambda: (1, FrameKind.MOVES) in [(worker, kind) for worker, kind, _ in it.received])
         await until(lambda: it.dropped.value > 0)
-        it.hub.publish(packet(PacketKind.LOCAL, it.replica.id, 0, record(FrameKind.METRICS, b"{}")))
+        it.broker.publish(packet(PacketKind.LOCAL, it.replica.id, 0, record(FrameKind.METRICS, b"{}")))
         link._transport.resume_reading()
         await until(lambda: slow.pod.load.requests == 2 and slow.depth([1, 2]) == 2)
-        await until(lambda: slow.told.count((FrameKind.ROLL, ROLL)) == 2)
+        await until(lambda: slow.received.count((FrameKind.ROLL, ROLL)) == 2)
 
 
 def _read(sock: socket.socket, into: bytearray) -> bool:
@@ -260,7 +262,7 @@ async def test_a_malformed_stream_is_disconnected() -> None:
 async def test_a_worker_notices_that_the_broker_is_gone() -> None:
     async with bus() as it:
         one = await it.join(1)
-        await it.hub.end()
+        await it.broker.end()
         await asyncio.wait_for(one.lost.wait(), PATIENCE)
         one.dispatch(1)
         await asyncio.sleep(0.01)
@@ -272,7 +274,7 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
         last = b"x" * 3_000_000
         await it.members.pop(1).replica.close([(FrameKind.FAREWELL, last)])
         await until(lambda: it.vanished == [1])
-        assert it.heard[-1] == (1, FrameKind.FAREWELL, last)
+        assert it.received[-1] == (1, FrameKind.FAREWELL, last)
 
 
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
@@ -298,13 +300,13 @@ async def test_without_shared_state_workers_get_the_pods_only() -> None:
     one, two = await it.join(1), await it.join(2)
     one.dispatch(2)
     one.bindings.bound("resp-1", one.pod)
-    await until(lambda: (1, FrameKind.BINDINGS) in [(worker, kind) for worker, kind, _ in it.heard])
+    await until(lambda: (1, FrameKind.BINDINGS) in [(worker, kind) for worker, kind, _ in it.received])
     it.replica.publish(FrameKind.METRICS, b"{}")
-    await until(lambda: (FrameKind.METRICS, b"{}") in two.told)
+    await until(lambda: (FrameKind.METRICS, b"{}") in two.received)
     assert two.pod.load.requests == 0
     for member in (one, two):
         await member.replica.close()
-    await it.hub.end()
+    await it.broker.end()
     await it.replica.close()
 
 
@@ -315,9 +317,9 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
         one.replica._batch.send(record(FrameKind.BREAKER, b"{]"))
         one.replica._batch.send(record(FrameKind.BREAKER, b'[["a"],"opened"]'))
         one.bindings.bound("resp-1", one.pod)
-        await until(lambda: two.bound and any(kind is FrameKind.BINDINGS for _, kind, _ in it.heard))
+        await until(lambda: two.bound and any(kind is FrameKind.BINDINGS for _, kind, _ in it.received))
         assert it.garbled.value == two.garbled.value == 2
-        assert it.hub.workers == [1, 2]
+        assert it.broker.workers == [1, 2]
 
 
 async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
@@ -335,11 +337,11 @@ async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
         one.dispatch(2)
         one.replica.flush()
         monkeypatch.setattr(Link, "open", late)
-        second = it.members[2] = Member(member_id(it.hub.host, 2))
+        second = it.members[2] = Member(member_id(it.broker.host, 2))
         ours, theirs = socket.socketpair()
-        await it.hub.attach(2, ours)
+        await it.broker.attach(2, ours)
         one.dispatch(1)
         one.replica.flush()
         await second.replica.connect(theirs)
-        await until(lambda: second.pod.load.requests == 3 and (FrameKind.ROLL, ROLL) in second.told)
+        await until(lambda: second.pod.load.requests == 3 and (FrameKind.ROLL, ROLL) in second.received)
         assert not second.garbled.value

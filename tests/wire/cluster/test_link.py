@@ -13,24 +13,24 @@ from tests.helpers.waiting import PATIENCE
 
 async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> None:
     ours, theirs = socket.socketpair()
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    def answer(packet: Packet) -> None:
-        heard.append(packet.body)
-        hub.publish(local(b"so did the others"))
+    def receive(packet: Packet) -> None:
+        received.append(packet.body)
+        broker.publish(local(b"so did the others"))
 
-    hub = await Link.over(ours, answer, _nothing, _nothing, Counter())
+    broker = await Link.over(ours, receive, _nothing, _nothing, Counter())
     worker = await Link.over(theirs, lambda *_: None, _nothing, _nothing, Counter())
-    said = [bytes([number]) * 50_000 for number in range(20)]
-    for records in said:
+    sent = [bytes([number]) * 50_000 for number in range(20)]
+    for records in sent:
         worker.publish(local(records))
     ending = asyncio.create_task(worker.end())
     await asyncio.sleep(0)
     worker.publish(local(b"too late"))
     async with asyncio.timeout(PATIENCE):
         await ending
-        await hub.closed.wait()
-    assert heard == said
+        await broker.closed.wait()
+    assert received == sent
 
 
 def local(body: bytes) -> Packet:

@@ -19,11 +19,11 @@ from tests.wire.cluster.test_bus import Bus, bus
 
 
 @asynccontextmanager
-async def asked() -> AsyncIterator[tuple[Bus, Questions, Questions]]:
+async def question_bus() -> AsyncIterator[tuple[Bus, Questions, Questions]]:
     """The bus, and the questions of the supervisor and of worker 1."""
     async with bus() as it:
         worker = await it.join(1)
-        yield it, it.hub.questions, worker.replica.questions
+        yield it, it.broker.questions, worker.replica.questions
 
 
 async def echo(argument: Any) -> bytes:
@@ -31,7 +31,7 @@ async def echo(argument: Any) -> bytes:
 
 
 async def test_both_sides_send_queries_and_get_replies_in_any_order() -> None:
-    async with asked() as (_, supervisor, worker):
+    async with question_bus() as (_, supervisor, worker):
         gate = asyncio.Event()
 
         async def late(argument: Any) -> bytes:
@@ -51,7 +51,7 @@ async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog
     async def fails(argument: Any) -> bytes:
         raise OSError("no such file")
 
-    async with asked() as (_, supervisor, worker):
+    async with question_bus() as (_, supervisor, worker):
         worker.handlers["fails"] = fails
         with caplog.at_level(logging.ERROR):
             with pytest.raises(WorkerUnreachable, match="no such file"):
@@ -67,7 +67,7 @@ async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
         await asyncio.Event().wait()
         return b""
 
-    async with asked() as (it, supervisor, worker):
+    async with question_bus() as (it, supervisor, worker):
         worker.handlers["never"] = never
         waiting = asyncio.create_task(supervisor.ask(1, "never"))
         await asyncio.sleep(0)
@@ -81,12 +81,12 @@ async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> No
     async with bus() as it:
         raw = await it.join_raw(1)
         with pytest.raises(WorkerUnreachable, match=r"no reply within 0\.05 s"):
-            await it.hub.questions.ask(1, "metrics", timeout=0.05)
+            await it.broker.questions.ask(1, "metrics", timeout=0.05)
         raw.close()
 
 
 async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
-    async with asked() as (it, supervisor, worker):
+    async with question_bus() as (it, supervisor, worker):
         worker.handlers["echo"] = echo
         send = it.members[1].replica._send_direct
         for body in (b"", b"\1\0\0\0{]", b'\1\0\0\0["nobody knows this",1]', b'\1\0\0\0["echo"]'):
@@ -106,7 +106,7 @@ async def test_queries_beyond_the_limit_are_refused_and_leave_no_trace() -> None
         await gate.wait()
         return b"done"
 
-    async with asked() as (_, supervisor, worker):
+    async with question_bus() as (_, supervisor, worker):
         worker.handlers["slow"] = slow
         flood = [asyncio.create_task(supervisor.ask(1, "slow")) for _ in range(MOST_OPEN + 50)]
         await until(lambda: sum(one.done() for one in flood) == 50)
@@ -120,7 +120,7 @@ async def test_queries_beyond_the_limit_are_refused_and_leave_no_trace() -> None
 
 
 async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -> None:
-    async with asked() as (it, supervisor, worker):
+    async with question_bus() as (it, supervisor, worker):
         seen: list[Any] = []
 
         async def read(argument: Any) -> bytes:
@@ -131,7 +131,7 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
         supervisor.handlers.update({"read-models": read, "read-pod": read})
         reads = WorkerModelReads(worker)
         await reads.next_round()
-        assert (FrameKind.POD, b"found") in it.members[1].told
+        assert (FrameKind.POD, b"found") in it.members[1].received
         reads.read_soon(Endpoint("a"))
         await until(lambda: seen == [None, "a"])
 

@@ -84,10 +84,10 @@ async def test_the_official_client_works_as_shown(block: Block) -> None:
     async with stack(2) as s:
         code = block.text.replace("http://localhost:8000", s.url)
         assert code != block.text
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             await asyncio.to_thread(exec, code, {})
-        assert said.getvalue().strip()
+        assert output.getvalue().strip()
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/sleep", "/abort_requests"])

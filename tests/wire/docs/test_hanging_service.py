@@ -35,7 +35,7 @@ def settings(service: Forecast) -> dict[str, Any]:
     return {"scheduling": scheduling}
 
 
-async def answered_by(s: Stack, text: str) -> str:
+async def pod_of(s: Stack, text: str) -> str:
     async with asyncio.timeout(PATIENCE):
         response, _ = await s.chat(text, max_tokens=2)
     assert response.status == 200
@@ -45,7 +45,7 @@ async def answered_by(s: Stack, text: str) -> str:
 @pytest.mark.parametrize("best", ["pod-0", "pod-1"])
 async def test_a_service_that_responds_decides(best: str) -> None:
     async with forecast({best: 0.9}) as service, stack(2, settings=settings(service)) as s:
-        assert {await answered_by(s, f"question {number}") for number in range(4)} == {best}
+        assert {await pod_of(s, f"question {number}") for number in range(4)} == {best}
         assert service.queries == 4
 
 
@@ -53,7 +53,7 @@ async def test_a_hanging_service_costs_the_deadline_and_not_the_request() -> Non
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        await answered_by(s, "Hello!")
+        await pod_of(s, "Hello!")
         assert loop.time() - started >= PRODUCE_DEADLINE
         await until(lambda: service.given_up == 1)
 
@@ -72,10 +72,10 @@ async def test_requests_do_not_wait_for_each_others_deadlines() -> None:
 async def test_other_producers_still_decide_while_it_hangs() -> None:
     documents = [f"document {number} " * 400 for number in range(3)]
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
-        homes = {document: await answered_by(s, document) for document in documents}
+        homes = {document: await pod_of(s, document) for document in documents}
         assert len(set(homes.values())) == 2, "all on one pod would prove nothing"
         for document in documents:
-            assert await answered_by(s, document) == homes[document]
+            assert await pod_of(s, document) == homes[document]
 
 
 async def test_a_stream_is_served_while_it_hangs() -> None:
@@ -88,10 +88,10 @@ async def test_a_stream_is_served_while_it_hangs() -> None:
 
 async def test_a_client_that_leaves_while_it_hangs_cancels_the_query() -> None:
     async with forecast(None) as service, stack(2, settings=settings(service)) as s:
-        asked = asyncio.get_running_loop().create_task(s.chat())
+        task = asyncio.get_running_loop().create_task(s.chat())
         await until(lambda: service.queries == 1)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await until(lambda: service.given_up == 1)
         await s.idle()
         assert not any(len(list(pod.requests)) for pod in s.pods)
@@ -101,9 +101,9 @@ async def test_an_unreachable_service_costs_nothing() -> None:
     async with forecast(None) as service:
         gone = settings(service)
     async with stack(2, settings=gone) as s:
-        await answered_by(s, "Hello!")
+        await pod_of(s, "Hello!")
 
 
 async def test_a_malformed_response_of_the_service_costs_nothing() -> None:
     async with forecast({"pod-0": 7.0, "pod-1": float("nan")}) as service, stack(2, settings=settings(service)) as s:
-        await answered_by(s, "Hello!")
+        await pod_of(s, "Hello!")

@@ -47,23 +47,21 @@ def test_frames_may_be_inserted_between_two_frames(step: int) -> None:
     assert found == [end for end in BETWEEN if end % step == 0 or end == len(stream)]
 
 
-@pytest.mark.parametrize("begin", range(sum(map(len, FRAMES))))
-def test_the_first_frame_boundary_is_found_from_any_position(begin: int) -> None:
+@pytest.mark.parametrize("start", range(sum(map(len, FRAMES))))
+def test_the_first_frame_boundary_is_found_from_any_position(start: int) -> None:
     stream, frames = b"".join(FRAMES), GrpcFrames()
-    frames.passed(stream[:begin])
+    frames.passed(stream[:start])
     if not frames.is_between:
-        assert begin + frames.passed(stream[begin:], stops=True) == min(end for end in BETWEEN if end > begin)
+        assert start + frames.passed(stream[start:], stops=True) == min(end for end in BETWEEN if end > start)
 
 
 @asynccontextmanager
-async def before(
-    path: Path, answer: bytes
-) -> AsyncIterator[tuple[GatewayListener, asyncio.Queue[asyncio.StreamWriter]]]:
-    """A front before something that says `answer` at once; and its connections."""
+async def before(path: Path, raw: bytes) -> AsyncIterator[tuple[GatewayListener, asyncio.Queue[asyncio.StreamWriter]]]:
+    """Run a front before a server that sends `raw` at once. Yield it and its connections."""
     inside: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
+        writer.write(raw)
         inside.put_nowait(writer)
         while await reader.read(1 << 16):
             pass
@@ -84,16 +82,16 @@ async def before(
 
 async def test_an_insertion_within_a_frame_waits_for_its_end(tmp_path: Path) -> None:
     stream = b"".join(FRAMES)
-    begin = BETWEEN[1] + 20
-    async with before(tmp_path / "s", stream[:begin]) as (one, inside):
+    start = BETWEEN[1] + 20
+    async with before(tmp_path / "s", stream[:start]) as (one, inside):
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         writer.write(b"hello")
-        assert await reader.readexactly(begin) == stream[:begin]
+        assert await reader.readexactly(start) == stream[:start]
         leaving = asyncio.ensure_future(one.leave(20.0, lambda: True))
         within = await inside.get()
         await asyncio.sleep(3 * CHECK_INTERVAL)
-        within.write(stream[begin:])
-        sent = stream[begin : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
+        within.write(stream[start:])
+        sent = stream[start : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
         assert await reader.readexactly(len(sent)) == sent
         assert not leaving.done(), "it is served until it goes"
         writer.close()

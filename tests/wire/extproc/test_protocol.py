@@ -191,8 +191,8 @@ async def test_an_invalid_length_is_refused(length: str) -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head(more={"content-length": length})
-        answer = (await one.hear()).immediate_response
-        assert (answer.status.code, b"is no length" in answer.body) == (400, True)
+        response = (await one.hear()).immediate_response
+        assert (response.status.code, b"is no length" in response.body) == (400, True)
 
 
 async def test_a_response_without_a_status_ends_with_an_error() -> None:
@@ -203,8 +203,8 @@ async def test_a_response_without_a_status_ends_with_an_error() -> None:
         await one.hear()
         await one.hear()
         await one.say(response_headers={"headers": headers({":status": "ok"})})
-        answer = (await one.hear()).immediate_response
-        assert (answer.status.code, b"no valid status" in answer.body) == (502, True)
+        response = (await one.hear()).immediate_response
+        assert (response.status.code, b"no valid status" in response.body) == (502, True)
         await until(lambda: s.app.ledger.in_flight == 0)
 
 

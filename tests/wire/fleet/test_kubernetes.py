@@ -34,19 +34,19 @@ RETRY = 0.01
 
 
 class Seen:
-    """What a source has last said."""
+    """The pods that a source last reported."""
 
     def __init__(self, source: KubernetesSource) -> None:
         self._source = source
         self.pods: Sequence[PodSettings] = ()
-        self.polls = self.answers = 0
+        self.polls = self.updates = 0
 
-    async def follow(self) -> None:
+    async def watch(self) -> None:
         while True:
             pods = await self._source.poll()
             self.polls += 1
             if pods is not None:
-                self.pods, self.answers = pods, self.answers + 1
+                self.pods, self.updates = pods, self.updates + 1
 
     @property
     def names(self) -> list[str]:
@@ -62,7 +62,7 @@ async def seen_by(server: FakeApiServer, **keys: Any) -> AsyncIterator[Seen]:
     settings = KubernetesSettings(server=server.url, **{"namespace": "ns", **keys})
     async with KubernetesSource(settings, SystemClock(), random.Random(1), RETRY) as source:
         seen = Seen(source)
-        following = asyncio.get_running_loop().create_task(seen.follow())
+        following = asyncio.get_running_loop().create_task(seen.watch())
         try:
             yield seen
         finally:
@@ -76,7 +76,7 @@ async def one_pod(item: Object, **keys: Any) -> AsyncIterator[PodSettings]:
     async with FakeApiServer() as server:
         server.put(pods_in(), item)
         async with seen_by(server, **{"selector": "app=vllm", **keys}) as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert len(seen.pods) == 1
             yield seen.pods[0]
 
@@ -132,7 +132,7 @@ async def test_a_pod_that_is_not_ready_or_ends_or_has_no_address_is_left_out(ite
         server.put(pods_in(), item)
         server.put(pods_in(), pod("a", "10.0.0.9"))
         async with seen_by(server, selector="app=vllm") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == ["a"]
 
 
@@ -204,7 +204,7 @@ async def test_an_inference_pool_with_a_field_of_another_type_keeps_its_last_sta
 
 async def test_a_pod_is_added_when_ready_and_removed_when_deleted() -> None:
     async with FakeApiServer() as server, seen_by(server, selector="app=vllm") as seen:
-        await until(lambda: seen.answers)
+        await until(lambda: seen.updates)
         assert seen.names == []
         server.put(pods_in(), pod("a", ready=False))
         server.put(pods_in(), pod("b", "10.0.0.2"))
@@ -220,7 +220,7 @@ async def test_of_two_pods_with_one_address_the_younger_counts() -> None:
         server.put(pods_in(), pod("young", "10.0.0.1", born="2026-02-01T00:00:00Z"))
         server.put(pods_in(), pod("old", "10.0.0.1"))
         async with seen_by(server, selector="app=vllm") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == ["young"]
 
 
@@ -230,7 +230,7 @@ async def test_several_ports_are_several_endpoints_with_active_ones() -> None:
         server.put(pods_in(), pod("b", "10.0.0.2", annotations={"llm-d.ai/active-ports": "8001, x, 9999"}))
         server.put(pods_in(), pod("c", "10.0.0.3", annotations={"inference.networking.k8s.io/active-ports": "8000"}))
         async with seen_by(server, selector="app=vllm", ports=(8000, 8001)) as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == ["a-rank-0", "a-rank-1", "b-rank-1", "c-rank-0"]
             assert seen.urls == ["10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8000"]
 
@@ -242,13 +242,13 @@ async def test_an_inference_pool_gives_selector_and_ports() -> None:
         server.put(pools_in(), pool("llama", {"tier": "x", "app": "vllm"}, 8200, 8201))
         server.put(pools_in(), pool("other", {"app": "web"}, 80))
         async with seen_by(server, inference_pool="llama") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == ["a-rank-0", "a-rank-1"]
             server.put(pools_in(), pool("llama", {"tier": "x", "app": "vllm"}, 8200))
             await until(lambda: seen.urls == ["10.0.0.1:8200"])
             server.put(pools_in(), pool("llama", {"app": "vllm"}, 8200))
             await until(lambda: seen.names == ["a", "b"])
-            assert [dict(asked)["labelSelector"] for asked in server.lists[-2:]] == ["app=vllm,tier=x", "app=vllm"]
+            assert [dict(request)["labelSelector"] for request in server.lists[-2:]] == ["app=vllm,tier=x", "app=vllm"]
 
 
 async def test_while_a_pool_changes_its_selector_no_pod_is_missing() -> None:
@@ -258,12 +258,12 @@ async def test_while_a_pool_changes_its_selector_no_pod_is_missing() -> None:
         async with seen_by(server, inference_pool="llama") as seen:
             await until(lambda: seen.names == ["a"])
             server.statuses["pods"] = (500, "later")
-            answers = seen.answers
+            updates = seen.updates
             server.put(pools_in(), pool("llama", {"app": "vllm"}, 8000))
-            await until(lambda: server.lists[-1].get("labelSelector") == "app=vllm" and seen.polls > answers)
-            assert (seen.names, seen.answers) == (["a"], answers)
+            await until(lambda: server.lists[-1].get("labelSelector") == "app=vllm" and seen.polls > updates)
+            assert (seen.names, seen.updates) == (["a"], updates)
             server.statuses.clear()
-            await until(lambda: seen.answers > answers)
+            await until(lambda: seen.updates > updates)
             assert seen.names == ["a"]
 
 
@@ -271,7 +271,7 @@ async def test_without_its_inference_pool_there_are_no_pods(caplog: pytest.LogCa
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a", "10.0.0.1"))
         async with seen_by(server, inference_pool="llama") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == []
             server.put(pools_in(), pool("llama", {"app": "vllm"}, 8000))
             await until(lambda: seen.names == ["a"])
@@ -298,14 +298,14 @@ async def test_slices_of_a_service_give_addresses_and_ports() -> None:
         )
         server.put(slices_in(), endpoint_slice("far", endpoint("z", "10.0.9.9"), service="web"))
         async with seen_by(server, service="vllm") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.urls == ["10.0.0.1:8080", "10.0.0.3:8080"]
             assert seen.pods[0].labels == {
                 "team": "blue",
                 "kubernetes.io/hostname": "node-a",
                 "topology.kubernetes.io/zone": "z1",
             }
-            assert all(asked["where"] == slices_in() for asked in server.lists)
+            assert all(request["where"] == slices_in() for request in server.lists)
 
 
 async def test_an_endpoint_in_several_slices_is_one_pod_with_a_ready_ipv4_address_first() -> None:
@@ -315,7 +315,7 @@ async def test_an_endpoint_in_several_slices_is_one_pod_with_a_ready_ipv4_addres
         server.put(slices_in(), endpoint_slice("b1", endpoint("b", "10.0.0.2", ready=False)))
         server.put(slices_in(), endpoint_slice("b2", endpoint("b", "10.0.0.2", ready=True)))
         async with seen_by(server, service="vllm") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.urls == ["10.0.0.1:8000", "10.0.0.2:8000"]
 
 
@@ -326,7 +326,7 @@ async def test_with_a_selector_pods_of_a_service_have_roles() -> None:
         server.put(pods_in(), pod("a", "10.0.0.1", labels=labels, annotations=annotations))
         server.put(pods_in(), pod("b", "10.0.0.2", uid="uid-of-an-earlier-b"))
         async with seen_by(server, service="vllm", selector="app=vllm") as seen:
-            await until(lambda: seen.answers)
+            await until(lambda: seen.updates)
             assert seen.names == ["a"]
             assert (seen.pods[0].labels["llm-d.ai/role"], seen.pods[0].weight) == ("decode", 3.0)
             server.put(pods_in(), pod("b", "10.0.0.2"))
@@ -351,7 +351,7 @@ async def test_a_failed_first_list_does_not_block() -> None:
         server.statuses["pods"] = (403, "forbidden")
         async with seen_by(server, selector="app=vllm") as seen:
             await until(lambda: seen.polls)
-            assert not seen.answers
+            assert not seen.updates
 
 
 async def test_names_have_the_namespace_unless_it_is_the_proxys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ async def test_the_late_removal_of_a_pod_keeps_the_successor_at_its_address() ->
         await until(lambda: seen.names == ["old"])
         server.put(pods_in(), pod("new", "10.0.0.1", born="2026-02-01T00:00:00Z"))
         await until(lambda: seen.names == ["new"])
-        answers = seen.answers
+        updates = seen.updates
         server.put(pods_in(), pod("old", "10.0.0.1", deleting=True))
-        await until(lambda: seen.answers > answers)
+        await until(lambda: seen.updates > updates)
         assert seen.names == ["new"]
         server.delete(pods_in(), "old")
         server.put(pods_in(), pod("other", "10.0.0.2"))
@@ -41,9 +41,9 @@ async def test_a_recreated_pod_of_a_set_has_its_address_before_the_old_one_is_re
         server.put(slices_in(), endpoint_slice("one", endpoint("vllm-0", "10.0.0.1")))
         await until(lambda: seen.urls == ["10.0.0.1:8000"])
         ending = endpoint("vllm-0", "10.0.0.1", ready=False, serving=True, terminating=True)
-        anew = endpoint("vllm-0", "10.0.0.2")
-        anew["targetRef"]["uid"] = "second"
-        server.put(slices_in(), endpoint_slice("two", anew))
+        returned = endpoint("vllm-0", "10.0.0.2")
+        returned["targetRef"]["uid"] = "second"
+        server.put(slices_in(), endpoint_slice("two", returned))
         server.put(slices_in(), endpoint_slice("one", ending))
         await until(lambda: seen.urls == ["10.0.0.2:8000"] and seen.pods[0].uid == "second")
         server.delete(slices_in(), "one")
@@ -76,8 +76,8 @@ async def test_pods_at_the_address_of_their_node_differ_by_port() -> None:
 
 async def test_an_endpoint_without_an_address_is_skipped() -> None:
     async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
-        nobody = {**endpoint("a", ""), "addresses": []}
-        server.put(slices_in(), endpoint_slice("one", nobody, endpoint("b", "10.0.0.2")))
+        unaddressed = {**endpoint("a", ""), "addresses": []}
+        server.put(slices_in(), endpoint_slice("one", unaddressed, endpoint("b", "10.0.0.2")))
         await until(lambda: seen.names == ["b"])
         server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))
         await until(lambda: seen.names == ["a", "b"])

@@ -39,18 +39,18 @@ def test_a_pool_has_its_own_pods_and_the_fleet_has_all() -> None:
 
 
 def test_a_watcher_of_a_pool_gets_only_its_pods() -> None:
-    fleet, heard = Calls().fleet, list[str]()
+    fleet, received = Calls().fleet, list[str]()
     ready(fleet, "a", "default")
     ready(fleet, "b", "large")
     stop = PoolPods(fleet, "large").watch(
-        lambda endpoint: heard.append(f"+{endpoint.name}"), lambda endpoint: heard.append(f"-{endpoint.name}")
+        lambda endpoint: received.append(f"+{endpoint.name}"), lambda endpoint: received.append(f"-{endpoint.name}")
     )
     for name in "ab":
         fleet.remove(name)
     ready(fleet, "c", "large")
     stop()
     ready(fleet, "d", "large")
-    assert heard == ["+b", "-b", "+c"]
+    assert received == ["+b", "-b", "+c"]
 
 
 def test_a_pod_that_moves_to_another_pool_is_a_new_endpoint() -> None:
@@ -135,8 +135,8 @@ async def test_each_pool_is_scraped_by_its_own_runner() -> None:
             assert await first.first_contact(5)
             assert await second.first_contact(5)
             assert {endpoint.name: endpoint.pool for endpoint in fleet.ready} == {"a": "default", "b": "large"}
-            nobody = PodSources(refresh=FAST)
-            first.settings = nobody, Engines()
+            without_pods = PodSources(refresh=FAST)
+            first.settings = without_pods, Engines()
             assert [endpoint.name for endpoint in fleet.endpoints] == ["b"]
             fleet.settings = FleetSettings(("default", "large"), {("static of large", "large"): ()})
             assert fleet.endpoints == []

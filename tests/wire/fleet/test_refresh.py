@@ -24,7 +24,7 @@ async def rounds(budget: ScrapeBudget, count: int) -> None:
     await until(lambda: budget.rounds >= seen + count)
 
 
-class Asked:
+class Refreshed:
     """One endpoint of a fleet, with its refresh loop running."""
 
     def __init__(self, fleet: Fleet, endpoint: Endpoint, refresher: Refresher, budget: ScrapeBudget) -> None:
@@ -40,16 +40,16 @@ class Asked:
 
 
 @asynccontextmanager
-async def asking(
+async def refreshing(
     settings: PodSettings, timeout: float = 0.1, refresh: RefreshSettings | None = None
-) -> AsyncIterator[Asked]:
+) -> AsyncIterator[Refreshed]:
     clock = SystemClock()
 
     def restarted(endpoint: Endpoint) -> None:
-        asked.restarts += 1
+        it.restarts += 1
 
     def missed(endpoint: Endpoint) -> None:
-        asked.misses += 1
+        it.misses += 1
 
     fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), ScrapeBudget(0.01, 1.0)
     endpoint = fleet.add(settings)
@@ -57,10 +57,10 @@ async def asking(
         refresher = Refresher(
             endpoint, fleet, fetcher, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
         )
-        asked = Asked(fleet, endpoint, refresher, budget)
+        it = Refreshed(fleet, endpoint, refresher, budget)
         task = asyncio.get_running_loop().create_task(refresher.run())
         try:
-            yield asked
+            yield it
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -69,187 +69,187 @@ async def asking(
 async def test_a_pod_becomes_ready_with_its_metrics_and_its_models() -> None:
     async with FakePod() as pod:
         pod.bodies["/metrics"] = exposition(running=3, waiting=2)
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await until(asked.is_in(EndpointState.READY))
-            assert asked.endpoint.models == frozenset({"m"})
-            metrics = asked.endpoint.metrics
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await until(it.is_in(EndpointState.READY))
+            assert it.endpoint.models == frozenset({"m"})
+            metrics = it.endpoint.metrics
             assert (metrics.running, metrics.waiting, metrics.freshness) == (3, 2, Freshness.FRESH)
             pod.bodies["/metrics"] = exposition(running=4)
-            await until(lambda: asked.endpoint.metrics.running == 4)
-            assert asked.restarts == 0
+            await until(lambda: it.endpoint.metrics.running == 4)
+            assert it.restarts == 0
 
 
 async def test_requests_dispatched_during_a_scrape_count_on_top_of_it() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=PATIENCE) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url), timeout=PATIENCE) as it:
+        await until(it.is_in(EndpointState.READY))
 
         def dispatch_once(path: str) -> None:
-            asked.endpoint.charge(1, 0)
+            it.endpoint.charge(1, 0)
             pod.bodies["/metrics"] = exposition(running=7)
             pod.hang.add("/metrics")
 
         pod.while_answering = dispatch_once
-        await until(lambda: asked.endpoint.metrics.running == 7)
-        assert asked.endpoint.view.running == 8
+        await until(lambda: it.endpoint.metrics.running == 7)
+        assert it.endpoint.view.running == 8
 
 
 async def test_the_reason_of_a_failed_scrape_is_kept_until_one_succeeds() -> None:
     async with FakePod() as pod:
         exposed = pod.bodies.pop("/metrics")
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) == "status 404")
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await until(lambda: it.fleet.scrape_failure(it.endpoint) == "status 404")
             pod.hang.add("/metrics")
-            await until(lambda: "no response" in (asked.fleet.scrape_failure(asked.endpoint) or ""))
+            await until(lambda: "no response" in (it.fleet.scrape_failure(it.endpoint) or ""))
             pod.hang.clear()
             pod.bodies["/metrics"] = exposed
-            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) is None)
+            await until(lambda: it.fleet.scrape_failure(it.endpoint) is None)
 
 
 async def test_the_next_scrape_includes_earlier_dispatches() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
-        await until(asked.is_in(EndpointState.READY))
-        asked.endpoint.charge(1, 0)
-        await rounds(asked.budget, 3)
-        assert asked.endpoint.view.running == 0
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
+        await until(it.is_in(EndpointState.READY))
+        it.endpoint.charge(1, 0)
+        await rounds(it.budget, 3)
+        assert it.endpoint.view.running == 0
 
 
 async def test_a_pod_without_metrics_is_ready_and_stale() -> None:
     async with FakePod() as pod:
         del pod.bodies["/metrics"]
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await until(asked.is_in(EndpointState.READY))
-            await rounds(asked.budget, 4)
-            assert asked.endpoint.metrics.freshness is Freshness.STALE
-            assert asked.misses >= 4
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await until(it.is_in(EndpointState.READY))
+            await rounds(it.budget, 4)
+            assert it.endpoint.metrics.freshness is Freshness.STALE
+            assert it.misses >= 4
 
 
 async def test_metrics_may_have_their_own_port_and_path() -> None:
     async with FakePod() as pod, FakePod() as exporter:
         exporter.bodies["/stats"] = exposition(running=9)
         refresh = RefreshSettings(path="/stats", port=int(exporter.url.rpartition(":")[2]), scheme="http")
-        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
-            await until(lambda: asked.endpoint.metrics.running == 9)
+        async with refreshing(PodSettings(url=pod.url), refresh=refresh) as it:
+            await until(lambda: it.endpoint.metrics.running == 9)
 
 
 async def test_a_pod_with_only_health_is_ready_and_serves_any_model() -> None:
     async with FakePod() as pod:
         del pod.bodies["/metrics"], pod.bodies["/v1/models"]
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await until(asked.is_in(EndpointState.READY))
-            assert asked.endpoint.models is None
-            assert list(asked.fleet.endpoints_for("anything")) == [asked.endpoint]
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await until(it.is_in(EndpointState.READY))
+            assert it.endpoint.models is None
+            assert list(it.fleet.endpoints_for("anything")) == [it.endpoint]
 
 
 async def test_a_pod_whose_metrics_hang_is_ready() -> None:
     async with FakePod() as pod:
         pod.hang.add("/metrics")
-        async with asking(PodSettings(url=pod.url), timeout=0.03) as asked:
-            await until(asked.is_in(EndpointState.READY))
-            assert asked.endpoint.metrics.freshness is Freshness.STALE
+        async with refreshing(PodSettings(url=pod.url), timeout=0.03) as it:
+            await until(it.is_in(EndpointState.READY))
+            assert it.endpoint.metrics.freshness is Freshness.STALE
 
 
 async def test_a_pod_with_only_errors_stays_starting() -> None:
     async with FakePod() as pod:
         pod.bodies.clear()
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await rounds(asked.budget, 5)
-            assert asked.endpoint.state is EndpointState.STARTING
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await rounds(it.budget, 5)
+            assert it.endpoint.state is EndpointState.STARTING
 
 
 async def test_a_pod_that_never_responds_stays_starting() -> None:
     pod = FakePod()
     await pod.start()
     await pod.stop()
-    async with asking(PodSettings(url=pod.url)) as asked:
-        await rounds(asked.budget, 5)
-        assert asked.endpoint.state is EndpointState.STARTING
+    async with refreshing(PodSettings(url=pod.url)) as it:
+        await rounds(it.budget, 5)
+        assert it.endpoint.state is EndpointState.STARTING
         await pod.start()
-        await until(asked.is_in(EndpointState.READY))
-        assert asked.restarts == 0
+        await until(it.is_in(EndpointState.READY))
+        assert it.restarts == 0
         await pod.stop()
 
 
 async def test_a_slow_pod_becomes_stale_and_stays_ready() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=0.03) as asked:
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url), timeout=0.03) as it:
         pod.bodies["/metrics"] = exposition(running=3)
-        await until(lambda: asked.endpoint.metrics.running == 3)
+        await until(lambda: it.endpoint.metrics.running == 3)
         pod.hang.add("/metrics")
-        await rounds(asked.budget, 1)
-        assert asked.endpoint.metrics.freshness is Freshness.FRESH
-        await until(lambda: asked.endpoint.metrics.freshness is Freshness.STALE)
-        assert asked.endpoint.metrics.running == 3
-        assert asked.endpoint.state is EndpointState.READY
+        await rounds(it.budget, 1)
+        assert it.endpoint.metrics.freshness is Freshness.FRESH
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.STALE)
+        assert it.endpoint.metrics.running == 3
+        assert it.endpoint.state is EndpointState.READY
         pod.hang.clear()
-        await until(lambda: asked.endpoint.metrics.freshness is Freshness.FRESH)
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.FRESH)
 
 
 async def test_a_pod_with_malformed_metrics_becomes_stale() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
+        await until(it.is_in(EndpointState.READY))
         pod.bodies["/metrics"] = "<html>hello</html>"
-        await until(lambda: asked.endpoint.metrics.freshness is Freshness.STALE)
-        assert asked.endpoint.state is EndpointState.READY
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.STALE)
+        assert it.endpoint.state is EndpointState.READY
 
 
 async def test_a_refusing_pod_is_ejected_and_counts_as_restarted_when_it_returns() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
+        await until(it.is_in(EndpointState.READY))
         await pod.stop()
-        await until(asked.is_in(EndpointState.EJECTED))
+        await until(it.is_in(EndpointState.EJECTED))
         pod.bodies["/v1/models"] = json.dumps(models("other"))
         pod.bodies["/metrics"] = exposition(started=2000.0)
         await pod.start()
-        await until(asked.is_in(EndpointState.READY))
-        assert asked.endpoint.models == frozenset({"other"})
-        await rounds(asked.budget, 2)
-        assert asked.restarts == 1
+        await until(it.is_in(EndpointState.READY))
+        assert it.endpoint.models == frozenset({"other"})
+        await rounds(it.budget, 2)
+        assert it.restarts == 1
 
 
 async def test_a_pod_with_another_start_time_was_restarted() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
+        await until(it.is_in(EndpointState.READY))
         pod.bodies["/metrics"] = exposition(started=2000.0)
-        await until(lambda: asked.restarts == 1)
+        await until(lambda: it.restarts == 1)
         pod.bodies["/metrics"] = exposition(started=2000.5)
-        await rounds(asked.budget, 3)
-        assert asked.restarts == 1
+        await rounds(it.budget, 3)
+        assert it.restarts == 1
 
 
 async def test_a_pod_whose_counters_decreased_was_restarted() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
         pod.bodies["/metrics"] = exposition(queries=100.0)
-        await until(lambda: asked.endpoint.metrics.prefix_queries == 100)
+        await until(lambda: it.endpoint.metrics.prefix_queries == 100)
         pod.bodies["/metrics"] = exposition(queries=5.0)
-        await until(lambda: asked.restarts == 1)
+        await until(lambda: it.restarts == 1)
 
 
 async def test_a_changed_port_takes_effect_on_the_next_scrape() -> None:
-    async with FakePod() as old, FakePod() as new, asking(PodSettings(url=old.url, name="a")) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as old, FakePod() as new, refreshing(PodSettings(url=old.url, name="a")) as it:
+        await until(it.is_in(EndpointState.READY))
         new.bodies["/metrics"] = exposition(running=9)
-        asked.fleet.add(PodSettings(url=new.url, name="a"))
-        await until(lambda: asked.endpoint.metrics.running == 9)
+        it.fleet.add(PodSettings(url=new.url, name="a"))
+        await until(lambda: it.endpoint.metrics.running == 9)
 
 
 async def test_the_key_of_a_pod_is_sent_as_its_bearer_token() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url, api_key="secret")) as asked:
-        await until(asked.is_in(EndpointState.READY))
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url, api_key="secret")) as it:
+        await until(it.is_in(EndpointState.READY))
         assert pod.authorization == "Bearer secret"
 
 
 async def test_failed_reads_of_models_are_retried_and_change_nothing() -> None:
     async with FakePod() as pod:
         pod.status["/v1/models"] = 500
-        async with asking(PodSettings(url=pod.url)) as asked:
-            await until(asked.is_in(EndpointState.READY))
-            assert asked.endpoint.models is None
+        async with refreshing(PodSettings(url=pod.url)) as it:
+            await until(it.is_in(EndpointState.READY))
+            assert it.endpoint.models is None
             pod.status.clear()
-            await until(lambda: asked.endpoint.models == frozenset({"m"}))
+            await until(lambda: it.endpoint.models == frozenset({"m"}))
 
 
 async def test_models_are_not_read_with_every_scrape() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
-        await rounds(asked.budget, 10)
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url)) as it:
+        await rounds(it.budget, 10)
         assert pod.requested.count("/metrics") >= 10
         assert pod.requested.count("/v1/models") == 1
         assert "/health" not in pod.requested
@@ -267,19 +267,19 @@ async def test_an_endless_response_is_given_up() -> None:
 
     server = await asyncio.start_server(endless, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, asking(PodSettings(url=f"http://127.0.0.1:{port}"), timeout=0.05) as asked:
-        await asyncio.wait_for(asked.refresher.tried.wait(), PATIENCE)
-        assert asked.endpoint.state is EndpointState.STARTING
+    async with server, refreshing(PodSettings(url=f"http://127.0.0.1:{port}"), timeout=0.05) as it:
+        await asyncio.wait_for(it.refresher.tried.wait(), PATIENCE)
+        assert it.endpoint.state is EndpointState.STARTING
 
 
 async def test_gpu_utilisation_of_an_exporter_is_an_attribute_and_its_absence_is_harmless() -> None:
     async with FakePod() as pod, FakePod() as exporter:
         exporter.bodies["/metrics"] = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 40\n'
         refresh = RefreshSettings(dcgm=DcgmSettings(port=exporter.port), attributes={})
-        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
-            await until(lambda: asked.endpoint.metrics.attributes == {"GPUUtilization": 0.4})
+        async with refreshing(PodSettings(url=pod.url), refresh=refresh) as it:
+            await until(lambda: it.endpoint.metrics.attributes == {"GPUUtilization": 0.4})
             await exporter.stop()
-            await until(lambda: asked.endpoint.metrics.attributes == {})
-            assert asked.endpoint.state is EndpointState.READY
-            assert asked.endpoint.metrics.freshness is Freshness.FRESH
+            await until(lambda: it.endpoint.metrics.attributes == {})
+            assert it.endpoint.state is EndpointState.READY
+            assert it.endpoint.metrics.freshness is Freshness.FRESH
             await exporter.start()

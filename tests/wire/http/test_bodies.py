@@ -516,21 +516,21 @@ async def test_a_response_before_the_end_of_an_upload_ends_both_connections() ->
 
     async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
-        answer = await client.response()
+        response = await client.response()
         await asyncio.wait_for(gone.wait(), PATIENCE)
-    assert answer.startswith(b"HTTP/1.1 401 No\r\n")
-    assert b"connection: close\r\n" in answer
+    assert response.startswith(b"HTTP/1.1 401 No\r\n")
+    assert b"connection: close\r\n" in response
 
 
 async def test_an_upload_goes_to_the_next_pod_while_only_its_start_was_sent() -> None:
-    nobody = Endpoint("gone", f"http://127.0.0.1:{free_port()}")
+    unreachable = Endpoint("gone", f"http://127.0.0.1:{free_port()}")
     bodies: list[bytes] = []
 
     async def script(request: Received) -> None:
         bodies.append(await request.body())
         await request.send(plain())
 
-    async with Pod(script) as pod, rig(nobody, pod, kept_upload=STREAMED) as port:
+    async with Pod(script) as pod, rig(unreachable, pod, kept_upload=STREAMED) as port:
         assert (await port.ask(post(SPEECH, form(500_000), FORM))).status == 200
     assert bodies == [form(500_000)]
 
@@ -548,8 +548,8 @@ async def test_a_relayed_upload_is_not_sent_twice() -> None:
         port.client() as client,
     ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
-        answer = await client.response()
-        assert answer.startswith(b"HTTP/1.1 502 ")
+        response = await client.response()
+        assert response.startswith(b"HTTP/1.1 502 ")
         assert good.requests == []
         assert port.attempt.ending is Ending.UPSTREAM_FAILED
 
@@ -567,9 +567,9 @@ async def test_the_response_of_a_pod_that_refuses_a_running_upload_is_passed_on(
         port.client() as client,
     ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
-        answer = await client.response()
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert answer.endswith(b"\r\n\r\nbusy")
+        response = await client.response()
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert response.endswith(b"\r\n\r\nbusy")
         assert good.requests == []
 
 

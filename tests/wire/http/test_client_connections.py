@@ -146,8 +146,8 @@ async def test_an_http_10_connection_is_kept_on_request(line: str) -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         request = post(CHAT, b"{}", line, close=False, version="1.0")
         client.send(request)
-        answer = await client.response()
-        assert (b"connection: keep-alive\r\n" in answer) is kept
+        response = await client.response()
+        assert (b"connection: keep-alive\r\n" in response) is kept
         if kept:
             client.send(request)
             assert b" 200 " in await client.response()
@@ -325,14 +325,14 @@ async def test_an_early_refusal_reaches_a_client_that_sends_all_of_its_body_firs
         def send_then_read() -> bytes:
             with socket.create_connection(("127.0.0.1", port.server.port)) as sock:
                 sock.sendall(post(body=b"x" * 20_000_000, close=False))
-                answer = b""
+                raw = b""
                 while data := sock.recv(65536):
-                    answer += data
-                return answer
+                    raw += data
+                return raw
 
-        answer = await asyncio.get_running_loop().run_in_executor(None, send_then_read)
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b"connection: close\r\n" in answer
+        response = await asyncio.get_running_loop().run_in_executor(None, send_then_read)
+    assert response.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close\r\n" in response
 
 
 async def send_on(port: Rig, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
@@ -447,11 +447,11 @@ async def cut_in_the_head(client: Any) -> None:
 
 async def behind_a_chunked_request(client: Any) -> None:
     client.send(chunked(b"{}") + UPGRADE + b"early ")
-    assert b" 200 " in await client.answer()
+    assert b" 200 " in await client.response()
 
 
-@pytest.mark.parametrize("begin", [cut_in_the_head, behind_a_chunked_request])
-async def test_a_tunnel_starts_with_any_split_of_its_request(begin: Any) -> None:
+@pytest.mark.parametrize("start", [cut_in_the_head, behind_a_chunked_request])
+async def test_a_tunnel_starts_with_any_split_of_its_request(start: Any) -> None:
     async def script(request: Received) -> None:
         if request.line.startswith(b"POST"):
             await repeating(request)
@@ -460,7 +460,7 @@ async def test_a_tunnel_starts_with_any_split_of_its_request(begin: Any) -> None
             await echo(request)
 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
-        await begin(client)
+        await start(client)
         await asyncio.sleep(0.02)
         client.send(b"more ")
         assert SWITCHED.split(b"\r\n")[0] in await client.until(b"\r\n\r\n")

@@ -254,7 +254,7 @@ async def test_a_request_of_two_lengths_is_not_served() -> None:
         assert pod.requests == []
 
 
-async def leave_while_the_answer_comes(rounds: int) -> None:
+async def leave_during_the_response(rounds: int) -> None:
     async with Pod(answering(plain(b"x" * 4096))) as pod, rig(pod) as port:
         for _ in range(rounds):
             clients = [await asyncio.open_connection("127.0.0.1", port.server.port) for _ in range(16)]
@@ -269,5 +269,5 @@ async def leave_while_the_answer_comes(rounds: int) -> None:
 
 def test_a_response_that_crosses_its_leaving_client_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """On the loop of production: asyncio's own swallows writes to sockets that are no more."""
-    uvloop.run(leave_while_the_answer_comes(20))
+    uvloop.run(leave_during_the_response(20))
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

@@ -30,9 +30,9 @@ from proxy.http.upstream.connection import ResponseMeter
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.helpers.ports import full_address
 from tests.helpers.waiting import PATIENCE, until
-from tests.wire.http.test_failures import breaking_off, nobody, silent
+from tests.wire.http.test_failures import breaking_off, closed_port, silent
 
-ANSWER = b'{"kv_transfer_params":{"remote_engine_id":"e"},"usage":{"prompt_tokens":9,"completion_tokens":1}}'
+RESPONSE = b'{"kv_transfer_params":{"remote_engine_id":"e"},"usage":{"prompt_tokens":9,"completion_tokens":1}}'
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Collecting:
 
     async def serve(self, call: ClientRequest, relay: Relay) -> None:
         request = InferenceRequest(call.id, call.path, "m", body=b'{"max_tokens":1}', headers=call.headers)
-        self.attempt = attempt = self._leg(request, self.first)
+        self.attempt = attempt = self._attempt(request, self.first)
         attempt.upstream_headers += self.headers
         try:
             self.body = await relay.collect(attempt, self.seconds)
@@ -58,11 +58,11 @@ class Collecting:
             if not isinstance(error, UpstreamFailed):
                 raise
         try:
-            await relay.relay(self._leg(request, self.second))
+            await relay.relay(self._attempt(request, self.second))
         except UpstreamFailed as error:
             raise BadGateway("nobody answered") from error
 
-    def _leg(self, request: InferenceRequest, pod: Endpoint) -> Attempt:
+    def _attempt(self, request: InferenceRequest, pod: Endpoint) -> Attempt:
         return Attempt(request, Decision(pod), pod, 0, SystemClock().now())
 
 
@@ -83,10 +83,10 @@ async def collecting(
 @pytest.mark.parametrize(
     "raw",
     [
-        plain(ANSWER),
+        plain(RESPONSE),
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-        + chunk(ANSWER[:30])
-        + chunk(ANSWER[30:])
+        + chunk(RESPONSE[:30])
+        + chunk(RESPONSE[30:])
         + b"0\r\n\r\n",
     ],
 )
@@ -94,7 +94,7 @@ async def test_the_response_is_collected_and_the_client_gets_only_the_next_one(r
     async with Pod(answering(raw)) as pod, collecting(pod) as (port, gateway):
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
-        assert gateway.body == ANSWER
+        assert gateway.body == RESPONSE
         assert gateway.attempt is not None
         assert gateway.attempt.ending is Ending.COMPLETE
         assert gateway.attempt.status == 200
@@ -102,7 +102,7 @@ async def test_the_response_is_collected_and_the_client_gets_only_the_next_one(r
 
 
 async def test_the_pod_gets_the_clients_headers_and_the_given_body() -> None:
-    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod) as (port, _):
+    async with Pod(answering(plain(RESPONSE))) as pod, collecting(pod) as (port, _):
         await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "authorization: Bearer k", "x-request-id: r-7"))
         (received,) = pod.requests
         assert received.all(b"authorization") == [b"Bearer k"]
@@ -112,7 +112,7 @@ async def test_the_pod_gets_the_clients_headers_and_the_given_body() -> None:
 
 async def test_a_given_id_replaces_the_clients() -> None:
     headers = (("x-request-id", "___prefill_addr_p___r-7"),)
-    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod, headers=headers) as (port, _):
+    async with Pod(answering(plain(RESPONSE))) as pod, collecting(pod, headers=headers) as (port, _):
         await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "x-request-id: r-7"))
         (received,) = pod.requests
         assert received.all(b"x-request-id") == [b"___prefill_addr_p___r-7"]
@@ -139,10 +139,10 @@ async def test_a_refusal_of_the_pod_has_its_status(status: bytes) -> None:
 
 
 async def test_failures_are_reported_as_for_any_attempt() -> None:
-    async with collecting(nobody()) as (port, gateway):
+    async with collecting(closed_port()) as (port, gateway):
         await port.ask(post())
         assert isinstance(gateway.error, ConnectFailed)
-    async with Pod(breaking_off(plain(ANSWER)[:-9])) as pod, collecting(pod) as (port, gateway):
+    async with Pod(breaking_off(plain(RESPONSE)[:-9])) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
         assert isinstance(gateway.error, Disconnected)
     async with Pod(answering(b"nonsense\r\n\r\n")) as pod, collecting(pod) as (port, gateway):
@@ -184,7 +184,7 @@ async def test_an_error_while_a_response_is_handled_ends_the_request(
         raise ZeroDivisionError
 
     monkeypatch.setattr(owner, "finished" if owner is pool.Collected else "finish_at_once", breaks)
-    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod) as (port, gateway):
+    async with Pod(answering(plain(RESPONSE))) as pod, collecting(pod) as (port, gateway):
         seen = await port.ask(post())
         assert (seen.status, seen.json()["error"]["type"]) == (500, "internal_server_error")
         assert isinstance(gateway.error, ZeroDivisionError)
@@ -263,7 +263,7 @@ async def test_a_pod_given_up_while_it_computes_sees_the_request_end() -> None:
         left.set()
 
     async with Pod(slow) as pod, collecting(pod) as (port, gateway):
-        port.server.served = replace(port.server.served, given_up=lambda attempt, heard_at: "its engine died")
+        port.server.served = replace(port.server.served, given_up=lambda attempt, received_at: "its engine died")
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
         assert isinstance(gateway.error, UpstreamFailed)
@@ -279,7 +279,7 @@ async def test_a_passed_on_error_reaches_the_client_unchanged(body: bytes, kind:
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
 
         async def serve(call: ClientRequest, relay: Relay) -> None:
-            attempt = gateway._leg(
+            attempt = gateway._attempt(
                 InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers), pod.endpoint
             )
             attempt.response_headers.append(("x-kvlane-endpoint", "a"))
@@ -320,7 +320,7 @@ async def test_a_used_connection_that_was_just_closing_costs_nothing() -> None:
             request.break_off()
             return
         await request.body()
-        await request.send(plain(ANSWER))
+        await request.send(plain(RESPONSE))
 
     async with Pod(once) as pod, collecting(pod, clock=ManualClock()) as (port, gateway):
         await port.ask(post())

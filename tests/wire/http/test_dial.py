@@ -109,14 +109,14 @@ async def test_a_pod_whose_addresses_are_all_dead_fails_at_the_connect_timeout()
 async def test_a_pod_without_tls_is_a_failed_connection() -> None:
     closed = asyncio.Event()
 
-    async def answer_in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond_in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await reader.read()
         writer.close()
         await writer.wait_closed()
         closed.set()
 
-    async with await asyncio.start_server(answer_in_clear, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond_in_clear, "127.0.0.1", 0) as server:
         address = info(server.sockets[0].getsockname())
 
         async def resolve(host: str, port: int) -> Sequence[AddrInfoType]:

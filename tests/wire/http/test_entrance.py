@@ -49,14 +49,14 @@ class Authenticator:
 
 
 class Guarded(Rig):
-    door: Authenticator
+    authenticator: Authenticator
 
 
 @asynccontextmanager
 async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     gateway = FakeGateway([pod.endpoint for pod in pods], cards=[{"id": "llama-8b"}, {"id": "qwen"}])
     noted = Noted()
-    door = Authenticator()
+    authenticator = Authenticator()
     server = DataServer(
         ListenSettings(host="127.0.0.1", port=0, **listen),
         ServedGraph(
@@ -65,14 +65,14 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
             PATIENT,
             Listeners([noted]),
             gateway.retries_instead,
-            authenticator=cast(auth.Authenticator, door),
+            authenticator=cast(auth.Authenticator, authenticator),
         ),
         SystemClock(),
         UpstreamPool(PATIENT.connect, SystemClock()),
     )
     await server.start()
     rig = Guarded(server, gateway, noted.first_bytes, noted.ended)
-    rig.door = door
+    rig.authenticator = authenticator
     try:
         yield rig
     finally:
@@ -115,9 +115,9 @@ async def test_a_key_without_the_scope_is_403() -> None:
 async def test_a_client_is_refused_before_its_body_is_read(framing: str, beginning: bytes) -> None:
     async with guarded() as rig, rig.client() as client:
         client.send(f"POST {CHAT} HTTP/1.1\r\nhost: kvlane\r\n{framing}\r\n\r\n".encode() + beginning)
-        answer = await client.response()
-        assert answer.startswith(b"HTTP/1.1 401 ")
-        assert b"connection: close" in answer
+        response = await client.response()
+        assert response.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in response
         assert rig.server.retained == 0
 
 
@@ -169,7 +169,7 @@ async def test_a_slow_authentication_delays_its_request(size: int) -> None:
         client.send(post(CHAT, b"{" + b" " * size + b"}", "authorization: Bearer later", close=False))
         await asyncio.sleep(0.05)
         assert rig.gateway.calls == []
-        rig.door.turn.set()
+        rig.authenticator.turn.set()
         assert (await client.response()).startswith(b"HTTP/1.1 200 ")
 
 

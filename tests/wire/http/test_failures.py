@@ -45,12 +45,12 @@ async def silent(request: Received) -> None:
     await request.gone()
 
 
-def nobody() -> Endpoint:
+def closed_port() -> Endpoint:
     return Endpoint("gone", f"http://127.0.0.1:{free_port()}")
 
 
 async def test_a_request_to_a_refusing_pod_goes_to_the_next() -> None:
-    async with Pod(answering(plain())) as pod, rig(nobody(), pod) as port:
+    async with Pod(answering(plain())) as pod, rig(closed_port(), pod) as port:
         seen = await port.ask(post())
         assert seen.status == 200
         assert [attempt.ending for attempt in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
@@ -100,7 +100,7 @@ async def test_a_request_whose_attempt_waits_for_its_connection_is_refused_when_
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "raw",
     [
         b"",
         b"HTTP/1.1 200 OK\r\ncontent-le",
@@ -113,8 +113,8 @@ async def test_a_request_whose_attempt_waits_for_its_connection_is_refused_when_
         SSE_HEAD + b"zz\r\n",
     ],
 )
-async def test_a_request_to_a_pod_with_a_malformed_response_goes_to_the_next(answer: bytes) -> None:
-    async with Pod(breaking_off(answer)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
+async def test_a_request_to_a_pod_with_a_malformed_response_goes_to_the_next(raw: bytes) -> None:
+    async with Pod(breaking_off(raw)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
         seen = await port.ask(post())
     assert (seen.status, seen.ending) == (200, "complete")
 

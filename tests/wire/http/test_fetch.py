@@ -29,8 +29,8 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
 
-class Asking:
-    """A fetcher and what it asks a pod."""
+class Fetching:
+    """A fetcher and the pod that it reads."""
 
     def __init__(self, fetcher: PooledFetcher, pod: Pod) -> None:
         self.fetcher = fetcher
@@ -41,9 +41,11 @@ class Asking:
 
 
 @asynccontextmanager
-async def asking(script: Script, timeout: float = PATIENCE, clock: ManualClock | None = None) -> AsyncIterator[Asking]:
+async def fetching(
+    script: Script, timeout: float = PATIENCE, clock: ManualClock | None = None
+) -> AsyncIterator[Fetching]:
     async with Pod(script) as pod, PooledFetcher(timeout, clock or ManualClock()) as fetcher:
-        yield Asking(fetcher, pod)
+        yield Fetching(fetcher, pod)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ async def asking(script: Script, timeout: float = PATIENCE, clock: ManualClock |
 async def test_a_complete_response_leaves_its_connection_to_the_next(
     pieces: list[bytes], expected: tuple[int, bytes], pause: float
 ) -> None:
-    async with asking(answering(*pieces, pause=pause)) as it:
+    async with fetching(answering(*pieces, pause=pause)) as it:
         for _ in range(3):
             assert await it.get() == expected
         assert (it.pod.connections, len(it.pod.requests)) == (1, 3)
@@ -76,14 +78,14 @@ async def test_a_response_without_a_length_ends_with_the_connection(head: bytes)
         await request.send(head, b"up ", b"1\n", pause=0.002)
         request.break_off()
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         for count in (1, 2):
             assert await it.get() == (200, b"up 1\n")
             assert it.pod.connections == count
 
 
 async def test_exactly_the_given_request_is_sent() -> None:
-    async with asking(answering(plain())) as it:
+    async with fetching(answering(plain())) as it:
         await it.get("/base/métrics of a pod?format=text&x=%20", "secret")
         await it.get("")
         first, second = it.pod.requests
@@ -105,7 +107,7 @@ async def test_concurrent_requests_do_not_wait_for_each_other() -> None:
             await asyncio.sleep(PATIENCE)
         await request.send(plain(b"up"))
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         hanging = asyncio.get_running_loop().create_task(it.get())
         await asyncio.sleep(0.01)
         assert await it.get() == (200, b"up")
@@ -121,20 +123,20 @@ async def test_a_dead_idle_connection_is_replaced_by_a_fresh_one() -> None:
         else:
             await request.send(plain(b"up"))
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         for _ in range(2):
             assert await it.get() == (200, b"up")
         assert (it.pod.connections, len(it.pod.requests)) == (2, 3)
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", plain()[:-1], CHUNKED + chunk(b"up")])
-async def test_a_truncated_response_is_a_failure_and_not_retried(said: bytes) -> None:
+@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 2", plain()[:-1], CHUNKED + chunk(b"up")])
+async def test_a_truncated_response_is_a_failure_and_not_retried(raw: bytes) -> None:
     async def script(request: Received) -> None:
-        if said:
-            await request.send(said)
+        if raw:
+            await request.send(raw)
         request.break_off()
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         with pytest.raises(Disconnected):
             await it.get()
         assert len(it.pod.requests) == 1
@@ -146,25 +148,25 @@ async def test_a_reused_connection_that_breaks_in_a_response_is_a_failure() -> N
         if len(it.pod.requests) == 2:
             request.break_off()
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         await it.get()
         with pytest.raises(Disconnected):
             await it.get()
         assert len(it.pod.requests) == 2
 
 
-@pytest.mark.parametrize("said", [b"", CHUNKED + chunk(b"up")])
-async def test_a_pod_that_takes_too_long_is_given_up_and_notices(said: bytes) -> None:
+@pytest.mark.parametrize("raw", [b"", CHUNKED + chunk(b"up")])
+async def test_a_pod_that_takes_too_long_is_given_up_and_notices(raw: bytes) -> None:
     left = asyncio.Event()
 
     async def script(request: Received) -> None:
         if request.connection == 1:
-            await request.send(said)
+            await request.send(raw)
             await request.gone()
             left.set()
         await request.send(plain(b"up"))
 
-    async with asking(script, timeout=0.05) as it:
+    async with fetching(script, timeout=0.05) as it:
         with pytest.raises(UpstreamTimedOut):
             await it.get()
         await asyncio.wait_for(left.wait(), PATIENCE)
@@ -172,16 +174,16 @@ async def test_a_pod_that_takes_too_long_is_given_up_and_notices(said: bytes) ->
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:
-    asked, left = asyncio.Event(), asyncio.Event()
+    requested, left = asyncio.Event(), asyncio.Event()
 
     async def script(request: Received) -> None:
-        asked.set()
+        requested.set()
         await request.gone()
         left.set()
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         question = asyncio.get_running_loop().create_task(it.get())
-        await asyncio.wait_for(asked.wait(), PATIENCE)
+        await asyncio.wait_for(requested.wait(), PATIENCE)
         question.cancel()
         with pytest.raises(asyncio.CancelledError):
             await question
@@ -195,27 +197,27 @@ async def test_an_overlong_response_is_given_up(head: bytes) -> None:
         while True:
             await request.send(chunk(b"x" * 65536) if head is CHUNKED else b"x" * 65536)
 
-    async with asking(script) as it:
+    async with fetching(script) as it:
         with pytest.raises(InvalidResponse, match="too long"):
             await it.get()
 
 
 async def test_a_response_at_the_limit_is_accepted() -> None:
     body = b"x" * LONGEST
-    async with asking(answering(plain(body))) as it:
+    async with fetching(answering(plain(body))) as it:
         assert await it.get() == (200, body)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw",
     [
         b"220 mail.example ESMTP\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
         HEAD + b"transfer-encoding: gzip\r\n\r\n",
     ],
 )
-async def test_an_invalid_response_is_a_failure(said: bytes) -> None:
-    async with asking(answering(said)) as it:
+async def test_an_invalid_response_is_a_failure(raw: bytes) -> None:
+    async with fetching(answering(raw)) as it:
         with pytest.raises(InvalidResponse):
             await it.get()
 
@@ -256,7 +258,7 @@ async def test_an_unresolvable_url_is_no_refusal(url: str) -> None:
 
 async def test_a_connection_is_kept_for_a_rarely_scraped_fleet() -> None:
     clock = ManualClock(100.0)
-    async with asking(answering(plain()), clock=clock) as it:
+    async with fetching(answering(plain()), clock=clock) as it:
         await it.get()
         clock.advance(FETCH_IDLE_LIMIT - 1)
         await it.get()
@@ -304,7 +306,7 @@ async def test_a_prompt_is_posted_with_its_length_and_key_over_the_open_connecti
         await request.send(plain(b"{}"))
 
     bodies: list[tuple[bytes, bytes, list[bytes]]] = []
-    async with asking(script) as it:
+    async with fetching(script) as it:
         url = it.pod.endpoint.url + "/v1/chat/completions"
         assert await it.fetcher.post(url, b"x" * 100_000, "key") == (200, b"{}")
         assert await it.fetcher.post(url, b"short", None) == (200, b"{}")

@@ -100,8 +100,8 @@ async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
             assert (await client.response()).endswith(b"good")
         for each in port.server._clients.connections:
             each.idle_since = None
-        answers = await asyncio.gather(*[port.ask(post()) for _ in range(4)])
-        assert [answer.status for answer in answers] == [200] * 4
+        responses = await asyncio.gather(*[port.ask(post()) for _ in range(4)])
+        assert [response.status for response in responses] == [200] * 4
         assert port.hung_up == {}
 
 

@@ -42,7 +42,7 @@ async def test_requests_share_connections_and_parallel_ones_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "raw",
     [
         plain(extra=b"connection: close\r\n"),
         plain().replace(b"HTTP/1.1", b"HTTP/1.0"),
@@ -50,8 +50,8 @@ async def test_requests_share_connections_and_parallel_ones_do_not() -> None:
         plain() + b"rubbish",
     ],
 )
-async def test_a_connection_that_cannot_be_trusted_is_not_used_again(answer: bytes) -> None:
-    async with Pod(answering(answer)) as pod, rig(pod) as port:
+async def test_a_connection_that_cannot_be_trusted_is_not_used_again(raw: bytes) -> None:
+    async with Pod(answering(raw)) as pod, rig(pod) as port:
         for _ in range(2):
             assert (await port.ask(post())).body == b'{"ok":true}'
         assert pod.connections == 2

@@ -40,16 +40,16 @@ GOOD = SSE_HEAD + event("1") + event("[DONE]") + END
 
 @pytest.mark.parametrize("cut", range(1, len(DECLINED)))
 async def test_nothing_of_a_refusal_reaches_the_client_with_any_cut(cut: int) -> None:
-    leg = RelayedResponse(others=True)
-    leg.read(DECLINED[:cut])
-    leg.read(DECLINED[cut:])
-    error = leg.response.done.result()
+    relayed = RelayedResponse(others=True)
+    relayed.read(DECLINED[:cut])
+    relayed.read(DECLINED[cut:])
+    error = relayed.response.done.result()
     assert isinstance(error, Declined)
     assert (error.status, error.text) == (503, "busy")
-    assert leg.client.written == b""
-    assert leg.first_bytes == []
-    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
-    assert leg.attempt.status is None
+    assert relayed.client.written == b""
+    assert relayed.first_bytes == []
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
+    assert relayed.attempt.status is None
 
 
 @MANY
@@ -77,32 +77,36 @@ def test_any_other_response_passes_from_its_first_event_on(data: st.DataObject, 
 
 
 async def test_a_complete_refusal_keeps_the_connection() -> None:
-    leg = RelayedResponse(others=True)
-    leg.read(DECLINED)
-    assert leg.released == [leg.connection]
-    assert (leg.connection.meter.pieces, leg.connection.meter.marks, leg.connection.meter.tail) == ([], [], b"")
+    relayed = RelayedResponse(others=True)
+    relayed.read(DECLINED)
+    assert relayed.released == [relayed.connection]
+    assert (relayed.connection.meter.pieces, relayed.connection.meter.marks, relayed.connection.meter.tail) == (
+        [],
+        [],
+        b"",
+    )
     other = RelayedResponse(others=True)
     other.read(SSE_HEAD + BUSY)
     assert other.pod.aborted
 
 
 async def test_the_last_refusal_is_passed_on() -> None:
-    leg = RelayedResponse()
-    leg.read(DECLINED)
-    assert leg.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
-    assert leg.attempt.ending is Ending.COMPLETE
+    relayed = RelayedResponse()
+    relayed.read(DECLINED)
+    assert relayed.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
+    assert relayed.attempt.ending is Ending.COMPLETE
 
 
 async def test_the_wait_for_a_first_event_is_limited() -> None:
-    leg = RelayedResponse()
-    leg.read(SSE_HEAD)
+    relayed = RelayedResponse()
+    relayed.read(SSE_HEAD)
     piece = chunk(b"data: " + b"x" * 1000)
     for _ in range(LONGEST // 1006):
-        leg.read(piece)
-        assert leg.client.written == b""
-    leg.read(piece)
-    assert leg.client.written.endswith(piece * (LONGEST // 1006 + 1))
-    assert len(leg.first_bytes) == 1
+        relayed.read(piece)
+        assert relayed.client.written == b""
+    relayed.read(piece)
+    assert relayed.client.written.endswith(piece * (LONGEST // 1006 + 1))
+    assert len(relayed.first_bytes) == 1
 
 
 REASON = b'{"error":{"message":"cannot schedule new futures after shutdown","code":503}}'
@@ -111,16 +115,16 @@ LEAVING = b"HTTP/1.1 503 Gone\r\nRetry-After: 7\r\ncontent-length: %d\r\n\r\n%b"
 
 @pytest.mark.parametrize("cut", range(1, len(LEAVING)))
 async def test_nothing_of_a_response_with_such_a_status_reaches_the_client_with_any_cut(cut: int) -> None:
-    leg = RelayedResponse(others=True)
-    leg.read(LEAVING[:cut])
-    leg.read(LEAVING[cut:])
-    error = leg.response.done.result()
+    relayed = RelayedResponse(others=True)
+    relayed.read(LEAVING[:cut])
+    relayed.read(LEAVING[cut:])
+    error = relayed.response.done.result()
     assert isinstance(error, Declined)
     assert (error.status, error.retry_after, error.text) == (503, 7.0, REASON.decode())
-    assert leg.client.written == b""
-    assert leg.first_bytes == []
-    assert leg.released == [leg.connection]
-    assert leg.connection.meter.pieces == []
+    assert relayed.client.written == b""
+    assert relayed.first_bytes == []
+    assert relayed.released == [relayed.connection]
+    assert relayed.connection.meter.pieces == []
 
 
 @MANY
@@ -131,24 +135,24 @@ def test_a_refusal_depends_on_the_status_alone(
     raw = message.raw + (b"" if message.closes else more)
     ending = "closed" if message.closes else "open"
     alone = play([raw], ending, speaks_11)
-    beside = play(data.draw(reads(raw)), ending, speaks_11, others=True)
+    with_others = play(data.draw(reads(raw)), ending, speaks_11, others=True)
     if alone.attempt.status == 500:
-        assert isinstance(beside.error, Declined)
-        assert beside.raw == b""
-        beside = play(data.draw(reads(raw)), ending, speaks_11)
-    assert beside.error is None
-    assert beside.attempt.ending is Ending.COMPLETE
-    assert (beside.seen().status, beside.seen().body) == (alone.seen().status, message.body)
+        assert isinstance(with_others.error, Declined)
+        assert with_others.raw == b""
+        with_others = play(data.draw(reads(raw)), ending, speaks_11)
+    assert with_others.error is None
+    assert with_others.attempt.ending is Ending.COMPLETE
+    assert (with_others.seen().status, with_others.seen().body) == (alone.seen().status, message.body)
 
 
 async def test_a_long_response_with_such_a_status_is_not_kept() -> None:
     head = b"HTTP/1.1 500 Oops\r\ncontent-length: 1000000\r\n\r\n"
-    leg = RelayedResponse(others=True)
-    leg.read(head + b"x" * LONGEST)
-    assert not leg.response.done.done()
-    leg.read(b"x")
-    assert isinstance(leg.response.done.result(), Declined)
-    assert leg.pod.aborted
+    relayed = RelayedResponse(others=True)
+    relayed.read(head + b"x" * LONGEST)
+    assert not relayed.response.done.done()
+    relayed.read(b"x")
+    assert isinstance(relayed.response.done.result(), Declined)
+    assert relayed.pod.aborted
     alone = RelayedResponse()
     alone.read(head + b"x" * LONGEST)
     alone.read(b"x" * (1000000 - LONGEST))
@@ -157,20 +161,20 @@ async def test_a_long_response_with_such_a_status_is_not_kept() -> None:
 
 async def test_the_response_to_a_head_request_can_be_a_refusal() -> None:
     for others in (True, False):
-        leg = RelayedResponse(others=others)
-        leg.connection.head_only = True
-        leg.read(LEAVING.removesuffix(REASON))
-        assert isinstance(leg.response.done.result(), Declined) is others
-        assert (b" 503 " in leg.client.written) is not others
+        relayed = RelayedResponse(others=others)
+        relayed.connection.head_only = True
+        relayed.read(LEAVING.removesuffix(REASON))
+        assert isinstance(relayed.response.done.result(), Declined) is others
+        assert (b" 503 " in relayed.client.written) is not others
 
 
 async def test_framing_without_a_body_is_limited() -> None:
-    leg = RelayedResponse(others=True)
-    leg.read(SSE_HEAD)
+    relayed = RelayedResponse(others=True)
+    relayed.read(SSE_HEAD)
     piece = b"1;" + b"x" * 1000 + b"\r\na\r\n"
     for _ in range(HELD_LIMIT // len(piece) + 1):
-        leg.read(piece)
-    assert leg.client.written.endswith(piece)
+        relayed.read(piece)
+    assert relayed.client.written.endswith(piece)
 
 
 async def test_the_response_of_the_last_pod_is_passed_on() -> None:
@@ -203,8 +207,8 @@ async def test_a_refusing_status_sends_the_request_to_another_pod() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_a_request_that_one_pod_refuses_is_served_by_another(path: str, version: str) -> None:
-    said = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"x"}}\n\n'
-    refusal = SSE_HEAD + chunk(said) + END if path == "/v1/messages" else DECLINED
+    raw = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"x"}}\n\n'
+    refusal = SSE_HEAD + chunk(raw) + END if path == "/v1/messages" else DECLINED
     pieces = [refusal[at : at + 40] for at in range(0, len(refusal), 40)]
     async with Pod(answering(*pieces, pause=0.001)) as bad, Pod(answering(GOOD)) as good, rig(bad, good) as port:
         seen = await port.ask(post(path, STREAMED, version=version))

@@ -141,8 +141,8 @@ async def test_the_id_of_a_stored_response_is_found_at_its_start() -> None:
 
 async def test_errors_of_the_pod_are_relayed_unchanged() -> None:
     error = b'{"error":{"message":"too long","code":400}}'
-    answer = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    async with Pod(answering(answer % (len(error), error))) as pod, rig(pod) as port:
+    raw = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    async with Pod(answering(raw % (len(error), error))) as pod, rig(pod) as port:
         seen = await port.ask(post())
         assert (seen.status, seen.body) == (400, error)
         assert port.attempt.status == 400
@@ -179,8 +179,8 @@ async def test_informational_responses_are_not_passed_on() -> None:
 
 async def test_responses_without_a_body_end_with_their_head() -> None:
     for status in (204, 304):
-        answer = b"HTTP/1.1 %d X\r\netag: 1\r\n\r\n" % status
-        async with Pod(answering(answer)) as pod, rig(pod) as port, port.client() as client:
+        raw = b"HTTP/1.1 %d X\r\netag: 1\r\n\r\n" % status
+        async with Pod(answering(raw)) as pod, rig(pod) as port, port.client() as client:
             client.send(post(close=False))
             await client.until(b"\r\n\r\n")
             client.send(post(close=False))
@@ -190,9 +190,9 @@ async def test_responses_without_a_body_end_with_their_head() -> None:
 
 async def test_a_response_without_a_body_passes_no_length() -> None:
     """A client that believes the length reads the next response as the body."""
-    answer = b"HTTP/1.1 204 X\r\ncontent-length: 38\r\netag: 1\r\n\r\n"
+    raw = b"HTTP/1.1 204 X\r\ncontent-length: 38\r\netag: 1\r\n\r\n"
     for body in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
-        async with Pod(answering(answer + body)) as pod, rig(pod) as port:
+        async with Pod(answering(raw + body)) as pod, rig(pod) as port:
             seen = await port.ask(post())
         assert (seen.status, seen.all("etag"), seen.all("content-length"), seen.body) == (204, ["1"], [], b"")
 

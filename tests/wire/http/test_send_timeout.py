@@ -73,7 +73,7 @@ class Endless:
 
 
 @pytest.mark.parametrize(
-    ("asked", "head", "piece"),
+    ("raw", "head", "piece"),
     [
         (post(body=STREAMED), SSE_HEAD, event("x" * 8000)),
         (post(), b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 8000),
@@ -82,10 +82,10 @@ class Endless:
     ],
     ids=["stream", "sized", "until close", "tunnel"],
 )
-async def test_a_client_that_stops_reading_loses_its_request(asked: bytes, head: bytes, piece: bytes) -> None:
+async def test_a_client_that_stops_reading_loses_its_request(raw: bytes, head: bytes, piece: bytes) -> None:
     script = Endless(head, piece)
     async with Pod(script) as pod, rig(pod, send_timeout=SHORT) as port, unread(port) as client:
-        client.send(asked)
+        client.send(raw)
         ended = await port.until_ended()
         assert ended.outcome is Ending.CLIENT_GONE
         assert port.hung_up == {CloseReason.SEND_TIMEOUT: 1}
@@ -134,10 +134,10 @@ async def test_a_client_that_reads_slowly_stays() -> None:
 
 async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
     path = b"/" + b"a" * 4000
-    asked = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % path * 3000
+    raw = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % path * 3000
     async with rig(max_connections=2, send_timeout=SHORT) as port, unread(port) as one, unread(port) as other:
         for client in (one, other):
-            client.send(asked)
+            client.send(raw)
         await until(lambda: len(port.server._clients.connections) == 2)
         await until(lambda: port.hung_up[CloseReason.SEND_TIMEOUT] == 2)
         await until(lambda: not port.server._clients.connections)
@@ -198,13 +198,13 @@ async def test_a_reader_of_the_admin_port_that_stops_reading_is_disconnected() -
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/feed", feed)
     async with AdminServer(AdminSettings(port=0), app, SHORT) as server:
-        for asked in (b"GET /metrics", b"GET /feed"):
+        for requests in (b"GET /metrics", b"GET /feed"):
             with small(BUFFER) as sock:
                 sock.connect(("127.0.0.1", server.port))
-                sock.sendall(asked + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+                sock.sendall(requests + b" HTTP/1.1\r\nhost: a\r\n\r\n")
                 handlers = server._runner.server
                 assert handlers is not None
                 await until(lambda: bool(handlers.connections))  # noqa: B023
                 await until(lambda: not handlers.connections)  # noqa: B023
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}/metrics") as answer:
-            assert len(await answer.read()) == LARGE
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}/metrics") as result:
+            assert len(await result.read()) == LARGE

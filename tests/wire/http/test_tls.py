@@ -75,8 +75,8 @@ async def test_requests_and_streams_pass_over_tls(authority: Authority) -> None:
     async with Pod(script) as pod, rig(pod, tls=tls) as port, secured(port, client_context(authority.file)) as client:
         for size in (10, 700_000):
             client.send(post(body=STREAMED[:-1] + b" " * size + b"}", close=False))
-            answer = await client.until(b"0\r\n\r\n")
-            assert answer.count(b"data: ") == 2
+            raw = await client.until(b"0\r\n\r\n")
+            assert raw.count(b"data: ") == 2
             assert pod.requests[-1].all(b"content-length") == [str(len(STREAMED) + size).encode()]
 
 
@@ -210,14 +210,14 @@ async def test_the_admin_port_speaks_tls(authority: Authority) -> None:
     context = client_context(authority.file, authority.issue("operator"))
     async with AdminServer(admin, web.Application()) as server, ClientSession() as session:
         url = f"https://127.0.0.1:{server.port}/"
-        async with session.get(url, ssl=context) as answer:
-            assert answer.status == 404
+        async with session.get(url, ssl=context) as response:
+            assert response.status == 404
 
 
 # towards pods
 
 
-async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None = None) -> int:
+async def status_of(pod: Pod, tls: PodTls | None = None, default: PodTls | None = None) -> int:
     """Over a relay and over a scrape: both the same."""
     update(pod.endpoint, tls=tls)
     trust = PodTlsContexts(default, lambda: [pod.endpoint])
@@ -234,28 +234,28 @@ async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None =
 async def test_a_pod_with_a_trusted_certificate_is_reached(authority: Authority, tmp_path: Path) -> None:
     ca, other = PodTls(ca=str(authority.file)), PodTls(ca=str(Authority(tmp_path / "two").file))
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
-        assert await answered(pod) == 502
-        assert await answered(pod, other, ca) == 502
-        assert await answered(pod, ca, other) == 200
-        assert await answered(pod, None, ca) == 200
+        assert await status_of(pod) == 502
+        assert await status_of(pod, other, ca) == 502
+        assert await status_of(pod, ca, other) == 200
+        assert await status_of(pod, None, ca) == 200
 
 
 async def test_a_pods_certificate_must_have_its_name(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod", "DNS:pod.internal"))) as pod:
-        assert await answered(pod, PodTls(ca=str(authority.file))) == 502
-        assert await answered(pod, PodTls(ca=str(authority.file), server_name="pod.internal")) == 200
+        assert await status_of(pod, PodTls(ca=str(authority.file))) == 502
+        assert await status_of(pod, PodTls(ca=str(authority.file), server_name="pod.internal")) == 200
 
 
 async def test_any_certificate_is_accepted_if_configured(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod", "DNS:other"))) as pod:
-        assert await answered(pod, PodTls(insecure_skip_verify=True)) == 200
+        assert await status_of(pod, PodTls(insecure_skip_verify=True)) == 200
 
 
 async def test_a_pod_gets_the_client_certificate(authority: Authority) -> None:
     own = str(authority.issue("kvlane"))
     async with Pod(answering(plain()), server_context(authority.issue("pod"), authority.file)) as pod:
-        assert await answered(pod, PodTls(ca=str(authority.file))) == 502
-        assert await answered(pod, PodTls(ca=str(authority.file), cert=own)) == 200
+        assert await status_of(pod, PodTls(ca=str(authority.file))) == 502
+        assert await status_of(pod, PodTls(ca=str(authority.file), cert=own)) == 200
 
 
 async def test_a_changed_file_changes_the_trusted_authorities(authority: Authority, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ async def test_a_changed_file_changes_the_trusted_authorities(authority: Authori
 
 async def test_missing_files_are_a_failure_of_their_pod_only(authority: Authority) -> None:
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
-        assert await answered(pod, PodTls(ca="/nowhere.pem")) == 502
+        assert await status_of(pod, PodTls(ca="/nowhere.pem")) == 502
 
 
 def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Authority) -> None:

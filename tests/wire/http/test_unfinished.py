@@ -23,28 +23,28 @@ UNSIZED = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
 EVENTS = answer(["One", " two", " three"]).asked
 
 
-def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[RelayedResponse, Seen]:
+def played(new_relay: Any, *pieces: bytes, closes: bool = False) -> tuple[RelayedResponse, Seen]:
     async def play() -> RelayedResponse:
-        leg: RelayedResponse = leg_of()
+        relayed: RelayedResponse = new_relay()
         for piece in pieces:
-            leg.read(piece)
+            relayed.read(piece)
         if closes:
-            leg.end()
-        return leg
+            relayed.end()
+        return relayed
 
-    leg = asyncio.run(play())
-    return leg, understand(leg.client.written)
+    relayed = asyncio.run(play())
+    return relayed, understand(relayed.client.written)
 
 
 @pytest.mark.parametrize("speaks_11", [True, False])
 @pytest.mark.parametrize("asks_usage", [False, True])
-@pytest.mark.parametrize("asked", ["m", "alias"])
+@pytest.mark.parametrize("alias", ["m", "alias"])
 @pytest.mark.parametrize("together", [False, True])
-def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bool, asked: str, together: bool) -> None:
+def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bool, alias: str, together: bool) -> None:
     pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
     pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
-    leg, seen = played(lambda: RelayedResponse(speaks_11, asks_usage=asks_usage, alias=asked), *pieces)
-    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
+    relayed, seen = played(lambda: RelayedResponse(speaks_11, asks_usage=asks_usage, alias=alias), *pieces)
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.ending == "complete"
     *sent, error, nothing = seen.body.split(b"\n\n")
     assert len(sent) == 2
@@ -53,32 +53,32 @@ def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bo
 
 
 def test_an_unfinished_stream_without_framing_ends_with_an_error() -> None:
-    leg, seen = played(lambda: RelayedResponse(True), UNSIZED + TOKEN, TOKEN, closes=True)
-    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
+    relayed, seen = played(lambda: RelayedResponse(True), UNSIZED + TOKEN, TOKEN, closes=True)
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
     assert seen.ending == "complete"
 
 
 def test_an_unfinished_response_before_its_first_byte_goes_to_another_pod() -> None:
     async def play() -> RelayedResponse:
-        leg = RelayedResponse(True)
-        leg.read(SSE_HEAD + chunk(TOKEN) + END)
-        return leg
+        relayed = RelayedResponse(True)
+        relayed.read(SSE_HEAD + chunk(TOKEN) + END)
+        return relayed
 
-    leg = asyncio.run(play())
-    assert isinstance(leg.response.done.result(), UpstreamFailed)
-    assert leg.client.written == b""
+    relayed = asyncio.run(play())
+    assert isinstance(relayed.response.done.result(), UpstreamFailed)
+    assert relayed.client.written == b""
 
 
 def test_an_unfinished_stream_is_continued_by_another_pod_if_permitted() -> None:
-    leg, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
-    assert isinstance(leg.response.done.result(), StreamInterrupted)
+    relayed, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
+    assert isinstance(relayed.response.done.result(), StreamInterrupted)
 
 
 @pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])
 def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
-    leg, seen = played(lambda: RelayedResponse(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
-    assert leg.attempt.ending is Ending.COMPLETE
+    relayed, seen = played(lambda: RelayedResponse(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
+    assert relayed.attempt.ending is Ending.COMPLETE
     assert seen.body == TOKEN + b"".join(ending)
 
 
@@ -129,6 +129,6 @@ def test_a_last_event_known_by_its_name_ends_the_stream(line_end: bytes, size: i
     ]
     stream = b"".join(events).replace(b"\n", line_end)
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    leg, seen = played(lambda: RelayedResponse(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
-    assert leg.attempt.ending is Ending.COMPLETE
+    relayed, seen = played(lambda: RelayedResponse(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
+    assert relayed.attempt.ending is Ending.COMPLETE
     assert seen.body == stream

@@ -398,22 +398,22 @@ async def test_an_object_that_stays_unreadable_is_logged_once(caplog: pytest.Log
     ],
 )
 async def test_a_malformed_list_is_requested_again(listed: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    asked = 0
+    requests = 0
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
         await reader.readuntil(b"\r\n\r\n")
-        asked += 1
+        requests += 1
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(listed), listed))
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         followed = Followed(replace(ACCESS, server=url))
         async with Tasks() as tasks:
             tasks.start(followed.run(), "watch")
-            await until(lambda: asked == 3)
+            await until(lambda: requests == 3)
     assert "is not a list of objects" in caplog.text
 
 

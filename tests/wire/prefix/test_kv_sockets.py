@@ -30,7 +30,7 @@ def block(name: int, parent: int | None = None) -> Any:
 
 
 @asynccontextmanager
-async def heard(sources: KvSources, *pods: Endpoint) -> AsyncIterator[tuple[Ear, Pods]]:
+async def subscribed(sources: KvSources, *pods: Endpoint) -> AsyncIterator[tuple[Ear, Pods]]:
     ear, fleet = Ear(), Pods(*pods)
     async with Subscription(sources, ear, fleet.watch):
         if pods and sources.port in ENGINES:
@@ -47,7 +47,7 @@ async def known(ear: Ear, whole: bool = True, of: tuple[str, int] = POD) -> None
 
 
 async def test_events_of_a_pod_are_received_in_order() -> None:
-    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         for name in range(5):
             await it.publish(block(name, name - 1 if name else None), removed(name))
@@ -61,7 +61,7 @@ async def test_a_late_proxy_gets_everything() -> None:
     async with engine() as (it, ports):
         for name in range(3):
             await it.publish(block(name))
-        async with heard(at(ports), pod()) as (ear, _):
+        async with subscribed(at(ports), pod()) as (ear, _):
             await known(ear)
             assert ear.blocks() == [0, 1, 2]
             await it.publish(block(3))
@@ -73,7 +73,7 @@ async def test_an_engine_with_an_incomplete_buffer_is_unknown_until_it_clears_it
     async with engine(keeps=2) as (it, ports):
         for name in range(5):
             await it.publish(block(name))
-        async with heard(at(ports), pod()) as (ear, _):
+        async with subscribed(at(ports), pod()) as (ear, _):
             await known(ear, False)
             assert ear.blocks() == [3, 4]
             await it.publish(CLEARED, block(9))
@@ -83,7 +83,7 @@ async def test_an_engine_with_an_incomplete_buffer_is_unknown_until_it_clears_it
 @pytest.mark.parametrize("frames", [3, 4])
 async def test_missed_events_are_requested(frames: int) -> None:
     """Older engines respond in three frames."""
-    async with engine(frames=frames) as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine(frames=frames) as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.publish(block(0))
         await until(lambda: ear.blocks() == [0])
@@ -97,7 +97,7 @@ async def test_missed_events_are_requested(frames: int) -> None:
 
 
 async def test_a_replayed_batch_that_arrives_again_counts_once() -> None:
-    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         for name in range(3):
             await it.publish(block(name), lose=name < 2)
@@ -111,7 +111,7 @@ async def test_a_replayed_batch_that_arrives_again_counts_once() -> None:
 
 
 async def test_events_that_are_no_longer_available_clear_the_pod() -> None:
-    async with engine(keeps=1) as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine(keeps=1) as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.publish(block(0))
         await until(lambda: ear.blocks() == [0])
@@ -123,7 +123,7 @@ async def test_events_that_are_no_longer_available_clear_the_pod() -> None:
 
 
 async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
-    async with engine() as (it, ports), heard(at(ports, replay=False), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports, replay=False), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1), lose=True)
         await it.publish(block(2))
@@ -134,7 +134,7 @@ async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
 
 async def test_a_silent_replay_socket_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.prefix.kv_sockets.PATIENCE", 0.05)
-    async with engine(replay=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine(replay=False) as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1), lose=True)
         await it.publish(block(2))
@@ -147,16 +147,16 @@ async def test_a_silent_replay_socket_is_not_waited_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("replay", [True, False])
 async def test_a_restarted_pod_is_cleared(replay: bool, clock: int) -> None:
     """Even if its clock is behind that of before."""
-    async with engine() as (it, ports), heard(at(ports, replay), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports, replay), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1))
         await until(lambda: 1 in ear.blocks())
         it.close()
         await known(ear, False)
-        async with engine(ports=ports, start=it.clock + clock) as (anew, _):
+        async with engine(ports=ports, start=it.clock + clock) as (restarted, _):
             if not replay:
-                await connected(anew, ear, 7)
-            await anew.publish(block(8))
+                await connected(restarted, ear, 7)
+            await restarted.publish(block(8))
             await until(lambda: 8 in ear.blocks())
             await known(ear)
             assert 1 not in ear.blocks()
@@ -176,7 +176,7 @@ async def test_an_engine_that_replays_without_end_costs_bounded_memory(monkeypat
 
 
 async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards() -> None:
-    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         for name in range(3):
             await it.publish(block(name))
@@ -191,7 +191,7 @@ async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards
 
 async def test_a_broken_connection_costs_nothing() -> None:
     """The same engine on another socket: it is asked for the message that came last, and what came since."""
-    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.publish(block(0))
         await until(lambda: ear.blocks() == [0])
@@ -206,7 +206,7 @@ async def test_a_broken_connection_costs_nothing() -> None:
 
 
 async def test_malformed_messages_are_skipped() -> None:
-    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports), pod()) as (ear, _):
         await known(ear)
         await it.send_frames(b"one frame")
         await it.send_frames(b"topic", b"short", b"x")
@@ -217,7 +217,7 @@ async def test_malformed_messages_are_skipped() -> None:
 
 
 async def test_other_topics_are_ignored() -> None:
-    async with engine() as (it, ports), heard(at(ports, topic="kv@pod"), pod()) as (ear, _):
+    async with engine() as (it, ports), subscribed(at(ports, topic="kv@pod"), pod()) as (ear, _):
         await known(ear)
         await it.send(0, it.buffer[0][1] if it.buffer else b"x", topic="other")
         await it.publish(block(0), topic="kv@pod@model")
@@ -231,15 +231,15 @@ async def test_every_rank_of_a_pod_has_its_own_port() -> None:
         engine(ports=(at_port + 1, 0), replay=False) as (second, _),
     ):
         labels = {"kvlane/data-parallel-size": "2", "kvlane/kv-events-port": str(at_port)}
-        async with heard(KvSources(port=1), pod(labels=labels)) as (ear, _):
+        async with subscribed(KvSources(port=1), pod(labels=labels)) as (ear, _):
             await connected(first, ear, 1)
-            await until_heard(second, ear, rank=1)
+            await until_received(second, ear, rank=1)
             assert set(ear.blocks(0)) == {1}
             assert set(ear.blocks(1)) == {1}
 
 
 async def test_a_removed_pod_is_reported_and_unsubscribed() -> None:
-    async with engine() as (it, ports), heard(at(ports)) as (ear, fleet):
+    async with engine() as (it, ports), subscribed(at(ports)) as (ear, fleet):
         one = pod()
         fleet.add(one)
         await known(ear)
@@ -256,7 +256,7 @@ async def test_pods_may_connect_to_the_proxy_instead() -> None:
     context = zmq.asyncio.Context()
     address = f"tcp://127.0.0.1:{free_port()}"
     one, other = pod("one"), Endpoint("other", "http://10.0.0.2:8000")
-    async with heard(KvSources(bind=address, topic="kv@"), one, other) as (ear, _):
+    async with subscribed(KvSources(bind=address, topic="kv@"), one, other) as (ear, _):
         it = Engine(context)
         it._publisher.connect(address)
         numbers = iter(range(1000))
@@ -296,7 +296,7 @@ async def connected(it: Engine, ear: Ear, name: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_heard(it: Engine, ear: Ear, rank: int) -> None:
+async def until_received(it: Engine, ear: Ear, rank: int) -> None:
     await it.publish(block(1), lose=True)
     payload = it.buffer[0][1]
     async with asyncio.timeout(PATIENCE):

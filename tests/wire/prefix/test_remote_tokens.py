@@ -21,18 +21,18 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 class Server:
-    """Answers with `answer` and keeps what it was asked."""
+    """A server that sends `response` and keeps the requests."""
 
-    def __init__(self, answer: Any, status: int = 200, delay: float = 0.0) -> None:
-        self.answer = answer
+    def __init__(self, response: Any, status: int = 200, delay: float = 0.0) -> None:
+        self.response = response
         self.status = status
         self.delay = delay
-        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append((request.path, await request.json(), request.headers.get("authorization")))
+        self.requests.append((request.path, await request.json(), request.headers.get("authorization")))
         await asyncio.sleep(self.delay)
-        text = self.answer if isinstance(self.answer, str) else json.dumps(self.answer)
+        text = self.response if isinstance(self.response, str) else json.dumps(self.response)
         return web.Response(status=self.status, text=text, content_type="application/json")
 
 
@@ -75,17 +75,17 @@ async def test_the_least_busy_pod_tokenises() -> None:
         tokens = source.remote(RemoteTokenizer())
         question = chat(tools=[{"a": 1}])
         assert await tokens.of(question, [pod(one, 3), pod(other, 1, "key")]) == packed(5, 6)
-    assert not busy.asked
-    assert idle.asked == [("/tokenize", json.loads(question.body), "Bearer key")]
+    assert not busy.requests
+    assert idle.requests == [("/tokenize", json.loads(question.body), "Bearer key")]
 
 
-@pytest.mark.parametrize("answer", [{"token_ids": [7]}, [{"token_ids": [7]}]], ids=str)
-async def test_a_render_server_gets_the_path_of_the_request(answer: Any) -> None:
-    server = Server(answer)
+@pytest.mark.parametrize("response", [{"token_ids": [7]}, [{"token_ids": [7]}]], ids=str)
+async def test_a_render_server_gets_the_path_of_the_request(response: Any) -> None:
+    server = Server(response)
     async with serving(server) as url, opening() as source:
         tokens = source.remote(RemoteTokenizer(url, "name"))
         assert await tokens.of(request(COMPLETIONS, prompt="Hello"), ()) == packed(7)
-    assert server.asked == [("/v1/completions/render", {"model": "name", "prompt": "Hello"}, None)]
+    assert server.requests == [("/v1/completions/render", {"model": "name", "prompt": "Hello"}, None)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_a_render_server_gets_the_path_of_the_request(answer: Any) -> None
 async def test_a_failing_server_leaves_the_prompt_without_tokens(server: Server) -> None:
     async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer(timeout=0.1)).of(chat(), [pod(url)]) is None
-    assert server.asked
+    assert server.requests
 
 
 async def test_without_a_server_nothing_is_requested() -> None:
@@ -130,7 +130,7 @@ async def test_unsupported_requests_are_not_sent(question: InferenceRequest) -> 
     server = Server({"tokens": [1]})
     async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer()).of(question, [pod(url)]) is None
-    assert not server.asked
+    assert not server.requests
 
 
 async def test_a_large_body_is_sent_unchanged() -> None:

@@ -13,8 +13,8 @@ from tests.helpers.http.support import SSE_HEAD, chunk, event
 from tests.helpers.scenarios.stack import CHAT, Stack, running, stack
 from tests.wire.scenarios.test_transparency import engine
 
-SAID = {"model": "sim", "max_tokens": 8, "stream": True}
-ASKED = {"telemetry": {"askForUsage": True}}
+BODY = {"model": "sim", "max_tokens": 8, "stream": True}
+ASK_FOR_USAGE = {"telemetry": {"askForUsage": True}}
 
 
 async def stream(s: Stack, url: str, path: str, body: dict[str, Any]) -> bytes:
@@ -33,21 +33,21 @@ async def stream(s: Stack, url: str, path: str, body: dict[str, Any]) -> bytes:
     ],
 )
 async def test_a_stream_has_the_bytes_of_a_stream_without_usage(path: str, body: dict[str, Any]) -> None:
-    async with stack(1, settings=ASKED) as s:
-        said = {**SAID, **body}
-        assert await stream(s, s.url, path, said) == await stream(s, s.pods[0].url, path, said)
+    async with stack(1, settings=ASK_FOR_USAGE) as s:
+        fields = {**BODY, **body}
+        assert await stream(s, s.url, path, fields) == await stream(s, s.pods[0].url, path, fields)
         await s.idle()
         s.app.observer.flush()
-        assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == said["max_tokens"]
+        assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == fields["max_tokens"]
 
 
 async def test_usage_is_requested_only_if_configured_and_clients_that_request_it_get_it() -> None:
-    body = {**SAID, "messages": [{"role": "user", "content": "Hello!"}]}
+    body = {**BODY, "messages": [{"role": "user", "content": "Hello!"}]}
     async with stack(1) as s:
         assert b'"usage"' not in await stream(s, s.url, CHAT, body)
         s.app.observer.flush()
         assert not await s.sample('kvlane_completion_tokens_total{model="sim"}')
-    async with stack(1, settings=ASKED) as s:
+    async with stack(1, settings=ASK_FOR_USAGE) as s:
         own = await stream(s, s.url, CHAT, {**body, "stream_options": {"include_usage": True}})
         assert own.count(b'"usage":{') == 1
 
@@ -56,7 +56,7 @@ async def test_the_pod_gets_the_option_and_all_other_bytes_unchanged() -> None:
     bodies: list[bytes] = []
     sent = b'{ "model":"any", "stream" : true,\n"messages":[{"role":"user","content":"caf\xc3\xa9"}] }\n'
     pod = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n", bodies=bodies)
-    async with pod, running([pod.endpoint.url], ASKED) as app:
+    async with pod, running([pod.endpoint.url], ASK_FOR_USAGE) as app:
         await post(app.port, sent)
     assert bodies == [sent.replace(b" }\n", b' ,"stream_options":{"include_usage":true}}\n')]
 

@@ -36,9 +36,9 @@ async def upload(s: Stack, parts: aiohttp.FormData) -> tuple[aiohttp.ClientRespo
 @pytest.mark.parametrize("file_first", [False, True])
 async def test_a_form_of_several_megabytes_arrives_complete(file_first: bool) -> None:
     async with stack(2) as s:
-        response, answer = await upload(s, form("sim", file_first=file_first))
+        response, body = await upload(s, form("sim", file_first=file_first))
         assert response.status == 200
-        assert answer == {"text": f"{len(SOUND)} bytes of audio", "usage": {"type": "duration", "seconds": 1}}
+        assert body == {"text": f"{len(SOUND)} bytes of audio", "usage": {"type": "duration", "seconds": 1}}
         await s.idle()
 
 
@@ -79,10 +79,10 @@ async def test_a_form_without_a_length_is_relayed_while_it_arrives() -> None:
 
     headers = {"content-type": "multipart/form-data; boundary=kvlane"}
     async with stack(1, settings={"listen": {"keptUpload": "64KiB"}}) as s:
-        asked = asyncio.get_running_loop().create_task(upload_pieces(s, pieces(), headers))
+        task = asyncio.get_running_loop().create_task(upload_pieces(s, pieces(), headers))
         await until(lambda: bool(s.pods[0].requests.open))
         arriving.set()
-        assert await asked == f"{len(SOUND) + 4} bytes of audio"
+        assert await task == f"{len(SOUND) + 4} bytes of audio"
 
 
 async def upload_pieces(s: Stack, pieces: AsyncIterator[bytes], headers: dict[str, str]) -> str:

@@ -43,12 +43,12 @@ async def stream(s: Stack, url: str, key: str = "key-a", **fields: Any) -> bytes
 
 async def test_with_a_key_requests_are_served_and_without_one_refused() -> None:
     async with guarded() as s:
-        response, answer = await ask(s)
+        response, body = await ask(s)
         assert response.status == 200
-        assert answer["choices"]
-        response, answer = await s.chat()
+        assert body["choices"]
+        response, body = await s.chat()
         assert response.status == 401
-        assert answer["error"]["code"] == "invalid_api_key"
+        assert body["error"]["code"] == "invalid_api_key"
 
 
 async def test_the_official_client_understands_the_refusals() -> None:
@@ -68,8 +68,8 @@ async def test_the_official_client_understands_the_refusals() -> None:
 async def test_a_restricted_key_sees_only_its_models() -> None:
     keys = [{"name": "some", "key": "some", "models": ["llama-*"]}, {"name": "all", "key": "all", "models": ["s*"]}]
     async with guarded(apiKeys=keys) as s:
-        response, answer = await ask(s, "some")
-        assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
+        response, body = await ask(s, "some")
+        assert (response.status, body["error"]["code"]) == (404, "model_not_found")
         assert (await ask(s, "all"))[0].status == 200
         for key, expected in (("some", []), ("all", ["sim"])):
             async with s.http.get(s.url + "/v1/models", headers={"x-api-key": key}) as models:
@@ -80,8 +80,8 @@ async def test_a_key_reaches_no_forbidden_adapter_through_another_field() -> Non
     keys = [{"name": "a", "key": "some", "models": ["sim", "mine"]}, {"name": "b", "key": "all"}]
     async with guarded(apiKeys=keys) as s:
         for field in ({"lora_path": "other"}, {"lora_path": ["mine", "other"]}, {"lora_request": {"lora_path": "/x"}}):
-            response, answer = await ask(s, "some", **field)
-            assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
+            response, body = await ask(s, "some", **field)
+            assert (response.status, body["error"]["code"]) == (404, "model_not_found")
             assert (await ask(s, "all", **field))[0].status == 200
         assert (await ask(s, "some", lora_path="mine"))[0].status == 200
 
@@ -91,13 +91,13 @@ async def test_the_404_of_a_pod_does_not_list_models_for_a_restricted_key() -> N
     keys = [{"name": "a", "key": "some", "models": ["sim"]}, {"name": "b", "key": "all"}]
     async with stack(1, settings={"security": {"apiKeys": keys}, "pods": rarely}) as s:
         s.pods[0].serve_models("secret")
-        response, answer = await ask(s, "all")
-        assert (response.status, "secret" in answer["error"]["message"]) == (404, True)
+        response, body = await ask(s, "all")
+        assert (response.status, "secret" in body["error"]["message"]) == (404, True)
     async with stack(1, settings={"security": {"apiKeys": keys}, "pods": rarely}) as s:
         s.pods[0].serve_models("secret")
-        response, answer = await ask(s, "some")
-        assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
-        assert "secret" not in str(answer)
+        response, body = await ask(s, "some")
+        assert (response.status, body["error"]["code"]) == (404, "model_not_found")
+        assert "secret" not in str(body)
 
 
 async def test_a_websocket_to_a_pod_with_a_forbidden_model_is_refused() -> None:
@@ -137,11 +137,11 @@ async def test_requests_of_a_tenant_share_limits_and_responses_show_them() -> No
         response, _ = await ask(s, "key-a")
         assert response.headers["x-ratelimit-remaining-requests"] == "1"
         await ask(s, "key-b")
-        response, answer = await ask(s, "key-a")
+        response, body = await ask(s, "key-a")
         assert response.status == 429
         assert response.headers["x-kvlane-reason"] == "rate-limited"
         assert response.headers["x-ratelimit-remaining-requests"] == "0"
-        assert answer["error"]["code"] == "rate_limit_exceeded"
+        assert body["error"]["code"] == "rate_limit_exceeded"
         assert await s.sample('kvlane_limited_total{kind="tenant",name="acme",shadow="false"}') == 1.0
 
 
@@ -159,9 +159,9 @@ async def test_tokens_of_a_stream_are_counted_invisibly() -> None:
         long: dict[str, Any] = {"max_tokens": 80, "ignore_eos": True}
         assert await stream(s, s.url, **long) == await stream(s, s.pods[0].url, **long)
         await stream(s, s.url, "key-b", **long)
-        response, answer = await ask(s)
+        response, body = await ask(s)
         assert response.status == 429
-        assert "150 tokens per day" in answer["error"]["message"]
+        assert "150 tokens per day" in body["error"]["message"]
         s.app.observer.flush()
         assert await s.sample('kvlane_tenant_completion_tokens_total{tenant="acme"}') == 160.0
 

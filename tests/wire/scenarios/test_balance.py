@@ -33,11 +33,11 @@ def profile(*plugins: str) -> dict[str, Any]:
 async def served(s: Stack, prompts: list[str], *, at_once: bool = False) -> Counter[str]:
     """Requests per pod."""
     if at_once:
-        answers = await asyncio.gather(*(s.chat(prompt, max_tokens=2) for prompt in prompts))
+        responses = await asyncio.gather(*(s.chat(prompt, max_tokens=2) for prompt in prompts))
     else:
-        answers = [await s.chat(prompt, max_tokens=1) for prompt in prompts]
-    assert {response.status for response, _ in answers} == {200}
-    return Counter(response.headers["x-kvlane-endpoint"] for response, _ in answers)
+        responses = [await s.chat(prompt, max_tokens=1) for prompt in prompts]
+    assert {response.status for response, _ in responses} == {200}
+    return Counter(response.headers["x-kvlane-endpoint"] for response, _ in responses)
 
 
 def different(count: int) -> list[str]:
@@ -83,8 +83,8 @@ async def test_a_pod_kept_busy_by_others_is_avoided() -> None:
     async with stack(2, one_at_a_time) as s, contextlib.AsyncExitStack() as others:
         body = {"prompt": "long", "max_tokens": 2000, "stream": True}
         for _ in range(3):
-            asked = others.enter_async_context(s.http.post(s.pods[0].url + "/v1/completions", json=body))
-            others.push_async_callback(cancelled, asyncio.get_running_loop().create_task(asked))
+            task = others.enter_async_context(s.http.post(s.pods[0].url + "/v1/completions", json=body))
+            others.push_async_callback(cancelled, asyncio.get_running_loop().create_task(task))
         await until(lambda: s.app.fleet.endpoints[0].metrics.waiting == 2)
         assert await served(s, different(4)) == {"pod-1": 4}
 
@@ -103,6 +103,6 @@ async def test_conversations_stay_on_their_pod_and_documents_are_distributed() -
             homes[document] = response.headers["x-kvlane-endpoint"]
         assert Counter(homes.values()) == {"pod-0": 2, "pod-1": 2, "pod-2": 2, "pod-3": 2}
         for document in documents * 2:
-            response, answer = await s.chat(document)
+            response, body = await s.chat(document)
             assert response.headers["x-kvlane-endpoint"] == homes[document]
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
+            assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 500

@@ -36,8 +36,8 @@ async def test_the_response_equals_the_pods() -> None:
             proxied = json.loads(await through.read())
         async with s.http.post(s.pods[0].url + CHAT, json=body(), headers=headers) as straight:
             direct = json.loads(await straight.read())
-        for answer in (proxied, direct):
-            del answer["created"], answer["usage"]
+        for response in (proxied, direct):
+            del response["created"], response["usage"]
         assert proxied == direct
 
 
@@ -67,9 +67,9 @@ async def test_the_same_prefix_goes_to_the_same_pod_and_is_cached_there() -> Non
     async with stack(4) as s:
         first, _ = await s.chat(prompt)
         for _ in range(3):
-            response, answer = await s.chat(prompt)
+            response, payload = await s.chat(prompt)
             assert response.headers["x-kvlane-endpoint"] == first.headers["x-kvlane-endpoint"]
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+            assert payload["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
 
 
 async def test_an_omitted_model_is_the_only_one() -> None:
@@ -82,9 +82,9 @@ async def test_an_omitted_model_is_the_only_one() -> None:
 
 async def test_an_unknown_model_is_refused_without_a_request_to_a_pod() -> None:
     async with stack() as s:
-        response, answer = await s.chat(model="nope")
+        response, payload = await s.chat(model="nope")
         assert response.status == 404
-        assert answer["error"]["code"] == "model_not_found"
+        assert payload["error"]["code"] == "model_not_found"
         assert response.headers["x-kvlane-reason"] == "unknown-model"
         assert not any(len(pod.requests) for pod in s.pods)
 
@@ -101,9 +101,9 @@ async def test_bad_bodies_are_refused_and_the_next_request_is_served(raw: bytes)
 
 async def test_an_error_of_the_pod_is_relayed_unchanged() -> None:
     async with stack(1) as s:
-        response, answer = await s.chat(temperature=-1)
+        response, payload = await s.chat(temperature=-1)
         assert response.status == 400
-        assert isinstance(answer["error"]["code"], int)
+        assert isinstance(payload["error"]["code"], int)
         assert len(s.pods[0].requests) == 1
 
 
@@ -118,11 +118,11 @@ async def cancelled(s: Stack, fields: dict[str, object], leave_after: str) -> fl
     """Opens a connection of its own, leaves at the given moment, and waits until the pod has seen it: so long."""
     loop, before = asyncio.get_running_loop(), sum(pod.requests.aborted for pod in s.pods)
     async with aiohttp.ClientSession() as client:
-        asking = loop.create_task(ask(client, s.url, fields, leave_after))
+        task = loop.create_task(ask(client, s.url, fields, leave_after))
         await until(lambda: any(pod.requests.open for pod in s.pods))
         if leave_after == "arrival":
-            asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         left = loop.time()
         await until(lambda: sum(pod.requests.aborted for pod in s.pods) > before)
         took = loop.time() - left
@@ -136,8 +136,8 @@ async def cancelled(s: Stack, fields: dict[str, object], leave_after: str) -> fl
 )
 async def test_a_client_that_leaves_is_noticed_by_the_pod_within_half_a_second(stream: bool, leave_after: str) -> None:
     async with stack(2, SLOW) as s:
-        asked = body(stream=stream, max_tokens=2000)
-        assert min([await cancelled(s, asked, leave_after) for _ in range(3)]) < 0.5  # the machine may be slow for once
+        sent = body(stream=stream, max_tokens=2000)
+        assert min([await cancelled(s, sent, leave_after) for _ in range(3)]) < 0.5  # the machine may be slow for once
 
 
 async def test_a_queued_request_of_a_client_that_left_leaves_the_queue() -> None:
@@ -164,9 +164,9 @@ async def test_a_refusing_pod_costs_the_client_nothing() -> None:
 async def test_without_any_pod_the_error_has_the_reason() -> None:
     async with stack(1) as s:
         await s.pods[0].kill()
-        response, answer = await s.chat()
+        response, payload = await s.chat()
         assert response.status in (502, 503)
-        assert s.pods[0].url not in json.dumps(answer)
+        assert s.pods[0].url not in json.dumps(payload)
         await s.idle()
 
 
@@ -183,22 +183,22 @@ async def test_a_stream_whose_pod_dies_ends_with_an_error_event_and_not_with_don
 
 async def test_a_complete_response_whose_pod_dies_does_not_seem_complete() -> None:
     async with stack(1, SLOW) as s:
-        asked = asyncio.get_running_loop().create_task(s.chat(max_tokens=2000))
+        task = asyncio.get_running_loop().create_task(s.chat(max_tokens=2000))
         await until(lambda: bool(s.pods[0].requests.open))
         await s.pods[0].kill()
-        response, answer = await asked
+        response, payload = await task
         assert response.status == 502
-        assert "error" in answer
+        assert "error" in payload
         await s.idle()
 
 
 async def test_a_request_whose_pod_dies_before_its_response_is_served_by_another() -> None:
     async with stack(2, SLOW) as s:
-        asked = asyncio.get_running_loop().create_task(s.chat(max_tokens=5))
+        task = asyncio.get_running_loop().create_task(s.chat(max_tokens=5))
         await until(lambda: any(pod.requests.open for pod in s.pods))
         victim = next(pod for pod in s.pods if pod.requests.open)
         await victim.kill()
-        response, _ = await asked
+        response, _ = await task
         assert response.status == 200
         assert s.pod(response.headers["x-kvlane-endpoint"]) is not victim
         await s.idle()

@@ -30,13 +30,13 @@ CONTINUED: Mapping[str, Any] = {
         "retries": {"attempts": 4},
     }
 }
-ASKED = {"stream_options": {"include_usage": True}}
+WITH_USAGE = {"stream_options": {"include_usage": True}}
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, HELLO),
-    "chat with usage": (CHAT, {**HELLO, **ASKED}),
+    "chat with usage": (CHAT, {**HELLO, **WITH_USAGE}),
     "completion": (COMPLETIONS, {"prompt": "Hello you"}),
-    "completion with usage": (COMPLETIONS, {"prompt": "Hello you", **ASKED}),
+    "completion with usage": (COMPLETIONS, {"prompt": "Hello you", **WITH_USAGE}),
 }
 
 
@@ -47,8 +47,8 @@ async def pods() -> AsyncIterator[Stack]:
 
 
 async def stream(s: Stack, url: str, path: str, **fields: Any) -> bytes:
-    said = {"model": "sim", "max_tokens": TOKENS, "stream": True, **fields}
-    async with s.http.post(url + path, json=said, headers={"x-request-id": "same"}) as response:
+    body = {"model": "sim", "max_tokens": TOKENS, "stream": True, **fields}
+    async with s.http.post(url + path, json=body, headers={"x-request-id": "same"}) as response:
         assert response.status == 200
         return unstamped(await response.read())
 
@@ -70,12 +70,12 @@ async def cut(s: Stack, fault: Fault, path: str, pods: int = 1, **fields: Any) -
 
 
 def text(body: bytes) -> str:
-    said = ""
+    output = ""
     for line in body.decode().split("\n\n"):
         if line.startswith("data: {"):
             for choice in json.loads(line[6:]).get("choices", ()):
-                said += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    return said
+                output += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    return output
 
 
 @pytest.mark.parametrize("case", BODIES)
@@ -109,10 +109,10 @@ async def test_a_stream_continues_as_often_as_attempts_allow(pods: Stack) -> Non
     assert await cut(pods, Fault(FaultKind.RESET, count=1, events=2), CHAT, pods=3, **HELLO) == expected
     await pods.idle()
     pods.app.observer.flush()
-    legs = [
+    attempts = [
         await pods.sample(f'kvlane_attempts_total{{ending="upstream-failed",endpoint="pod-{n}"}}') for n in range(3)
     ]
-    assert legs == [1, 1, 1]
+    assert attempts == [1, 1, 1]
     assert await pods.sample("kvlane_continuations_total") == 3
     assert await pods.sample('kvlane_time_to_first_token_seconds_count{model="sim",stream="true"}') == 1
 
@@ -130,13 +130,13 @@ async def test_an_http_10_client_gets_the_rest(pods: Stack) -> None:
     expected = await stream(pods, pods.pods[0].url, CHAT, **HELLO)
     for pod in pods.pods:
         pod.faults.set([Fault(FaultKind.RESET, count=1, events=3)])
-    said = json.dumps({"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}).encode()
+    body = json.dumps({"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", pods.app.port)
     fields = "x-request-id: same\r\ncontent-type: application/json\r\n"
-    writer.write(f"POST {CHAT} HTTP/1.0\r\n{fields}content-length: {len(said)}\r\n\r\n".encode() + said)
-    answer = await reader.read()
+    writer.write(f"POST {CHAT} HTTP/1.0\r\n{fields}content-length: {len(body)}\r\n\r\n".encode() + body)
+    raw = await reader.read()
     writer.close()
-    assert unstamped(answer.partition(b"\r\n\r\n")[2]) == expected
+    assert unstamped(raw.partition(b"\r\n\r\n")[2]) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ async def test_when_is_idle_the_stream_ends_with_an_error_event(pods: Stack) -> 
 async def test_the_rest_is_not_requested_after_the_client_has_left(pods: Stack) -> None:
     for pod in pods.pods:
         pod.faults.set([Fault(FaultKind.HANG, events=3)])
-    said = {"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}
-    async with pods.http.post(pods.url + CHAT, json=said) as response:
+    body = {"model": "sim", "max_tokens": TOKENS, "stream": True, **HELLO}
+    async with pods.http.post(pods.url + CHAT, json=body) as response:
         await response.content.readuntil(b"\n\n")
     await pods.idle()
     assert sum(sum(pod.faults.met) for pod in pods.pods) == 1
@@ -189,17 +189,17 @@ REST = SSE_HEAD + chunk(spoken(" and rest")) + END
 
 
 async def between(first: tuple[bytes, ...], second: bytes, **fields: Any) -> tuple[bytes, list[bytes]]:
-    """What a client gets, and the bodies that the second pod was sent, whose turn comes when the first has failed."""
+    """Let the first pod fail. Return the client's bytes and the bodies that the second pod received."""
     bodies: list[bytes] = []
-    asked: list[bytes] = []
+    posts: list[bytes] = []
 
     async def script(request: Received) -> None:
         body = await request.body()
         if request.line.startswith(b"GET"):
             await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
             return
-        asked.append(body)
-        if len(asked) > 1:
+        posts.append(body)
+        if len(posts) > 1:
             bodies.append(body)
             await request.send(second)
         else:
@@ -209,8 +209,8 @@ async def between(first: tuple[bytes, ...], second: bytes, **fields: Any) -> tup
     settings = {"reliability": {"continuation": {"models": ["*"]}}}
     a, b = Pod(script), Pod(script)
     async with a, b, running([a.endpoint.url, b.endpoint.url], settings) as app, aiohttp.ClientSession() as http:
-        said = {"model": "m", "stream": True, "messages": [], **fields}
-        async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=said) as response:
+        payload = {"model": "m", "stream": True, "messages": [], **fields}
+        async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=payload) as response:
             return await response.read(), bodies
 
 
@@ -242,9 +242,9 @@ async def test_events_of_several_tokens_count_their_tokens() -> None:
     first, second, usage, _, _ = seen.split(b"\n\n")
     assert (first + b"\n\n", second + b"\n\n") == (spoken("one two three"), spoken(" four five"))
     assert json.loads(usage[6:])["usage"] == {"prompt_tokens": 5, "total_tokens": 10, "completion_tokens": 5}
-    asked = json.loads(body)
-    assert asked["max_tokens"] == 2
-    assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    payload = json.loads(body)
+    assert payload["max_tokens"] == 2
+    assert payload["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
 async def test_an_engine_that_reports_its_death_in_the_stream_is_left() -> None:

@@ -70,7 +70,7 @@ class Client(asyncio.Protocol):
     def __init__(self, request: bytes, times: int) -> None:
         self._request, self._left = request, times
         self._received = b""
-        self.answered = asyncio.get_running_loop().create_future()
+        self.responded = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -90,7 +90,7 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         del self._transport
-        self.answered.set_result(self._left)
+        self.responded.set_result(self._left)
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def ask(app: App, request: bytes, times: int = TIMES) -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(PATIENCE):
         _, client = await loop.create_connection(lambda: Client(request, times), "127.0.0.1", app.port)
-        assert await client.answered == 0
+        assert await client.responded == 0
         while app.ledger.in_flight:
             await asyncio.sleep(0.001)
 
@@ -208,8 +208,8 @@ def _whole(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def _is_whole(answer: bytes) -> bool:
-    head, end, body = answer.partition(b"\r\n\r\n")
+def _is_whole(raw: bytes) -> bool:
+    head, end, body = raw.partition(b"\r\n\r\n")
     if not end:
         return False
     length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)

@@ -54,10 +54,10 @@ async def post(proxy: Stack, path: str, body: dict[str, Any], **headers: str) ->
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_response_equals_that_of_a_single_pod(connector: ConnectorName, stream: bool) -> None:
     async with disaggregated(connector) as proxy:
-        heard = await ask(proxy, stream=stream)
-        assert (heard.status, heard.is_whole) == (200, True)
-        assert heard.text == await whole_text()
-        assert heard.headers["x-kvlane-endpoint"] in ("pod-2", "pod-3")
+        received = await ask(proxy, stream=stream)
+        assert (received.status, received.is_whole) == (200, True)
+        assert received.text == await whole_text()
+        assert received.headers["x-kvlane-endpoint"] in ("pod-2", "pod-3")
         assert [sum(len(pod.requests) for pod in pods) for pods in (prefills(proxy), decodes(proxy))] == [1, 1]
         assert transfers(proxy) == 1
         await settled(proxy)
@@ -67,9 +67,9 @@ async def test_a_response_equals_that_of_a_single_pod(connector: ConnectorName, 
 async def test_every_api_is_split(case: str) -> None:
     path, body = SPLIT[case]
     async with disaggregated() as proxy:
-        status, answer = await post(proxy, path, body)
-        assert status == 200, answer
-        assert not answer.get("kv_transfer_params")
+        status, payload = await post(proxy, path, body)
+        assert status == 200, payload
+        assert not payload.get("kv_transfer_params")
         assert transfers(proxy) == 1
         [prefill] = [record for pod in prefills(proxy) for record in pod.requests]
         assert (prefill.path, prefill.generated_tokens) == (path, 1)
@@ -80,8 +80,8 @@ async def test_every_api_is_split(case: str) -> None:
 async def test_a_request_that_cannot_be_split_is_served_by_one_pod(case: str) -> None:
     path, body = WHOLE[case]
     async with disaggregated() as proxy:
-        status, answer = await post(proxy, path, body)
-        assert status == 200, answer
+        status, payload = await post(proxy, path, body)
+        assert status == 200, payload
         assert sum(len(pod.requests) for pod in decodes(proxy)) == 1
         assert not any(len(pod.requests) for pod in prefills(proxy))
         await settled(proxy)
@@ -116,17 +116,17 @@ async def test_only_the_clients_response_may_be_compressed() -> None:
 
 async def test_the_response_has_the_clients_request_id_where_pods_have_another() -> None:
     async with disaggregated("p2p-nccl") as proxy:
-        heard = await ask(proxy, stream=False, request_id="mine")
-        assert heard.headers["x-request-id"] == "mine"
+        received = await ask(proxy, stream=False, request_id="mine")
+        assert received.headers["x-request-id"] == "mine"
 
 
 async def test_a_pod_with_its_own_key_gets_it_on_its_attempt() -> None:
     keys = [{"apiKey": f"key-{index}"} for index in range(4)]
     async with disaggregated(each=keys) as proxy:
         await post(proxy, CHAT, HELLO, authorization="Bearer mine")
-        said = {pod.config.role: record.headers["authorization"] for pod in proxy.pods for record in pod.requests}
-        assert said["prefill"] in ("Bearer key-0", "Bearer key-1")
-        assert said["decode"] in ("Bearer key-2", "Bearer key-3")
+        body = {pod.config.role: record.headers["authorization"] for pod in proxy.pods for record in pod.requests}
+        assert body["prefill"] in ("Bearer key-0", "Bearer key-1")
+        assert body["decode"] in ("Bearer key-2", "Bearer key-3")
 
 
 async def test_the_next_turn_of_a_stored_response_goes_to_its_decode_pod() -> None:
@@ -160,7 +160,7 @@ async def test_the_usage_has_the_cached_tokens_of_the_prefill_pod(connector: Con
             pod.engine.forget_prefixes()
         second = await ask(proxy, stream=stream)
     tokens = first.usage["prompt_tokens"]
-    cached = [heard.usage["prompt_tokens_details"]["cached_tokens"] for heard in (first, second)]
+    cached = [received.usage["prompt_tokens_details"]["cached_tokens"] for received in (first, second)]
     assert cached == [0, (tokens - 1) // 16 * 16]
     assert second.usage["prompt_tokens"] == tokens
     assert second.usage["completion_tokens"] == TOKENS
@@ -174,8 +174,8 @@ async def test_the_usage_of_other_apis_has_them_too(api: str) -> None:
         await post(proxy, path, body)
         for pod in decodes(proxy):
             pod.engine.forget_prefixes()
-        _, answer = await post(proxy, path, body)
-    usage = answer["usage"]
+        _, payload = await post(proxy, path, body)
+    usage = payload["usage"]
     cached = usage.get("cache_read_input_tokens", usage.get("input_tokens_details", {}).get("cached_tokens"))
     assert cached == (usage["input_tokens"] - 1) // 16 * 16
 
@@ -187,18 +187,18 @@ async def test_transfer_fields_of_clients_reach_no_pod(case: str, params: dict[s
     """It could crash an engine, or keep blocks for no request."""
     async with disaggregated() as proxy:
         choices = 2 if case == "whole" else 1
-        heard = await ask(proxy, stream=stream, kv_transfer_params=params, n=choices)
-        assert (heard.status, heard.is_whole) == (200, True)
+        received = await ask(proxy, stream=stream, kv_transfer_params=params, n=choices)
+        assert (received.status, received.is_whole) == (200, True)
         assert not any(pod.condition.history for pod in proxy.pods)
         await settled(proxy)
 
 
 async def test_many_concurrent_requests_with_a_long_prompt_leave_nothing_behind() -> None:
     async with disaggregated() as proxy:
-        heard = await asyncio.gather(
+        received = await asyncio.gather(
             *(ask(proxy, stream=index % 2 == 0, request_id=f"r{index}") for index in range(40))
         )
-        assert all(one.is_whole for one in heard)
+        assert all(one.is_whole for one in received)
         assert all(len(pod.requests) > 5 for pod in proxy.pods)
         await settled(proxy)
 
@@ -207,12 +207,12 @@ async def test_many_concurrent_requests_with_a_long_prompt_leave_nothing_behind(
 async def test_concurrent_requests_with_one_id_have_separate_transfers(connector: ConnectorName) -> None:
     """A client may send what it likes as an id."""
     async with disaggregated(connector) as proxy:
-        asked = [
+        tasks = [
             ask(proxy, stream=index % 2 == 0, messages=[{"role": "user", "content": f"{index}: {PROMPT}"}])
             for index in range(12)
         ]
-        heard = await asyncio.gather(*asked)
-        assert [(one.status, one.is_whole, one.error) for one in heard] == [(200, True, "")] * 12
+        received = await asyncio.gather(*tasks)
+        assert [(one.status, one.is_whole, one.error) for one in received] == [(200, True, "")] * 12
         assert sum(pod.engine.stats.failed_transfers for pod in proxy.pods) == 0
         assert transfers(proxy) == 12
         await settled(proxy)

@@ -65,8 +65,8 @@ async def test_an_image_is_encoded_by_an_encode_pod_only(
     ec_connector: Literal["example", "nixl"], stream: bool
 ) -> None:
     async with encoding(ec_connector) as proxy:
-        heard = await ask(proxy, stream=stream, **shown(1))
-        assert (heard.status, heard.is_whole) == (200, True)
+        received = await ask(proxy, stream=stream, **shown(1))
+        assert (received.status, received.is_whole) == (200, True)
         assert sorted(encoded(proxy)[:2]) == [0, 1]
         assert encoded(proxy)[2:] == [0, 0]
         assert transfers(proxy) == 1
@@ -110,8 +110,8 @@ async def test_an_encode_pod_that_fails_is_replaced(kind: FaultKind) -> None:
     async with encoding("nixl") as proxy:
         proxy.pods[0].faults.set([Fault(kind, count=1, seconds=0.5)])
         for number in range(3):
-            heard = await ask(proxy, stream=True, request_id=f"r{number}", **shown(number))
-            assert (heard.status, heard.is_whole) == (200, True)
+            received = await ask(proxy, stream=True, request_id=f"r{number}", **shown(number))
+            assert (received.status, received.is_whole) == (200, True)
         assert encoded(proxy)[2:] == [0, 0]
         await settled(proxy)
 

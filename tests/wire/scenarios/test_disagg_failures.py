@@ -56,8 +56,7 @@ IN_ONE_PIECE = [
     Fault(FaultKind.MISFRAME, events=1),
     Fault(FaultKind.CORRUPT),
 ]
-"""Half of an answer that is no stream, as those of prefill pods are none. Where its blocks are stood in the other half,
-so they expire."""
+"""Cut a response that is not streamed, as of a prefill pod, in half. The lost half names its blocks, so they expire."""
 
 BRIEF = "300ms"
 BRIEFLY_KEPT = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=10.0))
@@ -80,9 +79,9 @@ async def test_a_dead_pod_does_not_affect_clients(connector: ConnectorName, dead
     async with disaggregated(connector) as proxy:
         await proxy.pods[dead].kill()
         for number in range(3):
-            heard = await ask(proxy, stream=number != 1, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.error) == (200, True, "")
-        assert heard.text == await whole_text()
+            received = await ask(proxy, stream=number != 1, request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.error) == (200, True, "")
+        assert received.text == await whole_text()
         await settled(proxy)
 
 
@@ -95,8 +94,8 @@ async def test_a_failed_prefill_is_repeated_elsewhere(fault: Fault, stream: bool
         meet(prefills(proxy)[:1] if fault.kind is FaultKind.CRASH else prefills(proxy), fault)
         expected = await whole_text()
         for number in range(3):
-            heard = await ask(proxy, stream=stream, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.text) == (200, True, expected)
+            received = await ask(proxy, stream=stream, request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.text) == (200, True, expected)
         assert any(sum(pod.faults.met) for pod in prefills(proxy))
         await settled(proxy, may_expire=True)
 
@@ -111,8 +110,8 @@ async def test_a_decode_that_fails_before_its_first_byte_is_repeated_elsewhere(f
         meet(decodes(proxy)[:1], fault)
         expected = await whole_text()
         for number in range(3):
-            heard = await ask(proxy, stream=stream, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.text) == (200, True, expected)
+            received = await ask(proxy, stream=stream, request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.text) == (200, True, expected)
         assert sum(decodes(proxy)[0].faults.met)
         await settled(proxy, may_expire=True)
 
@@ -126,8 +125,8 @@ async def test_a_failed_attempt_is_repeated_elsewhere_with_every_connector(
     async with disaggregated(connector, sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
         meet(failing(proxy)[:1], Fault(kind, seconds=0.5))
         for number in range(3):
-            heard = await ask(proxy, stream=True, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.error) == (200, True, "")
+            received = await ask(proxy, stream=True, request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.error) == (200, True, "")
         await settled(proxy, may_expire=True)
 
 
@@ -138,24 +137,24 @@ SLOW_TRANSFER = replace(SIM, transfer=TransferTiming(base=4.0, failure=1.0, expi
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_prefill_pod_that_dies_between_the_attempts_is_replaced(stream: bool) -> None:
     async with disaggregated(sim=SLOW_TRANSFER) as proxy:
-        asking = asyncio.create_task(ask(proxy, stream=stream))
+        task = asyncio.create_task(ask(proxy, stream=stream))
         await until(lambda: any(pod.engine.loading for pod in decodes(proxy)))
         [holder] = [pod for pod in prefills(proxy) if pod.engine.kept]
         await holder.kill()
-        heard = await asking
-        assert (heard.status, heard.is_whole, heard.text) == (200, True, await whole_text())
+        received = await task
+        assert (received.status, received.is_whole, received.text) == (200, True, await whole_text())
         await settled(proxy)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_decode_pod_that_dies_during_the_transfer_is_replaced(stream: bool) -> None:
     async with disaggregated(sim=SLOW_TRANSFER) as proxy:
-        asking = asyncio.create_task(ask(proxy, stream=stream))
+        task = asyncio.create_task(ask(proxy, stream=stream))
         await until(lambda: any(pod.engine.loading for pod in decodes(proxy)))
         [fetching] = [pod for pod in decodes(proxy) if pod.engine.loading]
         await fetching.kill()
-        heard = await asking
-        assert (heard.status, heard.is_whole, heard.text) == (200, True, await whole_text())
+        received = await task
+        assert (received.status, received.is_whole, received.text) == (200, True, await whole_text())
         await settled(proxy, may_expire=True)
 
 
@@ -172,12 +171,12 @@ async def test_a_decode_pod_that_never_got_the_request_leaves_the_prompt_to_the_
 @pytest.mark.parametrize("connector", CONNECTORS)
 async def test_a_prefill_pod_that_dies_after_the_first_byte_has_no_effect(connector: ConnectorName) -> None:
     async with disaggregated(connector) as proxy:
-        asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=200))
+        task = asyncio.create_task(ask(proxy, stream=True, max_tokens=200))
         await until(lambda: any(pod.engine.stats.generation_tokens > 5 for pod in decodes(proxy)))
         for pod in prefills(proxy):
             await pod.kill()
-        heard = await asking
-        assert (heard.status, heard.is_whole) == (200, True)
+        received = await task
+        assert (received.status, received.is_whole) == (200, True)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.FIN, FaultKind.MISFRAME])
@@ -185,9 +184,9 @@ async def test_a_decode_pod_that_fails_during_a_stream_gives_an_error_event(kind
     slow = replace(SIM, time_scale=1.0, transfer=TransferTiming())
     async with disaggregated(sim=slow, patience=BRIEF) as proxy:
         meet(decodes(proxy), Fault(kind, events=3))
-        heard = await ask(proxy, stream=True, max_tokens=100)
-        assert (heard.status, heard.is_whole) == (200, False)
-        assert heard.error
+        received = await ask(proxy, stream=True, max_tokens=100)
+        assert (received.status, received.is_whole) == (200, False)
+        assert received.error
         await settled(proxy)
 
 
@@ -196,10 +195,10 @@ async def test_another_pod_continues_the_stream_of_a_dead_one() -> None:
     async with disaggregated(sim=slow, patience=BRIEF, continued=["*"]) as proxy:
         meet(decodes(proxy)[:1], Fault(FaultKind.HANG, events=5))
         meet(decodes(proxy)[1:], Fault(FaultKind.HANG, events=5))
-        heard = await ask(proxy, stream=True, max_tokens=40)
+        received = await ask(proxy, stream=True, max_tokens=40)
         expected = await whole_text(max_tokens=40)
         assert sum(sum(pod.faults.met) for pod in decodes(proxy)) >= 1
-        assert (heard.status, heard.is_whole, heard.text) == (200, True, expected)
+        assert (received.status, received.is_whole, received.text) == (200, True, expected)
         await settled(proxy)
 
 
@@ -225,10 +224,10 @@ async def test_if_every_prefill_fails_the_decode_pod_does_all(
     async with disaggregated(connector, roles, BRIEFLY_KEPT, BRIEF) as proxy:
         for pod in prefills(proxy):
             pod.faults.set([fault])
-        heard = await ask(proxy, stream=True)
-        assert (heard.status, heard.is_whole, heard.text) == (200, True, await whole_text())
-        assert heard.headers["x-kvlane-endpoint"] == f"pod-{len(roles) - 1}"
-        assert "x-kvlane-prefill-endpoint" not in heard.headers
+        received = await ask(proxy, stream=True)
+        assert (received.status, received.is_whole, received.text) == (200, True, await whole_text())
+        assert received.headers["x-kvlane-endpoint"] == f"pod-{len(roles) - 1}"
+        assert "x-kvlane-prefill-endpoint" not in received.headers
         assert sum(sum(pod.faults.met) for pod in prefills(proxy)) == min(2, len(roles) - 1)
         assert await proxy.sample('kvlane_disagg_requests_total{result="prefill-failed"}') == 1
         await settled(proxy, may_expire=True)
@@ -246,16 +245,16 @@ async def test_without_decode_pods_the_prefill_pods_do_all(connector: ConnectorN
 
 async def test_a_request_that_cannot_be_split_is_refused_if_no_pod_can_do_all() -> None:
     async with disaggregated("sglang") as proxy:
-        heard = await ask(proxy, stream=False, n=2)
-        assert heard.status == 400
-        assert "several-choices" in heard.error
+        received = await ask(proxy, stream=False, n=2)
+        assert received.status == 400
+        assert "several-choices" in received.error
         assert not any(len(pod.requests) for pod in proxy.pods)
 
 
 async def test_a_request_of_very_many_values_is_not_split() -> None:
     async with disaggregated() as proxy:
-        heard = await ask(proxy, stream=False, metadata=[[]] * (MOST_VALUES + 1))
-        assert (heard.status, heard.text) == (200, await whole_text())
+        received = await ask(proxy, stream=False, metadata=[[]] * (MOST_VALUES + 1))
+        assert (received.status, received.text) == (200, await whole_text())
         assert not any(len(pod.requests) for pod in prefills(proxy))
         assert await proxy.sample('kvlane_disagg_requests_total{result="many-values"}') == 1
 
@@ -268,15 +267,15 @@ async def test_a_pod_that_dies_under_load_and_returns_fails_no_request(connector
     """Streams that had begun on it go on elsewhere, as requests of one pod: so not where no pod takes these."""
     slower = replace(SIM, time_scale=5, transfer=TransferTiming(failure=1.0, expiry=10.0))
     async with disaggregated(connector, sim=slower, continued=["*"]) as proxy:
-        asked = [asyncio.create_task(ask(proxy, stream=True, max_tokens=60, request_id=f"r{n}")) for n in range(24)]
+        tasks = [asyncio.create_task(ask(proxy, stream=True, max_tokens=60, request_id=f"r{n}")) for n in range(24)]
         pod = proxy.pods[dying]
         await until(lambda: len(pod.requests.open) > 2)
         await pod.kill()
         await asyncio.sleep(0.1)
         await pod.start(port=pod.port)
-        heard = [await task for task in asked]
-        assert [one.error for one in heard if not one.is_whole] == []
-        assert {one.text for one in heard} == {await whole_text(max_tokens=60)}
+        received = [await task for task in tasks]
+        assert [one.error for one in received if not one.is_whole] == []
+        assert {one.text for one in received} == {await whole_text(max_tokens=60)}
         await settled(proxy, may_expire=True)
 
 
@@ -297,8 +296,8 @@ async def test_a_request_at_its_deadline_ends_with_its_prefill() -> None:
             pod.faults.set([Fault(FaultKind.HANG)])
         body = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}]}
         headers = {"x-request-timeout-ms": "200"}
-        asking = proxy.http.post(proxy.url + CHAT, json=body, headers=headers)
-        async with asyncio.timeout(5), asking as response:
+        task = proxy.http.post(proxy.url + CHAT, json=body, headers=headers)
+        async with asyncio.timeout(5), task as response:
             assert response.status == 504
         assert not any(len(pod.requests) for pod in decodes(proxy))
         await settled(proxy)
@@ -311,8 +310,8 @@ async def test_an_expired_transfer_is_computed_again() -> None:
         first = [asyncio.create_task(ask(proxy, stream=True, max_tokens=2000, request_id=f"l{n}")) for n in range(2)]
         await until(lambda: all(pod.engine.running for pod in decodes(proxy)))
         reliable = asyncio.create_task(ask(proxy, stream=False, request_id="late"))
-        heard = [await task for task in (*first, reliable)]
-        assert [one.error for one in heard] == ["", "", ""]
-        assert all(one.is_whole for one in heard)
+        received = [await task for task in (*first, reliable)]
+        assert [one.error for one in received] == ["", "", ""]
+        assert all(one.is_whole for one in received)
         assert sum(pod.engine.stats.expired_transfers for pod in prefills(proxy)) >= 1
         await settled(proxy, may_expire=True)

@@ -1,5 +1,5 @@
-"""Clients that leave while one pod computes their prompt and another waits for it: both are told, and nothing is
-stranded."""
+"""Clients that disconnect while one pod computes their prompt and another waits for it: both requests are cancelled,
+and no blocks are stranded."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ KEEPING = replace(SIM, transfer=TransferTiming(failure=1.0, expiry=200.0))
 SEQUENTIAL: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "p2p-nccl")
 
 
-async def leaves(asking: asyncio.Task[Received]) -> None:
-    asking.cancel()
+async def leaves(task: asyncio.Task[Received]) -> None:
+    task.cancel()
     with suppress(asyncio.CancelledError):
-        await asking
+        await task
 
 
 async def leaves_when(proxy: Stack, condition: Callable[[], bool], *, stream: bool) -> None:
-    asking = asyncio.create_task(ask(proxy, stream=stream, max_tokens=2000))
+    task = asyncio.create_task(ask(proxy, stream=stream, max_tokens=2000))
     await until(condition)
-    await leaves(asking)
+    await leaves(task)
 
 
 def some(pods: list[SimPod], what: Callable[[SimPod], object]) -> Callable[[], bool]:
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_during_the_transfer_strands_no_blocks(
         await settled(proxy)
 
 
-def is_between_the_legs(proxy: Stack) -> bool:
+def is_between_the_attempts(proxy: Stack) -> bool:
     """The prompt is computed, and the proxy knows it."""
     loads = [endpoint.load for endpoint in proxy.app.fleet.endpoints if endpoint.role == "prefill"]
     return any(load.requests and not load.tokens for load in loads)
@@ -94,12 +94,12 @@ def is_between_the_legs(proxy: Stack) -> bool:
 async def test_a_client_that_leaves_after_the_prefill_strands_no_blocks(turns: int) -> None:
     """At any time: after so many turns of the loop; the first ones are between the attempts."""
     async with disaggregated(sim=KEEPING) as proxy:
-        asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=2000))
-        while not is_between_the_legs(proxy):
+        task = asyncio.create_task(ask(proxy, stream=True, max_tokens=2000))
+        while not is_between_the_attempts(proxy):
             await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)
-        await leaves(asking)
+        await leaves(task)
         await settled(proxy)
 
 
@@ -137,9 +137,9 @@ async def test_many_clients_that_leave_at_any_time_strand_no_blocks() -> None:
     async with disaggregated() as proxy:
 
         async def comes_and_goes(number: int) -> None:
-            asking = asyncio.create_task(ask(proxy, stream=True, max_tokens=40, request_id=f"r{number}"))
-            await asyncio.wait([asking], timeout=0.01 * (number % 40) if number % 5 else None)
-            await leaves(asking)
+            task = asyncio.create_task(ask(proxy, stream=True, max_tokens=40, request_id=f"r{number}"))
+            await asyncio.wait([task], timeout=0.01 * (number % 40) if number % 5 else None)
+            await leaves(task)
 
         await asyncio.gather(*(comes_and_goes(number) for number in range(60)))
         await settled(proxy, may_expire=True)

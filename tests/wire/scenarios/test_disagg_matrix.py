@@ -73,8 +73,8 @@ async def test_a_pod_that_ends_its_responses_too_early_does_not_affect_clients(
     async with fleet(failing, cut) as (proxy, _):
         expected = await whole_text()
         for number in range(3):
-            heard = await ask(proxy, stream=how == "stream", request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.error, heard.text) == (200, True, "", expected)
+            received = await ask(proxy, stream=how == "stream", request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.error, received.text) == (200, True, "", expected)
         assert cut.met
         await settled(proxy, may_expire=True)
 
@@ -86,8 +86,8 @@ async def test_no_connector_lets_an_early_end_affect_clients(failing: int, conne
     async with fleet(failing, cut, connector) as (proxy, _):
         expected = await whole_text()
         for number in range(3):
-            heard = await ask(proxy, stream=True, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.error, heard.text) == (200, True, "", expected)
+            received = await ask(proxy, stream=True, request_id=f"r{number}")
+            assert (received.status, received.is_whole, received.error, received.text) == (200, True, "", expected)
         assert cut.met
         await settled(proxy, may_expire=True)
 
@@ -102,8 +102,8 @@ async def test_a_late_cancellation_takes_nothing_from_the_next_decode_pod(
         group.create_task(_tell(proxy, cut))
         for number in itertools.count():
             messages = [{"role": "user", "content": f"{number}: {PROMPT}"}]  # unknown to every pod
-            heard = await ask(proxy, stream=True, max_tokens=400, messages=messages)
-            assert (heard.status, heard.is_whole, heard.error) == (200, True, "")
+            received = await ask(proxy, stream=True, max_tokens=400, messages=messages)
+            assert (received.status, received.is_whole, received.error) == (200, True, "")
             if cut.met:
                 break
         assert [pod.engine.stats.failed_transfers for pod in proxy.pods] == [0, 0, 0, 0]
@@ -128,7 +128,7 @@ async def test_another_pod_continues_a_stream_that_ends_early(end: End) -> None:
     async with fleet(2, cut) as (proxy, _):
         expected = await whole_text(max_tokens=40)
         for number in range(3):
-            heard = await ask(proxy, stream=True, request_id=f"r{number}", max_tokens=40)
-            assert (heard.status, heard.is_whole, heard.error, heard.text) == (200, True, "", expected)
+            received = await ask(proxy, stream=True, request_id=f"r{number}", max_tokens=40)
+            assert (received.status, received.is_whole, received.error, received.text) == (200, True, "", expected)
         assert cut.met
         await settled(proxy, may_expire=True)

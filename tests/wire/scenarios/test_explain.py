@@ -19,7 +19,7 @@ from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
 ON: Mapping[str, Any] = {"telemetry": {"accessLog": False, "decisions": {}}}
-ONLY_ASKED: Mapping[str, Any] = {"telemetry": {"accessLog": False, "decisions": {"sample": 0}}}
+ONLY_ON_REQUEST: Mapping[str, Any] = {"telemetry": {"accessLog": False, "decisions": {"sample": 0}}}
 
 SCHEDULING: Mapping[str, Any] = {
     "plugins": [
@@ -60,9 +60,9 @@ async def decided(s: Stack, name: str) -> Any:
 
 
 async def listed(s: Stack, query: str = "") -> list[Any]:
-    response, answer = await s.operate("GET", f"/debug/decisions{query}")
-    assert response.status == 200, answer
-    return list(answer["decisions"])
+    response, body = await s.operate("GET", f"/debug/decisions{query}")
+    assert response.status == 200, body
+    return list(body["decisions"])
 
 
 async def reload(s: Stack, wanted: Any) -> None:
@@ -70,14 +70,14 @@ async def reload(s: Stack, wanted: Any) -> None:
         assert response.status == 200, await response.text()
 
 
-async def imagined(s: Stack, asked: Any, query: str = "", status: int = 200) -> Any:
-    response, answer = await s.operate("POST", f"/debug/explain{query}", asked)
-    assert response.status == status, answer
-    return answer
+async def imagined(s: Stack, dry_run: Any, query: str = "", status: int = 200) -> Any:
+    response, body = await s.operate("POST", f"/debug/explain{query}", dry_run)
+    assert response.status == status, body
+    return body
 
 
 async def test_a_client_that_requests_it_gets_a_header_and_the_decision_is_kept() -> None:
-    async with stack(3, settings=ONLY_ASKED) as s:
+    async with stack(3, settings=ONLY_ON_REQUEST) as s:
         assert "x-kvlane-decision" not in await ask(s, "quiet")
         await ask(s, "first", x_kvlane_explain="1")
         headers = await ask(s, "second", x_kvlane_explain="1")
@@ -98,7 +98,7 @@ async def test_a_client_that_requests_it_gets_a_header_and_the_decision_is_kept(
 
 async def test_a_prompt_shorter_than_a_block_has_no_predicted_hits() -> None:
     short = {"model": "sim", "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 2}
-    async with stack(1, settings=ONLY_ASKED) as s:
+    async with stack(1, settings=ONLY_ON_REQUEST) as s:
         await ask(s, "first", short, x_kvlane_explain="1")
         headers = await ask(s, "second", short, x_kvlane_explain="1")
         assert "hit=0," in headers["x-kvlane-decision"]
@@ -110,9 +110,9 @@ async def test_a_prompt_shorter_than_a_block_has_no_predicted_hits() -> None:
 async def test_disabled_recording_has_no_effect() -> None:
     async with stack(1) as s:
         assert "x-kvlane-decision" not in await ask(s, "a", x_kvlane_explain="1")
-        response, answer = await s.operate("GET", "/debug/decisions")
-        assert (response.status, answer["on"], answer["decisions"]) == (200, False, [])
-        assert "telemetry" in answer["hint"]
+        response, body = await s.operate("GET", "/debug/decisions")
+        assert (response.status, body["on"], body["decisions"]) == (200, False, [])
+        assert "telemetry" in body["hint"]
         assert s.app._process.serving.gateway.recorder.wants is None
         listeners = s.app._server.service.listeners
         assert not any(isinstance(listener, Explained) for listener in listeners.all)
@@ -126,8 +126,8 @@ async def test_recording_is_switched_while_requests_run() -> None:
         for telemetry in (ON["telemetry"], {"accessLog": False}):
             await reload(s, {**given, "telemetry": telemetry})
             await ask(s, "short")
-            _, answer = await s.operate("GET", "/debug/decisions")
-            assert [one["request"] for one in answer["decisions"]] == ["short"] * answer["on"]
+            _, body = await s.operate("GET", "/debug/decisions")
+            assert [one["request"] for one in body["decisions"]] == ["short"] * body["on"]
         assert s.app._process.serving.gateway.recorder.wants is None
         await long
         await s.idle()
@@ -135,7 +135,7 @@ async def test_recording_is_switched_while_requests_run() -> None:
 
 async def test_with_keys_only_admin_keys_get_the_header() -> None:
     keys = [{"name": "user", "key": "user"}, {"name": "ops", "key": "ops", "scopes": ["inference", "admin"]}]
-    async with stack(1, settings={**ONLY_ASKED, "security": {"apiKeys": keys}}) as s:
+    async with stack(1, settings={**ONLY_ON_REQUEST, "security": {"apiKeys": keys}}) as s:
         user = await ask(s, "a", authorization="Bearer user", x_kvlane_explain="1")
         ops = await ask(s, "b", authorization="Bearer ops", x_kvlane_explain="1")
         assert "x-kvlane-endpoint" in user
@@ -169,7 +169,7 @@ async def test_a_retry_shows_both_pods() -> None:
         table = await decided(s, "retried")
         assert table["tries"] >= 2
         assert table["legs"][0]["pod"] == table["pod"]
-        assert {leg["pod"] for leg in table["legs"]} == {"pod-0", "pod-1"}
+        assert {attempt["pod"] for attempt in table["legs"]} == {"pod-0", "pod-1"}
 
 
 async def test_a_split_request_has_both_profiles_and_attempts() -> None:
@@ -182,7 +182,7 @@ async def test_a_split_request_has_both_profiles_and_attempts() -> None:
         assert table["prefill"] in ("pod-0", "pod-1")
         assert table["pod"] in ("pod-2", "pod-3")
         assert {one["profile"] for one in table["profiles"]} == {"prefill", "decode"}
-        stages = {leg["stage"]: leg for leg in table["legs"]}
+        stages = {attempt["stage"]: attempt for attempt in table["legs"]}
         assert stages["prefill"]["pod"] == table["prefill"]
         assert stages["decode"]["pod"] == table["pod"]
         assert (stages["prefill"]["forClient"], stages["decode"]["forClient"]) == (False, True)
@@ -196,7 +196,7 @@ async def test_a_request_that_cannot_be_split_has_a_reason() -> None:
         await until(lambda: not s.app.ledger.in_flight)
         table = await decided(s, "two")
         assert (table["why"], table["prefill"]) == ("several-choices", None)
-        assert [(leg["pod"], leg["stage"]) for leg in table["legs"]] == [(table["pod"], "whole")]
+        assert [(attempt["pod"], attempt["stage"]) for attempt in table["legs"]] == [(table["pod"], "whole")]
 
 
 async def test_each_pool_has_its_own_decisions() -> None:
@@ -281,7 +281,7 @@ async def test_a_dry_run_for_an_unknown_model_lists_the_pods_with_others() -> No
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "query",
     [
         {"request": {"messages": "no list"}},
         {"request": BODY, "scheduling": {"plugins": [{"type": "queue-scorr"}]}},
@@ -292,10 +292,10 @@ async def test_a_dry_run_for_an_unknown_model_lists_the_pods_with_others() -> No
         [],
     ],
 )
-async def test_an_invalid_dry_run_has_a_reason(asked: Any) -> None:
+async def test_an_invalid_dry_run_has_a_reason(query: Any) -> None:
     async with stack(1) as s:
-        answer = await imagined(s, asked, status=400)
-        assert answer["error"]["message"]
+        response = await imagined(s, query, status=400)
+        assert response["error"]["message"]
 
 
 async def test_a_slow_pod_is_found() -> None:
@@ -308,9 +308,9 @@ async def test_a_slow_pod_is_found() -> None:
         worst = max(await listed(s, "?slow=500ms"), key=lambda one: float(one["ttft"]))
         assert worst["answeredBy"] == "pod-2"
         table = await decided(s, worst["id"])
-        (leg,) = table["legs"]
-        assert leg["pod"] == "pod-2"
-        assert leg["firstByte"] - leg["sent"] > 0.5 * table["ttft"]
+        (attempt,) = table["legs"]
+        assert attempt["pod"] == "pod-2"
+        assert attempt["firstByte"] - attempt["sent"] > 0.5 * table["ttft"]
         assert {one["answeredBy"] for one in await listed(s, "?pod=pod-2")} == {"pod-2"}
         state = next(pod for pod in table["pods"] if pod["pod"] == "pod-2")
         assert state["fresh"]

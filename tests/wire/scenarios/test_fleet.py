@@ -54,8 +54,8 @@ async def test_pods_are_added_and_removed_under_load_without_a_failed_request() 
             drained, pod = await s.operate("POST", "/admin/pods/pod-0/drain")
             assert (drained.status, pod["state"]) == (200, "draining")
             await until(lambda: not endpoint(s, "pod-0").load.requests)
-            before, asked = len(s.pods[0].requests), len(statuses)
-            await until(lambda: len(statuses) > asked + 40)
+            before, count = len(s.pods[0].requests), len(statuses)
+            await until(lambda: len(statuses) > count + 40)
             assert len(s.pods[0].requests) == before
 
             await s.operate("POST", "/admin/pods/pod-0/undrain")
@@ -64,8 +64,8 @@ async def test_pods_are_added_and_removed_under_load_without_a_failed_request() 
             removed, _ = await s.operate("DELETE", "/admin/pods/pod-1")
             assert removed.status == 202
             await until(lambda: s.app.fleet.get("pod-1") is None)
-            before, asked = len(s.pods[1].requests), len(statuses)
-            await until(lambda: len(statuses) > asked + 40)
+            before, count = len(s.pods[1].requests), len(statuses)
+            await until(lambda: len(statuses) > count + 40)
             assert len(s.pods[1].requests) == before
         assert set(statuses) == {200}
         await s.idle()
@@ -86,7 +86,7 @@ async def test_a_pod_drains_until_its_streams_end() -> None:
 
 async def test_a_removed_pod_is_dropped_from_metrics_index_and_bindings() -> None:
     async with stack(2) as s:
-        response, answer = await s.post("/v1/responses", {"model": "sim", "input": "a long prompt " * 300})
+        response, body = await s.post("/v1/responses", {"model": "sim", "input": "a long prompt " * 300})
         name = response.headers["x-kvlane-endpoint"]
         decisions = f'kvlane_scheduling_decisions_total{{endpoint="{name}"}}'
         assert await s.sample(decisions) == 1
@@ -96,7 +96,7 @@ async def test_a_removed_pod_is_dropped_from_metrics_index_and_bindings() -> Non
         assert await s.sample(decisions) is None
         assert await s.sample("kvlane_prefix_index_blocks") == 0
         await s.operate("POST", "/admin/pods", {"url": s.pod(other(name)).url + "/", "name": "again"})
-        async with s.http.get(f"{s.url}/v1/responses/{answer['id']}") as response:
+        async with s.http.get(f"{s.url}/v1/responses/{body['id']}") as response:
             assert response.status == 404
 
 
@@ -115,9 +115,9 @@ async def test_operator_errors_are_reported() -> None:
             ("GET", "/admin/pods/pod-0/drain", None, 405),
         ]
         for method, path, body, status in wrong:
-            response, answer = await s.operate(method, path, body)
+            response, payload = await s.operate(method, path, body)
             assert response.status == status, path
-            assert answer["error"]["message"]
+            assert payload["error"]["message"]
 
 
 async def test_changes_of_a_watched_file_apply(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ async def test_changes_of_a_watched_file_apply(tmp_path: Path) -> None:
             await until(lambda: bool(len(one.requests) and len(two.requests)))
             file.write_text(json.dumps([entry(two, "two")]))
             await until(lambda: names(s) == {"two"})
-            asked = len(one.requests)
+            before = len(one.requests)
             count = len(statuses)
             await until(lambda: len(statuses) > count + 20)
-            assert len(one.requests) <= asked + 8
+            assert len(one.requests) <= before + 8
         assert set(statuses) == {200}
 
 
@@ -171,10 +171,10 @@ async def test_a_crashed_pod_returns_with_an_empty_cache_and_is_used_again() -> 
         await pod.start(port=pod.port)
         await until(lambda: endpoint.state is EndpointState.READY)
         assert await s.sample("kvlane_prefix_index_blocks") == all_blocks - its_blocks
-        answers = await asyncio.gather(*(s.chat(f"question {number}") for number in range(8)))
-        assert {answer.headers["x-kvlane-endpoint"] for answer, _ in answers} == {"pod-0", "pod-1"}
-        response, answer = await s.chat(prompt)
-        assert (response.status, answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == (200, 0)
+        responses = await asyncio.gather(*(s.chat(f"question {number}") for number in range(8)))
+        assert {result.headers["x-kvlane-endpoint"] for result, _ in responses} == {"pod-0", "pod-1"}
+        response, result = await s.chat(prompt)
+        assert (response.status, result["usage"]["prompt_tokens_details"]["cached_tokens"]) == (200, 0)
 
 
 async def test_an_unnoticed_restart_is_detected_from_the_metrics() -> None:
@@ -200,8 +200,8 @@ async def test_a_pod_that_starts_late_is_found() -> None:
         await late.start(port=port)
         try:
             await until(lambda: names(s) == {"pod-0", "late"})
-            answers = await asyncio.gather(*(s.chat(f"question {number}") for number in range(8)))
-            assert {answer.headers["x-kvlane-endpoint"] for answer, _ in answers} == {"pod-0", "late"}
+            responses = await asyncio.gather(*(s.chat(f"question {number}") for number in range(8)))
+            assert {response.headers["x-kvlane-endpoint"] for response, _ in responses} == {"pod-0", "late"}
         finally:
             await late.stop()
 
@@ -215,8 +215,8 @@ async def test_readiness_tracks_the_pods() -> None:
         assert (await s.operate("GET", "/healthz"))[0].status == 200
         async with s.http.get(s.url + "/health") as response:
             assert response.status == 503
-        refused, answer = await s.chat()
-        assert (refused.status, answer["error"]["code"]) == (503, "no_endpoints")
+        refused, body = await s.chat()
+        assert (refused.status, body["error"]["code"]) == (503, "no_endpoints")
         assert refused.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
         await s.operate("POST", "/admin/pods/pod-0/undrain")
         assert (await s.chat())[0].status == 200

@@ -54,12 +54,12 @@ async def ask(
 async def test_no_pod_exceeds_its_cap_and_all_requests_are_served() -> None:
     most = 0
     async with stack(2, SLOW, {"flowControl": {"maxConcurrentPerPod": 2}}) as s:
-        asked = [asyncio.ensure_future(ask(s)) for _ in range(20)]
-        while not all(one.done() for one in asked):
+        tasks = [asyncio.ensure_future(ask(s)) for _ in range(20)]
+        while not all(one.done() for one in tasks):
             most = max(most, at_once(s))
             await asyncio.sleep(0.001)
-        answers = [await one for one in asked]
-        assert [response.status for response, _ in answers] == [200] * 20
+        responses = [await one for one in tasks]
+        assert [response.status for response, _ in responses] == [200] * 20
         assert most == 2
         await s.idle()
         assert waiting(s) == 0
@@ -146,10 +146,10 @@ async def test_queued_requests_at_the_end_of_the_grace_period_are_refused_with_r
         long = {"model": "sim", "prompt": "Hi", "max_tokens": 1000, "ignore_eos": True, "stream": True}
         async with s.http.post(s.url + "/v1/completions", json=long) as begun:
             await begun.content.readany()
-            asked = [asyncio.ensure_future(ask(s)) for _ in range(3)]
+            tasks = [asyncio.ensure_future(ask(s)) for _ in range(3)]
             await until(lambda: waiting(s) == 3)
             await s.app._server.stop(0.05)
-            for response, body in [await one for one in asked]:
+            for response, body in [await one for one in tasks]:
                 assert (response.status, body["error"]["code"]) == (503, "shutting_down")
                 assert response.headers["x-kvlane-reason"] == "rejected-shutting-down"
                 assert int(response.headers["retry-after"]) >= 1
@@ -164,9 +164,9 @@ async def test_pods_that_report_queues_make_requests_wait() -> None:
     section = {"saturation": {"detector": "utilization", "queueDepth": 2}}
     fast = {"refresh": {"interval": "20ms", "maxCore": 1}}
     async with stack(1, pods, {"flowControl": section, "pods": fast}) as s:
-        asked = [asyncio.ensure_future(ask(s, 20)) for _ in range(12)]
+        tasks = [asyncio.ensure_future(ask(s, 20)) for _ in range(12)]
         await until(lambda: waiting(s) > 5)
-        assert [(await one)[0].status for one in asked] == [200] * 12
+        assert [(await one)[0].status for one in tasks] == [200] * 12
         assert at_once(s) == 0
 
 

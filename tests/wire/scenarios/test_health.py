@@ -40,7 +40,7 @@ class Engine:
         self.is_closed = False
         self.events = 0
         """Of a stream, after the first."""
-        self.asked = 0
+        self.requests = 0
         self.pod = Pod(self._script)
 
     def close_port(self) -> None:
@@ -55,8 +55,8 @@ class Engine:
         body = await request.body()
         path = request.line.split()[1].decode()
         if path == "/metrics":
-            said = f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n"
-            await request.send(plain(said.encode()))
+            metrics = f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n"
+            await request.send(plain(metrics.encode()))
         elif path == "/v1/models":
             await request.send(plain(json.dumps({"data": [{"id": "m"}]}).encode()))
         elif path == "/health":
@@ -65,10 +65,10 @@ class Engine:
             await self._infer(request, json.loads(body))
 
     async def _infer(self, request: Received, body: dict[str, Any]) -> None:
-        self.asked += 1
+        self.requests += 1
         if self.shutting_down:
-            said = b'{"error":{"message":"cannot schedule new futures after shutdown"}}'
-            await request.send(plain(said).replace(b"200 OK", b"500 Internal Server Error"))
+            error = b'{"error":{"message":"cannot schedule new futures after shutdown"}}'
+            await request.send(plain(error).replace(b"200 OK", b"500 Internal Server Error"))
             return
         if body.get("stream"):
             await request.send(SSE_HEAD + event(self.name))
@@ -95,17 +95,17 @@ class World:
         assert endpoint is not None
         return endpoint
 
-    def doubts(self, number: int) -> list[str]:
+    def ejection_reasons(self, number: int) -> list[str]:
         return list(self.app.fleet.ejection_reasons(self.pod(number)))
 
     async def ask(self, **fields: Any) -> tuple[int, str, str]:
-        """Status, pod, and the body."""
+        """Send a request. Return its status, pod and body."""
         body = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], **fields}
         async with self.http.post(self.url + CHAT, json=body) as response:
             return response.status, response.headers.get("x-kvlane-endpoint", ""), await response.text()
 
-    async def asked_by_both(self, **fields: Any) -> list[tuple[int, str, str]]:
-        """Enough requests for both pods to get one."""
+    async def ask_both(self, **fields: Any) -> list[tuple[int, str, str]]:
+        """Send so many requests that both pods get some."""
         return await asyncio.gather(*(self.ask(**fields) for _ in range(12)))
 
     async def show(self, number: int) -> dict[str, Any]:
@@ -136,16 +136,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_requests_on_a_frozen_engine_are_served_by_another(impatient: None) -> None:
     async with world() as w:
         w.engines[0].frozen = True
-        answers = await w.asked_by_both()
-        assert {(status, pod) for status, pod, _ in answers} == {(200, "pod-1")}
-        assert w.engines[0].asked
+        responses = await w.ask_both()
+        assert {(status, pod) for status, pod, _ in responses} == {(200, "pod-1")}
+        assert w.engines[0].requests
         shown = await w.show(0)
         assert shown["state"] == "ejected"
         assert STALLED in shown["doubts"]
         assert (await w.ask())[1] == "pod-1"
         w.engines[0].frozen = False
         w.engines[0].tokens += 1
-        await until(lambda: STALLED not in w.doubts(0))
+        await until(lambda: STALLED not in w.ejection_reasons(0))
 
 
 async def test_a_stream_on_a_frozen_engine_ends_with_an_error_event(impatient: None) -> None:
@@ -165,15 +165,15 @@ async def test_silent_responses_of_a_refusing_pod_do_not_hang(impatient: None, s
     async with world(patient) as w:
         for engine in w.engines[: 2 if stream else 1]:
             engine.frozen = True
-        asking = asyncio.gather(*(w.ask(stream=stream) for _ in range(12)))
-        await until(lambda: all(engine.asked for engine in w.engines))
+        task = asyncio.gather(*(w.ask(stream=stream) for _ in range(12)))
+        await until(lambda: all(engine.requests for engine in w.engines))
         w.engines[0].close_port()
         await until(lambda: w.pod(0).state is EndpointState.EJECTED)
         if not stream:
-            assert {(status, pod) for status, pod, _ in await asking} == {(200, "pod-1")}
+            assert {(status, pod) for status, pod, _ in await task} == {(200, "pod-1")}
             return
         w.engines[1].close_port()
-        for status, _, text in await asking:
+        for status, _, text in await task:
             assert status == 200
             assert '"error"' in text
             assert "[DONE]" not in text
@@ -183,12 +183,12 @@ async def test_a_server_that_closes_its_port_finishes_its_streams(impatient: Non
     async with world({"pods": FAST["pods"]}) as w:
         for engine in w.engines:
             engine.events = 30
-        asking = asyncio.ensure_future(w.ask(stream=True))
-        await until(lambda: any(engine.asked for engine in w.engines))
+        task = asyncio.ensure_future(w.ask(stream=True))
+        await until(lambda: any(engine.requests for engine in w.engines))
         for engine in w.engines:
             engine.close_port()
         await until(lambda: not w.app.fleet.ready)
-        status, _, text = await asking
+        status, _, text = await task
         assert status == 200
         assert text.endswith("data: 29\n\ndata: [DONE]\n\n")
 
@@ -196,10 +196,10 @@ async def test_a_server_that_closes_its_port_finishes_its_streams(impatient: Non
 async def test_an_unhealthy_pod_gets_no_requests_until_it_is_healthy() -> None:
     async with world() as w:
         w.engines[0].unwell = True
-        await until(lambda: w.doubts(0) == [UNHEALTHY])
-        assert {pod for _, pod, _ in await w.asked_by_both()} == {"pod-1"}
+        await until(lambda: w.ejection_reasons(0) == [UNHEALTHY])
+        assert {pod for _, pod, _ in await w.ask_both()} == {"pod-1"}
         w.engines[0].unwell = False
-        await until(lambda: not w.doubts(0))
+        await until(lambda: not w.ejection_reasons(0))
         async with w.http.get(f"{w.admin}/metrics") as response:
             text = await response.text()
         assert 'kvlane_endpoint_check_failures_total{check="health",endpoint="pod-0"}' in text
@@ -209,12 +209,12 @@ async def test_an_unhealthy_pod_gets_no_requests_until_it_is_healthy() -> None:
 async def test_a_pod_that_shuts_down_is_avoided_although_healthy() -> None:
     async with world() as w:
         w.engines[0].shutting_down = True
-        answers = await w.asked_by_both()
-        assert {(status, pod) for status, pod, _ in answers} == {(200, "pod-1")}
-        assert LEAVING in w.doubts(0)
-        asked = w.engines[0].asked
-        await w.asked_by_both()
-        assert w.engines[0].asked == asked
+        responses = await w.ask_both()
+        assert {(status, pod) for status, pod, _ in responses} == {(200, "pod-1")}
+        assert LEAVING in w.ejection_reasons(0)
+        before = w.engines[0].requests
+        await w.ask_both()
+        assert w.engines[0].requests == before
         shown = await w.show(0)
         assert LEAVING in shown["doubts"]
 
@@ -242,10 +242,10 @@ async def test_without_a_pod_the_port_is_open_and_the_first_pod_is_used_soon() -
 
 
 async def test_the_port_is_open_while_silent_pods_are_tried() -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def silent(request: Received) -> None:
-        await heard.wait()
+        await received.wait()
         await request.send(plain())
 
     async with Pod(silent) as pod:
@@ -257,7 +257,7 @@ async def test_the_port_is_open_while_silent_pods_are_tried() -> None:
         await until(lambda: bool(getattr(getattr(app, "_server", None), "_listeners", None)))
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{app.port}/health") as response:
             assert response.status == 503
-        heard.set()
+        received.set()
         started.set()
         await starting
 

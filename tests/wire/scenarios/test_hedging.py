@@ -53,8 +53,8 @@ async def test_a_late_request_is_served_by_another_pod_and_aborted_at_the_first(
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0)
         for attempt in range(50):
-            said = {"model": "sim", "messages": [{"role": "user", "content": f"Question {attempt}"}], "max_tokens": 2}
-            async with s.http.post(s.url + CHAT, json={**said, "stream": stream}) as response:
+            fields = {"model": "sim", "messages": [{"role": "user", "content": f"Question {attempt}"}], "max_tokens": 2}
+            async with s.http.post(s.url + CHAT, json={**fields, "stream": stream}) as response:
                 assert response.status == 200
                 body = await response.read()
                 assert response.headers["x-kvlane-endpoint"] == "pod-1" or not sum(s.pods[0].faults.met)
@@ -76,8 +76,8 @@ async def test_a_hedged_attempt_of_a_resumable_stream_shows_no_internal_counts()
     async with stack(2, SLOW, {**settings, **BLIND}) as s:
         late(s, 0)
         for attempt in range(50):
-            said = {"model": "sim", "messages": [{"role": "user", "content": f"Question {attempt}"}], "max_tokens": 2}
-            async with s.http.post(s.url + CHAT, json={**said, "stream": True}) as response:
+            fields = {"model": "sim", "messages": [{"role": "user", "content": f"Question {attempt}"}], "max_tokens": 2}
+            async with s.http.post(s.url + CHAT, json={**fields, "stream": True}) as response:
                 body = await response.read()
             assert body.endswith(b"data: [DONE]\n\n")
             assert b'"usage":{' not in body
@@ -117,12 +117,12 @@ async def test_beyond_the_budget_there_is_one_attempt() -> None:
 async def test_no_request_is_hedged_while_others_are_queued() -> None:
     settings = {**hedged(after="20ms"), "flowControl": {"maxConcurrentPerPod": 1}, **BLIND}
     async with stack(2, SLOW, settings) as s:
-        asked = [asyncio.ensure_future(s.chat(f"Question {number}", max_tokens=40)) for number in range(4)]
+        tasks = [asyncio.ensure_future(s.chat(f"Question {number}", max_tokens=40)) for number in range(4)]
         most = 0
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in tasks):
             most = max(most, *(endpoint.load.requests for endpoint in s.app.fleet.endpoints))
             await asyncio.sleep(0.001)
-        assert [(await one)[0].status for one in asked] == [200] * 4
+        assert [(await one)[0].status for one in tasks] == [200] * 4
         assert most == 1
         assert await counted(s, NO_POD) >= 2.0
         await s.idle()
@@ -132,10 +132,10 @@ async def test_a_client_that_leaves_ends_both_attempts() -> None:
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0, 1)
         async with aiohttp.ClientSession() as other:
-            said = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}]}
-            asking = asyncio.ensure_future(other.post(s.url + CHAT, json=said))
+            body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}]}
+            task = asyncio.ensure_future(other.post(s.url + CHAT, json=body))
             await until(lambda: sum(endpoint.load.requests for endpoint in s.app.fleet.endpoints) == 2)
-            asking.cancel()
+            task.cancel()
             await s.idle()
         s.app.observer.flush()
         for number in (0, 1):
@@ -162,10 +162,10 @@ async def test_limits_count_the_attempt_that_responded() -> None:
 async def test_the_grace_period_ends_both_attempts_with_an_error() -> None:
     async with stack(2, SLOW, {**hedged(), **BLIND}) as s:
         late(s, 0, 1)
-        asking = asyncio.ensure_future(s.chat())
+        task = asyncio.ensure_future(s.chat())
         await until(lambda: sum(endpoint.load.requests for endpoint in s.app.fleet.endpoints) == 2)
         await s.app._server.stop(0.05)
-        response, body = await asking
+        response, body = await task
         assert (response.status, body["error"]["code"]) == (503, "shutting_down")
         await s.idle()
 
@@ -199,12 +199,12 @@ async def test_learnt_first_byte_times_define_lateness() -> None:
 # pods that follow a script
 
 
-def told(*texts: str) -> list[bytes]:
+def streamed(*texts: str) -> list[bytes]:
     return [chunk(b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text.encode()) for text in texts]
 
 
 END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-GOOD = b"".join((SSE_HEAD, *told("good"), END))
+GOOD = b"".join((SSE_HEAD, *streamed("good"), END))
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Full\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -212,7 +212,7 @@ FULL = b"HTTP/1.1 503 Full\r\ncontent-type: application/json\r\ncontent-length: 
 async def between(
     first: Script, second: Script, settings: Mapping[str, Any], *later: Script
 ) -> tuple[int, bytes, list[str]]:
-    """Status and body that a client gets, and how the attempts ended, where these play the pods in their order."""
+    """Let these scripts serve the attempts in their order. Return the client's status and body and the endings."""
     turns = iter((first, second, *later))
 
     async def script(request: Received) -> None:
@@ -224,8 +224,8 @@ async def between(
 
     a, b = Pod(script), Pod(script)
     async with a, b, running([a.endpoint.url, b.endpoint.url], settings) as app, aiohttp.ClientSession() as http:
-        said = {"model": "m", "stream": True, "messages": []}
-        async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=said) as response:
+        fields = {"model": "m", "stream": True, "messages": []}
+        async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=fields) as response:
             status, body = response.status, await response.read()
         await until(lambda: not app.ledger.in_flight)
         assert all(endpoint.load.requests == endpoint.load.tokens == 0 for endpoint in app.fleet.endpoints)
@@ -253,7 +253,7 @@ async def breaking(request: Received) -> None:
 
 async def test_a_head_alone_is_no_start_of_a_stream() -> None:
     """The client gets one head, and events of one pod."""
-    first = saying(SSE_HEAD, *told("slow"), END, pause=0.3)
+    first = saying(SSE_HEAD, *streamed("slow"), END, pause=0.3)
     status, body, endings = await between(first, saying(GOOD), hedged())
     assert (status, body) == (200, b'data: {"choices":[{"index":0,"delta":{"content":"good"}}]}\n\ndata: [DONE]\n\n')
     assert endings == ["complete", "evicted"]
@@ -292,7 +292,7 @@ async def test_a_timeout_on_two_pods_counts_for_both() -> None:
 
 
 async def cut(request: Received) -> None:
-    await request.send(SSE_HEAD, *told("one"), pause=0.05)
+    await request.send(SSE_HEAD, *streamed("one"), pause=0.05)
     request.break_off()
 
 
@@ -310,7 +310,7 @@ async def test_a_broken_stream_of_the_hedged_attempt_continues_on_a_third_pod(fi
     status, body, endings = await between(first, cut, settings, saying(GOOD))
     assert status == 200
     assert body == b"".join(
-        each[each.index(b"\n") + 1 : -2] for each in (*told("one", "good"), chunk(b"data: [DONE]\n\n"))
+        each[each.index(b"\n") + 1 : -2] for each in (*streamed("one", "good"), chunk(b"data: [DONE]\n\n"))
     )
     assert endings == ["complete", "evicted", "upstream-failed"]
 

@@ -48,17 +48,17 @@ class Cluster:
     async def ask(self, text: str = "Hello!", **fields: Any) -> tuple[int, str]:
         """Status, and the pod that responded."""
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
-        async with self.http.post(f"http://127.0.0.1:{self.app.port}{CHAT}", json=body) as answer:
-            await answer.read()
-            return answer.status, answer.headers.get(SERVED_BY, "")
+        async with self.http.post(f"http://127.0.0.1:{self.app.port}{CHAT}", json=body) as response:
+            await response.read()
+            return response.status, response.headers.get(SERVED_BY, "")
 
     async def is_ready(self) -> bool:
-        async with self.http.get(f"http://127.0.0.1:{self.app.admin_port}/readyz") as answer:
-            return answer.status == 200
+        async with self.http.get(f"http://127.0.0.1:{self.app.admin_port}/readyz") as response:
+            return response.status == 200
 
     async def configure(self, body: Mapping[str, Any]) -> None:
-        async with self.http.post(f"http://127.0.0.1:{self.app.admin_port}/admin/config", json=body) as answer:
-            assert answer.status == 200, await answer.text()
+        async with self.http.post(f"http://127.0.0.1:{self.app.admin_port}/admin/config", json=body) as response:
+            assert response.status == 200, await response.text()
 
     async def knows(self, *names: str) -> None:
         """Waits until these are the pods that are asked."""
@@ -160,8 +160,8 @@ async def test_ranks_of_one_pod_are_separate_endpoints() -> None:
             c.api.put(pools_in(), pool("llama", {"app": "vllm"}, one.port, two.port))
             await c.serve({"inferencePool": "llama"})
             await c.knows("a-rank-0", "a-rank-1")
-            answers = await asyncio.gather(*(c.ask(f"question {number}") for number in range(8)))
-            assert set(answers) == {(200, "ns/a-rank-0"), (200, "ns/a-rank-1")}
+            responses = await asyncio.gather(*(c.ask(f"question {number}") for number in range(8)))
+            assert set(responses) == {(200, "ns/a-rank-0"), (200, "ns/a-rank-1")}
         finally:
             await two.stop()
 

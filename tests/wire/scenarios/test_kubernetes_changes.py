@@ -19,33 +19,33 @@ LATER = "2026-02-01T00:00:00Z"
 
 
 @asynccontextmanager
-async def asking(c: Cluster, **fields: Any) -> AsyncIterator[set[tuple[int, str]]]:
+async def traffic(c: Cluster, **fields: Any) -> AsyncIterator[set[tuple[int, str]]]:
     """Four clients that send constantly; (status, pod), all with 200 at the end."""
-    answers: set[tuple[int, str]] = set()
+    responses: set[tuple[int, str]] = set()
     over = asyncio.Event()
 
     async def ask() -> None:
         while not over.is_set():
-            answers.add(await c.ask(**fields))
+            responses.add(await c.ask(**fields))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
             group.create_task(ask())
         try:
-            yield answers
+            yield responses
         finally:
             over.set()
-    assert {status for status, _ in answers} == {200}
+    assert {status for status, _ in responses} == {200}
 
 
 async def imagined(c: Cluster, model: str, **headers: str) -> tuple[int, str]:
     """The priority and the model that a request would have."""
     request = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
-    asked = {"request": request, "path": CHAT, "headers": headers}
-    async with c.http.post(f"http://127.0.0.1:{c.app.admin_port}/debug/explain", json=asked) as answer:
-        said = await answer.json()
-        assert answer.status == 200, said
-        return said["priority"], said["model"]
+    body = {"request": request, "path": CHAT, "headers": headers}
+    async with c.http.post(f"http://127.0.0.1:{c.app.admin_port}/debug/explain", json=body) as response:
+        payload = await response.json()
+        assert response.status == 200, payload
+        return payload["priority"], payload["model"]
 
 
 async def comes_true(c: Cluster, expected: tuple[int, str], model: str = "sim", **headers: str) -> None:
@@ -83,14 +83,14 @@ async def test_a_pool_that_selects_others_moves_its_requests_without_losing_one(
         c.api.put(pools_in(), pool("llama", {"colour": "blue"}, c.port))
         await c.serve({"inferencePool": "llama"})
         await c.knows("blue")
-        async with asking(c) as answers:
-            await until(lambda: (200, "ns/blue") in answers)
+        async with traffic(c) as responses:
+            await until(lambda: (200, "ns/blue") in responses)
             c.api.put(pools_in(), pool("llama", {"colour": "green"}, c.port))
             await c.knows("green")
-            await until(lambda: c.app.fleet.get("ns/blue") is None and (200, "ns/green") in answers)
+            await until(lambda: c.app.fleet.get("ns/blue") is None and (200, "ns/green") in responses)
             c.api.put(pools_in(), pool("llama", {"app": "vllm"}, c.port))
             await c.knows("blue", "green")
-        assert answers == {(200, "ns/blue"), (200, "ns/green")}
+        assert responses == {(200, "ns/blue"), (200, "ns/green")}
 
 
 async def test_ranks_that_end_and_return_lose_no_request() -> None:
@@ -103,7 +103,7 @@ async def test_ranks_that_end_and_return_lose_no_request() -> None:
             await c.serve({"inferencePool": "llama"})
             await c.knows("a-rank-0", "a-rank-1")
             kept = c.app.fleet.get("ns/a-rank-0")
-            async with asking(c):
+            async with traffic(c):
                 active = {"inference.networking.k8s.io/active-ports": str(one.port)}
                 c.api.put(pods_in(), pod("a", "127.0.0.35", annotations=active))
                 await c.knows("a-rank-0")
@@ -142,7 +142,7 @@ async def test_changed_objectives_apply_to_new_requests() -> None:
         await c.serve(models={"kubernetes": where})
         await c.knows("a")
         named = {"x-gateway-inference-objective": "chat"}
-        async with asking(c):
+        async with traffic(c):
             await comes_true(c, (0, "sim"), **named)
             c.api.put(objectives_in(), objective("chat", 10))
             c.api.put(objectives_in("other"), objective("chat", 99))
@@ -162,7 +162,7 @@ async def test_changed_rewrites_apply_to_new_requests() -> None:
         where = {"server": c.api.url, "namespace": "ns"}
         await c.serve(models={"kubernetes": where})
         await c.knows("a", "b")
-        async with asking(c):
+        async with traffic(c):
             assert (await c.ask(model="gpt"))[0] == 404
             c.api.put(rewrites_in(), rewrite("names", rule({"sim": None}, "gpt")))
             await comes_true(c, (0, "sim"), "gpt")

@@ -16,7 +16,7 @@ from tests.helpers.waiting import PATIENCE, until
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices": [{"delta": {"content": "Hello"}}]}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}\n\n'
-ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
 
 
 def chunk(data: bytes) -> bytes:
@@ -37,7 +37,7 @@ async def left_at(last: bytes) -> AsyncIterator[tuple[str, aiohttp.ClientSession
 
     async with Pod(script) as pod, running([pod.endpoint.url]) as app, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{app.port}{CHAT}"
-        async with session.post(url, json=ASKED) as response, asyncio.timeout(PATIENCE):
+        async with session.post(url, json=BODY) as response, asyncio.timeout(PATIENCE):
             read = b""
             while not read.endswith(last):
                 read += await response.content.readany()
@@ -65,8 +65,8 @@ async def test_a_client_that_leaves_after_the_last_event_has_the_whole_stream(la
     counted = [line for line in lines if line.startswith("kvlane_requests_total{") and 'path="chat"' in line]
     assert len(counted) == 1
     assert f'outcome="{outcome}"' in counted[0]
-    legs = [line for line in lines if line.startswith("kvlane_attempts_total{")]
-    assert len(legs) == 1
-    assert f'ending="{outcome}"' in legs[0]
+    series = [line for line in lines if line.startswith("kvlane_attempts_total{")]
+    assert len(series) == 1
+    assert f'ending="{outcome}"' in series[0]
     tokens = [line for line in lines if line.startswith("kvlane_prompt_tokens_total{")]
     assert [line.rpartition(" ")[2] for line in tokens] == ["7.0" if outcome == "complete" else "0.0"]

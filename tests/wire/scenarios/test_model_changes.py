@@ -83,16 +83,16 @@ def reads(s: Stack) -> int:
 async def test_an_adapter_loaded_at_run_time_is_found_on_request() -> None:
     async with stack(3, [base(), base(), base()], RARELY) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])
-        response, answer = await s.chat(model="poems")
+        response, body = await s.chat(model="poems")
         assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
-        assert answer["model"] == "poems"
+        assert body["model"] == "poems"
 
 
 async def test_concurrent_requests_for_a_new_adapter_are_all_served() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
         s.pods[1].serve_models(lora_adapters=["poems"])
-        answers = await asyncio.gather(*(s.chat(f"question {number}", model="poems") for number in range(20)))
-        assert {response.status for response, _ in answers} == {200}
+        responses = await asyncio.gather(*(s.chat(f"question {number}", model="poems") for number in range(20)))
+        assert {response.status for response, _ in responses} == {200}
         await until(lambda: reads(s) >= 4)
         assert reads(s) == 4
 
@@ -114,8 +114,8 @@ async def test_an_alias_of_a_new_adapter_is_found_and_a_fallback_does_not_wait()
         response, _ = await s.chat(model="laws")
         assert (response.status, response.headers["x-kvlane-model"]) == (200, "base")
         assert reads(s) == 2
-        response, answer = await s.chat(model="verses")
-        assert (response.status, response.headers["x-kvlane-endpoint"], answer["model"]) == (200, "pod-1", "verses")
+        response, body = await s.chat(model="verses")
+        assert (response.status, response.headers["x-kvlane-endpoint"], body["model"]) == (200, "pod-1", "verses")
 
 
 async def test_the_models_of_a_pod_are_read_at_once_after_its_404() -> None:
@@ -140,8 +140,8 @@ async def test_invented_models_cause_one_read_per_pod_and_second() -> None:
         clock = asyncio.get_running_loop()
         began = clock.time()
         for batch in range(3):
-            answers = await asyncio.gather(*(s.chat(model=f"invented-{batch}-{number}") for number in range(40)))
-            assert {response.status for response, _ in answers} == {404}
+            responses = await asyncio.gather(*(s.chat(model=f"invented-{batch}-{number}") for number in range(40)))
+            assert {response.status for response, _ in responses} == {404}
         most = int((clock.time() - began) / ROUND_EVERY) + 1
         assert 4 <= reads(s) <= 2 + 2 * most
         assert questions(s, 0) == questions(s, 1) == []

@@ -36,9 +36,9 @@ async def test_requests_for_a_model_go_to_its_pods_only() -> None:
 
 
 async def pods_of(s: Stack, model: str) -> set[str]:
-    answers = await asyncio.gather(*(s.chat(f"question {number}", model=model) for number in range(12)))
-    assert all(response.status == 200 for response, _ in answers)
-    return {response.headers["x-kvlane-endpoint"] for response, _ in answers}
+    responses = await asyncio.gather(*(s.chat(f"question {number}", model=model) for number in range(12)))
+    assert all(response.status == 200 for response, _ in responses)
+    return {response.headers["x-kvlane-endpoint"] for response, _ in responses}
 
 
 async def test_a_model_whose_pods_are_unreachable_is_unavailable_and_not_unknown() -> None:

@@ -14,7 +14,7 @@ from tests.helpers.http.support import SSE_HEAD, event, plain
 from tests.helpers.scenarios.stack import CHAT, Stack, running, stack
 from tests.helpers.waiting import until
 from tests.wire.scenarios.test_audio import SOUND, form, upload
-from tests.wire.scenarios.test_transparency import asked, engine
+from tests.wire.scenarios.test_transparency import engine, relayed
 
 BIG, SMALL = SimConfig(model="org/big", time_scale=20), SimConfig(model="small", time_scale=20)
 NAMES = {"models": {"aliases": {"gpt-4o": "org/big", "whisper-1": "small"}}}
@@ -39,15 +39,15 @@ async def events(s: Stack, path: str, body: dict[str, Any]) -> list[dict[str, An
 )
 async def test_the_response_has_the_requested_name(path: str, body: dict[str, Any]) -> None:
     async with stack(2, [BIG, SMALL], NAMES) as s:
-        response, answer = await s.post(path, {"model": "gpt-4o", **body})
-        assert (response.status, answer["model"]) == (200, "gpt-4o")
+        response, payload = await s.post(path, {"model": "gpt-4o", **body})
+        assert (response.status, payload["model"]) == (200, "gpt-4o")
         assert response.headers["x-kvlane-model"] == "org/big"
         assert response.headers["x-kvlane-endpoint"] == "pod-0"
-        told = await events(s, path, {"model": "gpt-4o", **body})
-        objects = [event.get("message") or event.get("response") or event for event in told]
+        events_of_alias = await events(s, path, {"model": "gpt-4o", **body})
+        objects = [event.get("message") or event.get("response") or event for event in events_of_alias]
         assert {each["model"] for each in objects if "model" in each} == {"gpt-4o"}
-        direct, answer = await s.post(path, {"model": "org/big", **body})
-        assert answer["model"] == "org/big"
+        direct, payload = await s.post(path, {"model": "org/big", **body})
+        assert payload["model"] == "org/big"
         assert "x-kvlane-model" not in direct.headers
 
 
@@ -65,8 +65,8 @@ async def test_a_stream_of_an_alias_has_the_events_of_its_model() -> None:
 async def test_the_pod_gets_its_own_name_and_all_other_bytes_unchanged() -> None:
     sent = b'{ "messages":[{"role":"user","content":"caf\xc3\xa9 \\"model\\":\\"x\\""}], "model" : "gpt" ,"n":1.0e0}'
     bodies: list[bytes] = []
-    answer = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n", bodies=bodies)
-    async with asked(answer, body=sent, models={"aliases": {"gpt": "org/big"}}) as (response, _, got):
+    result = engine(SSE_HEAD + event("x") + event("[DONE]") + b"0\r\n\r\n", bodies=bodies)
+    async with relayed(result, body=sent, models={"aliases": {"gpt": "org/big"}}) as (response, _, got):
         assert response.status == 200
         assert bodies == [sent.replace(b'"gpt"', b'"org/big"')]
         assert got.all(b"content-length") == [str(len(bodies[0])).encode()]
@@ -90,18 +90,18 @@ async def test_aliases_are_listed_while_their_model_is_served() -> None:
         for name, status in (("gpt-4o", 200), ("gone", 404)):
             async with s.http.get(f"{s.url}/v1/models/{name}") as response:
                 assert response.status == status
-        response, answer = await s.chat(model="gone")
+        response, body = await s.chat(model="gone")
         assert response.status == 404
-        assert "`gone`" in answer["error"]["message"]
+        assert "`gone`" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("sound", [b"short", SOUND])
 @pytest.mark.parametrize("file_first", [False, True])
 async def test_a_form_reaches_the_model_of_its_alias(sound: bytes, file_first: bool) -> None:
     async with stack(2, [BIG, SMALL], NAMES) as s:
-        response, answer = await upload(s, form("whisper-1", file_first=file_first, sound=sound))
+        response, body = await upload(s, form("whisper-1", file_first=file_first, sound=sound))
         assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
-        assert answer == {"text": f"{len(sound)} bytes of audio", "usage": {"type": "duration", "seconds": 1}}
+        assert body == {"text": f"{len(sound)} bytes of audio", "usage": {"type": "duration", "seconds": 1}}
         assert {record.model for record in s.pods[1].requests} <= {"small", None, ""}
 
 
@@ -112,11 +112,11 @@ async def test_traffic_is_split_and_a_header_chooses() -> None:
     ]
     async with stack(2, [BIG, SMALL], {"models": {"rewrites": rules}}) as s:
         body = {"model": "prod", **QUESTION}
-        answers = await asyncio.gather(*(s.post(CHAT, body) for _ in range(24)))
-        assert {response.headers["x-kvlane-model"] for response, _ in answers} == {"org/big", "small"}
-        answers = await asyncio.gather(*(s.post(CHAT, body, {"x-canary": "yes"}) for _ in range(6)))
-        assert {response.headers["x-kvlane-model"] for response, _ in answers} == {"small"}
-        assert {answer["model"] for _, answer in answers} == {"prod"}
+        responses = await asyncio.gather(*(s.post(CHAT, body) for _ in range(24)))
+        assert {response.headers["x-kvlane-model"] for response, _ in responses} == {"org/big", "small"}
+        responses = await asyncio.gather(*(s.post(CHAT, body, {"x-canary": "yes"}) for _ in range(6)))
+        assert {response.headers["x-kvlane-model"] for response, _ in responses} == {"small"}
+        assert {result["model"] for _, result in responses} == {"prod"}
         s.app.observer.flush()
         assert await s.sample('kvlane_model_rewrites_total{model="small",rule="canary"}') == 6
 
@@ -129,14 +129,14 @@ async def test_without_a_pod_for_the_first_model_the_fallback_responds() -> None
         await s.pods[0].kill()
         await until(lambda: not s.app.fleet.endpoints_for("org/big"))
         for name in ("gpt-4o", "org/big"):
-            response, answer = await s.post(CHAT, {"model": name, **QUESTION})
-            assert (response.status, answer["model"]) == (200, name)
+            response, body = await s.post(CHAT, {"model": name, **QUESTION})
+            assert (response.status, body["model"]) == (200, name)
             assert response.headers["x-kvlane-model"] == "small"
         assert await s.sample('kvlane_model_fallbacks_total{model="nobody",to="small"}') == 2
         await s.pods[1].kill()
-        response, answer = await s.post(CHAT, {"model": "gpt-4o", **QUESTION})
+        response, body = await s.post(CHAT, {"model": "gpt-4o", **QUESTION})
         assert response.status in (502, 503)
-        assert "small" not in answer["error"]["message"]
+        assert "small" not in body["error"]["message"]
         await s.idle()
 
 
@@ -163,9 +163,9 @@ async def test_if_flow_control_has_no_capacity_the_fallback_responds() -> None:
 async def test_a_sleeping_pod_gets_no_requests_and_is_woken_if_configured() -> None:
     async with stack(2, BIG, {"models": {"wake": {"enabled": True}}}) as s:
         await nap(s, 0)
-        assert await pods_asked(s, 8) == {"pod-1"}
+        assert await pods_used(s, 8) == {"pod-1"}
         await nap(s, 1)
-        assert len(await pods_asked(s, 8)) == 1
+        assert len(await pods_used(s, 8)) == 1
         assert sum(pod.engine.sleep_level for pod in s.pods) == 1, "one is enough"
     async with stack(1, BIG) as s:
         await nap(s, 0)
@@ -186,7 +186,7 @@ async def nap(s: Stack, pod: int) -> None:
     await until(lambda: len(s.app.fleet.ready) == ready)
 
 
-async def pods_asked(s: Stack, times: int) -> set[str]:
-    answers = await asyncio.gather(*(s.chat(f"question {number}", model="org/big") for number in range(times)))
-    assert all(response.status == 200 for response, _ in answers)
-    return {response.headers["x-kvlane-endpoint"] for response, _ in answers}
+async def pods_used(s: Stack, times: int) -> set[str]:
+    responses = await asyncio.gather(*(s.chat(f"question {number}", model="org/big") for number in range(times)))
+    assert all(response.status == 200 for response, _ in responses)
+    return {response.headers["x-kvlane-endpoint"] for response, _ in responses}

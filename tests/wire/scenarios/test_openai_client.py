@@ -45,10 +45,10 @@ async def api() -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_chat(api: AsyncOpenAI) -> None:
-    answer = await api.chat.completions.create(model="sim", messages=USER, max_tokens=5)
-    assert len((answer.choices[0].message.content or "").split()) == 5
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 5
+    response = await api.chat.completions.create(model="sim", messages=USER, max_tokens=5)
+    assert len((response.choices[0].message.content or "").split()) == 5
+    assert response.usage is not None
+    assert response.usage.completion_tokens == 5
 
 
 async def test_a_stream_has_the_text_of_the_complete_response_and_its_usage_last(api: AsyncOpenAI) -> None:
@@ -65,8 +65,8 @@ async def test_a_stream_has_the_text_of_the_complete_response_and_its_usage_last
 
 
 async def test_a_tool_call(api: AsyncOpenAI) -> None:
-    answer = await api.chat.completions.create(model="sim", messages=USER, tools=[WEATHER], tool_choice="required")
-    (call,) = answer.choices[0].message.tool_calls or []
+    response = await api.chat.completions.create(model="sim", messages=USER, tools=[WEATHER], tool_choice="required")
+    (call,) = response.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert orjson.loads(call.function.arguments) == {"city": "sim"}
 
@@ -97,8 +97,8 @@ async def test_embeddings_are_the_same_in_every_encoding(api: AsyncOpenAI) -> No
 
 
 async def test_audio_both_ways(api: AsyncOpenAI) -> None:
-    heard = await api.audio.transcriptions.create(model="sim", file=("a.wav", b"\r\n--\0" * 1000))
-    assert heard.text == "5000 bytes of audio"
+    received = await api.audio.transcriptions.create(model="sim", file=("a.wav", b"\r\n--\0" * 1000))
+    assert received.text == "5000 bytes of audio"
     spoken = await api.audio.speech.create(model="sim", input="the sea", voice="none")
     assert spoken.content == b"RIFF" + b"the sea" * 160
 

@@ -51,9 +51,9 @@ async def test_the_response_through_the_proxy_equals_the_pods(path: str, body: d
         await s.idle()
 
 
-def steady(answer: dict[str, Any]) -> dict[str, Any]:
+def steady(body: dict[str, Any]) -> dict[str, Any]:
     """Without what differs between two calls: when it was, and how much of the prompt was cached by then."""
-    return {name: value for name, value in answer.items() if not name.startswith(("created", "usage"))}
+    return {name: value for name, value in body.items() if not name.startswith(("created", "usage"))}
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ async def test_prompts_of_every_form_go_to_their_cache(body: dict[str, Any]) -> 
     async with stack(4) as s:
         first, _ = await s.post("/v1/completions", {"model": "sim", "max_tokens": 1, **body})
         for _ in range(3):
-            response, answer = await s.post("/v1/completions", {"model": "sim", "max_tokens": 1, **body})
+            response, payload = await s.post("/v1/completions", {"model": "sim", "max_tokens": 1, **body})
             assert response.headers["x-kvlane-endpoint"] == first.headers["x-kvlane-endpoint"]
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+            assert payload["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
 
 
 async def test_a_stream_of_messages_equals_the_pods() -> None:
@@ -102,11 +102,11 @@ async def test_refusals_of_messages_have_the_shape_of_that_api() -> None:
 
 
 async def refused(s: Stack, body: Any) -> tuple[int, str]:
-    response, answer = await s.post("/v1/messages", body, {"x-request-id": "mine"})
-    assert (answer["type"], answer["request_id"]) == ("error", "mine")
+    response, payload = await s.post("/v1/messages", body, {"x-request-id": "mine"})
+    assert (payload["type"], payload["request_id"]) == ("error", "mine")
     assert response.headers["x-request-id"] == "mine"
     assert response.headers["x-kvlane-reason"]
-    return response.status, answer["error"]["type"]
+    return response.status, payload["error"]["type"]
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ async def test_an_omitted_model_goes_to_pods_of_the_only_one() -> None:
 
 async def test_with_several_models_one_must_be_named() -> None:
     async with stack(2, [SimConfig(model="one"), SimConfig(model="two")]) as s:
-        response, answer = await s.post("/v1/embeddings", {"input": "the sea"})
-        assert (response.status, answer["error"]["param"]) == (400, "model")
-        assert "one, two" in answer["error"]["message"]
+        response, body = await s.post("/v1/embeddings", {"input": "the sea"})
+        assert (response.status, body["error"]["param"]) == (400, "model")
+        assert "one, two" in body["error"]["message"]
 
 
 async def test_concurrent_requests_of_many_kinds_do_not_mix() -> None:
@@ -171,10 +171,10 @@ async def test_concurrent_requests_of_many_kinds_do_not_mix() -> None:
 
         async def ask(number: int) -> None:
             path, body = CALLS[number % len(CALLS)]
-            response, answer = await s.post(path, {"model": "sim", **body}, {"x-request-id": f"id-{number}"})
+            response, payload = await s.post(path, {"model": "sim", **body}, {"x-request-id": f"id-{number}"})
             assert response.status == 200
             assert response.headers["x-request-id"] == f"id-{number}"
-            assert f"id-{number}" in answer.get("id", f"id-{number}")
+            assert f"id-{number}" in payload.get("id", f"id-{number}")
 
         await asyncio.gather(*(ask(number) for number in range(120)))
         await s.idle()

@@ -35,7 +35,7 @@ class Mortal(Pod):
     prompts when `released` is set."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(self._answer)
+        super().__init__(self._respond)
         self.seconds = seconds
         self.released = asyncio.Event()
         self.prompts: list[bytes] = []
@@ -46,7 +46,7 @@ class Mortal(Pod):
         self.is_dead = True
         await self.__aexit__()
 
-    async def _answer(self, request: Received) -> None:
+    async def _respond(self, request: Received) -> None:
         if request.line.startswith(b"GET"):
             await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
             return
@@ -85,8 +85,8 @@ async def fleet(
         app = await stack.enter_async_context(running([pod.endpoint.url for pod in pods], merged, each))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{app.port}"))
         for number in itertools.count():
-            asked = [post(http, f"warm up {number} {each}") for each in range(WARM * len(pods))]
-            assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+            warm_up = [post(http, f"warm up {number} {each}") for each in range(WARM * len(pods))]
+            assert {status for status, _, _ in await asyncio.gather(*warm_up)} == {200}
             if all(pod.prompts for pod in pods):
                 break
         for pod in pods:
@@ -203,14 +203,14 @@ async def test_no_innocent_request_is_refused_when_two_pods_crash(
 ) -> None:
     pods = [Mortal() for _ in range(4)]
     async with fleet(pods) as (_, http):
-        asked = [asyncio.create_task(post(http, f"slow {number}")) for number in range(12)]
+        tasks = [asyncio.create_task(post(http, f"slow {number}")) for number in range(12)]
         for victim in pods[:2]:
             await until(lambda: _sent(pods) == 12)
             await victim.die()
         await until(lambda: _sent(pods) == 12)
         for pod in pods:
             pod.released.set()
-        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 12
+        assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200] * 12
         assert [(await post(http, f"slow {number}"))[0] for number in range(12)] == [200] * 12
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -74,11 +74,11 @@ class Pooled(Stack):
     async def ask(self, model: str, text: str = "Hello!", tokens: int = 4) -> ResponseAndBody:
         return await self.chat(text, model=model, max_tokens=tokens, ignore_eos=True)
 
-    async def asked(self, model: str, times: int = 8) -> set[str]:
+    async def pods_used(self, model: str, times: int = 8) -> set[str]:
         """The pods that have responded."""
-        answers = await asyncio.gather(*(self.ask(model, f"question {number}") for number in range(times)))
-        assert [body for response, body in answers if response.status != 200] == []
-        return {response.headers[NAMED] for response, _ in answers}
+        responses = await asyncio.gather(*(self.ask(model, f"question {number}") for number in range(times)))
+        assert [body for response, body in responses if response.status != 200] == []
+        return {response.headers[NAMED] for response, _ in responses}
 
     def waiting(self, pool: str) -> int:
         return self.app.serving.flow_controls[pool].queue.waiting
@@ -97,8 +97,8 @@ async def pools(*configs: SimConfig, here: int, **given: Any) -> AsyncIterator[P
 
 async def test_a_request_goes_to_the_pool_of_its_model_and_an_unknown_model_to_none() -> None:
     async with pools(SMALL, LARGE, LARGE, here=1) as s:
-        assert await s.asked("small") == {"pod-0"}
-        assert await s.asked("large") == {"pod-1", "pod-2"}
+        assert await s.pods_used("small") == {"pod-0"}
+        assert await s.pods_used("large") == {"pod-1", "pod-2"}
         response, body = await s.ask("none")
         assert (response.status, body["error"]["code"]) == (404, "model_not_found")
         async with s.http.get(s.url + "/v1/models") as listed:
@@ -110,8 +110,8 @@ async def test_each_pool_has_its_own_scheduling() -> None:
     async with pools(SMALL, SMALL, LARGE, LARGE, here=2) as s:
         gold = [*s.plan.static(2), *s.plan.static(3, labels={"tier": "gold"})]
         await s.reload(large={"pods": {"static": gold}, "scheduling": ONLY_GOLD})
-        assert await s.asked("large") == {"pod-3"}
-        assert await s.asked("small") == {"pod-0", "pod-1"}
+        assert await s.pods_used("large") == {"pod-3"}
+        assert await s.pods_used("small") == {"pod-0", "pod-1"}
         assert "gold" not in s.app.schedulings["default"].instances
 
 
@@ -152,9 +152,9 @@ async def test_a_flood_on_one_pool_does_not_delay_the_other() -> None:
 
 async def test_of_two_pools_with_the_model_the_first_serves_it_until_its_pods_are_gone() -> None:
     async with pools(SMALL, SMALL, here=1) as s:
-        assert await s.asked("small") == {"pod-0"}
+        assert await s.pods_used("small") == {"pod-0"}
         await s.pods[0].kill()
-        assert await s.asked("small") == {"pod-1"}
+        assert await s.pods_used("small") == {"pod-1"}
         await s.idle()
 
 
@@ -162,7 +162,7 @@ async def test_a_pool_that_lists_the_model_precedes_one_without_a_list() -> None
     async with pools(SMALL, LARGE, here=1) as s:
         update(s.app.fleet.endpoints[0], models=None)
         s.app.fleet._serving = None
-        assert await s.asked("large") == {"pod-1"}
+        assert await s.pods_used("large") == {"pod-1"}
 
 
 async def test_a_fallback_can_be_the_same_model_in_another_pool() -> None:
@@ -180,11 +180,11 @@ async def test_a_fallback_can_be_the_same_model_in_another_pool() -> None:
 async def test_a_rewrite_to_a_pool_is_served_by_no_other() -> None:
     models = {"rewrites": [{"model": "canary", "targets": [{"model": "small", "pool": "large"}]}]}
     async with pools(SMALL, SMALL, here=1, models=models) as s:
-        assert await s.asked("canary") == {"pod-1"}
-        assert await s.asked("small") == {"pod-0"}
+        assert await s.pods_used("canary") == {"pod-1"}
+        assert await s.pods_used("small") == {"pod-0"}
         await s.pods[1].kill()
         assert {(await s.ask("canary"))[0].status for _ in range(3)} <= {502, 503}
-        assert await s.asked("small") == {"pod-0"}
+        assert await s.pods_used("small") == {"pod-0"}
 
 
 async def test_a_client_cannot_name_a_pool() -> None:
@@ -201,7 +201,7 @@ async def test_a_reload_adds_and_removes_a_pool_and_others_keep_their_state() ->
         before = s.app.schedulings["default"].instances
         await s.reload()
         await until(lambda: len(s.app.fleet.ready) == 2)
-        assert await s.asked("large") == {"pod-1"}
+        assert await s.pods_used("large") == {"pod-1"}
         assert await s.sample('kvlane_pool_ready_endpoints{pool="large"}') == 1
         after = s.app.schedulings["default"].instances
         assert all(after[name] is before[name] for name in before)
@@ -209,7 +209,7 @@ async def test_a_reload_adds_and_removes_a_pool_and_others_keep_their_state() ->
         assert [endpoint.name for endpoint in s.app.fleet.ready] == ["pod-0"]
         assert (await s.ask("large"))[0].status == 503
         await until(lambda: len(s.app.fleet.endpoints) == 1)
-        assert await s.asked("small") == {"pod-0"}
+        assert await s.pods_used("small") == {"pod-0"}
         assert await s.sample('kvlane_pool_ready_endpoints{pool="large"}') is None
 
 
@@ -224,9 +224,9 @@ async def test_requests_queued_in_a_removed_pool_go_to_one_with_the_model() -> N
         await s.app.reload(from_mapping({**moved, "pools": {"large": {**full, "pods": {"static": s.plan.static(1)}}}}))
         await until(lambda: len(s.app.fleet.ready) == 2)
         await s.app.reload(from_mapping(moved))
-        answers = await asyncio.gather(*begun)
-        assert [response.status for response, _ in answers] == [200] * 3
-        assert sorted(response.headers[NAMED] for response, _ in answers) == ["pod-0", "pod-0", "pod-1"]
+        responses = await asyncio.gather(*begun)
+        assert [response.status for response, _ in responses] == [200] * 3
+        assert sorted(response.headers[NAMED] for response, _ in responses) == ["pod-0", "pod-0", "pod-1"]
         assert await s.sample('kvlane_queue_requests{band="0",pool="large"}') is None
         await s.idle()
 
@@ -248,7 +248,7 @@ async def test_a_pod_that_moves_to_another_pool_is_new_there_and_finishes_its_re
                 "pod-1": pool,
             }
             await until(lambda: len(s.app.fleet.ready) == 2)
-            assert await s.asked("large") == {"pod-1"}
+            assert await s.pods_used("large") == {"pod-1"}
         assert s.app.fleet.get("pod-0") is not before
         assert (await running)[0].status == 200
         assert not s.app.ledger.in_flight
@@ -260,20 +260,20 @@ async def test_a_fault_in_a_pool_changes_nothing_and_is_reported() -> None:
         body = s.plan.given(
             large={"scheduling": {"plugins": [{"type": "queue-scorerr"}]}, "flowControl": {"maxQueud": 1}}
         )
-        response, answer = await s.operate("POST", "/admin/config", body)
-        paths = {problem["path"] for problem in answer["error"]["problems"]}
+        response, payload = await s.operate("POST", "/admin/config", body)
+        paths = {problem["path"] for problem in payload["error"]["problems"]}
         assert (response.status, paths) == (
             400,
             {"pools.large.scheduling.plugins.queue-scorerr", "pools.large.flowControl"},
         )
         assert dict(s.app.schedulings) == before
-        response, answer = await s.operate(
+        response, payload = await s.operate(
             "POST", "/admin/config", s.plan.given(large={"flowControl": {"maxConcurrent": 5}})
         )
-        assert (response.status, answer["changed"]) == (200, ["pools.large.flowControl.maxConcurrent"])
-        response, answer = await s.operate("POST", "/admin/config/rollback")
-        assert (response.status, answer["changed"]) == (200, ["pools.large.flowControl.maxConcurrent"])
-        assert await s.asked("large") == {"pod-1"}
+        assert (response.status, payload["changed"]) == (200, ["pools.large.flowControl.maxConcurrent"])
+        response, payload = await s.operate("POST", "/admin/config/rollback")
+        assert (response.status, payload["changed"]) == (200, ["pools.large.flowControl.maxConcurrent"])
+        assert await s.pods_used("large") == {"pod-1"}
 
 
 async def test_operators_see_pools_and_add_pods_to_them() -> None:
@@ -285,11 +285,11 @@ async def test_operators_see_pools_and_add_pods_to_them() -> None:
             response, described = await s.operate("POST", "/admin/pods", {**pod, "pool": pool})
             assert (response.status, described["pool"]) == (201, pool)
         await until(lambda: len(s.app.fleet.ready) == 3)
-        assert await s.asked("large") == {"pod-1", "pod-2"}
+        assert await s.pods_used("large") == {"pod-1", "pod-2"}
         response, described = await s.operate("POST", "/admin/pods", s.plan.static(1, weight=2)[0])
         assert (response.status, described["pool"], described["weight"]) == (200, "large", 2)
-        response, answer = await s.operate("POST", "/admin/pods", {**s.plan.static(1)[0], "pool": "huge"})
-        assert (response.status, answer["error"]["param"]) == (400, "pool")
+        response, body = await s.operate("POST", "/admin/pods", {**s.plan.static(1)[0], "pool": "huge"})
+        assert (response.status, body["error"]["param"]) == (400, "pool")
         _, config = await s.operate("GET", "/admin/config")
         assert config["pools"]["large"]["flowControl"]["maxQueued"] == {"value": 5000, "origin": "default"}
         assert "schedulingProfiles" in config["pools"]["large"]["scheduling"]
@@ -311,7 +311,7 @@ async def test_a_pool_has_its_own_file_of_pods(tmp_path: Path) -> None:
         endpoint = s.app.fleet.get("pod-1")
         assert endpoint is not None
         assert endpoint.pool == "large"
-        assert await s.asked("large") == {"pod-1"}
+        assert await s.pods_used("large") == {"pod-1"}
         path.write_text("[]")
         await until(lambda: len(s.app.fleet.endpoints) == 1)
 

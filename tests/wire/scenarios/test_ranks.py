@@ -37,9 +37,9 @@ class Ranks:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
         url = f"http://127.0.0.1:{self.app.port}/v1/chat/completions"
         async with self.http.post(url, json=body, headers=headers) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            return response.headers["x-kvlane-endpoint"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            payload = await response.json()
+            assert response.status == 200, payload
+            return response.headers["x-kvlane-endpoint"], payload["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def pods(self) -> list[dict[str, Any]]:
         async with self.http.get(f"http://127.0.0.1:{self.app.admin_port}/admin/pods") as response:
@@ -226,11 +226,11 @@ async def test_a_stream_goes_on_although_its_next_rank_does_not_exist() -> None:
                 await until(lambda: len(app.fleet.ready) == 64)
                 body = {"model": "m", "messages": [{"role": "user", "content": "Count"}], "stream": True}
                 async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=body) as response:
-                    heard = await response.text()
-                assert "One" in heard
-                assert " two" in heard
-                assert heard.endswith("data: [DONE]\n\n")
-                assert "error" not in heard
+                    received = await response.text()
+                assert "One" in received
+                assert " two" in received
+                assert received.endswith("data: [DONE]\n\n")
+                assert "error" not in received
 
 
 async def test_a_prefill_rank_that_does_not_exist_is_followed_by_another() -> None:
@@ -315,7 +315,7 @@ async def test_simulated_ranks_serve_conversations_from_their_caches() -> None:
         names = [response.headers["x-kvlane-endpoint"] for response, _ in first]
         assert set(names) == {f"pod-0/{rank}" for rank in range(4)}
         assert names == [response.headers["x-kvlane-endpoint"] for response, _ in again]
-        assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100 for _, answer in again)
+        assert all(result["usage"]["prompt_tokens_details"]["cached_tokens"] > 100 for _, result in again)
         assert [endpoint.name for endpoint in s.app.fleet.endpoints] == [f"pod-0/{rank}" for rank in range(4)]
         await s.idle()
 

@@ -81,9 +81,9 @@ async def loaded(s: Stack, clients: int = 6) -> AsyncIterator[list[str]]:
                 "stream": bool(number % 2),
             }
             async with s.http.post(s.url + CHAT, json=question) as response:
-                said = await response.read()
-                if response.status != 200 or (number % 2 and not said.endswith(b"data: [DONE]\n\n")):
-                    failures.append(f"{response.status}: {said[-200:]!r}")
+                raw = await response.read()
+                if response.status != 200 or (number % 2 and not raw.endswith(b"data: [DONE]\n\n")):
+                    failures.append(f"{response.status}: {raw[-200:]!r}")
 
     tasks = [asyncio.create_task(ask(client)) for client in range(clients)]
     try:
@@ -266,10 +266,10 @@ async def test_timeouts_and_retries_of_the_new_configuration_apply() -> None:
 async def test_a_faulty_configuration_changes_nothing_and_all_faults_are_reported() -> None:
     async with stack(1) as s:
         faulty = body(s, reliability={"retries": {"attempts": 0}}, listn={}, scheduling={"plugins": [{"type": "nope"}]})
-        response, answer = await s.operate("POST", "/admin/config", faulty)
+        response, payload = await s.operate("POST", "/admin/config", faulty)
         assert response.status == 400
-        assert answer["error"]["code"] == "invalid_configuration"
-        paths = {problem["path"] for problem in answer["error"]["problems"]}
+        assert payload["error"]["code"] == "invalid_configuration"
+        paths = {problem["path"] for problem in payload["error"]["problems"]}
         assert {"", "reliability.retries.attempts"} < paths
         assert any(path.startswith("scheduling") for path in paths)
         assert await s.sample("kvlane_config_version") == 1
@@ -293,20 +293,20 @@ async def test_an_unreadable_key_file_changes_nothing(tmp_path: Path) -> None:
 
 async def test_a_dry_run_warns_of_likely_mistakes() -> None:
     async with stack(1) as s:
-        _, answer = await s.operate("POST", "/admin/config?dry_run=1", {"reliability": {"retries": {"attempts": 7}}})
-        assert [warning for warning in answer["warnings"] if warning.startswith("no pods are configured")]
+        _, payload = await s.operate("POST", "/admin/config?dry_run=1", {"reliability": {"retries": {"attempts": 7}}})
+        assert [warning for warning in payload["warnings"] if warning.startswith("no pods are configured")]
 
 
 async def test_a_dry_run_lists_changes_and_changes_nothing() -> None:
     async with stack(1) as s:
         wanted = body(s, listen={"host": "127.0.0.1", "port": 1}, reliability={"retries": {"attempts": 7}})
-        response, answer = await s.operate("POST", "/admin/config?dry_run=1", wanted)
+        response, payload = await s.operate("POST", "/admin/config?dry_run=1", wanted)
         assert response.status == 200
-        assert answer["dryRun"] is True
-        assert answer["changed"] == ["listen.port", "reliability.retries.attempts"]
-        assert answer["needsRestart"] == ["listen.port"]
-        assert answer["warnings"] == []
-        assert answer["number"] == 1
+        assert payload["dryRun"] is True
+        assert payload["changed"] == ["listen.port", "reliability.retries.attempts"]
+        assert payload["needsRestart"] == ["listen.port"]
+        assert payload["warnings"] == []
+        assert payload["number"] == 1
         _, shown = await s.operate("GET", "/admin/config")
         assert shown["reliability"]["retries"]["attempts"]["value"] == 3
         assert await s.sample("kvlane_config_version") == 1
@@ -319,8 +319,8 @@ async def test_a_dry_run_leaves_the_plugins_unchanged() -> None:
         index = serving.schedulings["default"].instances["approx-prefix-cache-producer"].index  # type: ignore[attr-defined]
         version = index.version
         wanted = body(s, scheduling=weighted(1, maxBytes="1KiB"), flowControl={"maxConcurrent": 1})
-        _, answer = await s.operate("POST", "/admin/config?dry_run=1", wanted)
-        assert answer["dryRun"] is True
+        _, payload = await s.operate("POST", "/admin/config?dry_run=1", wanted)
+        assert payload["dryRun"] is True
         assert s.app.serving is serving
         assert index.version == version
         assert not serving.flow_controls
@@ -328,16 +328,16 @@ async def test_a_dry_run_leaves_the_plugins_unchanged() -> None:
 
 async def test_a_change_can_be_rolled_back_and_repeated() -> None:
     async with stack(1) as s:
-        response, answer = await s.operate("POST", "/admin/config/rollback")
-        assert (response.status, answer["error"]["code"]) == (409, "conflict")
+        response, payload = await s.operate("POST", "/admin/config/rollback")
+        assert (response.status, payload["error"]["code"]) == (409, "conflict")
 
         async def attempts() -> tuple[int, int, str]:
             _, shown = await s.operate("GET", "/admin/config")
             version = shown["version"]
             return shown["reliability"]["retries"]["attempts"]["value"], version["number"], version["origin"]
 
-        response, answer = await s.operate("POST", "/admin/config", body(s, reliability={"retries": {"attempts": 7}}))
-        assert (response.status, answer["changed"]) == (200, ["reliability.retries.attempts"])
+        response, payload = await s.operate("POST", "/admin/config", body(s, reliability={"retries": {"attempts": 7}}))
+        assert (response.status, payload["changed"]) == (200, ["reliability.retries.attempts"])
         assert await attempts() == (7, 2, "admin")
         response, _ = await s.operate("POST", "/admin/config/rollback")
         assert response.status == 200
@@ -359,8 +359,8 @@ async def test_an_unchanged_configuration_is_no_new_version() -> None:
 async def test_settings_that_need_a_restart_stay_and_the_rest_changes() -> None:
     async with stack(1) as s:
         wanted = body(s, telemetry={"accessLog": True, "askForUsage": True}, admin={"port": 1, "apiKey": "new"})
-        _, answer = await s.operate("POST", "/admin/config", wanted)
-        assert sorted(answer["needsRestart"]) == ["admin.port", "telemetry.accessLog"]
+        _, payload = await s.operate("POST", "/admin/config", wanted)
+        assert sorted(payload["needsRestart"]) == ["admin.port", "telemetry.accessLog"]
         assert (await s.operate("GET", "/admin/config"))[0].status == 401, "the new key is asked for"
         async with s.http.get(s.admin + "/admin/config", headers={"authorization": "Bearer new"}) as response:
             shown = await response.json()
@@ -372,13 +372,13 @@ async def test_settings_that_need_a_restart_stay_and_the_rest_changes() -> None:
 async def test_variables_are_resolved_only_with_a_key() -> None:
     async with stack(1) as s:
         wanted = body(s, reliability={"retries": {"attempts": "${KVLANE_TEST_ATTEMPTS:-5}"}})
-        response, answer = await s.operate("POST", "/admin/config", wanted)
+        response, payload = await s.operate("POST", "/admin/config", wanted)
         assert response.status == 400
-        assert "admin.apiKey" in answer["error"]["message"]
+        assert "admin.apiKey" in payload["error"]["message"]
         await s.operate("POST", "/admin/config", body(s, admin={"port": 0, "apiKey": "new"}))
         headers = {"authorization": "Bearer new"}
-        async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as answered:
-            assert answered.status == 200
+        async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as result:
+            assert result.status == 200
 
 
 @pytest.mark.parametrize(
@@ -398,10 +398,10 @@ async def test_an_admin_port_without_a_key_reads_only_files_in_effect(sections: 
     named = json.loads(json.dumps(sections).replace("FILE", str(tmp_path / "secret")))
     async with stack(1) as s:
         for query in ("", "?dry_run=1"):
-            response, answer = await s.operate("POST", f"/admin/config{query}", body(s, **named))
+            response, payload = await s.operate("POST", f"/admin/config{query}", body(s, **named))
             assert response.status == 400
-            assert "admin.apiKey" in answer["error"]["message"]
-            assert "password" not in str(answer)
+            assert "admin.apiKey" in payload["error"]["message"]
+            assert "password" not in str(payload)
         assert (await s.operate("GET", "/admin/config"))[1]["version"]["number"] == 1
 
 
@@ -411,17 +411,17 @@ async def test_the_admin_key_may_name_a_file(tmp_path: Path) -> None:
         await s.operate("POST", "/admin/config", body(s, admin={"port": 0, "apiKey": "new"}))
         wanted = body(s, scheduling={"file": str(tmp_path / "scheduling.json")})
         headers = {"authorization": "Bearer new"}
-        async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as answered:
-            assert answered.status == 200
+        async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as response:
+            assert response.status == 200
 
 
 async def test_concurrent_changes_apply_one_after_the_other() -> None:
     async with stack(1) as s:
         wanted = [body(s, reliability={"retries": {"attempts": 4 + n}}) for n in range(6)]
-        answers = await asyncio.gather(*(s.operate("POST", "/admin/config", one) for one in wanted))
-        assert sorted(answer["number"] for _, answer in answers) == [2, 3, 4, 5, 6, 7]
+        responses = await asyncio.gather(*(s.operate("POST", "/admin/config", one) for one in wanted))
+        assert sorted(response["number"] for _, response in responses) == [2, 3, 4, 5, 6, 7]
         _, shown = await s.operate("GET", "/admin/config")
-        (last,) = [answer for _, answer in answers if answer["number"] == 7]
+        (last,) = [response for _, response in responses if response["number"] == 7]
         assert shown["version"]["sha256"] == last["sha256"]
 
 

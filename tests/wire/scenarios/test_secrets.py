@@ -19,16 +19,16 @@ ADMIN_KEY = "sk-of-the-operator"
 HEADERS = {"authorization": f"Bearer {KEY}", "x-api-key": KEY}
 SECRETS = (PROMPT, KEY, POD_KEY, ADMIN_KEY)
 
-ASKED = {"model": "sim", "messages": [{"role": "user", "content": PROMPT}]}
+BODY = {"model": "sim", "messages": [{"role": "user", "content": PROMPT}]}
 
 BODIES: tuple[Any, ...] = (
-    ASKED,
-    {**ASKED, "stream": True},
-    {**ASKED, "model": "unknown"},
-    {**ASKED, "model": [PROMPT]},
-    {**ASKED, "stream": PROMPT},
-    {**ASKED, "messages": PROMPT},
-    {**ASKED, "max_tokens": PROMPT},
+    BODY,
+    {**BODY, "stream": True},
+    {**BODY, "model": "unknown"},
+    {**BODY, "model": [PROMPT]},
+    {**BODY, "stream": PROMPT},
+    {**BODY, "messages": PROMPT},
+    {**BODY, "max_tokens": PROMPT},
     {"model": "sim", "messages": [{"role": PROMPT}]},
     [PROMPT],
 )
@@ -45,12 +45,12 @@ async def test_the_log_has_nothing_of_any_request(
     settings = {**BLIND, "telemetry": {"accessLog": True}, "admin": {"apiKey": ADMIN_KEY}}
     async with stack(2, settings=settings, each=[{"apiKey": POD_KEY}] * 2) as served:
         for body in BODIES:
-            async with served.http.post(served.url + CHAT, json=body, headers=HEADERS) as answer:
-                said = await answer.text()
-            if answer.status >= 400 and answer.headers.get("x-kvlane-reason"):
-                assert leaked(said) == []
-        async with served.http.post(served.url + f"{CHAT}?api_key={KEY}", data=PROMPT, headers=HEADERS) as answer:
-            assert leaked(await answer.text()) == []
+            async with served.http.post(served.url + CHAT, json=body, headers=HEADERS) as response:
+                text = await response.text()
+            if response.status >= 400 and response.headers.get("x-kvlane-reason"):
+                assert leaked(text) == []
+        async with served.http.post(served.url + f"{CHAT}?api_key={KEY}", data=PROMPT, headers=HEADERS) as response:
+            assert leaked(await response.text()) == []
         await served.idle()
     written = capfd.readouterr()
     assert CHAT in written.out
@@ -66,9 +66,9 @@ async def test_an_exception_during_a_request_logs_nothing_of_it(
             raise RuntimeError(f"cannot schedule {request!r}")
 
         served.app.schedulings["default"].scheduler.schedule = broken  # type: ignore[assignment, method-assign]
-        answer, said = await served.post(CHAT, ASKED, HEADERS)
-        assert answer.status == 500
-        assert leaked(str(said)) == []
+        response, text = await served.post(CHAT, BODY, HEADERS)
+        assert response.status == 500
+        assert leaked(str(text)) == []
     assert "cannot schedule" in caplog.text
     assert leaked(caplog.text) == []
 
@@ -90,22 +90,22 @@ async def test_a_pod_that_dies_during_a_request_logs_nothing_of_it(
             body = f'{{"model":"sim","prompt":"{PROMPT}"}}'
             head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-            said = (await reader.read()).decode()
+            text = (await reader.read()).decode()
             writer.close()
             await until(lambda: not app.ledger.in_flight)
-    assert " 50" in said.partition("\r\n")[0]
-    assert leaked(said + caplog.text) == []
+    assert " 50" in text.partition("\r\n")[0]
+    assert leaked(text + caplog.text) == []
 
 
 async def test_the_admin_port_shows_no_key() -> None:
     each = [{"apiKey": POD_KEY}]
     async with stack(1, settings={"admin": {"apiKey": ADMIN_KEY}}, each=each) as served:
-        await served.post(CHAT, ASKED, HEADERS)
+        await served.post(CHAT, BODY, HEADERS)
         operator = {"authorization": f"Bearer {ADMIN_KEY}"}
         for path in ("/admin/config", "/admin/pods", "/admin/pods/pod-0", "/metrics"):
-            async with served.http.get(served.admin + path, headers=operator) as answer:
-                assert answer.status == 200
-                assert leaked(await answer.text()) == []
+            async with served.http.get(served.admin + path, headers=operator) as response:
+                assert response.status == 200
+                assert leaked(await response.text()) == []
 
 
 def test_a_printed_request_has_nothing_of_its_content() -> None:

@@ -22,7 +22,7 @@ from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.telemetry.collector import Collector, Received
 from tests.helpers.waiting import PATIENCE, until
-from tests.wire.scenarios.test_transparency import asked, engine
+from tests.wire.scenarios.test_transparency import engine, relayed
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
 ERROR = 2
@@ -51,12 +51,12 @@ async def test_a_request_is_a_span_with_its_decision_and_its_attempt_inside() ->
     async with traced() as (s, collector):
         await s.chat(SECRET, max_tokens=5)
         await collector.until(3)
-    server, leg, decision = (by_kind(collector.spans, kind) for kind in (SERVER, CLIENT, INTERNAL))
-    assert (server.name, leg.name, decision.name) == ("chat sim", "chat sim", "schedule")
+    server, attempt, decision = (by_kind(collector.spans, kind) for kind in (SERVER, CLIENT, INTERNAL))
+    assert (server.name, attempt.name, decision.name) == ("chat sim", "chat sim", "schedule")
     assert {span.trace for span in collector.spans} == {server.trace}
-    assert (server.parent, leg.parent, decision.parent) == ("", server.id, server.id)
-    assert server.begins <= decision.begins <= decision.ends <= leg.begins + 1e9
-    assert leg.begins < leg.ends <= server.ends + 1e9
+    assert (server.parent, attempt.parent, decision.parent) == ("", server.id, server.id)
+    assert server.begins <= decision.begins <= decision.ends <= attempt.begins + 1e9
+    assert attempt.begins < attempt.ends <= server.ends + 1e9
     assert server.resource["service.name"] == "kvlane"
 
 
@@ -66,18 +66,18 @@ async def test_spans_obey_the_conventions_and_contain_no_prompts() -> None:
         async with s.http.post(s.url + CHAT, json={**body, "stream_options": {"include_usage": True}}) as response:
             await response.read()
         await collector.until(3)
-    server, leg, decision = (by_kind(collector.spans, kind).attributes for kind in (SERVER, CLIENT, INTERNAL))
-    assert server["gen_ai.operation.name"] == leg["gen_ai.operation.name"] == "chat"
-    assert server["gen_ai.request.model"] == leg["gen_ai.request.model"] == "sim"
-    assert server["gen_ai.usage.output_tokens"] == leg["gen_ai.usage.output_tokens"] == 5
+    server, attempt, decision = (by_kind(collector.spans, kind).attributes for kind in (SERVER, CLIENT, INTERNAL))
+    assert server["gen_ai.operation.name"] == attempt["gen_ai.operation.name"] == "chat"
+    assert server["gen_ai.request.model"] == attempt["gen_ai.request.model"] == "sim"
+    assert server["gen_ai.usage.output_tokens"] == attempt["gen_ai.usage.output_tokens"] == 5
     assert server["gen_ai.usage.input_tokens"] > 0
-    assert server["http.response.status_code"] == leg["http.response.status_code"] == 200
+    assert server["http.response.status_code"] == attempt["http.response.status_code"] == 200
     assert (server["url.path"], server["kvlane.outcome"]) == (CHAT, "complete")
-    assert 0 < leg["gen_ai.response.time_to_first_chunk"] <= server["gen_ai.response.time_to_first_chunk"]
-    assert leg["gen_ai.provider.name"] == "vllm"
-    assert leg["server.address"] == "127.0.0.1"
-    assert leg["server.port"] > 0
-    assert leg["kvlane.endpoint"] == decision["kvlane.endpoint"] == server["kvlane.endpoint"]
+    assert 0 < attempt["gen_ai.response.time_to_first_chunk"] <= server["gen_ai.response.time_to_first_chunk"]
+    assert attempt["gen_ai.provider.name"] == "vllm"
+    assert attempt["server.address"] == "127.0.0.1"
+    assert attempt["server.port"] > 0
+    assert attempt["kvlane.endpoint"] == decision["kvlane.endpoint"] == server["kvlane.endpoint"]
     assert decision["kvlane.candidates"] == 2
     assert "error.type" not in server
     assert not any(SECRET.encode() in body for body in collector.bodies)
@@ -88,9 +88,9 @@ async def test_every_other_name_is_one_of_the_conventions() -> None:
         await s.chat(max_tokens=5)
         await s.post("/v1/nothing", {})
         await collector.until(4)
-    told = {name for span in collector.spans for name in span.attributes if not name.startswith("kvlane.")}
-    assert told - conventional() == set()
-    assert "gen_ai.response.time_to_first_chunk" not in told, "it is of streams alone"
+    names = {name for span in collector.spans for name in span.attributes if not name.startswith("kvlane.")}
+    assert names - conventional() == set()
+    assert "gen_ai.response.time_to_first_chunk" not in names, "it is of streams alone"
 
 
 def conventional() -> set[str]:
@@ -106,11 +106,11 @@ def conventional() -> set[str]:
 async def test_a_trace_continues_from_the_client_to_the_pod() -> None:
     async with Collector() as collector:
         headers = [("traceparent", THEIRS), ("tracestate", "vendor=its-own")]
-        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+        async with relayed(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
             await collector.until(3)
-    server, leg = by_kind(collector.spans, SERVER), by_kind(collector.spans, CLIENT)
+    server, attempt = by_kind(collector.spans, SERVER), by_kind(collector.spans, CLIENT)
     assert (server.trace, server.parent) == (THEIRS[3:35], THEIRS[36:52])
-    assert got.all(b"traceparent") == [f"00-{server.trace}-{leg.id}-01".encode()]
+    assert got.all(b"traceparent") == [f"00-{server.trace}-{attempt.id}-01".encode()]
     assert got.all(b"tracestate") == [b"vendor=its-own"]
     assert server.state == "vendor=its-own"
 
@@ -118,26 +118,26 @@ async def test_a_trace_continues_from_the_client_to_the_pod() -> None:
 async def test_a_request_that_the_client_did_not_sample_is_not_traced() -> None:
     async with Collector() as collector:
         headers = [("traceparent", NOT_DRAWN)]
-        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
-            (told,) = got.all(b"traceparent")
-    assert told.startswith(NOT_DRAWN[:36].encode())
-    assert told.endswith(b"-00")
+        async with relayed(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+            (header,) = got.all(b"traceparent")
+    assert header.startswith(NOT_DRAWN[:36].encode())
+    assert header.endswith(b"-00")
     assert not collector.spans
 
 
 async def test_an_invalid_trace_is_not_passed_on() -> None:
     async with Collector() as collector:
         headers = [("traceparent", "nonsense"), ("tracestate", "of=nobody")]
-        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
-            (told,) = got.all(b"traceparent")
+        async with relayed(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+            (header,) = got.all(b"traceparent")
             assert not got.all(b"tracestate")
             await collector.until(3)
-    assert told.decode()[3:35] == collector.spans[0].trace
+    assert header.decode()[3:35] == collector.spans[0].trace
 
 
 async def test_without_tracing_trace_headers_pass() -> None:
     headers = [("traceparent", "anything"), ("tracestate", "a=b")]
-    async with asked(engine(plain()), headers=headers) as (_, _, got):
+    async with relayed(engine(plain()), headers=headers) as (_, _, got):
         assert got.all(b"traceparent") == [b"anything"]
         assert got.all(b"tracestate") == [b"a=b"]
 
@@ -151,9 +151,9 @@ async def test_with_sample_0_only_requests_sampled_by_the_client_are_traced() ->
 
 
 async def test_pods_learn_that_a_request_was_not_sampled() -> None:
-    async with Collector() as collector, asked(engine(plain()), **tracing(collector, sample=0)) as (_, _, got):
-        (told,) = got.all(b"traceparent")
-    version, trace, span, flags = told.decode().split("-")
+    async with Collector() as collector, relayed(engine(plain()), **tracing(collector, sample=0)) as (_, _, got):
+        (header,) = got.all(b"traceparent")
+    version, trace, span, flags = header.decode().split("-")
     assert (version, len(trace), len(span), flags) == ("00", 32, 16, "00")
 
 
@@ -164,13 +164,15 @@ async def test_a_second_attempt_is_a_span_next_to_the_failed_one() -> None:
         response, _ = await s.chat()
         assert response.status == 503
         await collector.until(4)
-    legs = sorted((span for span in collector.spans if span.kind == CLIENT), key=lambda span: span.begins)
+    spans = sorted((span for span in collector.spans if span.kind == CLIENT), key=lambda span: span.begins)
     server = by_kind(collector.spans, SERVER)
-    assert len(legs) >= 2
-    assert [leg.attributes["kvlane.attempt"] for leg in legs] == list(range(len(legs)))
-    assert all(leg.status == ERROR and leg.attributes["error.type"] in ("upstream-failed", "503") for leg in legs)
+    assert len(spans) >= 2
+    assert [attempt.attributes["kvlane.attempt"] for attempt in spans] == list(range(len(spans)))
+    assert all(
+        attempt.status == ERROR and attempt.attributes["error.type"] in ("upstream-failed", "503") for attempt in spans
+    )
     assert server.status == ERROR
-    assert server.attributes["kvlane.attempts"] == len(legs)
+    assert server.attributes["kvlane.attempts"] == len(spans)
 
 
 async def test_a_refusal_is_a_span_with_its_reason() -> None:
@@ -192,11 +194,11 @@ async def test_a_prefill_attempt_is_a_span() -> None:
     ):
         await ask(s, stream=False)
         await collector.until(4)
-    legs = {span.attributes["kvlane.stage"]: span for span in collector.spans if span.kind == CLIENT}
-    assert set(legs) == {"prefill", "decode"}
-    assert legs["prefill"].parent == legs["decode"].parent == by_kind(collector.spans, SERVER).id
+    spans = {span.attributes["kvlane.stage"]: span for span in collector.spans if span.kind == CLIENT}
+    assert set(spans) == {"prefill", "decode"}
+    assert spans["prefill"].parent == spans["decode"].parent == by_kind(collector.spans, SERVER).id
     decision = by_kind(collector.spans, INTERNAL).attributes
-    assert decision["kvlane.prefill_endpoint"] == legs["prefill"].attributes["kvlane.endpoint"]
+    assert decision["kvlane.prefill_endpoint"] == spans["prefill"].attributes["kvlane.endpoint"]
     assert decision["kvlane.stages"] == "split"
 
 

@@ -10,7 +10,7 @@ from proxy.settings import from_mapping
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
-SYSTEM = {"role": "system", "content": "You are the help desk of a bank, and answer in one sentence. " * 60}
+SYSTEM = {"role": "system", "content": "You are the help desk of a bank, and respond in one sentence. " * 60}
 WARM = {"pods": {"warmup": {"prompts": 3}}}
 
 ENOUGH = SHARED_BY * SAMPLE
@@ -24,9 +24,9 @@ async def ask(s: Stack, question: str, path: str = CHAT) -> tuple[str, int]:
         "messages": [SYSTEM, {"role": "user", "content": question}],
         "max_tokens": 1,
     }
-    response, answer = await s.post(path, body)
+    response, payload = await s.post(path, body)
     assert response.status == 200
-    return response.headers["x-kvlane-endpoint"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return response.headers["x-kvlane-endpoint"], payload["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 async def warmed_up(s: Stack) -> None:

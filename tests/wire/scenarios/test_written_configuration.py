@@ -30,9 +30,9 @@ async def proposed(path: Path) -> dict[str, object]:
         async with session.get(f"{url}/source") as response:
             written = await response.text()
         async with session.post(f"{url}?dry_run=1", data=written) as response:
-            answer: dict[str, object] = await response.json()
-            assert response.status == 200, answer
-            return {"changed": answer["changed"], "written": yaml.safe_load(written)}
+            body: dict[str, object] = await response.json()
+            assert response.status == 200, body
+            return {"changed": body["changed"], "written": yaml.safe_load(written)}
 
 
 async def test_variables_keep_the_type_of_their_text(tmp_path: Path) -> None:

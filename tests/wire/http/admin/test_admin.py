@@ -18,8 +18,8 @@ KEY = {"authorization": "Bearer sesame"}
 async def test_metrics_show_the_current_fleet() -> None:
     async with admin_port() as port:
         port.add("pod-a")
-        async with port.client.get("/metrics") as answer:
-            families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+        async with port.client.get("/metrics") as response:
+            families = {family.name: family for family in text_string_to_metric_families(await response.text())}
     assert [sample.labels for sample in families["kvlane_endpoint_state"].samples] == [
         {"endpoint": "pod-a", "state": "ready"}
     ]
@@ -28,10 +28,10 @@ async def test_metrics_show_the_current_fleet() -> None:
 async def test_metrics_are_openmetrics_on_request() -> None:
     async with (
         admin_port() as port,
-        port.client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}) as answer,
+        port.client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}) as response,
     ):
-        assert answer.content_type == "application/openmetrics-text"
-        assert (await answer.text()).endswith("# EOF\n")
+        assert response.content_type == "application/openmetrics-text"
+        assert (await response.text()).endswith("# EOF\n")
 
 
 async def test_readiness_equals_accepting_new_requests() -> None:
@@ -86,18 +86,18 @@ async def test_without_the_key_admin_requests_are_refused(headers: dict[str, str
 
 
 async def test_a_refusal_for_lack_of_a_key_explains_how_to_send_it() -> None:
-    async with admin_port("sesame") as port, port.client.get("/admin/pods") as answer:
-        assert answer.headers["www-authenticate"] == "Bearer"
-        assert answer.headers["x-kvlane-reason"] == "unauthorized"
-        assert "sesame" not in await answer.text()
+    async with admin_port("sesame") as port, port.client.get("/admin/pods") as response:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["x-kvlane-reason"] == "unauthorized"
+        assert "sesame" not in await response.text()
 
 
 async def test_probes_and_metrics_need_no_key() -> None:
     async with admin_port("sesame") as port:
         port.add("pod-a")
         for path in ("/healthz", "/readyz", "/metrics"):
-            async with port.client.get(path) as answer:
-                assert answer.status == 200
+            async with port.client.get(path) as response:
+                assert response.status == 200
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -118,10 +118,10 @@ async def test_an_unknown_path_is_reported() -> None:
 
 
 async def test_a_wrong_method_names_the_right_ones() -> None:
-    async with admin_port() as port, port.client.put("/admin/pods") as answer:
-        assert answer.status == 405
-        assert answer.headers["allow"] == "GET, HEAD, POST"
-        assert (await answer.json())["error"]["code"] == "method_not_allowed"
+    async with admin_port() as port, port.client.put("/admin/pods") as response:
+        assert response.status == 405
+        assert response.headers["allow"] == "GET, HEAD, POST"
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
 async def test_a_body_over_the_limit_is_refused() -> None:
@@ -139,8 +139,8 @@ async def test_a_defect_is_a_500_without_details(caplog: pytest.LogCaptureFixtur
 
 
 async def test_the_request_id_is_echoed_with_an_error() -> None:
-    async with admin_port() as port, port.client.get("/nothing", headers={"x-request-id": "abc"}) as answer:
-        assert answer.headers["x-request-id"] == "abc"
+    async with admin_port() as port, port.client.get("/nothing", headers={"x-request-id": "abc"}) as response:
+        assert response.headers["x-request-id"] == "abc"
 
 
 async def test_a_page_of_another_site_may_not_change_anything() -> None:

@@ -20,14 +20,14 @@ async def test_the_latest_decision_is_shown_with_its_number() -> None:
     async with admin_port(scaled={"default": rig.pool}) as port:
         await port.json("GET", POOL, 503)
         await rig.step()
-        async with port.client.get(POOL) as answer:
-            assert (answer.headers["etag"], answer.headers["cache-control"]) == ('"1"', "no-store")
-            found = await answer.json()
+        async with port.client.get(POOL) as response:
+            assert (response.headers["etag"], response.headers["cache-control"]) == ('"1"', "no-store")
+            found = await response.json()
         assert found["valid"] is True
         assert found["roles"]["decode"]["desired"] == 2
         assert (found["leads"], found["paused"], found["outcomes"]) == (True, False, {})
-        async with port.client.get(POOL, headers={"if-none-match": '"1"'}) as answer:
-            assert answer.status == 304
+        async with port.client.get(POOL, headers={"if-none-match": '"1"'}) as response:
+            assert response.status == 304
         assert await port.json("GET", "/autoscale/pools") == {"pools": ["default"]}
 
 

@@ -40,9 +40,9 @@ async def test_the_configuration_is_shown_with_origins_and_without_secrets() -> 
 
 async def test_faults_of_a_configuration_are_reported_one_by_one() -> None:
     async with admin_port() as port:
-        answer = await port.json("POST", "/admin/config", 400, data="none")
-        assert answer["error"]["code"] == "invalid_configuration"
-        assert answer["error"]["problems"] == [{"path": "listen.port", "message": "'none' is no port"}]
+        response = await port.json("POST", "/admin/config", 400, data="none")
+        assert response["error"]["code"] == "invalid_configuration"
+        assert response["error"]["problems"] == [{"path": "listen.port", "message": "'none' is no port"}]
 
 
 async def test_a_configuration_that_is_not_text_is_refused() -> None:
@@ -52,8 +52,8 @@ async def test_a_configuration_that_is_not_text_is_refused() -> None:
 
 async def test_a_misspelt_query_applies_nothing() -> None:
     async with admin_port() as port:
-        said = await port.error("POST", "/admin/config?dryrun=1", 400, data="none")
-        assert "dryrun" in said["message"]
+        error = await port.error("POST", "/admin/config?dryrun=1", 400, data="none")
+        assert "dryrun" in error["message"]
 
 
 async def test_a_rollback_without_a_previous_configuration_is_a_conflict() -> None:

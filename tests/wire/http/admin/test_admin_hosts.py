@@ -41,9 +41,9 @@ async def test_the_event_stream_of_the_dashboard_is_refused_too() -> None:
     async with (
         scene() as made,
         aiohttp.ClientSession(made.url) as http,
-        http.get("/dashboard/events", headers=REBOUND) as answer,
+        http.get("/dashboard/events", headers=REBOUND) as response,
     ):
-        assert answer.status == 421
+        assert response.status == 421
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ async def test_a_request_without_a_host_is_refused() -> None:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_probes_are_served_under_any_name(path: str) -> None:
-    async with admin_port() as port, port.client.get(path, headers=REBOUND) as answer:
-        assert answer.status in (200, 503)
+    async with admin_port() as port, port.client.get(path, headers=REBOUND) as response:
+        assert response.status in (200, 503)
 
 
 async def test_with_a_key_only_metrics_are_restricted_to_served_names() -> None:

@@ -93,7 +93,7 @@ async def test_the_reason_of_missing_metrics_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said", "param"),
+    ("body", "message", "param"),
     [
         (b"", "is empty", None),
         (b"{", "not valid JSON", None),
@@ -106,11 +106,11 @@ async def test_the_reason_of_missing_metrics_is_shown() -> None:
         (b'{"url": "http://pod-a:8000", "name": "b"}', "'pod-a' has this URL already", "url"),
     ],
 )
-async def test_an_invalid_entry_is_refused_with_its_fault(body: bytes, said: str, param: str | None) -> None:
+async def test_an_invalid_entry_is_refused_with_its_fault(body: bytes, message: str, param: str | None) -> None:
     async with admin_port() as port:
         port.add("pod-a")
         error = await port.error("POST", "/admin/pods", 400, data=body)
-        assert said in error["message"]
+        assert message in error["message"]
         assert error["type"] == "invalid_request_error"
         if param:
             assert error["param"] == param
@@ -149,8 +149,8 @@ async def test_names_with_any_characters_are_found(name: str) -> None:
     async with admin_port() as port:
         port.add(name, url="http://pod-a:8000")
         path = port.client.make_url("/admin/pods").joinpath(name)
-        async with port.client.session.post(path / "drain") as answer:
-            assert (await answer.json())["name"] == name
+        async with port.client.session.post(path / "drain") as response:
+            assert (await response.json())["name"] == name
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ async def test_any_method_reaches_the_control_path_of_its_pod(method: str) -> No
     async with admin_port() as port, engine(echo) as url:
         port.add("pod-a", url)
         path = "/admin/pods/pod-a/proxy/v1/load_lora_adapter?x=1&y=a+b"
-        async with port.client.request(method, path, data=b'{"lora_name": "a"}') as answer:
-            assert answer.status == 207
-            assert answer.headers["x-engine"] == "yes"
-            seen = await answer.json()
+        async with port.client.request(method, path, data=b'{"lora_name": "a"}') as response:
+            assert response.status == 207
+            assert response.headers["x-engine"] == "yes"
+            seen = await response.json()
     assert (seen["method"], seen["body"]) == (method, '{"lora_name": "a"}')
     assert seen["path"] == "/v1/load_lora_adapter?x=1&y=a+b"
 
@@ -36,8 +36,8 @@ async def test_escaped_characters_stay_escaped() -> None:
     async with admin_port() as port, engine(echo) as url:
         port.add("pod-a", url)
         path = "admin/pods/pod-a/proxy/a%2Fb%20c?d=%2F"
-        async with port.client.session.get(URL(str(port.client.make_url("/")) + path, encoded=True)) as answer:
-            assert (await answer.json())["path"] == "/a%2Fb%20c?d=%2F"
+        async with port.client.session.get(URL(str(port.client.make_url("/")) + path, encoded=True)) as response:
+            assert (await response.json())["path"] == "/a%2Fb%20c?d=%2F"
 
 
 async def test_the_key_of_the_admin_port_is_not_for_the_pod() -> None:
@@ -56,8 +56,8 @@ async def test_a_redirect_is_returned_and_not_followed() -> None:
 
     async with admin_port() as port, engine(away) as url:
         port.add("pod-a", url)
-        async with port.client.get("/admin/pods/pod-a/proxy/x", allow_redirects=False) as answer:
-            assert answer.status == 302
+        async with port.client.get("/admin/pods/pod-a/proxy/x", allow_redirects=False) as response:
+            assert response.status == 302
 
 
 async def test_an_unrequested_compressed_response_is_readable() -> None:
@@ -66,17 +66,17 @@ async def test_an_unrequested_compressed_response_is_readable() -> None:
 
     async with admin_port() as port, engine(compressed) as url:
         port.add("pod-a", url)
-        async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
-            assert await answer.read() == b"hello"
+        async with port.client.get("/admin/pods/pod-a/proxy/x") as response:
+            assert await response.read() == b"hello"
 
 
 async def test_an_unreachable_pod_is_a_bad_gateway_without_its_url() -> None:
-    nobody = free_port()
+    closed = free_port()
     async with admin_port() as port:
-        port.add("pod-a", f"http://127.0.0.1:{nobody}")
+        port.add("pod-a", f"http://127.0.0.1:{closed}")
         error = await port.error("POST", "/admin/pods/pod-a/proxy/sleep", 502)
     assert "'pod-a'" in error["message"]
-    assert str(nobody) not in error["message"]
+    assert str(closed) not in error["message"]
 
 
 async def test_a_pod_that_never_responds_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,20 +96,20 @@ async def test_a_pod_that_never_responds_is_a_gateway_timeout(monkeypatch: pytes
 
 async def test_a_broken_response_does_not_seem_complete(caplog: pytest.LogCaptureFixture) -> None:
     async def breaking(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        answer.enable_chunked_encoding()
-        await answer.prepare(request)
-        await answer.write(b"half")
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"half")
         await asyncio.sleep(0.02)
         assert request.transport is not None
         request.transport.abort()
-        return answer
+        return response
 
     async with admin_port() as port, engine(breaking) as url:
         port.add("pod-a", url)
         with pytest.raises(aiohttp.ClientError):
-            async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
-                await answer.read()
+            async with port.client.get("/admin/pods/pod-a/proxy/x") as result:
+                await result.read()
     assert "broke off" in caplog.text
 
 
@@ -128,10 +128,10 @@ async def test_a_page_of_a_pod_cannot_act_as_the_admin_port() -> None:
 
     async with admin_port() as port, engine(page) as url:
         port.add("pod-a", url)
-        async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
-            said = answer.headers
-            assert said.getall("content-security-policy") == ["default-src 'none'; sandbox"]
-            assert said["x-content-type-options"] == "nosniff"
-            assert said["x-engine"] == "yes"
-            assert not [name for name in said if name.lower().startswith("access-control-")]
-            assert "set-cookie" not in said
+        async with port.client.get("/admin/pods/pod-a/proxy/x") as response:
+            received = response.headers
+            assert received.getall("content-security-policy") == ["default-src 'none'; sandbox"]
+            assert received["x-content-type-options"] == "nosniff"
+            assert received["x-engine"] == "yes"
+            assert not [name for name in received if name.lower().startswith("access-control-")]
+            assert "set-cookie" not in received

@@ -12,11 +12,11 @@ from proxy.http.settings import AdminSettings
 
 
 def hello() -> web.Application:
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
     app = web.Application()
-    app.router.add_get("/", answer)
+    app.router.add_get("/", respond)
     return app
 
 
@@ -24,8 +24,8 @@ async def test_the_port_is_open_while_the_server_runs() -> None:
     async with aiohttp.ClientSession() as session:
         async with AdminServer(AdminSettings(port=0), hello()) as server:
             url = f"http://127.0.0.1:{server.port}/"
-            async with session.get(url) as answer:
-                assert await answer.text() == "hello"
+            async with session.get(url) as response:
+                assert await response.text() == "hello"
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get(url)
 
@@ -49,10 +49,10 @@ async def test_connections_above_the_limit_are_closed_until_others_leave() -> No
         idle.close()
 
         async def is_served() -> bool:
-            answers, asks = await connect()
+            responses, asks = await connect()
             asks.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             try:
-                return (await answers.read()).endswith(b"hello")
+                return (await responses.read()).endswith(b"hello")
             except ConnectionError:
                 return False
             finally:
