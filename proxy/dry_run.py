@@ -174,12 +174,12 @@ class DryRun:
             await draft.discard()
 
     def _request(self, trial: DryRunQuery) -> InferenceRequest:
-        call = UnsentRequest(trial.path, trial.headers, trial.body, self.process.clock.now())
-        parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
+        client_request = UnsentRequest(trial.path, trial.headers, trial.body, self.process.clock.now())
+        parsed: Parsed = parse(client_request.path, client_request.body, client_request.headers.get("content-type", ""))
         if parsed.previous_response_id:
             raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
         model = self.process.fleet.only_model() if parsed.model is None else parsed.model
-        request, names = request_of(call, parsed, model, math.inf), self.process.serving.resolver
+        request, names = request_of(client_request, parsed, model, math.inf), self.process.serving.resolver
         return request if names is None else names.unheard().resolve(request, None)
 
     def _pool(self, trial: DryRunQuery, request: InferenceRequest) -> Pool:

@@ -78,29 +78,29 @@ class Gateway:
         serve_in = self._serve_in if self.hedging is None else self.hedging.around(self._serve_in, self._running)
         self.pools = Pools(self.all_pools, self.bindings, serve_in)
 
-    async def serve(self, call: ClientRequest, relay: Relay) -> None:
+    async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
         """Serve the request. Raise RequestError if nothing was sent to the client; the relay ends requests that fail
         later."""
-        pinned = response_id(call.path)
+        pinned = response_id(client_request.path)
         if pinned:
-            parsed = Parsed("", call.body, previous_response_id=pinned)
-            request, pool = request_of(call, parsed, "", self.request_timeout), self.pools.holding(pinned)
+            parsed = Parsed("", client_request.body, previous_response_id=pinned)
+            request, pool = request_of(client_request, parsed, "", self.request_timeout), self.pools.holding(pinned)
             await self._serve_in(pool, request, parsed, relay, produces=False)
             return
-        if len(call.body) <= SMALL and call.upload is None:
-            parsed = parsed_at_once(call)
-        elif is_large_form(call):
-            parsed = await parsed_form(call)
-        elif is_parsed_at_once(call):
-            parsed = parsed_at_once(call)
+        if len(client_request.body) <= SMALL and client_request.upload is None:
+            parsed = parsed_at_once(client_request)
+        elif is_large_form(client_request):
+            parsed = await parsed_form(client_request)
+        elif is_parsed_at_once(client_request):
+            parsed = parsed_at_once(client_request)
         else:
-            parsed = await self.parser.parse_apart(*parser_arguments(call))
+            parsed = await self.parser.parse_apart(*parser_arguments(client_request))
         model = self.fleet.only_model() if parsed.model is None else parsed.model
-        request = request_of(call, parsed, model, self.request_timeout)
+        request = request_of(client_request, parsed, model, self.request_timeout)
         if self.resolver is not None:
-            request = self.resolver.resolve(request, call.identity)
-            if call.identity is not None and call.identity.models is not None:
-                self._check_models(call, call.identity.models, parsed, request)
+            request = self.resolver.resolve(request, client_request.identity)
+            if client_request.identity is not None and client_request.identity.models is not None:
+                self._check_models(client_request, client_request.identity.models, parsed, request)
         if self.ask_for_usage:
             request = with_usage(request)
         if self.failover.poison.quarantined:
@@ -133,14 +133,14 @@ class Gateway:
         return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
     def _check_models(
-        self, call: ClientRequest, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest
+        self, client_request: ClientRequest, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest
     ) -> None:
         """Raise UnknownModel for an adapter that the key may not use, and Forbidden for a WebSocket to a pod with
         models that the key may not use: inside it, clients name any model of the pod."""
         for adapter in parsed.adapters:
             if not allows(allowed, adapter):
                 raise UnknownModel(adapter)
-        if call.headers.get("upgrade", "").lower() == "websocket":
+        if client_request.headers.get("upgrade", "").lower() == "websocket":
             names = (request.model, *(request.naming.fallbacks if request.naming is not None else ()))
             pods = [endpoint for name in names for endpoint in self.fleet.endpoints_for(name)]
             if not all(pod.models and all(m in names or allows(allowed, m) for m in pod.models) for pod in pods):

@@ -36,51 +36,66 @@ _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
 """Methods of requests whose query names the model."""
 
 
-def parsed_at_once(call: ClientRequest) -> Parsed:
+def parsed_at_once(client_request: ClientRequest) -> Parsed:
     """Parse the body here. A request without a body may name no model; any pod serves it. Raise BadRequest."""
-    if call.method in _NAMED_BY_QUERY:
-        return Parsed(model_in(call.query) or "", call.body)
-    return parse(call.path, call.body, call.headers.get("content-type", ""))
+    if client_request.method in _NAMED_BY_QUERY:
+        return Parsed(model_in(client_request.query) or "", client_request.body)
+    return parse(client_request.path, client_request.body, client_request.headers.get("content-type", ""))
 
 
-def is_parsed_at_once(call: ClientRequest) -> bool:
+def is_parsed_at_once(client_request: ClientRequest) -> bool:
     """Return whether parsing the body blocks the event loop for a few milliseconds at most."""
-    return call.method in _NAMED_BY_QUERY or is_light(call.body, call.headers.get("content-type", ""))
+    return client_request.method in _NAMED_BY_QUERY or is_light(
+        client_request.body, client_request.headers.get("content-type", "")
+    )
 
 
-async def parsed_form(call: ClientRequest) -> Parsed:
+async def parsed_form(client_request: ClientRequest) -> Parsed:
     """Parse a large form, or the start of one, in steps between which other requests are served. Raise BadRequest."""
-    form = Form(call.headers.get("content-type", ""))
-    for start in range(0, len(call.body), STEP):
-        form.feed(call.body[start : start + STEP])
+    form = Form(client_request.headers.get("content-type", ""))
+    for start in range(0, len(client_request.body), STEP):
+        form.feed(client_request.body[start : start + STEP])
         await asyncio.sleep(0)
-    if call.upload is None:
+    if client_request.upload is None:
         form.finish()
-    return Parsed(form.model, call.body)
+    return Parsed(form.model, client_request.body)
 
 
-def is_large_form(call: ClientRequest) -> bool:
+def is_large_form(client_request: ClientRequest) -> bool:
     """Return whether to use `parsed_form`."""
-    if call.method in _NAMED_BY_QUERY:
+    if client_request.method in _NAMED_BY_QUERY:
         return False
-    return call.upload is not None or (len(call.body) > STEP and is_multipart(call.headers.get("content-type", "")))
+    return client_request.upload is not None or (
+        len(client_request.body) > STEP and is_multipart(client_request.headers.get("content-type", ""))
+    )
 
 
-def parser_arguments(call: ClientRequest) -> tuple[str, bytes, str]:
+def parser_arguments(client_request: ClientRequest) -> tuple[str, bytes, str]:
     """Return the arguments for the parser in the other process."""
-    return call.path, call.body, call.headers.get("content-type", "")
+    return client_request.path, client_request.body, client_request.headers.get("content-type", "")
 
 
-def request_of(call: ClientRequest, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
+def request_of(client_request: ClientRequest, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
     """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest."""
-    headers = call.headers
+    headers = client_request.headers
     if TIME_LIMIT in headers:
         seconds = time_limit(headers, seconds)
     _, body, prompt, stream, max_tokens, _, _ = parsed
-    priority, tenant, since = 0, "", call.received_at
+    priority, tenant, since = 0, "", client_request.received_at
     # By position: as keywords they would be put into a dictionary first, and take 6,300 instructions, not 3,000.
     return InferenceRequest(
-        call.id, call.path, model, prompt, body, headers, stream, max_tokens, priority, tenant, since, since + seconds
+        client_request.id,
+        client_request.path,
+        model,
+        prompt,
+        body,
+        headers,
+        stream,
+        max_tokens,
+        priority,
+        tenant,
+        since,
+        since + seconds,
     )
 
 

@@ -73,7 +73,7 @@ class Listener:
         `error`: what the relay raised, if anything."""
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         """The client has its response, or has left. Called once for each request.
 

@@ -42,11 +42,13 @@ from proxy.reliability.failover import NOT_FOUND, sees_some_models
 class EnvoyRelay(Relay):
     """Implements `core.ports.Relay` for a request of a gateway. `attempt` is its last attempt."""
 
-    def __init__(self, call: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int) -> None:
+    def __init__(
+        self, client_request: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int
+    ) -> None:
         """`fallbacks` is the largest number of fallback pods that are sent to the gateway."""
         self.attempt: Attempt | None = None
-        self._call = call
-        self._stream = call.stream
+        self._client_request = client_request
+        self._stream = client_request.stream
         self._context = context
         self._addresses = addresses
         self._fallbacks = fallbacks
@@ -80,13 +82,13 @@ class EnvoyRelay(Relay):
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port. An attempt that is not for the client does not use the gateway."""
-        call = cast(HttpRequest, self._call)  # only the request's head is read
-        return await ClientRelay(call, self._context).collect(attempt, seconds)
+        client_request = cast(HttpRequest, self._client_request)  # only the request's head is read
+        return await ClientRelay(client_request, self._context).collect(attempt, seconds)
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
         self.attempt = attempt
-        self._call.answer(*passed_on(attempt, body, self._call.id))
+        self._client_request.answer(*passed_on(attempt, body, self._client_request.id))
 
     def end(self) -> None:
         pass
@@ -94,20 +96,20 @@ class EnvoyRelay(Relay):
     # the request
 
     async def _send(self, attempt: Attempt) -> None:
-        request, call, stream = attempt.request, self._call, self._stream
+        request, client_request, stream = attempt.request, self._client_request, self._stream
         destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(attempt)])
         body = body_for(attempt.endpoint, request.body)
-        changed = body is not call.body and body != call.body
-        add = [(DESTINATION, destination), ("x-request-id", call.id), *attempt.upstream_headers]
+        changed = body is not client_request.body and body != client_request.body
+        add = [(DESTINATION, destination), ("x-request-id", client_request.id), *attempt.upstream_headers]
         if key := attempt.endpoint.api_key:
             add.append(("authorization", f"Bearer {key}"))
         if base := PodAddress.of(attempt.endpoint.url).base:
-            add.append((":path", base.decode() + call.path + call.query))
+            add.append((":path", base.decode() + client_request.path + client_request.query))
         if (rank := attempt.endpoint.rank) is not None:
             add.append((RANK_HEADER, str(rank)))
         if changed:
             add.append(("content-length", str(len(body))))
-        reply = with_fields(stream.kind, add, set(call.unwanted()) - {name for name, _ in add})
+        reply = with_fields(stream.kind, add, set(client_request.unwanted()) - {name for name, _ in add})
         with_destination(reply, destination)
         if changed and stream.kind == "request_body":
             with_body(reply, body)
@@ -155,7 +157,7 @@ class EnvoyRelay(Relay):
             raise TriedByGateway("the gateway went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
-        call, stream = self._call, self._stream
+        client_request, stream = self._client_request, self._stream
         fields = fields_of(head.response_headers.headers)
         attempt.status = _status(fields.get(":status", "200"))
         hides_models = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
@@ -164,19 +166,19 @@ class EnvoyRelay(Relay):
         try:
             kind, message = "response_body", head
             if not head.HasField("response_headers"):
-                call.sent_status = attempt.status
+                client_request.sent_status = attempt.status
             else:
                 is_over, is_late = head.response_headers.end_of_stream, stream.response_mode in WHOLE
                 hides_models &= not is_over
                 if hides_models and not is_late:
                     await self._hide_models(attempt)
-                add = [("x-request-id", call.id), *attempt.response_headers]
+                add = [("x-request-id", client_request.id), *attempt.response_headers]
                 remove = ["content-length"] if body_out.changes and "content-length" in fields else []
                 stream.is_complete = stream.response_mode == NONE  # the gateway may end the stream with this reply
                 await stream.write(with_fields("response_headers", add, remove))
                 if hides_models and is_late:
                     await self._hide_models(attempt)
-                call.sent_status = attempt.status
+                client_request.sent_status = attempt.status
                 if is_over:
                     self._finish(attempt, body_out)
                     return
@@ -238,8 +240,8 @@ class EnvoyRelay(Relay):
         or by kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
-            if self._call.sent_status:
-                self._call.break_off()
+            if self._client_request.sent_status:
+                self._client_request.break_off()
             return Ending.EVICTED
         return Ending.CLIENT_GONE
 

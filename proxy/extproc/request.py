@@ -204,16 +204,16 @@ class StreamedBodyReader:
         self._settings = settings
         self._budget = budget
 
-    def is_here(self, call: GatewayRequest) -> bool:
+    def is_here(self, client_request: GatewayRequest) -> bool:
         return False
 
-    async def read(self, call: GatewayRequest) -> None:
+    async def read(self, client_request: GatewayRequest) -> None:
         """Read the body. Raise BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
-        if "upgrade" in call.headers:
+        if "upgrade" in client_request.headers:
             raise BadRequest("Upgrades are not supported through a gateway; connect to kvlane directly.")
         pieces: list[bytes] = []
-        await self._reserve(call, _declared(call))
-        body, size = aiter(call.stream.body()), 0
+        await self._reserve(client_request, _declared(client_request))
+        body, size = aiter(client_request.stream.body()), 0
         try:
             while True:
                 async with asyncio.timeout(self._settings.body_timeout):
@@ -221,33 +221,33 @@ class StreamedBodyReader:
                 if piece is None:
                     break
                 size += len(piece)
-                await self._reserve(call, size)
+                await self._reserve(client_request, size)
                 pieces.append(piece)
         except TimeoutError:
             raise body_timed_out() from None
-        call.body = b"".join(pieces)
+        client_request.body = b"".join(pieces)
 
     def give_back(self, size: int) -> None:
         self._budget.give(size)
 
-    async def _reserve(self, call: GatewayRequest, size: int) -> None:
+    async def _reserve(self, client_request: GatewayRequest, size: int) -> None:
         """Reserve memory for this part of a body. A body of declared length is reserved as a whole: bodies with half of
         their memory would wait for each other."""
         if size > self._settings.max_body:
             raise too_large(self._settings.max_body)
-        if size > call.retained:
-            more = size - call.retained
-            await self._budget.take(more, call.retained)
-            call.retained += more
+        if size > client_request.retained:
+            more = size - client_request.retained
+            await self._budget.take(more, client_request.retained)
+            client_request.retained += more
 
 
 MOST_DIGITS = 18
 """Largest number of digits of a declared length."""
 
 
-def _declared(call: GatewayRequest) -> int:
+def _declared(client_request: GatewayRequest) -> int:
     """Return the declared length; 0 without one. Raise BadRequest for an invalid one."""
-    length = call.headers.get("content-length") or "0"
+    length = client_request.headers.get("content-length") or "0"
     if not (length.isascii() and length.isdigit() and len(length) <= MOST_DIGITS):
         raise BadRequest("The content-length of the request is no length.")
     return int(length)

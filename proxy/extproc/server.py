@@ -130,8 +130,8 @@ class PickerServer:
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write, GONE)
-        call = GatewayRequest(stream, self._ids, self._clock.now())
-        serving = self._tasks.start(self._serve(call, context), "request of a gateway")
+        client_request = GatewayRequest(stream, self._ids, self._clock.now())
+        serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
@@ -147,14 +147,14 @@ class PickerServer:
                 asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_complete else 0.0, serving.cancel)
         await asyncio.wait((serving,))
 
-    async def _serve(self, call: GatewayRequest, context: Any) -> None:
-        relay = EnvoyRelay(call, self._context(), self._addresses, self._settings.fallbacks)
+    async def _serve(self, client_request: GatewayRequest, context: Any) -> None:
+        relay = EnvoyRelay(client_request, self._context(), self._addresses, self._settings.fallbacks)
         try:
-            await self.service.serve(call, relay)
+            await self.service.serve(client_request, relay)
         finally:
-            if call.local is not None and not call.has_left:
-                await call.stream.write(immediate(*call.local))
-            elif call.is_broken and not call.has_left:
+            if client_request.local is not None and not client_request.has_left:
+                await client_request.stream.write(immediate(*client_request.local))
+            elif client_request.is_broken and not client_request.has_left:
                 await context.abort(grpc.StatusCode.ABORTED, CUT)
 
     async def _check(self, request: Any, context: Any) -> Any:

@@ -184,10 +184,10 @@ class BodyReader:
         self.give_back: Callable[[int], None] = self.budget.give
         """Return bytes to the budget."""
 
-    def collects(self, call: HttpRequest, size: int) -> bool:
+    def collects(self, client_request: HttpRequest, size: int) -> bool:
         """Return whether a body of `size` bytes can be collected by its connection: without waiting, refusal, streaming
         or a 100 response. It then holds memory of the budget, to be returned as `call.retained`."""
-        fields = call.headers
+        fields = client_request.headers
         if (
             size > self._collected
             or "expect" in fields
@@ -196,33 +196,37 @@ class BodyReader:
             or not self.budget.acquire_now(size)
         ):
             return False
-        call.retained = size
+        client_request.retained = size
         return True
 
-    def is_here(self, call: HttpRequest) -> bool:
+    def is_here(self, client_request: HttpRequest) -> bool:
         """Return whether `call.body` is complete, allowed and counted; else it must be `read`. The caller returns
         `call.retained`."""
-        if call.retained:
+        if client_request.retained:
             return True
-        size = len(call.body)
-        if call.payload is not None or size > self._max_body or not self.budget.acquire_now(size):
+        size = len(client_request.body)
+        if client_request.payload is not None or size > self._max_body or not self.budget.acquire_now(size):
             return False
-        call.retained = size
+        client_request.retained = size
         return True
 
-    async def read(self, call: HttpRequest) -> None:
+    async def read(self, client_request: HttpRequest) -> None:
         """Fill `call.body`, and `call.upload` if the body is streamed; `call.retained` as above. Raise BodyTooLarge,
         BodyTimeout, InvalidHttp or Saturated."""
-        declared = call.content_length
-        payload = call.payload
-        if max(len(call.body), declared or 0) > self._max_body:
+        declared = client_request.content_length
+        payload = client_request.payload
+        if max(len(client_request.body), declared or 0) > self._max_body:
             raise too_large(self._max_body)
         if payload is None:
-            await self._watch(call, lambda progress: self._reserve(call, len(call.body), progress))
+            await self._watch(
+                client_request, lambda progress: self._reserve(client_request, len(client_request.body), progress)
+            )
         else:
-            await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
+            await self._watch(
+                client_request, lambda progress: self._collect(client_request, payload, declared, progress)
+            )
 
-    async def _watch(self, call: HttpRequest, work: Callable[[_Progress], Awaitable[None]]) -> None:
+    async def _watch(self, client_request: HttpRequest, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)
         try:
             async with progress.scope:
@@ -237,22 +241,28 @@ class BodyReader:
         finally:
             self._sweep.watched.discard(progress)
 
-    async def _collect(self, call: HttpRequest, payload: Body, declared: int | None, progress: _Progress) -> None:
+    async def _collect(
+        self, client_request: HttpRequest, payload: Body, declared: int | None, progress: _Progress
+    ) -> None:
         """Collect the body. Its declared length is reserved at once, because bodies that each hold half would wait for
         each other. A form that is larger than `listen.keptUpload`, or for which the budget has no room now, is streamed
         if its start names the model; with the file first it must be read completely."""
-        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
-            call.transport.write(CONTINUE)
-        streamed = multipart.is_multipart(call.headers.get("content-type", ""))
+        if (
+            client_request.speaks_11
+            and client_request.headers.get("expect", "").lower() == "100-continue"
+            and not payload.is_eof()
+        ):
+            client_request.transport.write(CONTINUE)
+        streamed = multipart.is_multipart(client_request.headers.get("content-type", ""))
         keep = int(self._max_body)
         if streamed and declared is None:
             keep = self._settings.kept_upload
         elif streamed and declared is not None and self._keeps(declared):
-            call.retained, streamed = declared, False
+            client_request.retained, streamed = declared, False
         elif streamed:
             keep = KEPT_BEGINNING
-        if declared is not None and not call.retained:
-            await self._reserve(call, min(declared, keep), progress)
+        if declared is not None and not client_request.retained:
+            await self._reserve(client_request, min(declared, keep), progress)
         pieces: list[bytes] = []
         small: list[bytes] = []
         size = 0
@@ -264,45 +274,45 @@ class BodyReader:
             size = progress.received = size + len(piece)
             if size > self._max_body:
                 raise too_large(self._max_body)
-            if size > call.retained:
-                await self._reserve(call, size - call.retained, progress)
+            if size > client_request.retained:
+                await self._reserve(client_request, size - client_request.retained, progress)
             if streamed and size >= keep:
                 pieces = [b"".join((*pieces, *small))]
                 small.clear()
-                form = multipart.Form(call.headers["content-type"])
+                form = multipart.Form(client_request.headers["content-type"])
                 for start in range(0, size, multipart.STEP):
                     form.feed(pieces[0][start : start + multipart.STEP])
                     await asyncio.sleep(0)  # others are served between two steps
                 if form.model is not None:
-                    call.upload = Upload(payload, size, form, self._settings)
+                    client_request.upload = Upload(payload, size, form, self._settings)
                     break
                 streamed = False
-        call.body = b"".join((*pieces, *small))
+        client_request.body = b"".join((*pieces, *small))
 
     def _keeps(self, size: int) -> bool:
         """Return whether a form of this size is read completely; it then holds memory of the budget."""
         return size <= self._settings.kept_upload and self.budget.acquire_now(size)
 
-    async def _reserve(self, call: HttpRequest, size: int, progress: _Progress) -> None:
+    async def _reserve(self, client_request: HttpRequest, size: int, progress: _Progress) -> None:
         """Take `size` more bytes of the budget. While waiting, nothing is read from the client, and what was read
         counts against `buffers`. Raise Saturated."""
-        if not self.budget.acquire_now(size, call.retained):
-            came = len(call.body) if call.payload is None else call.payload.total_bytes
-            buffered = max(0, came - call.retained - UNCOUNTED)
+        if not self.budget.acquire_now(size, client_request.retained):
+            came = len(client_request.body) if client_request.payload is None else client_request.payload.total_bytes
+            buffered = max(0, came - client_request.retained - UNCOUNTED)
             if not self.buffers.acquire_within(buffered):
                 raise too_many_bodies()
-            is_coming = call.payload is not None and not call.payload.is_eof()
+            is_coming = client_request.payload is not None and not client_request.payload.is_eof()
             if is_coming:
-                call.connection.pause_reading()
+                client_request.connection.pause_reading()
             progress.queued = True
             try:
-                await self.budget.take(size, call.retained)
+                await self.budget.take(size, client_request.retained)
             finally:
                 self.buffers.give(buffered)
                 if is_coming:
-                    call.connection.resume_reading()
+                    client_request.connection.resume_reading()
             progress.queued = False
-        call.retained += size
+        client_request.retained += size
 
 
 class _Progress:

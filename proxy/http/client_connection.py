@@ -56,7 +56,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader: RequestReader = CountedReader(self, clients, loop)
         self.consume: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
-        self.call: HttpRequest | None = None
+        self.client_request: HttpRequest | None = None
         """The request that is being collected or served."""
         self.task: asyncio.Task[None] | None = None
         """The task that serves it. It is held here, and cancelled when the client disconnects."""
@@ -134,17 +134,17 @@ class ClientConnection(asyncio.BufferedProtocol):
     def broke(self, error: Exception) -> None:
         """End the request and the connection after a consumer of the client's bytes failed. Not at once: asyncio closes
         a transport twice that is aborted during `resume_writing`."""
-        log.error("request %s failed", "-" if self.call is None else self.call.id, exc_info=error)
+        log.error("request %s failed", "-" if self.client_request is None else self.client_request.id, exc_info=error)
         self._loop.call_soon(reset, self.socket)
 
     # what a reader calls
 
-    def start(self, call: HttpRequest) -> None:
+    def start(self, client_request: HttpRequest) -> None:
         """Serve the request in a task that is created directly with a fixed name: `loop.create_task` costs a quarter
         more."""
         self.consume = self.hold
-        self.call = call
-        self.task = asyncio.Task(self._serve(call), loop=self._loop, name="request")
+        self.client_request = client_request
+        self.task = asyncio.Task(self._serve(client_request), loop=self._loop, name="request")
 
     def hold(self, data: bytes | memoryview) -> None:
         """Hold the bytes after the current request."""
@@ -173,11 +173,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader = WholeReader(self, self._clients, self._loop)
         self._reader.feed(data)
 
-    def refuse(self, call: HttpRequest, error: RequestError) -> None:
+    def refuse(self, client_request: HttpRequest, error: RequestError) -> None:
         """Refuse a request that did not arrive completely."""
-        self.call = None
+        self.client_request = None
         try:
-            self._clients.unserved(call, error)
+            self._clients.unserved(client_request, error)
         finally:
             self._linger()
 
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Return whether closing it loses nothing."""
-        return self.call is None and self._lingering is None
+        return self.client_request is None and self._lingering is None
 
     @property
     def is_replaceable(self) -> bool:
@@ -218,16 +218,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
 
-    def request_ended(self, call: HttpRequest) -> None:
+    def request_ended(self, client_request: HttpRequest) -> None:
         """End every served request."""
-        self.call = self.task = self.idle_since = None
+        self.client_request = self.task = self.idle_since = None
         self.is_fresh = False
         if self.head_size:
             self.head_size = 0
             self.count()
-        if self._has_dropped or (call.payload is not None and not call.payload.is_eof()):
+        if self._has_dropped or (client_request.payload is not None and not client_request.payload.is_eof()):
             self._linger()
-        elif call.closing or not call.sent_status:
+        elif client_request.closing or not client_request.sent_status:
             self.close()
         elif self._tail or self._reader.keeps or self.writing_paused:
             try:
@@ -311,10 +311,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _give_up(self, why: RequestError | Ending) -> None:
         """End a request that is not being served yet. A task that is cancelled before its first step cannot release
         what it holds."""
-        call, task = self.call, self.task
-        if call is not None and (task is None or _is_unstarted(task)):
-            self.call = None
-            self._clients.unserved(call, why)
+        client_request, task = self.client_request, self.task
+        if client_request is not None and (task is None or _is_unstarted(task)):
+            self.client_request = None
+            self._clients.unserved(client_request, why)
 
     def _drop_held(self) -> None:
         """Drop the requests after the current one, for which there is no memory. The connection closes after the
@@ -322,8 +322,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._has_dropped = True
         self._tail = b""
         self.count()
-        if self.call is not None:
-            self.call.closing = True
+        if self.client_request is not None:
+            self.client_request.closing = True
         self.pause_reading()
 
     def _linger(self) -> None:

@@ -87,52 +87,52 @@ class CountedReader(RequestReader):
             connection.read_whole(data)
             return
         message, length = read
-        call, size = HttpRequest(message, length, connection, clients.ids, clients.now()), length or 0
+        client_request, size = HttpRequest(message, length, connection, clients.ids, clients.now()), length or 0
         if len(head) > UNCOUNTED:
             connection.head_size = len(head)
             if not connection.count():
-                connection.refuse(call, no_memory())
+                connection.refuse(client_request, no_memory())
                 return
         if len(rest) == size:
-            call.body = rest
-            connection.start(call)
+            client_request.body = rest
+            connection.start(client_request)
         else:
-            self._start_in_part(call, rest, size)
+            self._start_in_part(client_request, rest, size)
 
     def check(self, now: float) -> bool:
         """Refuse a body that makes no progress within the timeout."""
-        call = self._connection.call
-        if call is None:
+        client_request = self._connection.client_request
+        if client_request is None:
             return False
-        settings, received = self._clients.settings, (call.content_length or 0) - self._left
-        if is_too_slow(received, now - call.received_at, settings.body_timeout, settings.min_body_rate):
-            self._connection.refuse(call, body_timed_out())
+        settings, received = self._clients.settings, (client_request.content_length or 0) - self._left
+        if is_too_slow(received, now - client_request.received_at, settings.body_timeout, settings.min_body_rate):
+            self._connection.refuse(client_request, body_timed_out())
         elif self._quiet_since is None:
             self._quiet_since = now
         elif now - self._quiet_since > settings.body_timeout:
-            self._connection.refuse(call, body_timed_out())
+            self._connection.refuse(client_request, body_timed_out())
         return True
 
-    def _start_in_part(self, call: HttpRequest, data: bytes, size: int) -> None:
+    def _start_in_part(self, client_request: HttpRequest, data: bytes, size: int) -> None:
         """Handle a request with less or more than its body."""
         connection = self._connection
         if len(data) > size:
-            call.body = data[:size]
-            connection.start(call)
+            client_request.body = data[:size]
+            connection.start(client_request)
             connection.hold(data[size:])
             return
         self._left = size
-        if self._clients.collects(call, size):
-            connection.call = call
-            connection.consume = partial(self._collect, call)
+        if self._clients.collects(client_request, size):
+            connection.client_request = client_request
+            connection.consume = partial(self._collect, client_request)
         else:
-            call.payload = body = body_stream(connection, self._loop)
-            connection.start(call)
+            client_request.payload = body = body_stream(connection, self._loop)
+            connection.start(client_request)
             connection.consume = partial(self._stream, body)
         if data:
             connection.consume(memoryview(data))
 
-    def _collect(self, call: HttpRequest, data: memoryview) -> None:
+    def _collect(self, client_request: HttpRequest, data: memoryview) -> None:
         """Collect a piece. Nothing is copied until the body is complete, unless there are very many pieces."""
         pieces = self._pieces
         pieces.append(data.tobytes())
@@ -146,8 +146,8 @@ class CountedReader(RequestReader):
         pieces.clear()
         if left:
             body, behind = body[:left], body[left:]
-        call.body = body
-        self._connection.start(call)
+        client_request.body = body
+        self._connection.start(client_request)
         if behind:
             self._connection.hold(behind)
 
@@ -231,14 +231,14 @@ class WholeReader(RequestReader):
         for message, body in messages:  # one at most
             if not self._is_begun(message, body, self._head + len(data)):
                 return False
-        call = connection.call
-        if call is None:
+        client_request = connection.client_request
+        if client_request is None:
             return self._is_head_counted(len(data))
-        if call.payload is None or call.payload.is_eof():
+        if client_request.payload is None or client_request.payload.is_eof():
             self._stopped = True
             connection.consume = connection.hold
         elif not messages:
-            return self._is_mostly_body(call.payload, len(data))
+            return self._is_mostly_body(client_request.payload, len(data))
         else:
             connection.consume = self.feed
         return True
@@ -272,12 +272,12 @@ class WholeReader(RequestReader):
         self._begun_at = None
         self._head = self._fed = 0
         head = RequestHead(message)
-        call = HttpRequest(head, head.length, self._connection, self._clients.ids, self._clients.now())
+        client_request = HttpRequest(head, head.length, self._connection, self._clients.ids, self._clients.now())
         if body.is_eof():
-            call.body = body.read_nowait()
+            client_request.body = body.read_nowait()
         else:
-            call.payload = body
-        self._connection.start(call)
+            client_request.payload = body
+        self._connection.start(client_request)
         return True
 
     def _is_head_counted(self, size: int) -> bool:
@@ -308,12 +308,12 @@ class WholeReader(RequestReader):
 
     def _break(self, error: RequestError) -> None:
         """Refuse invalid HTTP and close: the start of the next request is unknown."""
-        call = self._connection.call
-        if call is None or call.payload is None:
+        client_request = self._connection.client_request
+        if client_request is None or client_request.payload is None:
             self._refuse(error)
         else:
             self._connection.forget()
-            call.payload.set_exception(BodyBroken(error.message.removeprefix(UNREADABLE)))
+            client_request.payload.set_exception(BodyBroken(error.message.removeprefix(UNREADABLE)))
 
     def _refuse(self, error: RequestError) -> None:
         """Refuse invalid input, which is counted and logged as a request."""

@@ -79,19 +79,19 @@ class DeadlineTimer:
 class ClientRelay:
     """Implements `core.ports.Relay` for one request. `attempt` is its last attempt."""
 
-    __slots__ = ("_call", "_context", "attempt")
+    __slots__ = ("_client_request", "_context", "attempt")
 
-    def __init__(self, call: HttpRequest, context: RelayContext) -> None:
-        self._call = call
+    def __init__(self, client_request: HttpRequest, context: RelayContext) -> None:
+        self._client_request = client_request
         self._context = context
         self.attempt: Attempt | None = None
 
     def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
         """See the port."""
-        call = self._call
-        if call.upload is not None or call.wants_websocket or call.sent_status:
+        client_request = self._client_request
+        if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
             return None
-        return ResponseRace(self, call, self._context, begins)
+        return ResponseRace(self, client_request, self._context, begins)
 
     async def relay(
         self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
@@ -101,31 +101,33 @@ class ClientRelay:
         request again on a fresh one."""
         if context is None:
             context, self.attempt = self._context, attempt
-        call = self._call
-        upload, continuation, timer = call.upload, None, None
+        client_request = self._client_request
+        upload, continuation, timer = client_request.upload, None, None
         if context.continued and upload is None:
-            continuation = call.continuation
-            if not call.sent_status:
-                continuation = call.continuation = continuation_of(continuation, attempt, context.continued)
+            continuation = client_request.continuation
+            if not client_request.sent_status:
+                continuation = client_request.continuation = continuation_of(continuation, attempt, context.continued)
         body = attempt.request.body
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
         if TIME_LIMIT in attempt.request.headers:
-            timer = DeadlineTimer(attempt.request.deadline, context, call.connection if lane is None else lane)
+            timer = DeadlineTimer(
+                attempt.request.deadline, context, client_request.connection if lane is None else lane
+            )
         try:
             pod = context.pool.pods[attempt.endpoint.url]
-            head = self._head(attempt, pod.address, body, call.raw_headers, call.head)
+            head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
-                answer = Response(call, attempt, context, connection, lane)
+                answer = Response(client_request, attempt, context, connection, lane)
                 if continuation is not None:
                     answer.continue_with(continuation)
                 attempt.sent_at = context.clock.now()
                 try:
                     if upload is None:
                         if not body:
-                            connection.head_only = call.method == "HEAD"
+                            connection.head_only = client_request.method == "HEAD"
                         connection.send(answer, head, body)
                         error = await answer.done
                     else:
@@ -156,7 +158,7 @@ class ClientRelay:
         try:
             pod = context.pool.pods[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
-            head = self._head(attempt, pod.address, body, _unpacked(self._call.raw_headers))
+            head = self._head(attempt, pod.address, body, _unpacked(self._client_request.raw_headers))
             used, raced = pod.take(), None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
@@ -211,20 +213,20 @@ class ClientRelay:
 
     def _cancelled(self) -> Ending:
         """Return the ending of an attempt that is cancelled: by its client, or for another request or a stop."""
-        return Ending.CLIENT_GONE if self._call.has_left else Ending.EVICTED
+        return Ending.CLIENT_GONE if self._client_request.has_left else Ending.EVICTED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
         self.attempt = attempt
-        self._call.answer(*passed_on(attempt, body, self._call.id))
+        self._client_request.answer(*passed_on(attempt, body, self._client_request.id))
 
     def end(self) -> None:
         """Tell the client that a partial response ends without completion."""
-        call = self._call
-        if call.continuation is not None and not call.transport.is_closing():
-            out = call.continuation.end(stream_error(call.path, LOST))
+        client_request = self._client_request
+        if client_request.continuation is not None and not client_request.transport.is_closing():
+            out = client_request.continuation.end(stream_error(client_request.path, LOST))
             if out:
-                call.transport.write(out)
+                client_request.transport.write(out)
 
     def _met_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Return whether the pod was closing an idle connection when the request arrived, so that it has not seen the
@@ -241,7 +243,7 @@ class ClientRelay:
         self, answer: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
         """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
-        chunked = self._call.chunked
+        chunked = self._client_request.chunked
         connection.request_sent = False
         connection.send(answer, head, chunk(body) if chunked else body)
         async with Tasks() as tasks:
@@ -252,37 +254,39 @@ class ClientRelay:
         self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
     ) -> bytes:
         """Return the head for the pod. `read` is the client's head, if it was parsed from HTTP/1.1."""
-        call, key, rank = self._call, attempt.endpoint.api_key, attempt.endpoint.rank
-        if body and call.upload is None:
-            ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
+        client_request, key, rank = self._client_request, attempt.endpoint.api_key, attempt.endpoint.rank
+        if body and client_request.upload is None:
+            ours = b"%bcontent-length: %d\r\n" % (client_request.id_line, len(body))
         else:
-            ours = call.id_line + self._framing(len(body) - len(call.body))
+            ours = client_request.id_line + self._framing(len(body) - len(client_request.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
         if rank is not None:
             ours += rank_line(rank)
         if attempt.upstream_headers:
             added = attempt.upstream_headers
-            ours = _identified(ours, call.id_line, added)
+            ours = _identified(ours, client_request.id_line, added)
             headers = _untraced(headers, added)
         # The cached head has all fields, so it is not used where kvlane has removed the key of the client.
         if read is not None and headers is read.raw_headers:
             first = read.beginning(address.base, address.host_header, key is not None)
         else:
-            first = first_lines(call.method, call.path + call.query, address.base, address.host_header)
+            first = first_lines(
+                client_request.method, client_request.path + client_request.query, address.base, address.host_header
+            )
             first += passing(headers, key is not None)
         return b"%b%b\r\n" % (first, ours)
 
     def _framing(self, longer: int) -> bytes:
         """Return the framing of a streamed body that is this many bytes longer than the client's, or of no body."""
-        call = self._call
-        if call.upload is not None:
-            if call.chunked:
+        client_request = self._client_request
+        if client_request.upload is not None:
+            if client_request.chunked:
                 return b"transfer-encoding: chunked\r\n"
-            return b"content-length: %d\r\n" % ((call.content_length or 0) + longer)
-        if call.wants_websocket:
+            return b"content-length: %d\r\n" % ((client_request.content_length or 0) + longer)
+        if client_request.wants_websocket:
             return b"connection: Upgrade\r\nupgrade: websocket\r\n"
-        return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
+        return b"content-length: 0\r\n" if client_request.method in ("POST", "PUT", "PATCH") else b""
 
 
 async def _connected(
@@ -345,9 +349,9 @@ class ResponseRace:
     itself before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
 
     def __init__(
-        self, relay: ClientRelay, call: HttpRequest, context: RelayContext, begins: Callable[[Attempt], None]
+        self, relay: ClientRelay, client_request: HttpRequest, context: RelayContext, begins: Callable[[Attempt], None]
     ) -> None:
-        self.call = call
+        self.client_request = client_request
         self.winner: Attempt | None = None
         self._relay = relay
         self._context = replace(context, retries_instead=self._retries_instead)
@@ -356,13 +360,13 @@ class ResponseRace:
         self._lanes: list[AttemptLane] = []
 
     def __enter__(self) -> None:
-        self.call.connection.sink = self
+        self.client_request.connection.sink = self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.call.connection.sink is self:
-            self.call.connection.sink = None
+        if self.client_request.connection.sink is self:
+            self.client_request.connection.sink = None
 
     async def relay(self, attempt: Attempt) -> None:
         """See the port."""
@@ -407,7 +411,7 @@ class ResponseRace:
             if isinstance(sink, Response):
                 sink.evict()
         if not sinks:  # all attempts wait for their connections
-            self.call.connection.evict()
+            self.client_request.connection.evict()
 
     def _sinks(self) -> list[Sink]:
         return [lane.sink for lane in self._lanes if lane.sink is not None]
@@ -426,7 +430,7 @@ class AttemptLane:
         self.attempt = attempt
         self.sink: Sink | None = None
         self._race = race
-        self._connection = race.call.connection
+        self._connection = race.client_request.connection
         self._task = asyncio.current_task()
 
     @property

@@ -109,19 +109,19 @@ class Response:
 
     def __init__(
         self,
-        call: HttpRequest,
+        client_request: HttpRequest,
         attempt: Attempt,
         context: RelayContext,
         connection: PodConnection,
         lane: AttemptLane | None = None,
     ) -> None:
         """`lane` replaces the client's connection while several responses may start."""
-        self._call = call
+        self._client_request = client_request
         self._attempt = attempt
         self._context = context
         self._connection = connection
         self.done: asyncio.Future[KvlaneError | None] = context.loop.create_future()
-        self._outlet = outlet = call.connection if lane is None else lane
+        self._outlet = outlet = client_request.connection if lane is None else lane
         outlet.sink = self
         if outlet.writing_paused:
             self.pause()
@@ -134,7 +134,7 @@ class Response:
         """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
         self._continuation, self._is_plain = continuation, False
-        if self._call.sent_status:
+        if self._client_request.sent_status:
             self._resumes = self._undecided = self._events = self.reads_head = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
@@ -143,7 +143,7 @@ class Response:
 
     def start(self, head: ResponseHead) -> None:
         """Choose the framing of a body of unknown length, or of no body, and the transforms of its pipeline."""
-        call = self._call
+        client_request = self._client_request
         if self._resumes:
             self._start_rest(head)
             return
@@ -153,21 +153,21 @@ class Response:
                 self.head = replace(head, simple=False)
             return
         if head.status == 101:
-            if not (call.wants_websocket and head.upgrade):
+            if not (client_request.wants_websocket and head.upgrade):
                 raise InvalidResponse("switched protocols unasked")
             self._framing_lines = b"connection: Upgrade\r\nupgrade: %b\r\n" % head.upgrade
-            call.closing = False
-        elif not head.sized and call.method != "HEAD" and head.status not in BODYLESS:
+            client_request.closing = False
+        elif not head.sized and client_request.method != "HEAD" and head.status not in BODYLESS:
             self._events = head.events
             self._connection.until_close = not head.chunked
-            if call.speaks_11:
+            if client_request.speaks_11:
                 self._framing = WholeChunks() if head.chunked else Rechunked()
                 self._framing_lines = b"transfer-encoding: chunked\r\n"
             else:
                 self._framing = UntilClose()
-                call.closing = True
+                client_request.closing = True
             if transforms := self._transforms(head):
-                self._framing = Pipeline(transforms, call.speaks_11)
+                self._framing = Pipeline(transforms, client_request.speaks_11)
         self._undecided = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
@@ -188,7 +188,7 @@ class Response:
             out = self._opening(self.head) + out
             self.head = None
         if out:
-            self._call.transport.write(out)
+            self._client_request.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.start_response(self._context.clock.now())
         self._flush_meter()
@@ -197,7 +197,7 @@ class Response:
         elif framing.has_transforms:
             connection.receive = self._pass_events
         else:
-            connection.pass_chunks(self._call.transport.write)
+            connection.pass_chunks(self._client_request.transport.write)
         if self._continuation is not None:
             self._check_engine(self._continuation)
 
@@ -213,7 +213,7 @@ class Response:
             self._end_truncated(head, raw, exact)
             return
         if head is not None and head.simple and exact:
-            self._call.transport.write(self._opening(head) + raw)
+            self._client_request.transport.write(self._opening(head) + raw)
             meter.finish_at_once(attempt, raw)
         elif not self._finish(head, raw, exact):
             return
@@ -239,17 +239,17 @@ class Response:
         out = framing.finish(raw, meter.pieces[self._fed :], exact)
         if isinstance(framing, WholeBody) and head is not None:
             head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(out), head.start))
-            self._call.transport.write(self._opening(head) + out)
+            self._client_request.transport.write(self._opening(head) + out)
             meter.take()
             meter.finish_at_once(self._attempt, out)
             return True
         failure = None if self._continuation is None else self._continuation.failure
-        if failure is not None and self._call.speaks_11:
+        if failure is not None and self._client_request.speaks_11:
             out = out.removesuffix(LAST_CHUNK)
         if head is not None:
             out = self._opening(head) + out
         if out:
-            self._call.transport.write(out)
+            self._client_request.transport.write(out)
         meter.finish(self._attempt)
         if failure is not None:
             self.failed(failure)
@@ -257,13 +257,13 @@ class Response:
 
     def upgraded(self, rest: bytes) -> None:
         if self.head is not None:
-            self._call.transport.write(self._opening(self.head) + rest)
-        self._call.closing = True
+            self._client_request.transport.write(self._opening(self.head) + rest)
+        self._client_request.closing = True
         self._attempt.start_response(self._context.clock.now())
-        tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
+        tunnel = Tunnel(self._client_request.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._outlet.sink = tunnel
-        self._call.connection.become_tunnel(tunnel)
+        self._client_request.connection.become_tunnel(tunnel)
 
     def failed(self, error: KvlaneError) -> None:
         if self._attempt.ending is not None:
@@ -308,7 +308,7 @@ class Response:
         if self._attempt.ending is not None:
             return
         self._connection.abort()
-        if self._call.transport.is_closing():
+        if self._client_request.transport.is_closing():
             self._end(Ending.CLIENT_GONE)
         elif self._has_begun:
             self._end_incomplete(Ending.EVICTED, EVICTED)
@@ -366,7 +366,7 @@ class Response:
         assert isinstance(framing, Pipeline)
         out = framing.process(body)
         if out:
-            self._call.transport.write(out)
+            self._client_request.transport.write(out)
         if self._passed >= self._flush_at:
             self._flush_meter()
         if self._continuation is not None:
@@ -454,9 +454,9 @@ class Response:
         meter = self._connection.meter
         if head is None:
             out = self._framing.finish(raw, meter.pieces[self._fed :], exact)
-            out = out.removesuffix(LAST_CHUNK) if self._call.speaks_11 else out
+            out = out.removesuffix(LAST_CHUNK) if self._client_request.speaks_11 else out
             if out:
-                self._call.transport.write(out)
+                self._client_request.transport.write(out)
         if meter.marks:
             self._attempt.chunks -= 1  # the last one only says that there are no more
         self.failed(UpstreamFailed("it ended the stream before the response"))
@@ -470,14 +470,14 @@ class Response:
             return RestRefused(head.status) if self._resumes and head.status == BAD_REQUEST else None
         if self._resumes or isinstance(error, RankOutOfRange):
             return error
-        upload = self._call.upload
+        upload = self._client_request.upload
         if (upload is not None and upload.begun) or not self._context.retries_instead(self._attempt, error.status):
             return None
         return error
 
     def _opening(self, head: ResponseHead) -> bytes:
         """Return the head for the client before it is sent. A continued response has none."""
-        call, attempt = self._call, self._attempt
+        client_request, attempt = self._client_request, self._attempt
         if not self._is_plain:
             if self._resumes:
                 attempt.status = head.status
@@ -485,15 +485,19 @@ class Response:
             if self._lane is not None:
                 self._lane.begins()
             if self._continuation is not None:
-                call.continuation = self._continuation
+                client_request.continuation = self._continuation
         if not self._connection.request_sent:
-            call.closing = True
-        last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
-        call.sent_status = attempt.status = head.status
-        ours = call.response_lines
+            client_request.closing = True
+        last = (
+            b"\r\n"
+            if client_request.speaks_11 and not client_request.closing
+            else client_request.connection_header() + b"\r\n"
+        )
+        client_request.sent_status = attempt.status = head.status
+        ours = client_request.response_lines
         for name, value in attempt.response_headers:  # of several legs, the one that answers gets more by that
             ours += header_line(name, value)
-        return b"".join((head.start, call.id_line, ours, self._framing_lines, last))
+        return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
     def _time_out(self, message: str) -> None:
         self._connection.abort()
@@ -505,14 +509,14 @@ class Response:
         out = None
         if self._events:
             self._connection.meter.flush(self._attempt)
-            out = self._framing.end_with(stream_error(self._call.path, message), self._connection.meter.tail)
+            out = self._framing.end_with(stream_error(self._client_request.path, message), self._connection.meter.tail)
         if out is not None:
-            self._call.transport.write(out)
+            self._client_request.transport.write(out)
         if out is None or ending is Ending.EVICTED:
-            self._call.closing = True
+            self._client_request.closing = True
         self._end(ending)
         if out is None:
-            reset(self._call.transport)
+            reset(self._client_request.transport)
 
     def _tunnel_ended(self, failed: bool) -> None:
         if self._attempt.ending is None:

@@ -173,7 +173,7 @@ class Clients:
     @property
     def busy(self) -> bool:
         """Return whether any request is being read or served."""
-        return any(connection.call is not None or connection.is_fresh for connection in self.connections)
+        return any(connection.client_request is not None or connection.is_fresh for connection in self.connections)
 
     def has_capacity(self, descriptor: int) -> bool:
         """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
@@ -376,21 +376,21 @@ class DataServer:
             served.continued,
         )
 
-    def _collects(self, call: HttpRequest, size: int) -> bool:
+    def _collects(self, client_request: HttpRequest, size: int) -> bool:
         """Return whether the request waits for its body. Requests that are refused by their head or answered here do
         not."""
-        return self.service.wants(call) and self._bodies.collects(call, size)
+        return self.service.wants(client_request) and self._bodies.collects(client_request, size)
 
-    def _serve(self, call: HttpRequest) -> Coroutine[Any, Any, None]:
-        return self.service.serve(call, ClientRelay(call, self._context))
+    def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
+        return self.service.serve(client_request, ClientRelay(client_request, self._context))
 
-    def _unserved(self, call: HttpRequest, why: RequestError | Ending) -> None:
-        self.service.unserved(call, why)
+    def _unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
+        self.service.unserved(client_request, why)
 
-    def _permitted(self, call: HttpRequest) -> None:
+    def _permitted(self, client_request: HttpRequest) -> None:
         """Serve a request that was authenticated instead of `_serve`."""
-        self.service.ended(call, Ending.COMPLETE, None)
-        call.end()
+        self.service.ended(client_request, Ending.COMPLETE, None)
+        client_request.end()
 
     def _evict(self) -> None:
         """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections

@@ -47,20 +47,20 @@ class AccessCheck:
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
-    def is_let_in(self, call: Requester) -> bool:
+    def is_let_in(self, client_request: Requester) -> bool:
         """Return whether the request is admitted at once. If not, `let_in` raises the reason or waits."""
         try:
-            identity = self._authenticator.find(call.headers)
+            identity = self._authenticator.find(client_request.headers)
         except RequestError:
             return False
         if identity is not None:
-            _identify(call, identity)
+            _identify(client_request, identity)
         return identity is not None
 
-    async def let_in(self, call: Requester) -> None:
+    async def let_in(self, client_request: Requester) -> None:
         """Raise Unauthorized or Forbidden."""
-        if call.path not in OPEN_PATHS:
-            _identify(call, await self._authenticator.authenticate(call.headers))
+        if client_request.path not in OPEN_PATHS:
+            _identify(client_request, await self._authenticator.authenticate(client_request.headers))
 
 
 def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[str, Any]]:
@@ -70,9 +70,11 @@ def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[s
     return [card for card in cards if allows(identity.models, card["id"])]
 
 
-def _identify(call: Requester, identity: Identity) -> None:
-    call.identity = identity
-    call.raw_headers = tuple(header for header in call.raw_headers if header[0].lower() not in CREDENTIALS)
+def _identify(client_request: Requester, identity: Identity) -> None:
+    client_request.identity = identity
+    client_request.raw_headers = tuple(
+        header for header in client_request.raw_headers if header[0].lower() not in CREDENTIALS
+    )
 
 
 ANY = "*"
@@ -98,25 +100,25 @@ class Cors:
         self._serve = serve
         self._done = done
 
-    def serve(self, call: HttpRequest) -> Coroutine[Any, Any, None]:
-        origin = call.headers.get("origin")
+    def serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
+        origin = client_request.headers.get("origin")
         if origin is None or not (self._any or origin in self._origins):
-            return self._serve(call)
+            return self._serve(client_request)
         allowed = [("access-control-allow-origin", ANY)] if self._any else [("access-control-allow-origin", origin)]
         if not self._any:
             allowed.append(("vary", "origin"))
-        call.response_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
-        if call.method == "OPTIONS" and "access-control-request-method" in call.headers:
-            return self._permit(call)
-        return self._serve(call)
+        client_request.response_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
+        if client_request.method == "OPTIONS" and "access-control-request-method" in client_request.headers:
+            return self._permit(client_request)
+        return self._serve(client_request)
 
-    async def _permit(self, call: HttpRequest) -> None:
-        wanted = call.headers.get("access-control-request-headers", "")
+    async def _permit(self, client_request: HttpRequest) -> None:
+        wanted = client_request.headers.get("access-control-request-headers", "")
         fields = [("access-control-allow-methods", "GET, POST, DELETE"), ("access-control-max-age", MAX_AGE)]
         if _NAMES.fullmatch(wanted):
             fields.append(("access-control-allow-headers", wanted))
-        call.answer(200, fields, b"")
-        self._done(call)
+        client_request.answer(200, fields, b"")
+        self._done(client_request)
 
 
 log = logging.getLogger(__name__)
@@ -163,10 +165,10 @@ Taken = TypeVar("Taken", bound=IncomingRequest, contravariant=True)
 class Bodies(Protocol[Taken]):
     """Reads the bodies of requests under a memory budget."""
 
-    def is_here(self, call: Taken) -> bool:
+    def is_here(self, client_request: Taken) -> bool:
         """Return whether the body is complete and need not be `read`."""
 
-    async def read(self, call: Taken) -> None:
+    async def read(self, client_request: Taken) -> None:
         """Read the body. Raise RequestError."""
 
     def give_back(self, size: int) -> None:
@@ -207,115 +209,124 @@ class Service(Generic[C]):
         self._relayed = self._paths.relayed
         self._entrance = None if authenticator is None else AccessCheck(authenticator)
 
-    def wants(self, call: C) -> bool:
+    def wants(self, client_request: C) -> bool:
         """Return whether the request goes to a pod, as far as its head shows at once. Otherwise it is served too."""
-        if (call.method, call.path) not in self._relayed:
+        if (client_request.method, client_request.path) not in self._relayed:
             return False
-        return self._entrance is None or self._entrance.is_let_in(call)
+        return self._entrance is None or self._entrance.is_let_in(client_request)
 
-    async def serve(self, call: C, relay: TrackedRelay) -> None:
+    async def serve(self, client_request: C, relay: TrackedRelay) -> None:
         if self.stopping:
-            call.closing = True
+            client_request.closing = True
         outcome: Ending | Reason = INTERNAL
         try:
-            if self._entrance is not None and call.identity is None:
-                await self._entrance.let_in(call)
-            if (call.method, call.path) in self._relayed or self._kind(call) is PathKind.RELAY:
-                if not self._bodies.is_here(call):
-                    await self._bodies.read(call)
-                await self._gateway.serve(call, relay)
+            if self._entrance is not None and client_request.identity is None:
+                await self._entrance.let_in(client_request)
+            if (client_request.method, client_request.path) in self._relayed or self._kind(
+                client_request
+            ) is PathKind.RELAY:
+                if not self._bodies.is_here(client_request):
+                    await self._bodies.read(client_request)
+                await self._gateway.serve(client_request, relay)
                 attempt = relay.attempt
                 if attempt is None or attempt.ending is None:
                     raise RuntimeError("served, but not relayed")
                 outcome = attempt.ending
             else:
-                self._answer(call)
+                self._answer(client_request)
                 outcome = Ending.COMPLETE
         except RequestError as error:
             attempt = relay.attempt
-            if call.sent_status and attempt is not None and attempt.ending is not None:
+            if client_request.sent_status and attempt is not None and attempt.ending is not None:
                 outcome = attempt.ending
                 relay.end()
             else:
                 outcome = error.reason
-                self.refuse(call, error)
+                self.refuse(client_request, error)
         except CancelledError:
-            outcome = self._cancelled(call, relay)
+            outcome = self._cancelled(client_request, relay)
             raise
         except Exception:
-            log.exception("request %s failed", call.id)
-            self.refuse(call, RequestError("Internal error; the log of the proxy says more."))
+            log.exception("request %s failed", client_request.id)
+            self.refuse(client_request, RequestError("Internal error; the log of the proxy says more."))
         finally:
-            self._bodies.give_back(call.retained)
+            self._bodies.give_back(client_request.retained)
             try:
-                self.ended(call, outcome, relay.attempt)
+                self.ended(client_request, outcome, relay.attempt)
             finally:
-                call.end()
+                client_request.end()
 
-    def unserved(self, call: C, why: RequestError | Ending) -> None:
+    def unserved(self, client_request: C, why: RequestError | Ending) -> None:
         """End a request that `serve` did not receive."""
-        call.closing = True
-        self._bodies.give_back(call.retained)
+        client_request.closing = True
+        self._bodies.give_back(client_request.retained)
         if isinstance(why, RequestError):
-            self.refuse(call, why)
+            self.refuse(client_request, why)
         outcome = why.reason if isinstance(why, RequestError) else why
-        self.ended(call, outcome, None)
+        self.ended(client_request, outcome, None)
 
-    def ended(self, call: C, outcome: Ending | Reason, attempt: Attempt | None) -> None:
+    def ended(self, client_request: C, outcome: Ending | Reason, attempt: Attempt | None) -> None:
         """Call the listeners. `attempt` is the last one, if there was any."""
         for listener in self.listeners.request_ended:
             try:
-                listener(call, call.sent_status or CLIENT_LEFT, outcome, attempt, call.sent)
+                listener(
+                    client_request, client_request.sent_status or CLIENT_LEFT, outcome, attempt, client_request.sent
+                )
             except Exception:  # noqa: BLE001  # the other listeners are still called
-                self.listeners.failed(listener, call.id)
+                self.listeners.failed(listener, client_request.id)
 
-    def refuse(self, call: C, error: RequestError) -> None:
+    def refuse(self, client_request: C, error: RequestError) -> None:
         if (why := after(error)) is not None:
             self._hung_up(why, 1)
-        if call.sent_status:
-            call.break_off()
+        if client_request.sent_status:
+            client_request.break_off()
         else:
-            call.answer(*render(error, call.path, call.id))
+            client_request.answer(*render(error, client_request.path, client_request.id))
 
-    def _cancelled(self, call: C, relay: TrackedRelay) -> Ending | Reason:
+    def _cancelled(self, client_request: C, relay: TrackedRelay) -> Ending | Reason:
         """End the request of a client that disconnected or of a proxy that stops. A client without a response is told
         to retry."""
-        outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
+        outcome: Ending | Reason = Ending.CLIENT_GONE if client_request.has_left else Ending.EVICTED
         attempt = relay.attempt
-        if call.has_left and call.sent_status and attempt is not None and attempt.ending is Ending.COMPLETE:
+        if (
+            client_request.has_left
+            and client_request.sent_status
+            and attempt is not None
+            and attempt.ending is Ending.COMPLETE
+        ):
             outcome = Ending.COMPLETE
         relay.end()
-        call.closing = True
-        if outcome is Ending.EVICTED and not call.sent_status:
+        client_request.closing = True
+        if outcome is Ending.EVICTED and not client_request.sent_status:
             outcome = ShuttingDown.reason
-            self.refuse(call, ShuttingDown())
+            self.refuse(client_request, ShuttingDown())
         return outcome
 
-    def _kind(self, call: C) -> PathKind:
+    def _kind(self, client_request: C) -> PathKind:
         """Return the kind of the path. Raise NotFound or MethodNotAllowed."""
-        return self._paths.route(call.method, call.path).kind
+        return self._paths.route(client_request.method, client_request.path).kind
 
-    def _answer(self, call: C) -> None:
+    def _answer(self, client_request: C) -> None:
         """Respond to a request that needs no pod. Raise RequestError."""
-        kind = self._kind(call)
+        kind = self._kind(client_request)
         if kind is PathKind.HEALTH:
             if self.stopping:
                 raise ShuttingDown
             if not self._gateway.health():
                 raise NoEndpoints(NO_POD)
-            call.answer(200, [("x-request-id", call.id)], b"")
+            client_request.answer(200, [("x-request-id", client_request.id)], b"")
             return
         if kind is PathKind.VERSION:
             said: dict[str, Any] = {"version": proxy.__version__}
         elif kind is PathKind.MODELS:
-            said = {"object": "list", "data": shown(self._gateway.models(), call.identity)}
+            said = {"object": "list", "data": shown(self._gateway.models(), client_request.identity)}
         else:
-            said = self._model(call)
-        call.answer(200, [("x-request-id", call.id), *JSON], orjson.dumps(said))
+            said = self._model(client_request)
+        client_request.answer(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(said))
 
-    def _model(self, call: C) -> dict[str, Any]:
-        name = unquote(call.path.removeprefix("/v1/models/"))
-        for card in shown(self._gateway.models(), call.identity):
+    def _model(self, client_request: C) -> dict[str, Any]:
+        name = unquote(client_request.path.removeprefix("/v1/models/"))
+        for card in shown(self._gateway.models(), client_request.identity):
             if card["id"] == name:
                 return card
         raise UnknownModel(name)

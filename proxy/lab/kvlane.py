@@ -124,8 +124,8 @@ class Kvlane(App, Policy):
         if not index % COUNTED_EVERY:
             self.observer.flush()
         body = request_body(job, job.params.model or MODEL)
-        call = UnsentRequest("/v1/completions", _headers(job), body, now, id=f"r{index}")
-        serving = self.serving.gateway.serve(call, VirtualRelay())
+        client_request = UnsentRequest("/v1/completions", _headers(job), body, now, id=f"r{index}")
+        serving = self.serving.gateway.serve(client_request, VirtualRelay())
         return self._proceed(index, job, serving, None)
 
     def first_byte(self, index: int, now: float) -> None:

@@ -195,9 +195,9 @@ class Explained(Listener):
             entry.end_attempt(attempt)
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
-        self._log.end(call.id, attempt, status, outcome)
+        self._log.end(client_request.id, attempt, status, outcome)
 
 
 MOST, FEW = 1000, 50

@@ -297,13 +297,24 @@ class Observer(Listener):
             self._series.stage_ended(attempt)
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
+        self,
+        client_request: ClientRequest,
+        status: int,
+        outcome: Ending | Reason,
+        attempt: Attempt | None = None,
+        sent: int = 0,
     ) -> None:
         last = NO_ATTEMPT
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
             last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number)
-        called = (call.id, call.method, call.path, call.received_at, call.identity)
+        called = (
+            client_request.id,
+            client_request.method,
+            client_request.path,
+            client_request.received_at,
+            client_request.identity,
+        )
         now = self._now
         self._requests.append((called, now(), status, outcome, sent, last))
 

@@ -88,24 +88,29 @@ class RequestRecorder(Listener):
         self._stack = AsyncExitStack()
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
+        self,
+        client_request: ClientRequest,
+        status: int,
+        outcome: Ending | Reason,
+        attempt: Attempt | None = None,
+        sent: int = 0,
     ) -> None:
         """Copy the values to record, so that no body is kept longer than its request."""
         if attempt is None and not isinstance(outcome, Reason):
             return  # a response of kvlane: a list of models
         try:
             if attempt is None:
-                about: tuple[Any, ...] = ({"kind": path_label(call.path)}, (), None)
+                about: tuple[Any, ...] = ({"kind": path_label(client_request.path)}, (), None)
             else:
                 about = (
-                    _request_fields(call, attempt, self._session(attempt.request)),
+                    _request_fields(client_request, attempt, self._session(attempt.request)),
                     _chains(attempt.request),
                     attempt.endpoint,
                 )
-            self._entries.append((call.received_at, status, outcome, self._now(), *about))
+            self._entries.append((client_request.received_at, status, outcome, self._now(), *about))
         except Exception:
             self._lost.add()
-            log.exception("request %s is missing in the record", call.id)
+            log.exception("request %s is missing in the record", client_request.id)
 
     def flush(self) -> None:
         """Send all events before the call to the writer."""
@@ -205,7 +210,7 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
     return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
 
 
-def _request_fields(call: ClientRequest, attempt: Attempt, session: str) -> dict[str, Any]:
+def _request_fields(client_request: ClientRequest, attempt: Attempt, session: str) -> dict[str, Any]:
     """Return the known fields of a request. Tenant and session are not salted yet."""
     request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
@@ -213,7 +218,7 @@ def _request_fields(call: ClientRequest, attempt: Attempt, session: str) -> dict
     ttft, tpot = objectives(request) or (None, None)
     pool = attempt.endpoint.pool
     known = {
-        "kind": path_label(call.path),
+        "kind": path_label(client_request.path),
         "pool": pool if pool != DEFAULT_POOL else None,
         "model": request.model if is_label(request.model) else None,
         "stream": request.stream or None,
@@ -229,7 +234,7 @@ def _request_fields(call: ClientRequest, attempt: Attempt, session: str) -> dict
         "slo_ttft": ttft,
         "slo_tpot": tpot,
         "attempts": attempt.number + 1,
-        "ttft": None if first is None else round(first - call.received_at, 6),
+        "ttft": None if first is None else round(first - client_request.received_at, 6),
     }
     return {name: value for name, value in known.items() if value is not None}
 

@@ -154,20 +154,20 @@ def of_request(request: InferenceRequest) -> Attributes:
     return found
 
 
-def of_end(call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
+def of_end(client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
     """Return the attributes of a complete request's span."""
     found: Attributes = {
-        "http.request.method": call.method,
-        "url.path": call.path,
+        "http.request.method": client_request.method,
+        "url.path": client_request.path,
         "http.response.status_code": status,
-        "kvlane.request_id": call.id,
+        "kvlane.request_id": client_request.id,
         "kvlane.outcome": outcome.value,
     }
     if attempt is not None:
         found["kvlane.endpoint"] = attempt.endpoint.name
         found["kvlane.attempts"] = attempt.number + 1
         found |= of_usage(attempt.usage)
-        found |= _of_first_chunk(attempt, call.received_at)
+        found |= _of_first_chunk(attempt, client_request.received_at)
     return found | _error(outcome, status)
 
 
@@ -340,17 +340,17 @@ class Tracing(Listener):
         span.end(self._ns(self._clock.now()))
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         """End the span. A request that was refused before a pod was chosen gets its span here."""
         trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:
-            trace = self._start(call.headers, call.received_at, operation(call.path))
+            trace = self._start(client_request.headers, client_request.received_at, operation(client_request.path))
         if isinstance(trace, UnsampledTrace):
             return
         span = trace.span
         if span.is_recording():
-            span.set_attributes(of_end(call, status, outcome, attempt))
+            span.set_attributes(of_end(client_request, status, outcome, attempt))
             if status >= BAD_STATUS or outcome in LOST:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))

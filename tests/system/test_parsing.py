@@ -236,19 +236,19 @@ DASHES = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\
 
 async def test_a_large_form_is_read_completely_and_the_start_of_a_streamed_one() -> None:
     whole, beginning = Sent(NAMED + DASHES + b"\r\n--B--\r\n", FORM), Sent(NAMED + DASHES, FORM, upload=object())
-    for call in (whole, beginning):
-        assert is_large_form(call)
-        assert (await parsed_form(call)).model == "m"
+    for client_request in (whole, beginning):
+        assert is_large_form(client_request)
+        assert (await parsed_form(client_request)).model == "m"
     with pytest.raises(BadRequest, match="last boundary"):
         await parsed_form(Sent(NAMED + DASHES, FORM))
 
 
 def test_a_request_with_the_model_in_its_query_ignores_the_size_of_its_body() -> None:
     for headers in ({}, FORM):
-        call = Sent(chat(1_000_000), headers, "GET", "/v1/realtime", "?model=other")
-        assert not is_large_form(call)
-        assert is_parsed_at_once(call)
-        assert parsed_at_once(call).model == "other"
+        client_request = Sent(chat(1_000_000), headers, "GET", "/v1/realtime", "?model=other")
+        assert not is_large_form(client_request)
+        assert is_parsed_at_once(client_request)
+        assert parsed_at_once(client_request).model == "other"
 
 
 def test_a_query_that_names_two_models_is_refused() -> None:

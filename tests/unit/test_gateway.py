@@ -52,7 +52,7 @@ Script = Callable[[Attempt], Awaitable[None]]
 
 
 @dataclass
-class FakeCall:
+class FakeClientRequest:
     body: bytes = BODY
     path: str = CHAT
     method: str = "POST"
@@ -210,9 +210,9 @@ class World:
             failover,
         )
 
-    async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Attempt]:
+    async def serve(self, *scripts: Script, client_request: FakeClientRequest | None = None) -> list[Attempt]:
         relay = ScriptedRelay(scripts)
-        await self.gateway.serve(call or FakeCall(), relay)
+        await self.gateway.serve(client_request or FakeClientRequest(), relay)
         return relay.legs
 
     async def removed_meanwhile(self, attempt: Attempt) -> None:
@@ -293,7 +293,7 @@ async def test_a_failing_listener_at_a_refusal_does_not_change_its_error(caplog:
     world = World("empty-filter", first=Faulty())
     relay = ScriptedRelay([good])
     with pytest.raises(NoEndpoints):
-        await world.gateway.serve(FakeCall(), relay)
+        await world.gateway.serve(FakeClientRequest(), relay)
     assert relay.legs == []
     (failure,) = [record.getMessage() for record in caplog.records if record.exc_info]
     assert failure.startswith("listener Faulty.refused failed ")
@@ -304,7 +304,7 @@ async def test_unreachable_pods_are_all_tried_before_any_is_tried_again() -> Non
     world = World(names="abcde")
     relay = ScriptedRelay([refused])
     with pytest.raises(BadGateway, match="tried 7"):
-        await world.gateway.serve(FakeCall(), relay)
+        await world.gateway.serve(FakeClientRequest(), relay)
     assert [leg.number for leg in relay.legs] == list(range(7))
     assert {leg.endpoint.name for leg in relay.legs[:5]} == set("abcde")
     assert world.pairs() == 0
@@ -349,7 +349,7 @@ async def test_nothing_is_kept_of_a_pod_removed_during_an_attempt(ends: Script) 
 
     relay.scripts = [leaves]
     with contextlib.suppress(RuntimeError):
-        await world.gateway.serve(FakeCall(), relay)
+        await world.gateway.serve(FakeClientRequest(), relay)
     (leg,) = relay.legs
     assert leg.endpoint.state is EndpointState.GONE
     assert world.pairs() == 0
@@ -445,7 +445,9 @@ async def test_a_request_about_a_stored_response_goes_to_its_pod_at_once() -> No
 
     (first,) = await world.serve(stored)
     for _ in world.fleet.endpoints:
-        (leg,) = await world.serve(good, call=FakeCall(path="/v1/responses/resp_1", method="GET", body=b""))
+        (leg,) = await world.serve(
+            good, client_request=FakeClientRequest(path="/v1/responses/resp_1", method="GET", body=b"")
+        )
         assert leg.endpoint is first.endpoint
         assert not leg.request.state  # No producer was asked.
 
@@ -454,5 +456,5 @@ async def test_a_response_of_a_removed_pod_is_not_requested() -> None:
     world = World()
     await world.serve(world.removed_meanwhile)
     with pytest.raises(UnknownResponse):
-        await world.serve(good, call=FakeCall(path="/v1/responses/resp_1", method="GET", body=b""))
+        await world.serve(good, client_request=FakeClientRequest(path="/v1/responses/resp_1", method="GET", body=b""))
     assert len(world.bindings) == 0

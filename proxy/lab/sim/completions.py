@@ -81,27 +81,27 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return EXAMPLES.get(str(schema.get("type")), "sim")
 
 
-async def complete(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
-    model = call.resolve_model(body)
+async def complete(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
+    model = request.resolve_model(body)
     options = StreamOptions.of(body)
-    generated = generation(call, model, prompts_of(body, "prompt"), sampling_of(body, call.config), body)
-    head = SimHead(f"cmpl-{call.id}", "text_completion", int(call.service.wall()), model)
+    generated = generation(request, model, prompts_of(body, "prompt"), sampling_of(body, request.config), body)
+    head = SimHead(f"cmpl-{request.id}", "text_completion", int(request.service.wall()), model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: TextChunks(stream, head, options, generated))
     await generated.run()
     return json_response(_whole(head, generated, lambda sequence: {"text": sequence.response.decode()}))
 
 
-async def chat(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
+async def chat(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
     messages = fields.objects(body, "messages")
-    model = call.resolve_model(body)
+    model = request.resolve_model(body)
     options = StreamOptions.of(body)
     tool = forced_call(body)
     prompt = chat_prompt(messages, body)
-    generated = generation(call, model, [prompt], _sampling(body, call.config, tool), body)
-    head = SimHead(f"chatcmpl-{call.id}", "chat.completion.chunk", int(call.service.wall()), model)
+    generated = generation(request, model, [prompt], _sampling(body, request.config, tool), body)
+    head = SimHead(f"chatcmpl-{request.id}", "chat.completion.chunk", int(request.service.wall()), model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: ChatChunks(stream, head, options, generated, tool))
     await generated.run()

@@ -17,30 +17,30 @@ from proxy.lab.sim.metrics import expose
 VERSION = "0.32.0"
 
 
-async def health(call: SimRequest) -> web.StreamResponse:
+async def health(request: SimRequest) -> web.StreamResponse:
     return web.Response(headers={"Server": SERVER})
 
 
-async def version(call: SimRequest) -> web.StreamResponse:
+async def version(request: SimRequest) -> web.StreamResponse:
     return json_response({"version": VERSION})
 
 
-async def load(call: SimRequest) -> web.StreamResponse:
-    return json_response({"server_load": len(call.service.log.open)})
+async def load(request: SimRequest) -> web.StreamResponse:
+    return json_response({"server_load": len(request.service.log.open)})
 
 
-async def models(call: SimRequest) -> web.StreamResponse:
-    config = call.config
-    cards = [_card(call, config.model, None, config.max_model_len)]
-    cards += [_card(call, adapter, config.model, None) for adapter in config.lora_adapters]
+async def models(request: SimRequest) -> web.StreamResponse:
+    config = request.config
+    cards = [_card(request, config.model, None, config.max_model_len)]
+    cards += [_card(request, adapter, config.model, None) for adapter in config.lora_adapters]
     return json_response({"object": "list", "data": cards})
 
 
-def _card(call: SimRequest, name: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+def _card(request: SimRequest, name: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(call.service.started_at),
+        "created": int(request.service.started_at),
         "owned_by": "vllm",
         "root": name,
         "parent": parent,
@@ -49,46 +49,46 @@ def _card(call: SimRequest, name: str, parent: str | None, max_model_len: int | 
     }
 
 
-async def metrics(call: SimRequest) -> web.StreamResponse:
-    text = expose(call.service.driver.engines, call.service.wall(), call.service.started_at)
+async def metrics(request: SimRequest) -> web.StreamResponse:
+    text = expose(request.service.driver.engines, request.service.wall(), request.service.started_at)
     headers = {"Server": SERVER, "Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=text.encode(), headers=headers)
 
 
-async def sleep(call: SimRequest) -> web.StreamResponse:
+async def sleep(request: SimRequest) -> web.StreamResponse:
     """Put the engine to sleep; `?level=2` discards the weights too. A sleeping pod still responds to requests, so that
     tests can check that it receives no requests."""
-    call.service.driver.forget_prefixes()
-    return _set_sleep(call, int(call.request.query.get("level", "1")))
+    request.service.driver.forget_prefixes()
+    return _set_sleep(request, int(request.web_request.query.get("level", "1")))
 
 
-async def wake_up(call: SimRequest) -> web.StreamResponse:
-    return _set_sleep(call, 0)
+async def wake_up(request: SimRequest) -> web.StreamResponse:
+    return _set_sleep(request, 0)
 
 
-def _set_sleep(call: SimRequest, level: int) -> web.StreamResponse:
-    for engine in call.service.driver.engines:
+def _set_sleep(request: SimRequest, level: int) -> web.StreamResponse:
+    for engine in request.service.driver.engines:
         engine.sleep_level = level
     return web.Response(headers={"Server": SERVER})
 
 
-async def is_sleeping(call: SimRequest) -> web.StreamResponse:
-    return json_response({"is_sleeping": call.service.driver.engines[0].sleep_level > 0})
+async def is_sleeping(request: SimRequest) -> web.StreamResponse:
+    return json_response({"is_sleeping": request.service.driver.engines[0].sleep_level > 0})
 
 
-async def requests(call: SimRequest) -> web.StreamResponse:
-    return json_response([record.as_json() for record in call.service.log])
+async def requests(request: SimRequest) -> web.StreamResponse:
+    return json_response([record.as_json() for record in request.service.log])
 
 
-async def state(call: SimRequest) -> web.StreamResponse:
+async def state(request: SimRequest) -> web.StreamResponse:
     """Return the sums over all ranks and the mean of `kv_usage`; for a pod with several ranks, also the state of each
     rank."""
-    log, ranks = call.service.log, [_state_of(engine) for engine in call.service.driver.engines]
+    log, ranks = request.service.log, [_state_of(engine) for engine in request.service.driver.engines]
     pod = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     pod["kv_usage"] /= len(ranks)
     return json_response(
         {
-            "role": call.config.role,
+            "role": request.config.role,
             **pod,
             "aborted": log.aborted,
             "in_flight": [record.id for record in log.open],
@@ -97,16 +97,16 @@ async def state(call: SimRequest) -> web.StreamResponse:
     )
 
 
-async def reset(call: SimRequest) -> web.StreamResponse:
+async def reset(request: SimRequest) -> web.StreamResponse:
     """Clear the prefix cache and the log of ended requests; requests in flight continue."""
-    call.service.driver.forget_prefixes()
-    call.service.log.clear()
+    request.service.driver.forget_prefixes()
+    request.service.log.clear()
     return json_response({"success": True})
 
 
-async def faults(call: SimRequest) -> web.StreamResponse:
+async def faults(request: SimRequest) -> web.StreamResponse:
     """Return the faults with the number of requests that met them, and the current states of the pod."""
-    service = call.service
+    service = request.service
     met = zip(service.faults.faults, service.faults.met, strict=True)
     return json_response(
         {
@@ -117,16 +117,16 @@ async def faults(call: SimRequest) -> web.StreamResponse:
     )
 
 
-async def set_faults(call: SimRequest) -> web.StreamResponse:
+async def set_faults(request: SimRequest) -> web.StreamResponse:
     """Replace all faults with `{"seed": 0, "faults": [{"kind": "reset", "probability": 0.1, "events": 3}]}`; see
     `proxy.lab.sim.faults`. States of the pod last until their time has passed."""
     try:
-        wanted = orjson.loads(call.raw)
+        wanted = orjson.loads(request.raw)
         given = [Fault(**{**fault, "kind": FaultKind(fault["kind"])}) for fault in wanted["faults"]]
-        call.service.faults.set(given, int(wanted.get("seed", 0)))
+        request.service.faults.set(given, int(wanted.get("seed", 0)))
     except (KeyError, TypeError, ValueError) as error:
         raise SimBadRequest(f"These are no faults: {error}") from error
-    return await faults(call)
+    return await faults(request)
 
 
 ROUTES: Routes = {

@@ -55,22 +55,22 @@ class Generation:
     """The sequences of one request. Inside the `with` they are in the engine; leaving it removes sequences that have
     not ended. `listener` receives each token; set it before entering."""
 
-    def __init__(self, call: SimRequest, sequences: Items[Sequence], choices: int = 1) -> None:
+    def __init__(self, request: SimRequest, sequences: Items[Sequence], choices: int = 1) -> None:
         self.sequences = sequences
         self.listener: Listener | None = None
         for sequence in sequences:
             sequence.listener = self._receive
-        self._service = call.service
+        self._service = request.service
         self._choices = choices
         self._open = len(sequences)
         self._has_failed = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._call = call
+        self._request = request
 
     def submit(self) -> None:
         """Start without the `with`: the sequences continue after the request has ended."""
-        self._call.record.sequences = [sequence.progress for sequence in self.sequences]
-        self._call.record.rank = self.sequences[0].rank
+        self._request.record.sequences = [sequence.progress for sequence in self.sequences]
+        self._request.record.rank = self.sequences[0].rank
         self._service.driver.submit(self.sequences)
 
     def __enter__(self) -> Generation:
@@ -110,7 +110,7 @@ class Generation:
 
     async def streamed(self, writer: Callable[[EventStream], Writer]) -> web.StreamResponse:
         """Stream the response as this writer renders it."""
-        async with EventStream(self._call) as stream:
+        async with EventStream(self._request) as stream:
             events = writer(stream)
             self.listener = events.write_output
             with self:
@@ -152,21 +152,21 @@ class Generation:
 
 
 def generation(
-    call: SimRequest, model: str, prompts: Items[bytes], sampling: SamplingParams, body: fields.Body
+    request: SimRequest, model: str, prompts: Items[bytes], sampling: SamplingParams, body: fields.Body
 ) -> Generation:
     """Return a generation of every prompt times `n`, checked against the engine's limits; on an encode pod only of the
     prompt's media."""
-    service = call.service
+    service = request.service
     media = service.embeddings.missing(media_in(body), body)
     if service.config.role == "encode":
-        return _encoding(call, media)
+        return _encoding(request, media)
     choices = fields.positive(body, "n", 1)
     root = cache_root(model, fields.cache_salt(body))
     adapter = None if model == service.config.model else model
     for prompt in prompts:
         if (tokens := tokens_in(prompt)) >= service.config.context_length:
             raise too_long(tokens, service.config.context_length)
-    rank = _named_rank(service.config, call, body)
+    rank = _named_rank(service.config, request, body)
     if not service.driver.accepts(len(prompts) * choices, rank):
         raise busy()
     sequences = [
@@ -176,25 +176,25 @@ def generation(
     ]
     service.driver.place(sequences, rank)
     try:
-        service.connector.arrange(TransferRequest(call.id, body, call.fault), sequences)
+        service.connector.arrange(TransferRequest(request.id, body, request.fault), sequences)
     except NotServed as error:
         raise SimBadRequest(str(error)) from error
     except TransferFailed as error:
         raise EngineFailed from error
-    return Generation(call, sequences, choices)
+    return Generation(request, sequences, choices)
 
 
-def _named_rank(config: SimConfig, call: SimRequest, body: fields.Body) -> int | None:
+def _named_rank(config: SimConfig, request: SimRequest, body: fields.Body) -> int | None:
     """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer. vLLM
     reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a value
     that is not a number. SGLang reads the header on all paths, then the body. Raise BadRequest for a rank that does
     not exist."""
     if config.ignore_rank:
         return None
-    named: Any = call.request.headers.get("X-data-parallel-rank")
+    named: Any = request.web_request.headers.get("X-data-parallel-rank")
     if config.connector == "sglang":
         named = named or body.get("routed_dp_rank", body.get("data_parallel_rank"))
-    elif call.request.path not in RANKED_PATHS:
+    elif request.web_request.path not in RANKED_PATHS:
         return None
     try:
         rank = int(named)
@@ -205,14 +205,14 @@ def _named_rank(config: SimConfig, call: SimRequest, body: fields.Body) -> int |
     return rank
 
 
-def _encoding(call: SimRequest, media: tuple[int, ...]) -> Generation:
+def _encoding(request: SimRequest, media: tuple[int, ...]) -> Generation:
     """Return the generation of an encode pod, whose text is a placeholder."""
     if not media:
         raise SimBadRequest("This instance encodes images, video and audio, and the request has none.")
     sequence = Sequence(b" enc", SamplingParams(max_tokens=1), media=media)
-    is_lost = call.fault is not None and call.fault.kind is FaultKind.LOST_TRANSFER
-    call.service.embeddings.keep(sequence, is_lost=is_lost)
-    return Generation(call, [sequence])
+    is_lost = request.fault is not None and request.fault.kind is FaultKind.LOST_TRANSFER
+    request.service.embeddings.keep(sequence, is_lost=is_lost)
+    return Generation(request, [sequence])
 
 
 def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choice: int) -> SamplingParams:

@@ -142,7 +142,7 @@ class SimRequest:
 
     service: SimService
     id: str
-    request: web.Request
+    web_request: web.Request
     raw: bytes
     record: RequestRecord
     tail: str = ""
@@ -153,7 +153,7 @@ class SimRequest:
         return self.service.config
 
     def body(self) -> fields.Body:
-        return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)
+        return fields.parse(self.web_request.headers.get("Content-Type", ""), self.raw)
 
     def resolve_model(self, body: fields.Body) -> str:
         """Return the requested model, by default the base model."""
@@ -197,18 +197,18 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-async def break_off(call: SimRequest, kind: FaultKind) -> None:
+async def break_off(request: SimRequest, kind: FaultKind) -> None:
     """Send no more bytes; the handler is cancelled with the connection. HANG and MISFRAME wait until the client
     disconnects."""
-    break_connection(call, kind)
+    break_connection(request, kind)
     await asyncio.get_running_loop().create_future()
 
 
-def break_connection(call: SimRequest, kind: FaultKind) -> None:
-    transport = call.request.transport
+def break_connection(request: SimRequest, kind: FaultKind) -> None:
+    transport = request.web_request.transport
     if transport is None or transport.is_closing():
         return
-    call.record.cut = kind in (FaultKind.RESET, FaultKind.FIN, FaultKind.GARBAGE)
+    request.record.cut = kind in (FaultKind.RESET, FaultKind.FIN, FaultKind.GARBAGE)
     if kind is FaultKind.RESET:
         reset(transport)
     elif kind in (FaultKind.FIN, FaultKind.GARBAGE):
@@ -222,8 +222,8 @@ def break_connection(call: SimRequest, kind: FaultKind) -> None:
 class SpoiltStream:
     """A filter between the events of one stream and its transport, which applies a fault."""
 
-    def __init__(self, call: SimRequest, fault: Fault) -> None:
-        self._call = call
+    def __init__(self, request: SimRequest, fault: Fault) -> None:
+        self._request = request
         self._kind = fault.kind
         self._left = fault.events
         self._broken = False
@@ -246,7 +246,7 @@ class SpoiltStream:
             self._corrupted = True
         else:
             self._broken = True
-            break_connection(self._call, self._kind)
+            break_connection(self._request, self._kind)
 
     async def end(self) -> None:
         """Wait until the body may be terminated; a broken stream waits without end."""
@@ -261,7 +261,7 @@ class SpoiltStream:
         self._held += data
 
     def _drip(self) -> None:
-        transport = self._call.request.transport
+        transport = self._request.web_request.transport
         if transport is None or transport.is_closing():
             self._held.clear()
         else:
@@ -273,35 +273,35 @@ class SpoiltStream:
             self._dripped.set()
 
 
-def spoilt(call: SimRequest) -> SpoiltStream | None:
+def spoilt(request: SimRequest) -> SpoiltStream | None:
     """Return the filter for the stream of the request, if its fault affects the stream."""
-    return SpoiltStream(call, call.fault) if call.fault is not None and call.fault.kind in SPOILT else None
+    return SpoiltStream(request, request.fault) if request.fault is not None and request.fault.kind in SPOILT else None
 
 
-async def spoil_whole(call: SimRequest, response: web.Response, fault: Fault) -> web.StreamResponse:
+async def spoil_whole(request: SimRequest, response: web.Response, fault: Fault) -> web.StreamResponse:
     """Apply a fault to a non-streamed response."""
     body = response.body if isinstance(response.body, bytes) else b""
     if fault.kind is FaultKind.CORRUPT:
         response.body = body[: len(body) // 2]
         return response
     if fault.kind is FaultKind.DRIP:
-        return await _dripping(call, response, body)
-    transport = call.request.transport
+        return await _dripping(request, response, body)
+    transport = request.web_request.transport
     if transport is not None:
         framing = (
             {"Transfer-Encoding": "chunked"} if fault.kind is FaultKind.MISFRAME else {"Content-Length": str(len(body))}
         )
         half = _chunk(body[: len(body) // 2]) if fault.kind is FaultKind.MISFRAME else body[: len(body) // 2]
         transport.write(_head(response.status, framing) + half)
-        call.record.status = response.status
-    await break_off(call, fault.kind)
+        request.record.status = response.status
+    await break_off(request, fault.kind)
     return response
 
 
-async def _dripping(call: SimRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
+async def _dripping(request: SimRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
     response = web.StreamResponse(status=whole.status, headers=whole.headers)
     response.content_length = len(body)
-    await response.prepare(call.request)
+    await response.prepare(request.web_request)
     for at in range(0, len(body), DRIP):
         await response.write(body[at : at + DRIP])
         await asyncio.sleep(DRIP_SECONDS)
@@ -335,16 +335,16 @@ class EventStream:
     `send` writes whole chunks of the chunked encoding directly to the transport: no coroutine wakes per token. Data
     that a slow client does not read stays in memory."""
 
-    def __init__(self, call: SimRequest) -> None:
-        self._call = call
-        self._spoilt = spoilt(call)
+    def __init__(self, request: SimRequest) -> None:
+        self._request = request
+        self._spoilt = spoilt(request)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Server": SERVER}
         self.response = web.StreamResponse(headers=headers)
 
     async def __aenter__(self) -> EventStream:
         self.response.enable_chunked_encoding()
-        await self.response.prepare(self._call.request)
-        self._call.record.status = self.response.status
+        await self.response.prepare(self._request.web_request)
+        self._request.record.status = self.response.status
         return self
 
     async def __aexit__(
@@ -360,7 +360,7 @@ class EventStream:
         return False
 
     def _send_error(self, error: SimError) -> None:
-        path = self._call.request.path
+        path = self._request.web_request.path
         if path.startswith("/v1/messages"):
             self.send(event(b"error", error.anthropic()))
         elif path.startswith("/v1/responses"):
@@ -370,7 +370,7 @@ class EventStream:
             self.send(DONE)
 
     def send(self, content: bytes) -> None:
-        transport = self._call.request.transport
+        transport = self._request.web_request.transport
         if transport is None or transport.is_closing() or not content:
             return
         if self._spoilt is not None:

@@ -14,14 +14,14 @@ from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_resp
 from proxy.lab.sim.sequence import Finish, Output, Sequence, render_chat, tokens_in
 
 
-async def create(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
+async def create(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
     prompt = _prompt(body)
     fields.required(body, "max_tokens")
-    model = call.resolve_model(body)
+    model = request.resolve_model(body)
     stop = tuple(stop.encode() for stop in fields.strings(body, "stop_sequences") if stop)
-    generated = generation(call, model, [prompt], replace(sampling_of(body, call.config), stop=stop), body)
-    message = _message(call, model)
+    generated = generation(request, model, [prompt], replace(sampling_of(body, request.config), stop=stop), body)
+    message = _message(request, model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: MessageEvents(stream, generated, message))
     await generated.run()
@@ -31,10 +31,10 @@ async def create(call: SimRequest) -> web.StreamResponse:
     return json_response(response | {"kv_transfer_params": generated.kv_transfer_params})
 
 
-async def count_tokens(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
+async def count_tokens(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
     prompt = _prompt(body)
-    call.resolve_model(body)
+    request.resolve_model(body)
     tokens = tokens_in(prompt)
     return json_response({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
@@ -82,9 +82,9 @@ def _prompt(body: fields.Body) -> bytes:
     return render_chat([*system, *messages], body.get("tools") or ())
 
 
-def _message(call: SimRequest, model: str) -> dict[str, Any]:
+def _message(request: SimRequest, model: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{call.id}",
+        "id": f"chatcmpl-{request.id}",
         "type": "message",
         "role": "assistant",
         "content": [],

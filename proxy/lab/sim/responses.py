@@ -173,10 +173,10 @@ class SimUnknownResponse(InvalidRequest):
         super().__init__(f"Response with id '{response_id}' not found.", "response_id")
 
 
-async def create(call: SimRequest) -> web.StreamResponse:
-    response = _response(call, call.body())
+async def create(request: SimRequest) -> web.StreamResponse:
+    response = _response(request, request.body())
     if response.fields.get("store", True):
-        stored = call.service.responses
+        stored = request.service.responses
         stored[response.id] = response
         if len(stored) > REMEMBERED:
             del stored[next(iter(stored))]
@@ -189,12 +189,12 @@ async def create(call: SimRequest) -> web.StreamResponse:
     return json_response(response.as_json())
 
 
-async def retrieve(call: SimRequest) -> web.StreamResponse:
-    return json_response(_stored(call, call.tail).as_json())
+async def retrieve(request: SimRequest) -> web.StreamResponse:
+    return json_response(_stored(request, request.tail).as_json())
 
 
-async def cancel(call: SimRequest) -> web.StreamResponse:
-    response = _stored(call, call.tail)
+async def cancel(request: SimRequest) -> web.StreamResponse:
+    response = _stored(request, request.tail)
     if response.status != "in_progress":
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
     response.generated.stop()
@@ -208,21 +208,21 @@ ROUTES: Routes = {
 }
 
 
-def _response(call: SimRequest, body: fields.Body) -> StoredResponse:
+def _response(request: SimRequest, body: fields.Body) -> StoredResponse:
     turn = _messages(body)
-    model = call.resolve_model(body)
+    model = request.resolve_model(body)
     previous = fields.text(body, "previous_response_id")
-    history = _stored(call, previous).conversation if previous else []
+    history = _stored(request, previous).conversation if previous else []
     instructions = fields.text(body, "instructions")  # of one turn; the conversation does not keep them
     system = [{"role": "system", "content": instructions}] if instructions else []
     prompt = render_chat([*system, *history, *turn], body.get("tools") or ())
-    generated = generation(call, model, [prompt], sampling_of(body, call.config, "max_output_tokens"), body)
-    created = int(call.service.wall())
-    return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], generated)
+    generated = generation(request, model, [prompt], sampling_of(body, request.config, "max_output_tokens"), body)
+    created = int(request.service.wall())
+    return StoredResponse(f"resp_{request.id}", created, model, body, [*history, *turn], generated)
 
 
-def _stored(call: SimRequest, response_id: str) -> StoredResponse:
-    response: StoredResponse | None = call.service.responses.get(response_id)
+def _stored(request: SimRequest, response_id: str) -> StoredResponse:
+    response: StoredResponse | None = request.service.responses.get(response_id)
     if response is None:
         raise SimUnknownResponse(response_id)
     return response

@@ -95,19 +95,19 @@ async def _rendered(request: web.Request, handler: Next) -> web.StreamResponse:
         raise asyncio.CancelledError from gone
 
 
-async def _handle(service: SimService, handle: Handler, request: web.Request) -> web.StreamResponse:
-    record, raw = request[RECORD], await request.read()
+async def _handle(service: SimService, handle: Handler, web_request: web.Request) -> web.StreamResponse:
+    record, raw = web_request[RECORD], await web_request.read()
     record.body_sha256 = hashlib.sha256(raw).hexdigest()
     fault = None
-    if request.method == "POST" and not _is_unrecorded(request.path):
+    if web_request.method == "POST" and not _is_unrecorded(web_request.path):
         fault = service.faults.meet(record.id)
-    call = SimRequest(service, record.id, request, raw, record, request.match_info.get("tail", ""), fault)
+    request = SimRequest(service, record.id, web_request, raw, record, web_request.match_info.get("tail", ""), fault)
     if fault is not None:
         record.fault = fault.kind.value
         _apply(service, fault)
-    _refuse_while_unwell(call)
+    _refuse_while_unwell(request)
     try:
-        return await (handle(call) if fault is None else _spoilt(handle, call, fault))
+        return await (handle(request) if fault is None else _spoilt(handle, request, fault))
     except EngineStops:
         _apply(service, Fault(FaultKind.ENGINE_DEAD, seconds=RESTART))
         never: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
@@ -127,11 +127,11 @@ def _apply(service: SimService, fault: Fault) -> None:
         service.condition.start(fault.kind, now, now + fault.seconds)
 
 
-def _refuse_while_unwell(call: SimRequest) -> None:
-    states, path = call.service.condition.at(call.service.driver.now()), call.request.path
+def _refuse_while_unwell(request: SimRequest) -> None:
+    states, path = request.service.condition.at(request.service.driver.now()), request.web_request.path
     if not states or path.startswith("/admin/"):
         return
-    is_post = call.request.method == "POST"
+    is_post = request.web_request.method == "POST"
     if FaultKind.LOADING in states or (
         path == "/health" and (FaultKind.UNHEALTHY in states or FaultKind.ENGINE_DEAD in states)
     ):
@@ -142,16 +142,16 @@ def _refuse_while_unwell(call: SimRequest) -> None:
         raise EngineGone
 
 
-async def _spoilt(handle: Handler, call: SimRequest, fault: Fault) -> web.StreamResponse:
+async def _spoilt(handle: Handler, request: SimRequest, fault: Fault) -> web.StreamResponse:
     if fault.kind is FaultKind.REJECT:
         return _rejection(fault)
     if fault.kind is FaultKind.ERROR_FIRST:
-        return await _error_first(call)
+        return await _error_first(request)
     if fault.kind in BROKEN and (not fault.events or fault.kind is FaultKind.GARBAGE):
-        await break_off(call, fault.kind)
-    response = await handle(call)
+        await break_off(request, fault.kind)
+    response = await handle(request)
     if fault.kind in SPOILT and isinstance(response, web.Response):
-        return await spoil_whole(call, response, fault)
+        return await spoil_whole(request, response, fault)
     return response
 
 
@@ -164,10 +164,10 @@ def _rejection(fault: Fault) -> web.Response:
     return response
 
 
-async def _error_first(call: SimRequest) -> web.StreamResponse:
-    if not fields.flag(call.body(), "stream"):
+async def _error_first(request: SimRequest) -> web.StreamResponse:
+    if not fields.flag(request.body(), "stream"):
         raise busy()
-    async with EventStream(call) as stream:
+    async with EventStream(request) as stream:
         stream.send(data(busy().openai()))
         stream.send(DONE)
     return stream.response

@@ -27,61 +27,64 @@ LABELS = 2
 Json = dict[str, Any]
 
 
-async def embed(call: SimRequest) -> web.StreamResponse:
-    dimensions = fields.positive(call.body(), "dimensions", DIMENSIONS)
+async def embed(request: SimRequest) -> web.StreamResponse:
+    dimensions = fields.positive(request.body(), "dimensions", DIMENSIONS)
     return await _listed(
-        call, "embd", _inputs, lambda text, body: {"object": "embedding", "embedding": _vector(text, dimensions, body)}
+        request,
+        "embd",
+        _inputs,
+        lambda text, body: {"object": "embedding", "embedding": _vector(text, dimensions, body)},
     )
 
 
-async def pool(call: SimRequest) -> web.StreamResponse:
+async def pool(request: SimRequest) -> web.StreamResponse:
     return await _listed(
-        call, "pool", _inputs, lambda text, body: {"object": "pooling", "data": _vector(text, DIMENSIONS, body)}
+        request, "pool", _inputs, lambda text, body: {"object": "pooling", "data": _vector(text, DIMENSIONS, body)}
     )
 
 
-async def classify(call: SimRequest) -> web.StreamResponse:
-    return await _listed(call, "classify", _inputs, lambda text, body: _classes(text))
+async def classify(request: SimRequest) -> web.StreamResponse:
+    return await _listed(request, "classify", _inputs, lambda text, body: _classes(text))
 
 
-async def score(call: SimRequest) -> web.StreamResponse:
-    return await _listed(call, "score", _pairs, lambda pair, body: {"object": "score", "score": _score(pair)})
+async def score(request: SimRequest) -> web.StreamResponse:
+    return await _listed(request, "score", _pairs, lambda pair, body: {"object": "score", "score": _score(pair)})
 
 
-async def rerank(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
+async def rerank(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
     query = flatten(fields.required(body, "query"))
     documents = [flatten(item) for item in _list(body, "documents")]
     pairs = [f"{query}\n{document}".encode() for document in documents]
-    model, usage = await _computed(call, body, pairs)
+    model, usage = await _computed(request, body, pairs)
     results: list[Json] = [
         {"index": i, "document": {"text": documents[i]}, "relevance_score": _score(pair)}
         for i, pair in enumerate(pairs)
     ]
     results.sort(key=lambda result: result["relevance_score"], reverse=True)
     best = results[: fields.integer(body, "top_n", 0) or None]
-    return json_response({"id": f"rerank-{call.id}", "model": model, "usage": usage, "results": best})
+    return json_response({"id": f"rerank-{request.id}", "model": model, "usage": usage, "results": best})
 
 
 async def _listed(
-    call: SimRequest,
+    request: SimRequest,
     kind: str,
     read: Callable[[fields.Body], list[bytes]],
     render: Callable[[bytes, fields.Body], Json],
 ) -> web.StreamResponse:
     """Return a list with one object for each text of the body."""
-    body = call.body()
+    body = request.body()
     texts = read(body)
-    model, usage = await _computed(call, body, texts)
+    model, usage = await _computed(request, body, texts)
     data = [{"index": i, **render(text, body)} for i, text in enumerate(texts)]
-    head = {"id": f"{kind}-{call.id}", "object": "list", "created": int(call.service.wall()), "model": model}
+    head = {"id": f"{kind}-{request.id}", "object": "list", "created": int(request.service.wall()), "model": model}
     return json_response(head | {"data": data, "usage": usage})
 
 
-async def _computed(call: SimRequest, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
+async def _computed(request: SimRequest, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
     """Spend the engine's time for the prompts; return model and usage."""
-    model = call.resolve_model(body)
-    reading = generation(call, model, texts, SamplingParams(max_tokens=0), body)
+    model = request.resolve_model(body)
+    reading = generation(request, model, texts, SamplingParams(max_tokens=0), body)
     await reading.run()
     return model, reading.usage.as_json()
 
@@ -131,18 +134,18 @@ def _classes(text: bytes) -> Json:
     return {"label": label, "probs": probabilities, "num_classes": LABELS}
 
 
-async def tokenize(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
-    call.resolve_model(body)
+async def tokenize(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
+    request.resolve_model(body)
     prompt = chat_prompt(fields.objects(body, "messages"), body) if "messages" in body else _prompt(body, "prompt")
     tokens = token_ids(prompt)
-    length = call.config.max_model_len
+    length = request.config.max_model_len
     return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": None})
 
 
-async def detokenize(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
-    call.resolve_model(body)
+async def detokenize(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
+    request.resolve_model(body)
     text = _prompt(body, "tokens").rstrip(b"\0")
     return json_response({"prompt": text.decode(errors="replace")})
 
@@ -157,32 +160,32 @@ SAMPLES_PER_CHARACTER = 160
 Form = dict[str, bytes]
 
 
-async def transcribe(call: SimRequest) -> web.StreamResponse:
+async def transcribe(request: SimRequest) -> web.StreamResponse:
     """Return the number of bytes of audio."""
-    form = parse_form(call)
+    form = parse_form(request)
     if "file" not in form:
         raise invalid("missing", "body.file", "Field required", None)
-    call.resolve_model({"model": form["model"].decode()} if "model" in form else {})
+    request.resolve_model({"model": form["model"].decode()} if "model" in form else {})
     text = f"{len(form['file'])} bytes of audio"
     if form.get("response_format") == b"text":
         return web.Response(text=text, headers={"Server": SERVER})
     return json_response({"text": text, "usage": {"type": "duration", "seconds": 1}})
 
 
-async def speak(call: SimRequest) -> web.StreamResponse:
-    body = call.body()
+async def speak(request: SimRequest) -> web.StreamResponse:
+    body = request.body()
     text = str(fields.required(body, "input")).encode()
-    call.resolve_model(body)
+    request.resolve_model(body)
     sound = b"RIFF" + text * SAMPLES_PER_CHARACTER
     return web.Response(body=sound, content_type="audio/wav", headers={"Server": SERVER})
 
 
-def parse_form(call: SimRequest) -> Form:
+def parse_form(request: SimRequest) -> Form:
     """Return the parts of a multipart body by name."""
-    boundary = re.search(r'boundary="?([^";]+)', call.request.headers.get("Content-Type", ""))
+    boundary = re.search(r'boundary="?([^";]+)', request.web_request.headers.get("Content-Type", ""))
     if boundary is None:
         raise SimBadRequest("Missing boundary in multipart.")
-    parts = (b"\r\n" + call.raw).split(b"\r\n--" + boundary[1].encode())
+    parts = (b"\r\n" + request.raw).split(b"\r\n--" + boundary[1].encode())
     return dict(_part(part) for part in parts[1:-1])
 
 
@@ -192,11 +195,11 @@ def _part(part: bytes) -> tuple[str, bytes]:
     return (name[1].decode() if name else "", content)
 
 
-async def realtime(call: SimRequest) -> web.StreamResponse:
-    call.resolve_model(dict(call.request.query))
+async def realtime(request: SimRequest) -> web.StreamResponse:
+    request.resolve_model(dict(request.web_request.query))
     socket = web.WebSocketResponse()
-    await socket.prepare(call.request)
-    await socket.send_json({"type": "session.created", "id": f"sess-{call.id}", "model": call.record.model})
+    await socket.prepare(request.web_request)
+    await socket.send_json({"type": "session.created", "id": f"sess-{request.id}", "model": request.record.model})
     async for message in socket:
         await _echo(socket, message)
     return socket

@@ -202,21 +202,21 @@ class FakeGateway:
     patience: float = math.inf
     listeners: Listeners = NO_LISTENERS
 
-    async def serve(self, call: ClientRequest, relay: Relay) -> None:
-        self.calls.append(call)
+    async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
+        self.calls.append(client_request)
         if self.crash is not None:
             raise self.crash
-        json_body = call.body if call.body.startswith(b"{") else b"{}"
+        json_body = client_request.body if client_request.body.startswith(b"{") else b"{}"
         fields = json.loads(json_body)
         request = InferenceRequest(
-            call.id,
-            call.path,
+            client_request.id,
+            client_request.path,
             fields.get("model", "m"),
-            body=call.body,
-            headers=call.headers,
+            body=client_request.body,
+            headers=client_request.headers,
             stream=fields.get("stream", False),
-            received_at=call.received_at,
-            deadline=call.received_at + self.patience,
+            received_at=client_request.received_at,
+            deadline=client_request.received_at + self.patience,
         )
         failure: UpstreamFailed | None = None
         for number, pod in enumerate(self.pods):
@@ -256,9 +256,9 @@ class Noted(Listener):
         self.first_bytes.append(attempt)
 
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
-        self.ended.append(Ended(call.path, status, outcome, attempt))
+        self.ended.append(Ended(client_request.path, status, outcome, attempt))
 
 
 @dataclass

@@ -46,7 +46,7 @@ class FakeIndex:
 
 
 @dataclass
-class FakeCall:
+class FakeClientRequest:
     path: str = "/v1/chat/completions"
     id: str = "req-1"
     method: str = "POST"
@@ -83,7 +83,7 @@ class World:
         self.observer.first_byte(attempt)
         self.observer.attempt_ended(attempt)
         assert attempt.ending is not None
-        self.observer.request_ended(FakeCall(), attempt.status or 502, attempt.ending, attempt)
+        self.observer.request_ended(FakeClientRequest(), attempt.status or 502, attempt.ending, attempt)
 
     def decided(self, attempt: Attempt) -> None:
         """The decision took 20 microseconds."""

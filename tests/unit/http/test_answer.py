@@ -134,7 +134,7 @@ async def test_an_ended_connection_keeps_nothing_of_the_request(how: str) -> Non
 async def test_responses_on_one_connection_are_independent() -> None:
     leg = RelayedResponse()
     leg.read(SSE_HEAD + event("first") + event('"usage":{"prompt_tokens":4,"completion_tokens":2}') + END)
-    leg.response = type(leg.response)(leg.response._call, leg.attempt, leg.context, leg.connection)
+    leg.response = type(leg.response)(leg.response._client_request, leg.attempt, leg.context, leg.connection)
     leg.attempt.response_bytes = leg.attempt.chunks = 0
     leg.attempt.first_byte_at = leg.attempt.usage = leg.attempt.ending = None
     leg.connection.send(leg.response, b"POST", b"")
@@ -173,7 +173,7 @@ async def test_informational_heads_of_earlier_responses_do_not_count() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\n\r\n" * (MOST_INFORMATIONAL - 1)
     leg = RelayedResponse()
     leg.read(early + plain())
-    leg.response = type(leg.response)(leg.response._call, leg.attempt, leg.context, leg.connection)
+    leg.response = type(leg.response)(leg.response._client_request, leg.attempt, leg.context, leg.connection)
     leg.connection.send(leg.response, b"POST", b"")
     leg.read(early + plain(b"{}"))
     assert leg.client.written.endswith(b"\r\n\r\n{}")

@@ -79,27 +79,32 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
     are collected."""
     seen = Seen()
 
-    async def serve(call: HttpRequest) -> None:
-        body = call.body
+    async def serve(client_request: HttpRequest) -> None:
+        body = client_request.body
         try:
-            while call.payload is not None and (piece := await call.payload.readany()):
+            while client_request.payload is not None and (piece := await client_request.payload.readany()):
                 body += piece
         except BodyBroken:
             seen.refusals += 1
-            call.closing = True
-            connection.request_ended(call)
+            client_request.closing = True
+            connection.request_ended(client_request)
             return
         for _ in range(patience):
             await asyncio.sleep(0)
-        seen.requests.append((call.method, call.path + call.query, body))
-        call.sent_status = 200
-        connection.request_ended(call)
+        seen.requests.append((client_request.method, client_request.path + client_request.query, body))
+        client_request.sent_status = 200
+        connection.request_ended(client_request)
 
-    def unserved(call: HttpRequest, why: RequestError | Ending) -> None:
+    def unserved(client_request: HttpRequest, why: RequestError | Ending) -> None:
         seen.refusals += 1
 
     clients = Clients(
-        serve, lambda call, size: size <= collected, unserved, ListenSettings(), ManualClock(), MemoryBudget(1_000_000)
+        serve,
+        lambda client_request, size: size <= collected,
+        unserved,
+        ListenSettings(),
+        ManualClock(),
+        MemoryBudget(1_000_000),
     )
     connection, sock = clients(), Socket()
     connection.connection_made(sock)

@@ -40,11 +40,11 @@ class Continued(RelayedResponse):
 
     def __init__(self, speaks_11: bool, asks_usage: bool = False, alias: str = "m", body: bytes = BODY) -> None:
         super().__init__(speaks_11, asks_usage=asks_usage, alias=alias)
-        call = cast(Any, self.response)._call
+        client_request = cast(Any, self.response)._client_request
         self.attempt.request = changed(self.attempt.request, body=body)
         continuation = continuation_of(None, self.attempt, ["m"])
         assert continuation is not None
-        self.response = Response(call, self.attempt, self.context, self.connection)
+        self.response = Response(client_request, self.attempt, self.context, self.connection)
         self.response.continue_with(continuation)
         self.connection.send(self.response, b"POST", b"")
         self.continuation: Continuation = continuation

@@ -18,7 +18,7 @@ from proxy.telemetry.access_log import FIELDS, NO_ATTEMPT, AccessLog, Record, li
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
-from tests.helpers.telemetry.fakes import FakeCall, World
+from tests.helpers.telemetry.fakes import FakeClientRequest, World
 
 
 class Output:
@@ -50,11 +50,14 @@ def log_to(output: Output, lost: Counter | None = None, clock: ManualClock | Non
 
 
 def logged(
-    log: AccessLog, call: FakeCall | None = None, status: int = 200, outcome: Ending | Reason = Ending.COMPLETE
+    log: AccessLog,
+    client_request: FakeClientRequest | None = None,
+    status: int = 200,
+    outcome: Ending | Reason = Ending.COMPLETE,
 ) -> None:
     """A request that no pod was asked for."""
     world = World(log)
-    world.observer.request_ended(call or FakeCall(), status, outcome, None, 120)
+    world.observer.request_ended(client_request or FakeClientRequest(), status, outcome, None, 120)
     world.observer.flush()
 
 
@@ -64,7 +67,7 @@ async def test_a_request_is_one_line_with_all_fields() -> None:
     world.clock.advance(1.5)
     attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
     async with log:
-        world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt)
+        world.observer.request_ended(FakeClientRequest(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt)
         world.observer.flush()
     assert output.lines == [
         {
@@ -93,7 +96,7 @@ async def test_a_request_is_one_line_with_all_fields() -> None:
 async def test_a_refused_request_has_a_line_without_a_pod() -> None:
     output = Output()
     async with log_to(output) as log:
-        logged(log, FakeCall("/nothing"), 404, Reason.UNKNOWN_PATH)
+        logged(log, FakeClientRequest("/nothing"), 404, Reason.UNKNOWN_PATH)
     (line,) = output.lines
     assert (line["path"], line["status"], line["outcome"], line["bytes"]) == ("/nothing", 404, "unknown-path", 120)
     assert line["attempts"] == 0
@@ -102,9 +105,9 @@ async def test_a_refused_request_has_a_line_without_a_pod() -> None:
 
 async def test_prompts_and_keys_are_not_in_the_log() -> None:
     output = Output()
-    call = FakeCall(headers={"authorization": "Bearer secret"}, body=b'{"prompt": "private"}')
+    client_request = FakeClientRequest(headers={"authorization": "Bearer secret"}, body=b'{"prompt": "private"}')
     async with log_to(output) as log:
-        logged(log, call)
+        logged(log, client_request)
     assert b"secret" not in output.written[0]
     assert b"private" not in output.written[0]
 
@@ -113,8 +116,8 @@ async def test_characters_outside_unicode_do_not_stop_the_log() -> None:
     output = Output()
     async with log_to(output) as log:
         world = World(log)
-        world.observer.request_ended(FakeCall("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH)
-        world.observer.request_ended(FakeCall("/next"), 200, Ending.COMPLETE)
+        world.observer.request_ended(FakeClientRequest("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH)
+        world.observer.request_ended(FakeClientRequest("/next"), 200, Ending.COMPLETE)
         world.observer.flush()
     assert [line["path"] for line in output.lines] == ["/caf\\udce9", "/next"]
     assert b"".join(output.written).count(b"\n") == 2
@@ -125,7 +128,7 @@ async def test_lines_are_written_in_batches() -> None:
     async with log_to(output) as log:
         world = World(log)
         for _ in range(BATCH + 1):
-            world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
+            world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE)
         world.observer.flush()
     assert [batch.count(b"\n") for batch in output.written] == [BATCH, 1]
 
@@ -136,7 +139,7 @@ async def test_a_few_lines_are_written_without_a_full_batch(monkeypatch: pytest.
     async with log_to(output) as log:
         world = World(log)
         running = asyncio.get_running_loop().create_task(world.observer.run())
-        world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
+        world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE)
         assert await asyncio.to_thread(output.wrote.wait, 5)
         running.cancel()
 

@@ -302,13 +302,13 @@ async def test_a_body_that_waits_for_the_budget_is_not_read_and_its_received_par
         port.server.budget.used += 7_000_000
         client.send(post(body=b'{"x":"' + b"y" * 5_000_000 + b'"}'))
         await until(lambda: bool(port.server.budget._waiting))
-        (call,) = (one.call for one in port.server._clients.connections)
-        assert call is not None
-        assert call.payload is not None
-        came = call.payload.total_bytes
+        (client_request,) = (one.client_request for one in port.server._clients.connections)
+        assert client_request is not None
+        assert client_request.payload is not None
+        came = client_request.payload.total_bytes
         assert port.server.retained - 7_000_000 == came - UNCOUNTED
         await asyncio.sleep(0.05)
-        assert call.payload.total_bytes == came
+        assert client_request.payload.total_bytes == came
         port.server.budget.give(7_000_000)
         assert (await client.response()).startswith(b"HTTP/1.1 200")
         await until(lambda: port.server.retained == 0)

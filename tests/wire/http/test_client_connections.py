@@ -508,7 +508,7 @@ async def test_stopping_does_not_wait_for_unsent_bodies() -> None:
 
 class Broken(Listener):
     def request_ended(
-        self, call: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         raise ZeroDivisionError
 

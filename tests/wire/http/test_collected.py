@@ -47,8 +47,10 @@ class Collecting:
     body: bytes | None = None
     error: BaseException | None = None
 
-    async def serve(self, call: ClientRequest, relay: Relay) -> None:
-        request = InferenceRequest(call.id, call.path, "m", body=b'{"max_tokens":1}', headers=call.headers)
+    async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
+        request = InferenceRequest(
+            client_request.id, client_request.path, "m", body=b'{"max_tokens":1}', headers=client_request.headers
+        )
         self.attempt = attempt = self._attempt(request, self.first)
         attempt.upstream_headers += self.headers
         try:
@@ -278,9 +280,16 @@ async def test_a_passed_on_error_reaches_the_client_unchanged(body: bytes, kind:
     fault = plain(body).replace(b"200 OK", b"400 Bad Request")
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
 
-        async def serve(call: ClientRequest, relay: Relay) -> None:
+        async def serve(client_request: ClientRequest, relay: Relay) -> None:
             attempt = gateway._attempt(
-                InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers), pod.endpoint
+                InferenceRequest(
+                    client_request.id,
+                    client_request.path,
+                    "m",
+                    body=client_request.body,
+                    headers=client_request.headers,
+                ),
+                pod.endpoint,
             )
             attempt.response_headers.append(("x-kvlane-endpoint", "a"))
             relay.pass_on(attempt, await relay.collect(attempt, 5.0))

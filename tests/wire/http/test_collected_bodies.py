@@ -51,7 +51,7 @@ async def test_a_request_starts_with_its_whole_body_and_its_time_counts_from_its
             client.send(body[-1:])
             assert (await client.response()).partition(b"\r\n\r\n")[2] == body
             await until(lambda: port.server.retained == 0)
-        assert [call.body for call in port.gateway.calls] == [body, body]
+        assert [client_request.body for client_request in port.gateway.calls] == [body, body]
 
 
 async def test_the_time_of_receipt_is_that_of_the_head() -> None:

@@ -77,8 +77,14 @@ async def test_a_request_whose_attempt_waits_for_its_connection_is_refused_when_
         full = Endpoint("full", f"http://{host}:{number}")
         async with rig(full) as port, port.client() as client:
 
-            async def serve(call: ClientRequest, relay: Relay) -> None:
-                request = InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers)
+            async def serve(client_request: ClientRequest, relay: Relay) -> None:
+                request = InferenceRequest(
+                    client_request.id,
+                    client_request.path,
+                    "m",
+                    body=client_request.body,
+                    headers=client_request.headers,
+                )
                 attempt = Attempt(request, Decision(full), full, 0, SystemClock().now())
                 port.gateway.attempts.append(attempt)
                 race = relay.race(lambda attempt: None)

@@ -200,15 +200,17 @@ async def test_a_large_body_in_many_small_reads_uses_little_more_than_its_bytes(
         return next(pieces, b"")
 
     payload = SimpleNamespace(readany=readany, is_eof=lambda: True)
-    call = SimpleNamespace(body=b"", payload=payload, retained=0, content_length=size, headers={}, speaks_11=True)
+    client_request = SimpleNamespace(
+        body=b"", payload=payload, retained=0, content_length=size, headers={}, speaks_11=True
+    )
     bodies = BodyReader(ListenSettings(), Sweep(SystemClock(), 1.0))
     tracemalloc.start()
     try:
-        await bodies.read(cast(Any, call))
+        await bodies.read(cast(Any, client_request))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(call.body) == size
+    assert len(client_request.body) == size
     assert peak < 6 * size
 
 
