@@ -78,6 +78,7 @@ class Pipeline:
         if self._begun:
             events.append(bytes(self._begun))
             self._begun.clear()
+            self._has_sent_part = True
         return self._framed(_at_end(self._transforms, events)) + (LAST_CHUNK if self._chunked else b"")
 
     def end_with(self, event: bytes, tail: bytes) -> bytes | None:

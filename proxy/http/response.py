@@ -444,7 +444,7 @@ class Response:
 
     def _is_truncated(self) -> bool:
         meter = self._connection.meter
-        if meter.pieces and meter.pieces[-1].find(DONE) >= 0:
+        if meter.pieces and ((last := meter.pieces[-1]).startswith(DONE) or last.find(b"\n" + DONE) >= 0):
             return False
         return is_truncated(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 

@@ -50,7 +50,7 @@ USAGE_WITHIN = 2 * 1024
 """Bytes at the end of a stream of these APIs in which usage is searched. Searching the whole stream costs 15,000
 instructions."""
 
-DONE = b"[DONE]"
+DONE = b"data: [DONE]"
 
 _TERMINAL = rb"message_stop|response\.(?:completed|incomplete|failed|cancelled)"
 """The last events of /v1/messages and /v1/responses."""
@@ -64,7 +64,7 @@ _ENDS_WHOLE = re.compile(
 
 class _Marks(NamedTuple):
     """Patterns that find an event by its data and by its name. Generated text contains neither: its quotes and line
-    ends are escaped."""
+    ends are escaped. Tokens of log probabilities are JSON texts, or keys of numbers."""
 
     data: re.Pattern[bytes]
     name: re.Pattern[bytes]
@@ -80,18 +80,19 @@ NOTHING = rb"(?!)"
 def _marks(names: bytes, data: bytes = b"") -> _Marks:
     """Return two patterns: a single one has no literal to search for and takes 160 us for 8 KB instead of 10."""
     name = rb"event:(?<![^\r\n]event:)[ \t]*(?:" + names + rb")[ \t]*(?=[\r\n]|\Z)"
-    return _Marks(re.compile(data or rb'"(?:' + names + rb')"'), re.compile(name))
+    return _Marks(re.compile(rb'"type"\s*:\s*"(?:' + names + rb')"' + data), re.compile(name))
 
 
+_ERROR = rb'|"error"\s*:\s*[{"]'
 _CHOICES = (
-    _marks(NOTHING, rb'"finish_reason"\s*:\s*null'),
-    _marks(b"error", rb'\[DONE\]|"finish_reason"\s*:\s*"|"error"'),
+    _marks(NOTHING, rb'|"finish_reason"\s*:\s*null'),
+    _marks(b"error", rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"' + _ERROR),
 )
 _UNFINISHED = {
     "/v1/chat/completions": _CHOICES,
     "/v1/completions": _CHOICES,
-    "/v1/messages": (_marks(b"message_start|content_block_delta"), _marks(b"message_stop|error")),
-    "/v1/responses": (_marks(rb"response\.(?:created|[a-z_]+\.delta)"), _marks(_TERMINAL + b"|error")),
+    "/v1/messages": (_marks(b"message_start|content_block_delta"), _marks(b"message_stop|error", _ERROR)),
+    "/v1/responses": (_marks(rb"response\.(?:created|[a-z_]+\.delta)"), _marks(_TERMINAL + b"|error", _ERROR)),
 }
 """Events that others follow, and last events, by path."""
 

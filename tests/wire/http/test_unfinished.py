@@ -52,6 +52,21 @@ def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bo
     assert nothing == b""
 
 
+def test_an_unfinished_stream_whose_text_looks_like_its_end_ends_with_an_error() -> None:
+    text = TOKEN.replace(b"Hi", b"[DONE]")
+    relayed, seen = played(lambda: RelayedResponse(True), SSE_HEAD + chunk(TOKEN), chunk(text) + END)
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
+    assert b'data: {"error"' in seen.body
+
+
+@pytest.mark.parametrize("asks_usage", [False, True])
+@pytest.mark.parametrize("alias", ["m", "alias"])
+def test_the_error_is_an_event_of_its_own_after_an_unfinished_event(asks_usage: bool, alias: str) -> None:
+    pieces = SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), chunk(b'data: {"id":') + END
+    _, seen = played(lambda: RelayedResponse(True, asks_usage=asks_usage, alias=alias), *pieces)
+    assert seen.body.split(b"\n\n")[-2].startswith(b'data: {"error"')
+
+
 def test_an_unfinished_stream_without_framing_ends_with_an_error() -> None:
     relayed, seen = played(lambda: RelayedResponse(True), UNSIZED + TOKEN, TOKEN, closes=True)
     assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
@@ -102,6 +117,11 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed_item\n\n", True),
         ("/v1/responses", b'event: response.created\ndata: {"x":"event: response.completed"}\n\n', True),
         (CHAT, TOKEN + b"event: error\ndata: {}\n\n", False),
+        (CHAT, TOKEN + TOKEN.replace(b"Hi", b"data: [DONE]"), True),
+        (CHAT, TOKEN.replace(b'"delta"', b'"logprobs":{"content":[{"token":"error","logprob":-1}]},"delta"'), True),
+        ("/v1/completions", TOKEN.replace(b'"delta"', b'"logprobs":{"top_logprobs":[{"error":-1}]},"delta"'), True),
+        ("/v1/responses", b'data: {"type":"response.output_text.delta","logprobs":[{"token":"error"}]}\n\n', True),
+        ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"error":{"message":"no"}}\n\n', False),
         (CHAT, b"", False),
     ],
 )
