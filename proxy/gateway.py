@@ -302,6 +302,8 @@ def ended(attempt: Attempt, error: BaseException | None) -> None:
         attempt.ending = Ending.CLIENT_GONE if isinstance(error, asyncio.CancelledError) else Ending.UPSTREAM_FAILED
     if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
         called = listeners.attempt_failed + called
+        if isinstance(error, UpstreamFailed):
+            attempt.error = str(error)
     if attempt.response_id:
         called = listeners.response_stored + called
     for listener in called:

@@ -57,6 +57,9 @@ class Attempt:
     `response_bytes`, `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
     `response_headers`."""
 
+    error: str = ""
+    """Why the attempt failed, for the access log. On the class, because only failed attempts have one."""
+
     def __init__(
         self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float
     ) -> None:

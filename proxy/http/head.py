@@ -114,7 +114,7 @@ def read_response_head(head: bytes) -> ResponseHead:
         return BLANK
     version, _, status = status_line.partition(b" ")
     if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
-        raise InvalidResponse(f"answered with {status_line[:20]!r}")
+        raise InvalidResponse(f"it responded with {status_line[:20]!r}")
     kept: list[bytes] = []
     has_length = chunked = events = compressed = False
     listed: frozenset[bytes] = frozenset()

@@ -154,7 +154,7 @@ class Response:
             return
         if head.status == 101:
             if not (client_request.wants_websocket and head.upgrade):
-                raise InvalidResponse("switched protocols unasked")
+                raise InvalidResponse("it switched protocols without a request")
             self._framing_lines = b"connection: Upgrade\r\nupgrade: %b\r\n" % head.upgrade
             client_request.closing = False
         elif not head.sized and client_request.method != "HEAD" and head.status not in BODYLESS:
@@ -268,6 +268,7 @@ class Response:
     def failed(self, error: KvlaneError) -> None:
         if self._attempt.ending is not None:
             return
+        self._attempt.error = str(error)
         ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
         if self._continuation is not None and self._is_left_open(self._continuation, error, ending):
             return

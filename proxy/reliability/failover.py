@@ -31,6 +31,7 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.listener import Listener
+from proxy.core.log_limit import LogLimit
 from proxy.core.ports import IDENTITY, Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -273,6 +274,7 @@ class Failover:
         self._continued = continued
         self.poison = poison or Poison(clock, alive, Tasks())
         self._settings = settings
+        self._log_limit = LogLimit(clock.now)
         self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
     def retries_instead(self, attempt: Attempt, status: int) -> bool:
@@ -295,6 +297,9 @@ class Failover:
             return self._passed_over(attempt, error)
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
+        if self._log_limit.allows(type(error)):
+            message = "request %s: attempt %d failed on pod %s: %s"
+            log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
         state = attempt.retries or RetryState()
         state.tried.append(attempt.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= attempt.request.deadline:

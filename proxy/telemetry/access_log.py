@@ -20,9 +20,9 @@ request. A decision: (pod, its duration). A first byte: (HTTP status, time of th
 stream). An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response). A
 response: (stream, usage, chunks, time of the first byte, time of the last byte). A request: (client request, end time,
 HTTP status, outcome, bytes of kvlane's own response, last attempt). A client request: (id, method, path, arrival time,
-identity). The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number)."""
+identity). The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
 
-NO_ATTEMPT: Record = (None, None, None, None, 0, -1)
+NO_ATTEMPT: Record = (None, None, None, None, 0, -1, "")
 """The attempt of a request that no pod received."""
 
 FIELDS = (
@@ -34,6 +34,7 @@ FIELDS = (
     "endpoint",
     "status",
     "outcome",
+    "error",
     "ttft",
     "duration",
     "prompt_tokens",
@@ -74,10 +75,10 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
     for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:
-        model, endpoint, begun_at, usage, relayed, attempt = last
+        model, endpoint, begun_at, usage, relayed, attempt, error = last
         prompt, completion, cached = usage or _UNCOUNTED
         shape = (begun_at is not None, prompt is not None, cached is not None)
-        kind = (method, path, model, endpoint, status, outcome._value_, who, shape)
+        kind = (method, path, model, endpoint, status, outcome._value_, error, who, shape)
         line = kinds.get(kind) or kinds.setdefault(kind, _template(*kind))
         at = ended_at + epoch
         if at // 1.0 != second:
@@ -105,13 +106,15 @@ def _template(
     endpoint: str | None,
     status: int,
     outcome: str,
+    error: str,
     who: Identity | None,
     shape: tuple[bool, bool, bool],
 ) -> dict[str, Any]:
     """Return a template for a line of this kind: its fields, in order. The values that all such lines share are encoded
     already, as the value of the first such field."""
     pod = {} if endpoint is None else {"model": model, "endpoint": endpoint}
-    common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome})
+    failure = {"error": error} if error else {}
+    common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome, **failure})
     line: dict[str, Any] = {
         "time": "",
         "request_id": "",

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.attempt import COMPLETE, Attempt, Ending, Usage
 from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
@@ -307,7 +307,8 @@ class Observer(Listener):
         last = NO_ATTEMPT
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
-            last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number)
+            error = "" if outcome is COMPLETE else attempt.error
+            last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number, error)
         called = (
             client_request.id,
             client_request.method,

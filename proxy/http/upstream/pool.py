@@ -353,7 +353,7 @@ class Collected:
 
     def start(self, head: ResponseHead) -> None:
         if head.status == 101:
-            raise InvalidResponse("switched protocols unasked")
+            raise InvalidResponse("it switched protocols without a request")
         self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
 
     def received(self, raw: bytes) -> None:

@@ -93,6 +93,18 @@ async def test_the_next_in_rank_is_tried_and_no_pod_twice_while_others_are_left(
     assert await World("abcd", attempts=9).journey(*[GARBLED] * 5) == "abcdab"
 
 
+async def test_failed_attempts_are_logged_with_their_error_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("abcd", attempts=9)
+    await world.journey(GARBLED, GARBLED, Declined(503))
+    world.clock.advance(61.0)
+    await world.journey(GARBLED)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"request r: attempt 1 failed on pod a: {GARBLED}",
+        f"request r: attempt 3 failed on pod c: {Declined(503)}",
+        f"request r: attempt 1 failed on pod a: {GARBLED}",
+    ]
+
+
 async def test_new_pods_are_tried_before_a_second_try() -> None:
     world = World("ab", attempts=9)
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]

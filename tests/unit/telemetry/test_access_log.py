@@ -90,7 +90,7 @@ async def test_a_request_is_one_line_with_all_fields() -> None:
             "tenant": "acme",
         }
     ]
-    assert tuple(output.lines[0]) == FIELDS
+    assert tuple(output.lines[0]) == tuple(name for name in FIELDS if name != "error")
 
 
 async def test_a_refused_request_has_a_line_without_a_pod() -> None:
@@ -101,6 +101,18 @@ async def test_a_refused_request_has_a_line_without_a_pod() -> None:
     assert (line["path"], line["status"], line["outcome"], line["bytes"]) == ("/nothing", 404, "unknown-path", 120)
     assert line["attempts"] == 0
     assert not {"model", "endpoint", "ttft", "prompt_tokens"} & line.keys()
+
+
+async def test_the_line_of_a_failed_request_has_the_error_of_its_last_attempt() -> None:
+    output = Output()
+    world = World(log := log_to(output))
+    attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
+    attempt.error = "it responded with 503 busy"
+    async with log:
+        for status, outcome in ((502, Reason.UPSTREAM_FAILED), (200, Ending.COMPLETE)):
+            world.observer.request_ended(FakeClientRequest(), status, outcome, attempt)
+        world.observer.flush()
+    assert [line.get("error") for line in output.lines] == ["it responded with 503 busy", None]
 
 
 async def test_prompts_and_keys_are_not_in_the_log() -> None:
@@ -195,6 +207,7 @@ ATTEMPTS = st.tuples(
     st.none() | st.builds(Usage, TOKENS, TOKENS, st.none() | TOKENS),
     TOKENS,
     st.integers(0, 9),
+    TEXT,
 )
 RECORDS = st.tuples(
     st.tuples(TEXT, TEXT, TEXT, SECONDS, st.none() | st.builds(Identity, TEXT, TEXT)),
@@ -217,7 +230,7 @@ def test_a_batch_equals_its_single_lines(records: list[Record], epoch: float) ->
 
 def plain_line(record: Record, epoch: float) -> bytes:
     (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, attempt_of = record
-    model, endpoint, first, usage, received, attempt = attempt_of
+    model, endpoint, first, usage, received, attempt, error = attempt_of
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(ended_at + epoch, UTC),
         "request_id": request_id,
@@ -227,6 +240,7 @@ def plain_line(record: Record, epoch: float) -> bytes:
         "endpoint": endpoint,
         "status": status,
         "outcome": outcome.value,
+        "error": error or None,
         "ttft": None if first is None else round((first - received_at) * 1e6) / 1e6,
         "duration": round((ended_at - received_at) * 1e6) / 1e6,
         "prompt_tokens": usage and usage.prompt_tokens,

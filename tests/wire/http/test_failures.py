@@ -143,6 +143,7 @@ async def test_without_a_response_of_any_pod_the_error_has_the_shape_of_the_api(
     assert seen.json()["type"] == "error"
     assert seen.all("x-kvlane-reason") == ["upstream-failed"]
     assert (ended.status, ended.outcome) == (502, Reason.UPSTREAM_FAILED)
+    assert "closed by the pod" in port.attempt.error
 
 
 async def test_a_truncated_response_with_a_length_ends_early() -> None:
@@ -150,6 +151,7 @@ async def test_a_truncated_response_with_a_length_ends_early() -> None:
     async with Pod(breaking_off(cut)) as pod, rig(pod, pod) as port:
         seen = await port.ask(post(close=False))
         assert port.attempt.ending is Ending.UPSTREAM_FAILED
+        assert "closed by the pod" in port.attempt.error
         assert len(port.gateway.attempts) == 1
     assert seen.ending in ("cut", "reset")
 
