@@ -27,15 +27,15 @@ from proxy.extproc.messages import (
     with_fields,
 )
 from proxy.extproc.request import Addresses, GatewayRequest, attributes_of, fields_of, metadata_of
-from proxy.http.framing import Framing
+from proxy.http.framing import Framing, UntilClose
 from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.request import HttpRequest
-from proxy.http.response import RelayContext
+from proxy.http.response import LOST, RelayContext
 from proxy.http.upstream.connection import ResponseMeter
 from proxy.http.upstream.pool import PodAddress
-from proxy.openai.errors import LONGEST, says_that_model_is_missing
+from proxy.openai.errors import LONGEST, says_that_model_is_missing, stream_error
 from proxy.reliability.failover import NOT_FOUND, sees_some_models
 
 
@@ -162,7 +162,7 @@ class EnvoyRelay(Relay):
         attempt.status = _status(fields.get(":status", "200"))
         hides_models = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
         coded = fields.get("content-encoding", "identity") != "identity"
-        body_out = ResponseBody(attempt, fields.get("content-type", ""), coded)
+        body_out = ResponseBody(attempt, fields.get("content-type", ""), coded, "content-length" in fields)
         try:
             kind, message = "response_body", head
             if not head.HasField("response_headers"):
@@ -216,6 +216,8 @@ class EnvoyRelay(Relay):
         out = body_out.feed(piece.body, last)
         if last:
             self._finish(attempt)
+            if body_out.is_truncated:
+                attempt.ending = Ending.UPSTREAM_FAILED
         if kind == "response_body":
             for reply in pieces_of(mode, out, last, piece.body):
                 await stream.write(reply)
@@ -269,8 +271,11 @@ MOST_PIECES = 64
 class ResponseBody:
     """The body of a response on its way to the client. `changes`: its length may differ from the declared one."""
 
-    def __init__(self, attempt: Attempt, content_type: str, coded: bool) -> None:
-        """`coded`: the body is compressed and passes unchanged."""
+    is_truncated = False
+    """Whether it is an event stream that ended incomplete, and so with an error event."""
+
+    def __init__(self, attempt: Attempt, content_type: str, coded: bool, sized: bool) -> None:
+        """`coded`: the body is compressed and passes unchanged; `sized`: its length is declared."""
         events = content_type.startswith("text/event-stream") and not coded
         changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
@@ -281,6 +286,7 @@ class ResponseBody:
         elif changed and "json" in content_type:
             self._framing = WholeBody(transforms_of(attempt, whole=True))
         self.changes = self._framing is not None
+        self._can_end_with_error = events and not sized
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Return the bytes for the client after the next piece."""
@@ -288,6 +294,10 @@ class ResponseBody:
         if body:
             meter.pieces.append(body)
         out = self._shown(body, last)
+        if last and self._can_end_with_error and meter.is_truncated(self._attempt):
+            self.is_truncated = True
+            event = stream_error(self._attempt.request.path, LOST)
+            out += (self._framing or UntilClose()).end_with(event, meter.tail + b"".join(meter.pieces)) or b""
         if last:
             meter.finish(self._attempt)
         elif len(meter.pieces) > MOST_PIECES:

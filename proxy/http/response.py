@@ -37,7 +37,7 @@ from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import MOST_PASSED, PodConnection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
-from proxy.openai.events import DONE, ends_whole, is_truncated, usage_from
+from proxy.openai.events import ends_whole, usage_from
 from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Response:
             meter.take()
             self.failed(aborted())
             return
-        if self._events and self._is_truncated():
+        if self._events and self._connection.meter.is_truncated(self._attempt):
             self._end_truncated(head, raw, exact)
             return
         if head is not None and head.simple and exact:
@@ -442,12 +442,6 @@ class Response:
         else:
             self._connection.abort()
             self.failed(error)
-
-    def _is_truncated(self) -> bool:
-        meter = self._connection.meter
-        if meter.pieces and ((last := meter.pieces[-1]).startswith(DONE) or last.find(b"\n" + DONE) >= 0):
-            return False
-        return is_truncated(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 
     def _end_truncated(self, head: ResponseHead | None, raw: bytes, exact: bool) -> None:
         """Handle a response that ended in valid HTTP but incomplete, as if the pod had broken off. The remaining bytes

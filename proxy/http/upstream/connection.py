@@ -15,7 +15,7 @@ from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.guards import guarded
 from proxy.http.head import REMEMBERED, ResponseHead, read_response_head
-from proxy.openai.events import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
+from proxy.openai.events import DONE, USAGE_LAST, USAGE_WITHIN, is_truncated, response_id_from, usage_from
 
 TAIL = 8 * 1024
 """Bytes at the end of a body that are kept, because they contain the usage."""
@@ -72,6 +72,13 @@ class ResponseMeter:
         if path.startswith("/v1/responses"):
             attempt.response_id = response_id_from(body)
         self.pieces.clear()
+
+    def is_truncated(self, attempt: Attempt) -> bool:
+        """Return whether the body is an event stream that ended in order but incomplete."""
+        last = self.pieces[-1] if self.pieces else b""
+        if last.startswith(DONE) or last.find(b"\n" + DONE) >= 0:
+            return False
+        return is_truncated(attempt.request.path, self.tail + b"".join(self.pieces))
 
     def take(self) -> bytes:
         """Return the whole body and prepare for the next response, without measuring it."""

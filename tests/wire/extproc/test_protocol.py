@@ -186,6 +186,36 @@ async def test_trailers_are_replied_to_after_the_body() -> None:
         assert kinds == ["response_headers", "response_body", "response_trailers"]
 
 
+TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, STREAMED, BUFFERED])
+@pytest.mark.parametrize("alias", ["sim", "nice"])
+@pytest.mark.parametrize("rest", [b"", b'data: {"id":'])
+async def test_a_stream_that_its_pod_ends_incomplete_ends_with_an_error(mode: int, alias: str, rest: bytes) -> None:
+    async with gateway({"models": {"aliases": {"nice": "sim"}}}) as (s, channel):
+        one = talk(channel)
+        await one.say(
+            request_headers={"headers": headers(HEAD)},
+            protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": mode},
+        )
+        asks = orjson.dumps({**orjson.loads(BODY), "model": alias, "stream": True})
+        await one.say(request_body={"body": asks, "end_of_stream": True})
+        assert [(await one.hear()).WhichOneof("kind") for _ in range(2)] == ["request_headers", "request_body"]
+        await one.say(response_headers={"headers": headers({":status": "200", "content-type": "text/event-stream"})})
+        assert (await one.hear()).WhichOneof("kind") == "response_headers"
+        await one.say(response_body={"body": TOKEN + rest, "end_of_stream": True})
+        change = (await one.hear()).response_body.response.body_mutation
+        passed = change.streamed_response.body if mode == FULL_DUPLEX_STREAMED else change.body
+        assert passed.startswith(TOKEN)
+        assert passed.split(b"\n\n")[-2].startswith(b'data: {"error"')
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
+        s.app.observer.flush()
+        series = 'kvlane_attempts_total{{ending="upstream-failed",endpoint="pod-{}"}}'
+        assert 1.0 in [await s.sample(series.format(pod)) for pod in range(2)]
+
+
 @pytest.mark.parametrize("length", ["5, 5", "-9", "x", "9" * 5000])
 async def test_an_invalid_length_is_refused(length: str) -> None:
     async with gateway() as (_, channel):
