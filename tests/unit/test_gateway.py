@@ -69,11 +69,11 @@ class ScriptedRelay:
     """Does with each attempt what its script says; the last one applies to all later ones."""
 
     scripts: Sequence[Script]
-    legs: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
     async def relay(self, attempt: Attempt) -> None:
-        script = self.scripts[min(len(self.legs), len(self.scripts) - 1)]
-        self.legs.append(attempt)
+        script = self.scripts[min(len(self.attempts), len(self.scripts) - 1)]
+        self.attempts.append(attempt)
         await script(attempt)
 
     def race(self, begins: Callable[[Attempt], None]) -> None:
@@ -213,7 +213,7 @@ class World:
     async def serve(self, *scripts: Script, client_request: FakeClientRequest | None = None) -> list[Attempt]:
         relay = ScriptedRelay(scripts)
         await self.gateway.serve(client_request or FakeClientRequest(), relay)
-        return relay.legs
+        return relay.attempts
 
     async def removed_meanwhile(self, attempt: Attempt) -> None:
         """A script: a stored response, of a pod that is removed while it responds."""
@@ -253,8 +253,8 @@ class World:
 
 async def test_a_successful_response_leaves_its_blocks_and_nothing_else() -> None:
     world = World()
-    (leg,) = await world.serve(good)
-    assert leg.succeeded
+    (attempt,) = await world.serve(good)
+    assert attempt.succeeded
     assert world.pairs() > 0
     world.assert_that_nothing_is_left()
 
@@ -278,8 +278,8 @@ class Faulty(Listener):
 async def test_failing_listeners_cost_no_request_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World(first=Faulty())
     for _ in range(2):
-        (leg,) = await world.serve(good)
-        assert leg.succeeded
+        (attempt,) = await world.serve(good)
+        assert attempt.succeeded
     failures = [record.getMessage() for record in caplog.records if record.exc_info]
     assert [failure.split(" failed ")[0] for failure in failures] == [
         "listener Faulty.decided",
@@ -294,7 +294,7 @@ async def test_a_failing_listener_at_a_refusal_does_not_change_its_error(caplog:
     relay = ScriptedRelay([good])
     with pytest.raises(NoEndpoints):
         await world.gateway.serve(FakeClientRequest(), relay)
-    assert relay.legs == []
+    assert relay.attempts == []
     (failure,) = [record.getMessage() for record in caplog.records if record.exc_info]
     assert failure.startswith("listener Faulty.refused failed ")
     world.assert_that_nothing_is_left()
@@ -305,8 +305,8 @@ async def test_unreachable_pods_are_all_tried_before_any_is_tried_again() -> Non
     relay = ScriptedRelay([refused])
     with pytest.raises(BadGateway, match="tried 7"):
         await world.gateway.serve(FakeClientRequest(), relay)
-    assert [leg.number for leg in relay.legs] == list(range(7))
-    assert {leg.endpoint.name for leg in relay.legs[:5]} == set("abcde")
+    assert [attempt.number for attempt in relay.attempts] == list(range(7))
+    assert {attempt.endpoint.name for attempt in relay.attempts[:5]} == set("abcde")
     assert world.pairs() == 0
     world.assert_that_nothing_is_left()
 
@@ -350,11 +350,11 @@ async def test_nothing_is_kept_of_a_pod_removed_during_an_attempt(ends: Script) 
     relay.scripts = [leaves]
     with contextlib.suppress(RuntimeError):
         await world.gateway.serve(FakeClientRequest(), relay)
-    (leg,) = relay.legs
-    assert leg.endpoint.state is EndpointState.GONE
+    (dispatched,) = relay.attempts
+    assert dispatched.endpoint.state is EndpointState.GONE
     assert world.pairs() == 0
-    assert [one for one in world.remembering() if one is leg.endpoint] == []
-    assert not leg.endpoint.is_watched
+    assert [one for one in world.remembering() if one is dispatched.endpoint] == []
+    assert not dispatched.endpoint.is_watched
     world.assert_that_nothing_is_left()
 
 
@@ -394,8 +394,8 @@ async def test_a_pod_removed_while_producers_wait_is_not_chosen(leaves: str) -> 
     serving = asyncio.ensure_future(world.serve(good))
     await asyncio.sleep(0)
     world.fleet.remove(leaves)
-    (leg,) = await serving
-    assert leg.endpoint.name != leaves
+    (attempt,) = await serving
+    assert attempt.endpoint.name != leaves
 
 
 async def test_a_request_without_pods_after_the_producers_is_refused() -> None:
@@ -411,8 +411,8 @@ async def test_a_request_without_pods_after_the_producers_is_refused() -> None:
 @pytest.mark.parametrize("extra", ["bad-hooks", "bad-producer", "bad-scorer", "hung-producer"])
 async def test_a_plugin_that_fails_outside_the_decision_does_not_cost_the_request(extra: str) -> None:
     world = World(extra)
-    (leg,) = await world.serve(good)
-    assert leg.succeeded
+    (attempt,) = await world.serve(good)
+    assert attempt.succeeded
     world.assert_that_nothing_is_left()
 
 
@@ -422,8 +422,8 @@ async def test_a_failing_filter_or_handler_costs_no_request_and_one_log_line(
 ) -> None:
     world = World(extra)
     for _ in range(3):
-        (leg,) = await world.serve(good)
-        assert leg.succeeded
+        (attempt,) = await world.serve(good)
+        assert attempt.succeeded
     assert [extra in record.getMessage() for record in caplog.records] == [True]
     world.assert_that_nothing_is_left()
 
@@ -445,11 +445,11 @@ async def test_a_request_about_a_stored_response_goes_to_its_pod_at_once() -> No
 
     (first,) = await world.serve(stored)
     for _ in world.fleet.endpoints:
-        (leg,) = await world.serve(
+        (dispatched,) = await world.serve(
             good, client_request=FakeClientRequest(path="/v1/responses/resp_1", method="GET", body=b"")
         )
-        assert leg.endpoint is first.endpoint
-        assert not leg.request.state  # No producer was asked.
+        assert dispatched.endpoint is first.endpoint
+        assert not dispatched.request.state  # No producer was asked.
 
 
 async def test_a_response_of_a_removed_pod_is_not_requested() -> None:

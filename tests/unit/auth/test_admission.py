@@ -53,6 +53,6 @@ def test_usage_is_requested_for_keys_with_token_limits() -> None:
 
 
 def test_requests_without_a_key_pass_if_none_is_configured() -> None:
-    asked = request()
-    assert Admission(counts_tokens=lambda identity: True).resolve(asked, None) is asked
-    assert Admission(Renaming(), lambda identity: True).resolve(asked, None).model == "other"
+    incoming = request()
+    assert Admission(counts_tokens=lambda identity: True).resolve(incoming, None) is incoming
+    assert Admission(Renaming(), lambda identity: True).resolve(incoming, None).model == "other"

@@ -30,15 +30,15 @@ async def nowhere(url: str) -> tuple[int, bytes]:
     raise AssertionError("no authentication is needed")
 
 
-def door(environ: dict[str, str] | None = None, **access: Any) -> Authenticator:
+def new_authenticator(environ: dict[str, str] | None = None, **access: Any) -> Authenticator:
     made = authenticator_of(load(AuthSettings, access), ManualClock(), environ or {}, nowhere, State().draft())
     assert made is not None
     return made
 
 
-def opens(door: Authenticator, key: str) -> bool:
+def opens(authenticator: Authenticator, key: str) -> bool:
     try:
-        return door.find({"x-api-key": key}) is not None
+        return authenticator.find({"x-api-key": key}) is not None
     except Unauthorized:
         return False
 
@@ -57,11 +57,11 @@ def test_without_keys_there_is_no_authentication() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer a.b.c"}])
 async def test_an_unknown_key_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):
-        await door(apiKeys=[{"name": "a", "key": "k"}]).authenticate(headers)
+        await new_authenticator(apiKeys=[{"name": "a", "key": "k"}]).authenticate(headers)
 
 
 async def test_a_key_has_its_scopes_only() -> None:
-    keys = door(apiKeys=[{"name": "ops", "key": "k", "scopes": ["admin"]}])
+    keys = new_authenticator(apiKeys=[{"name": "ops", "key": "k", "scopes": ["admin"]}])
     assert (await keys.authenticate({"api-key": "k"}, "admin")).name == "ops"
     with pytest.raises(Forbidden):
         await keys.authenticate({"api-key": "k"})
@@ -71,17 +71,17 @@ def test_tokens_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
     monkeypatch.delitem(sys.modules, "proxy.auth.jwt_tokens", raising=False)
     with pytest.raises(ConfigError, match=r"security.jwt: needs the extra: pip install 'kvlane\[jwt\]'"):
-        door(jwt={"jwks": "keys.json", "issuer": "i", "audience": ["a"]})
+        new_authenticator(jwt={"jwks": "keys.json", "issuer": "i", "audience": ["a"]})
 
 
 def test_an_empty_list_refuses_all(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
-    assert not opens(door(apiKeysFile=str(tmp_path / "keys.yaml")), "k")
+    assert not opens(new_authenticator(apiKeysFile=str(tmp_path / "keys.yaml")), "k")
 
 
 def test_a_file_resolves_keys_from_the_environment(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("- {name: a, key: '${A_KEY}'}")
-    assert opens(door({"A_KEY": "k"}, apiKeysFile=str(tmp_path / "keys.yaml")), "k")
+    assert opens(new_authenticator({"A_KEY": "k"}, apiKeysFile=str(tmp_path / "keys.yaml")), "k")
 
 
 @pytest.mark.parametrize(
@@ -96,24 +96,24 @@ def test_a_file_resolves_keys_from_the_environment(tmp_path: Path) -> None:
         ("- {name: fixed, key: k}", "two are named 'fixed'"),
         ("- {name: a, key: fixed}", "'fixed' and 'a' are the same key"),
         ("- {name: a, key: k, limits: large}", "the limits 'large'"),
-        ("- {name: a, key: '${NOBODY}'}", "NOBODY is not set"),
+        ("- {name: a, key: '${MISSING}'}", "MISSING is not set"),
     ],
 )
 def test_a_faulty_file_prevents_the_start(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "keys.yaml").write_text(text)
     with pytest.raises(ConfigError, match=fault):
-        door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(tmp_path / "keys.yaml"))
+        new_authenticator(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(tmp_path / "keys.yaml"))
 
 
 def test_a_missing_file_prevents_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        door(apiKeysFile=str(tmp_path / "keys.yaml"))
+        new_authenticator(apiKeysFile=str(tmp_path / "keys.yaml"))
 
 
 async def test_a_changed_file_changes_the_accepted_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("- {name: a, key: old}")
-    async with door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
+    async with new_authenticator(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
         assert opens(keys, "old")
         write(file, "- {name: a, key: new, limits: {requestsPerMinute: 5}}")
         await until(lambda: opens(keys, "new"))
@@ -130,7 +130,7 @@ async def test_a_file_that_becomes_faulty_changes_nothing_and_is_logged_once(
 ) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("- {name: a, key: old, limits: {requestsPerMinute: 5}}")
-    async with door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
+    async with new_authenticator(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
         with caplog.at_level(logging.ERROR):
             write(file, broken)
             await until(lambda: bool(caplog.records))
@@ -146,7 +146,7 @@ async def test_a_file_that_becomes_faulty_changes_nothing_and_is_logged_once(
 
 
 def test_tenants_have_named_limits_or_their_own() -> None:
-    keys = door(
+    keys = new_authenticator(
         apiKeys=[{"name": "a", "key": "k"}],
         limits={"small": {"requestsPerMinute": 1}},
         tenants={"acme": {"limits": "small"}, "big": {"limits": {"requestsPerMinute": 9}}, "*": {}},

@@ -40,7 +40,7 @@ def issuer() -> Issuer:
 class World:
     """A door, and the state that it was built around."""
 
-    door: Authenticator
+    authenticator: Authenticator
 
     def __init__(self, issuer: Issuer, **more: Any) -> None:
         self.issuer = issuer
@@ -57,11 +57,11 @@ class World:
         draft = self.state.draft()
         made = authenticator_of(load(AuthSettings, settings), self.clock, {}, self.issuer.fetch, draft)
         assert made is not None
-        self.door = made
+        self.authenticator = made
         draft.commit()
 
     async def ask(self, token: str, scope: Any = "inference") -> Identity:
-        return await self.door.authenticate({"authorization": f"Bearer {token}"}, scope)
+        return await self.authenticator.authenticate({"authorization": f"Bearer {token}"}, scope)
 
 
 @asynccontextmanager
@@ -327,7 +327,7 @@ def test_arbitrary_text_is_not_a_token(head: str, payload: str, signature: str) 
 
 def knocked(token: str) -> Identity | None:
     try:
-        return World(Issuer()).door.find({"authorization": f"Bearer {token}"})
+        return World(Issuer()).authenticator.find({"authorization": f"Bearer {token}"})
     except Unauthorized:
         return None
 
@@ -335,7 +335,7 @@ def knocked(token: str) -> Identity | None:
 def test_a_deeply_nested_head_is_refused() -> None:
     head = base64.urlsafe_b64encode(b"[" * 9000).decode()
     with pytest.raises(Unauthorized):
-        World(Issuer()).door.find({"authorization": f"Bearer {head}.e30.e30"})
+        World(Issuer()).authenticator.find({"authorization": f"Bearer {head}.e30.e30"})
 
 
 @pytest.mark.parametrize("missing", ["jwks", "issuer", "audience"])

@@ -197,14 +197,14 @@ async def test_a_refusal_shows_the_remaining_limits() -> None:
     await world.ask(usage=Usage(10, 0))
     with pytest.raises(RateLimited) as refused:
         await world.ask()
-    said = dict(refused.value.headers)
-    assert (said["x-ratelimit-remaining-requests"], said["x-ratelimit-remaining-tokens"]) == ("0", "590")
+    headers = dict(refused.value.headers)
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("0", "590")
 
 
 async def test_the_tighter_of_key_and_tenant_is_shown() -> None:
     world = World(tenant=Limits(requests_per_minute=3), requests_per_minute=60)
-    said = dict((await world.ask()).response_headers)
-    assert (said["x-ratelimit-limit-requests"], said["x-ratelimit-remaining-requests"]) == ("3", "2")
+    headers = dict((await world.ask()).response_headers)
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("3", "2")
 
 
 async def test_a_stream_without_usage_costs_a_token_per_chunk() -> None:

@@ -11,10 +11,10 @@ from proxy.core.ports import ManualClock
 
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 50)), max_size=60))
-def test_no_more_is_granted_than_was_there_and_refilled(most: int, asked: list[tuple[float, float]]) -> None:
+def test_no_more_is_granted_than_was_there_and_refilled(most: int, requested: list[tuple[float, float]]) -> None:
     now, got = 0.0, 0.0
     bucket = Bucket(most, now)
-    for pause, amount in asked:
+    for pause, amount in requested:
         now += pause
         amount = min(amount, most)
         if bucket.wait(amount, now) == 0.0:
@@ -24,11 +24,11 @@ def test_no_more_is_granted_than_was_there_and_refilled(most: int, asked: list[t
 
 
 @given(st.integers(1, 100), st.floats(0.1, 100), st.floats(0, 100))
-def test_waiting_for_the_stated_time_suffices(most: int, taken: float, asked: float) -> None:
+def test_waiting_for_the_stated_time_suffices(most: int, taken: float, requested: float) -> None:
     bucket = Bucket(most, 0.0)
     bucket.charge(taken, 0.0)
-    wait = bucket.wait(asked, 0.0)
-    assert bucket.wait(asked, wait + 1e-6) <= 1e-6
+    wait = bucket.wait(requested, 0.0)
+    assert bucket.wait(requested, wait + 1e-6) <= 1e-6
 
 
 def test_returned_amounts_can_be_used_and_overdrafts_are_owed() -> None:
@@ -59,7 +59,7 @@ class SetClock(ManualClock):
 
 
 def used_up(hour: float = 12.0) -> tuple[SetClock, DailyBudget]:
-    """A budget of which nothing is left, at this hour."""
+    """Return a spent budget at this hour."""
     clock = SetClock(now=1e6, wall=20_000 * SECONDS_PER_DAY + 3600 * hour)
     day = DailyBudget(100, clock.wall, clock.now())
     day.charge(100, clock.now())

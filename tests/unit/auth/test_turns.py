@@ -119,8 +119,8 @@ def test_limits_without_recent_requests_use_no_memory() -> None:
     assert len(parts._parts) <= MANY
 
 
-def among(hosts: int, world: World) -> list[float]:
-    """How long requests wait for their turns from now on."""
+def wait_with_hosts(hosts: int, world: World) -> list[float]:
+    """Return the list that collects how long requests wait for their turns."""
     slept = list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -137,7 +137,7 @@ def among(hosts: int, world: World) -> list[float]:
 async def test_with_very_many_hosts_waits_are_short() -> None:
     """Each time that it is this process's turn another request of it is quicker."""
     world = World(requests_per_minute=60)
-    slept = among(1000, world)
+    slept = wait_with_hosts(1000, world)
     parts, alone = world.gate.turns, world.gate.turns.sleep  # type: ignore[union-attr]
     assert isinstance(parts, HostShares)
 
@@ -157,7 +157,7 @@ async def test_with_very_many_hosts_waits_are_short() -> None:
 
 async def test_without_competition_no_request_waits() -> None:
     world = World(concurrent_requests=4)
-    slept = among(4, world)
+    slept = wait_with_hosts(4, world)
     for _ in range(10):
         async with world.gate.admit(world.request()):
             world.clock.advance(0.01)

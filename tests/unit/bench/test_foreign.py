@@ -30,11 +30,11 @@ def test_a_single_request_takes_the_time_of_the_formula() -> None:
 
 def test_each_concurrent_request_slows_the_others() -> None:
     jobs = named([Job(0.0, 1_000, 101, (1, 2)), Job(0.0, 1_000, 101, (3, 4))])
-    alone, beside = 0.28, 0.28 * (1 + 1 / 15)
+    alone, shared = 0.28, 0.28 * (1 + 1 / 15)
     (one, other) = played(jobs, SimConfig())
-    assert [one[0], other[0]] == pytest.approx([alone, beside])
+    assert [one[0], other[0]] == pytest.approx([alone, shared])
     assert one[1] == pytest.approx(alone + 100 * 0.012 * (1 + 1 / 15))
-    left = 100 - (one[1] - beside) / (0.012 * (1 + 1 / 15))
+    left = 100 - (one[1] - shared) / (0.012 * (1 + 1 / 15))
     assert other[1] == pytest.approx(one[1] + left * 0.012)
 
 

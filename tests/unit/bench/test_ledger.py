@@ -16,12 +16,12 @@ USAGE = b'data: {"choices":[],"usage":{"completion_tokens":7}}\n\n'
 ERROR_EVENT = b'data: {"error":{"message":"The pod stopped responding"}}\n\n'
 
 
-def asked(**details: Any) -> Ask:
+def request(**details: Any) -> Ask:
     return replace(Ask("r", "/v1/completions", b"", True, 7, None, None), **details)
 
 
 def seen(saw: Saw = Saw.WHOLE, status: int | None = 200, body: bytes = USAGE, **details: Any) -> Seen:
-    return Seen(asked(), 100.0, 101.0, saw, status, body=body, **details)
+    return Seen(request(), 100.0, 101.0, saw, status, body=body, **details)
 
 
 def record(status: int | None = 200, ended: float | None = 101.0, **details: Any) -> RequestRecord:
@@ -176,8 +176,8 @@ def test_a_faulty_pod_could_not_have_served() -> None:
 
 
 def test_a_pod_that_the_proxy_ejected_is_counted_apart() -> None:
-    doubted = refused(503, doubts=[(1, 100.0, 101.0)])
-    assert why_unserved(doubted, doubted.seen[0]) == "nobody left: every pod was asked, or not well, or in doubt"
+    ejected = refused(503, doubts=[(1, 100.0, 101.0)])
+    assert why_unserved(ejected, ejected.seen[0]) == "nobody left: every pod was asked, or not well, or in doubt"
 
 
 @pytest.mark.parametrize(

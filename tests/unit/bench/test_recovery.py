@@ -7,14 +7,14 @@ from bench.recovery import Trouble, outcomes
 SPARSE = Experiment(Scenario(pods=3), generator="2000+20", requests=900, seeds=1, known_capacity=4.0)
 
 
-def asked_of_late(trouble: Trouble) -> int:
-    """How many of the last 300 requests went to pod 0."""
+def recent_requests(trouble: Trouble) -> int:
+    """Return how many of the last 300 requests went to pod 0."""
     return sum(one.pod == 0 for one in outcomes(SPARSE, trouble, 1.0, "default", 0)[-300:])
 
 
 def test_an_avoided_pod_that_recovers_gets_its_share_again() -> None:
-    assert asked_of_late(Trouble(20.0)) > 30
+    assert recent_requests(Trouble(20.0)) > 30
 
 
 def test_a_permanently_slow_pod_gets_few_requests() -> None:
-    assert asked_of_late(Trouble(20.0, stays=True)) < 15
+    assert recent_requests(Trouble(20.0, stays=True)) < 15

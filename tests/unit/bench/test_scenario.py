@@ -35,9 +35,9 @@ def test_every_engine_completes_requests_of_every_router(engine: str, policy: st
     pods, clock = scenario.fleet(), ManualClock()
     router = policies.make(policy, pods, clock, Random(1), says_cached=True)
     outcomes = Simulation(workload.jobs, pods, router, clock, Random(1), scenario.restarts).run()
-    answered = [outcome for outcome in outcomes if outcome.ended is not None]
-    assert len(answered) > 0.8 * len(outcomes)
-    assert sum(outcome.cached_tokens for outcome in answered) > 0
+    completed = [outcome for outcome in outcomes if outcome.ended is not None]
+    assert len(completed) > 0.8 * len(outcomes)
+    assert sum(outcome.cached_tokens for outcome in completed) > 0
 
 
 def test_twice_the_foreign_pods_have_twice_the_capacity() -> None:

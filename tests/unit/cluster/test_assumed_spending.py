@@ -18,14 +18,14 @@ SPENT = [1.0, 20.0, 15.0, 5.0, 20.0]
 
 class Assumed:
     def __init__(self, others: int) -> None:
-        self.heard: list[tuple[list[str], int, list[float]]] = []
+        self.received: list[tuple[list[str], int, list[float]]] = []
         self.absence = AssumedSpending(self._hear)
         self.absence.start(others)
 
     def _hear(self, batch: bytes) -> None:
         for kind, body in records(batch):
             assert kind is FrameKind.SPENT
-            self.heard += orjson.loads(body)
+            self.received += orjson.loads(body)
 
     def spend(self, member: int, running: int) -> None:
         other = record(FrameKind.BINDINGS, b"[]")
@@ -37,7 +37,7 @@ def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
     it.spend(1, running=2)
     it.spend(2, running=1)
     tripled = [3 * amount for amount in SPENT]
-    assert [tuple(each) for each in it.heard] == [(WHO, 6, tripled), (WHO, 9, tripled)]
+    assert [tuple(each) for each in it.received] == [(WHO, 6, tripled), (WHO, 9, tripled)]
 
 
 def test_without_other_hosts_nothing_is_assumed() -> None:
@@ -45,7 +45,7 @@ def test_without_other_hosts_nothing_is_assumed() -> None:
     back.absence.end()
     for it in (alone, back):
         it.spend(1, running=2)
-        assert not it.heard
+        assert not it.received
 
 
 class Operated:
@@ -55,8 +55,8 @@ class Operated:
         self.pod = Endpoint("a")
         self.has_pod = has_pod
         self.drains = False
-        self.said: list[bytes] = []
-        self.shared = SharedDrains(self._set, lambda kind, body: self.said.append(body))
+        self.published: list[bytes] = []
+        self.shared = SharedDrains(self._set, lambda kind, body: self.published.append(body))
 
     def hear(self, other: Operated) -> None:
         """What the other sends to who joins."""
@@ -80,10 +80,10 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
     hosts = [Operated() for _ in range(3)]
     for index, drains, reaches in steps:
         host = hosts[index]
-        host.said.clear()
+        host.published.clear()
         host.operate(drains)
         for other in hosts:
-            for body in host.said if reaches and other is not host else ():
+            for body in host.published if reaches and other is not host else ():
                 other.shared.receive(1, FrameKind.DRAINS, body)
     for host in hosts:
         for other in hosts:
@@ -97,9 +97,9 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> Non
 def test_received_updates_are_not_forwarded() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
-    two.shared.receive(1, FrameKind.DRAINS, one.said[0])
+    two.shared.receive(1, FrameKind.DRAINS, one.published[0])
     assert two.drains
-    assert not two.said
+    assert not two.published
 
 
 def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_name() -> None:

@@ -62,8 +62,8 @@ def test_a_single_update_is_sent_at_once() -> None:
 Touches = list[tuple[float, str]]
 
 
-def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
-    """When what goes out, of what is touched at these moments."""
+def batches_sent(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
+    """Return the batches that are sent, with their times, after these touches."""
     found: list[tuple[float, bytes]] = []
     waiting = {"touch": b"", "touch_later": b""}
 
@@ -92,32 +92,32 @@ def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
 
 def test_deferrable_updates_are_sent_at_their_deadline_and_urgent_ones_before() -> None:
     touches = [(0.0, "touch_later"), (0.001, "touch"), (0.003, "touch"), (0.02, "touch_later")]
-    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
+    assert batches_sent(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
 
 
 def test_deferrable_updates_join_the_last_batch_before_their_deadline() -> None:
     touches = [(0.0, "touch_later"), (0.085, "touch")]
-    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
+    assert batches_sent(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
 
 
 def test_urgent_updates_join_deferrable_ones_that_are_due() -> None:
     touches = [(0.0, "touch_later"), (0.095, "touch")]
-    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"ur")]
+    assert batches_sent(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"ur")]
 
 
 def test_under_light_load_nothing_is_deferred() -> None:
     touches = [(0.0, "touch_later"), (0.5, "touch"), (0.5, "touch_later")]
-    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
+    assert batches_sent(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
 
 
 def test_a_long_prompt_is_published_within_two_milliseconds() -> None:
     touches = [(0.0, "touch_later"), (0.003, "touch"), (0.004, "touch_soon"), (0.0055, "touch_soon"), (0.007, "touch")]
-    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.006, b"uuu"), (0.017, b"u"), (LATER, b"r")]
-    assert said([(0.001, "touch"), (0.0015, "touch_soon")], 0.001) == [(0.002, b"uu")]
+    assert batches_sent(touches, INTERVAL, PATIENCE, LATER) == [(0.006, b"uuu"), (0.017, b"u"), (LATER, b"r")]
+    assert batches_sent([(0.001, "touch"), (0.0015, "touch_soon")], 0.001) == [(0.002, b"uu")]
 
 
 def test_within_a_host_everything_is_published_together() -> None:
-    assert said([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
+    assert batches_sent([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:

@@ -26,12 +26,12 @@ class Worker:
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
         self.gate = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
-        self.shared = SharedLimits(self.gate, self.told)
+        self.shared = SharedLimits(self.gate, self.receive)
         self.peers: list[Worker] = []
 
     def limited(self, kind: str, name: str, shadow: bool) -> None: ...
 
-    def told(self, kind: FrameKind, body: bytes) -> None:
+    def receive(self, kind: FrameKind, body: bytes) -> None:
         for peer in self.peers:
             peer.shared.receive(self.number, kind, body)
 

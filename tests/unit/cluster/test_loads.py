@@ -41,8 +41,8 @@ class Process:
             self.own.eased(self.pods[name])
 
 
-def body_of(said: bytes) -> bytes:
-    ((kind, body),) = records(said)
+def body_of(raw: bytes) -> bytes:
+    ((kind, body),) = records(raw)
     assert kind is FrameKind.LOAD
     return body
 
@@ -146,23 +146,23 @@ def test_garbage_changes_nothing(cut: int) -> None:
 
 
 def test_only_added_load_is_urgent() -> None:
-    said: list[str] = []
-    own, pod = OwnLoads(lambda: said.append("soon"), lambda: said.append("later")), Endpoint("a")
+    published: list[str] = []
+    own, pod = OwnLoads(lambda: published.append("soon"), lambda: published.append("later")), Endpoint("a")
     own.eased(pod)
     own.eased(pod)
     own.dispatched(pod, 5)
     own.dispatched(pod, 5)
     own.eased(pod)
-    assert said == ["later", "soon"]
+    assert published == ["later", "soon"]
     own.collect_changes()
     own.eased(pod)
-    assert said == ["later", "soon", "later"]
+    assert published == ["later", "soon", "later"]
 
 
 def test_added_work_is_published_once_and_saturates() -> None:
     here, there = Process("a", "b"), Process("a", "b")
-    heard: list[tuple[str, int, int, int]] = []
-    here.peers = PeerLoads(here.roster.get, lambda pod, *numbers: heard.append((pod.name, *numbers)))
+    received: list[tuple[str, int, int, int]] = []
+    here.peers = PeerLoads(here.roster.get, lambda pod, *numbers: received.append((pod.name, *numbers)))
     there.pods["a"].charge(1, 10)
     there.own.dispatched(there.pods["a"], 11)
     there.own.dispatched(there.pods["a"], 5)
@@ -171,4 +171,4 @@ def test_added_work_is_published_once_and_saturates() -> None:
     there.pods["a"].charge(0, 1 << 40)
     there.own.eased(there.pods["a"])
     here.peers.receive(1, FrameKind.LOAD, body_of(there.own.collect_changes()))
-    assert heard == [("a", 1, 10, 16), ("b", 0, 0, 0), ("a", 1, MOST, 0)]
+    assert received == [("a", 1, 10, 16), ("b", 0, 0, 0), ("a", 1, MOST, 0)]

@@ -36,7 +36,7 @@ class Ear:
         self.changes += 1
 
 
-def test_who_was_not_heard_of_for_a_lease_is_gone() -> None:
+def test_a_peer_that_is_silent_for_a_lease_is_removed() -> None:
     ear = Ear()
     numbers = [ear.known(1, member=member).number for member in (1, 2)]
     ear.clock.advance(LEASE - 0.1)
@@ -66,7 +66,7 @@ def test_one_of_this_host_is_not_given_up_for_its_silence_only_for_its_end() -> 
     assert ear.gone == [7]
 
 
-def test_processes_of_other_hosts_have_numbers_that_nobody_else_ever_had() -> None:
+def test_processes_of_other_hosts_get_numbers_that_were_never_used() -> None:
     ear = Ear()
     one, two, three = ear.known(1), ear.known(1, member=7), ear.known(1, TWO)
     numbers = {one.number, two.number, three.number}

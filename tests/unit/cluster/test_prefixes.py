@@ -18,17 +18,17 @@ from proxy.prefix.forest import Reservation
 from proxy.prefix.hashing import DEPTHS, Chain
 from tests.helpers.examples import examples
 
-ROOM = 1000
+CAPACITY = 1000
 NAMES = ("a", "b")
 
 
 class Peer:
-    """A process with two pods; what it says waits in `said`."""
+    """A process with two pods; `published` collects its frames."""
 
     def __init__(self, number: int, tag: int = 1) -> None:
         self.number = number
         self.pods = {name: Endpoint(name) for name in NAMES}
-        self._said: list[tuple[FrameKind, bytes]] = []
+        self._published: list[tuple[FrameKind, bytes]] = []
         self.clock = ManualClock()
         self.index = SharedIndex(
             self.clock,
@@ -39,19 +39,19 @@ class Peer:
         )
 
     @property
-    def said(self) -> list[tuple[FrameKind, bytes]]:
-        self._said.extend(records(self.index.collect_changes()))
-        return self._said
+    def published(self) -> list[tuple[FrameKind, bytes]]:
+        self._published.extend(records(self.index.collect_changes()))
+        return self._published
 
     def reserve(self, chain: Chain, pod: str = "a") -> Reservation:
-        return self.index.reserve((chain,), self.pods[pod], ROOM)
+        return self.index.reserve((chain,), self.pods[pod], CAPACITY)
 
     def match(self, chain: Chain) -> dict[str, int]:
         return {endpoint.name: depth for endpoint, depth in self.index.match(chain).items()}
 
     def hear(self, *others: Peer) -> None:
         for other in others:
-            for kind, body in other.said:
+            for kind, body in other.published:
                 self.index.receive(other.number, kind, body)
 
 
@@ -60,7 +60,7 @@ def attempt(*peers: Peer) -> None:
     for peer in peers:
         peer.hear(*(other for other in peers if other is not peer))
     for peer in peers:
-        peer.said.clear()
+        peer.published.clear()
 
 
 def test_a_burst_of_siblings_is_known_before_any_response() -> None:
@@ -107,13 +107,13 @@ def test_received_blocks_are_not_published_again() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2]))
     there.hear(here)
-    assert there.said == []
+    assert there.published == []
 
 
 def test_a_prompt_without_blocks_publishes_nothing() -> None:
     here = Peer(1)
-    here.index.confirm(here.index.reserve((), here.pods["a"], ROOM))
-    assert here.said == []
+    here.index.confirm(here.index.reserve((), here.pods["a"], CAPACITY))
+    assert here.published == []
 
 
 def test_an_index_of_another_configuration_is_unchanged() -> None:
@@ -130,7 +130,7 @@ def test_a_new_peer_gets_confirmed_and_reserved_blocks() -> None:
     attempt(here, third)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.reserve([1, 2, 9])
-    here.said.clear()
+    here.published.clear()
     for kind, body in here.index.in_flight():
         joins.index.receive(1, kind, body)
     for kind, body in here.index.memory(1.0):
@@ -144,7 +144,7 @@ def test_a_new_peer_gets_confirmed_and_reserved_blocks() -> None:
 def test_dropped_blocks_are_not_published() -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2, 3]))
-    here.said.clear()
+    here.published.clear()
     here.index.forget(here.pods["a"])
     assert list(here.index.memory(1.0)) == []
 
@@ -154,7 +154,7 @@ def test_a_repeated_announcement_is_settled_at_once() -> None:
     reservation = here.reserve([1, 2])
     there.hear(here)
     there.hear(here)
-    here.said.clear()
+    here.published.clear()
     here.index.release(reservation)
     there.hear(here)
     assert there.match([1, 2]) == {}
@@ -184,7 +184,7 @@ def test_a_prompt_that_extends_a_known_one_is_published_from_there() -> None:
     sizes = []
     for turn in turns:
         reservation = here.reserve(turn)
-        sizes.append(len(here.said[-1][1]))
+        sizes.append(len(here.published[-1][1]))
         attempt(here, there)
         assert there.match(turn) == {"a": len(turn)}
         here.index.confirm(reservation)
@@ -198,7 +198,7 @@ def test_a_prompt_that_extends_a_known_one_is_published_from_there() -> None:
 def test_a_peer_that_joined_in_between_gets_the_whole_prompt() -> None:
     here, joins = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
-    here.said.clear()
+    here.published.clear()
     here.reserve([1, 2, 3, 4])
     attempt(here, joins)
     assert joins.match([1, 2, 3, 4]) == {}
@@ -241,7 +241,7 @@ def test_for_a_cleared_pod_whole_prompts_are_published() -> None:
 def test_a_truncated_chain_is_refused(kind: FrameKind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
-    ((_, moves),) = here.said
+    ((_, moves),) = here.published
     body = moves if kind is FrameKind.MOVES else next(iter(here.index.memory(1.0)))[1]
     with pytest.raises(InvalidMessage):
         there.index.receive(1, kind, body[:-cut])
@@ -250,7 +250,7 @@ def test_a_truncated_chain_is_refused(kind: FrameKind, cut: int) -> None:
 
 def test_a_chain_longer_than_any_prompt_is_refused() -> None:
     there, too_many = Peer(2), len(DEPTHS)
-    moves = IndexChanges(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
+    moves = IndexChanges(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), CAPACITY)])
     with pytest.raises(InvalidMessage):
         there.index.receive(1, FrameKind.MOVES, moves.packed(1))
     assert there.match([0]) == {}
@@ -261,7 +261,7 @@ def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int])
     there = Peer(2)
     with pytest.raises(InvalidMessage):
         there.index.receive(
-            1, FrameKind.MOVES, IndexChanges([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1)
+            1, FrameKind.MOVES, IndexChanges([], reserved, [bytes(8)], [(pod_number("a"), CAPACITY)]).packed(1)
         )
     assert there.match([0]) == {}
 
@@ -294,7 +294,7 @@ def test_a_turn_that_extends_a_prompt_of_another_process_is_published_from_there
     here.index.confirm(here.reserve(list(range(1, 31))))
     attempt(here, there, third)
     there.reserve(list(range(1, 36)))
-    ((_, body),) = there.said
+    ((_, body),) = there.published
     assert len(body) < 8 * 30
     attempt(here, there, third)
     assert third.match(list(range(1, 36))) == here.match(list(range(1, 36))) == {"a": 35}
@@ -306,7 +306,7 @@ def test_a_known_prompt_is_published_by_its_end() -> None:
         here.index.confirm(here.reserve(list(range(1, 31))))
         attempt(here, there)
     again = here.reserve(list(range(1, 31)))
-    assert len(here.said[-1][1]) < 80
+    assert len(here.published[-1][1]) < 80
     attempt(here, there)
     here.index.confirm(again)
     attempt(here, there)
@@ -315,7 +315,7 @@ def test_a_known_prompt_is_published_by_its_end() -> None:
 
 def test_several_prompts_of_a_request_are_published_and_settled_together() -> None:
     here, there = Peer(1), Peer(2)
-    reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], ROOM)
+    reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], CAPACITY)
     attempt(here, there)
     assert there.match([1, 2, 9]) == {"a": 3}
     here.index.release(reservation)
@@ -380,14 +380,14 @@ def test_a_reset_of_a_pod_is_published_at_once() -> None:
 def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -> None:
     """Of a prompt that differs from a published one, where one of its last segments ends."""
     here, there = Peer(1), Peer(2)
-    told = list(range(1, 41))
-    here.index.confirm(here.reserve(told))
+    published = list(range(1, 41))
+    here.index.confirm(here.reserve(published))
     attempt(here, there)
-    here.index.confirm(here.reserve([*told, 50, 51]))
+    here.index.confirm(here.reserve([*published, 50, 51]))
     attempt(here, there)
-    other = [*told, 50, 61]
+    other = [*published, 50, 61]
     here.reserve(other)
-    ((_, body),) = here.said
+    ((_, body),) = here.published
     assert len(IndexChanges.read(body).hashes[0]) == 8 * 3
     attempt(here, there)
     assert there.match(other) == {"a": 42}

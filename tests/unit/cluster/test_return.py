@@ -31,8 +31,8 @@ class MemoryStore:
         self.gone = self.mute = False
         self.lines: set[MemoryLine] = set()
 
-    def line(self, settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
-        return MemoryLine(self, channels, heard)
+    def line(self, settings: ReplicaSettings, channels: Sequence[str], deliver: Callable[[bytes], None]) -> MemoryLine:
+        return MemoryLine(self, channels, deliver)
 
     def die(self) -> None:
         self.gone = True
@@ -43,7 +43,7 @@ class MemoryStore:
         if self.mute:
             return
         for line in [line for line in self.lines if channel in line.channels and not line.is_over.is_set()]:
-            line.heard(message)
+            line.deliver(message)
 
 
 class MemoryLine:
@@ -51,10 +51,10 @@ class MemoryLine:
 
     is_slow = False
 
-    def __init__(self, store: MemoryStore, channels: Sequence[str], heard: Callable[[bytes], None]) -> None:
+    def __init__(self, store: MemoryStore, channels: Sequence[str], deliver: Callable[[bytes], None]) -> None:
         self._store = store
         self.channels = channels
-        self.heard = heard
+        self.deliver = deliver
         self.is_over = asyncio.Event()
 
     async def __aenter__(self) -> MemoryLine:

@@ -18,18 +18,18 @@ TTL = 100.0
 
 
 class Worker:
-    """With pods of its own, which have the same names everywhere; what it says reaches `heard_by`."""
+    """A worker with its own pods, of the same names everywhere. Its frames reach `listeners`."""
 
     def __init__(self, name: str = "table") -> None:
         self.clock = ManualClock(1000.0)
         self.table = SessionTable(TTL, 10.0)
         self.pods = {name: Endpoint(name) for name in ("a", "b")}
-        self.heard_by: list[Worker] = []
+        self.listeners: list[Worker] = []
         self.shared = SharedSessions(self.table, self.clock, name=name, publish=self._tell, find=self.pods.get)
 
     def _tell(self, kind: FrameKind, body: bytes) -> None:
         assert kind is FrameKind.SESSIONS
-        for worker in self.heard_by:
+        for worker in self.listeners:
             worker.shared.receive(1, kind, body)
 
     def bind(self, session: str, pod: str) -> None:
@@ -43,7 +43,7 @@ class Worker:
 
 def pair() -> tuple[Worker, Worker]:
     one, other = Worker(), Worker()
-    one.heard_by, other.heard_by = [other], [one]
+    one.listeners, other.listeners = [other], [one]
     return one, other
 
 
@@ -95,7 +95,7 @@ def test_older_updates_are_ignored() -> None:
 
 def test_unknown_pods_and_other_tables_are_skipped() -> None:
     one, stranger, poor = Worker(), Worker("other"), Worker()
-    one.heard_by = [stranger, poor]
+    one.listeners = [stranger, poor]
     del poor.pods["a"]
     one.bind("s", "a")
     assert (stranger.pod_of("s"), poor.pod_of("s")) == (None, None)

@@ -11,12 +11,12 @@ from proxy.core.ports import ManualClock
 class World:
     def __init__(self, policy: Literal["localShare", "open"] = "localShare") -> None:
         self.clock = ManualClock(now=100.0)
-        self.said: list[tuple[int, int, bool]] = []
-        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda *place: self.said.append(place))
+        self.places: list[tuple[int, int, bool]] = []
+        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda *place: self.places.append(place))
 
     @property
     def place(self) -> tuple[int, int, bool]:
-        """Hosts, which of them this one is, and whether it hears of the others."""
+        """The number of hosts, the index of this one, and whether it receives the others' frames."""
         return self.shares.place
 
 
@@ -29,7 +29,7 @@ def test_hosts_divide_a_limit_in_the_order_of_their_ids() -> None:
     world.shares.divide([b"z", b"a"])
     assert world.place == (3, 1, True)
     world.shares.divide([b"a", b"z"])
-    assert world.said == [(1, 0, True), (3, 1, True)], "only what is another"
+    assert world.places == [(1, 0, True), (3, 1, True)], "only changes are published"
     world.shares.divide([b"z"])
     assert world.place == (2, 0, True)
 

@@ -1,4 +1,4 @@
-"""Records, and what is none."""
+"""Records, and bytes that are not records."""
 
 from __future__ import annotations
 

@@ -25,17 +25,17 @@ def signals(slow: int, fast: int) -> Signals:
 
 
 class Workers(Questions):
-    """Workers that answer what `said` has for them."""
+    """Workers that send the replies of `replies_of`."""
 
-    def __init__(self, said: Mapping[int, bytes]) -> None:
+    def __init__(self, replies: Mapping[int, bytes]) -> None:
         super().__init__(lambda address, message: None)
-        self.said = dict(said)
+        self.replies_of = dict(replies)
 
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
         assert topic == SIGNALS
-        if address not in self.said:
+        if address not in self.replies_of:
             raise WorkerUnreachable("it has ended")
-        return self.said[address]
+        return self.replies_of[address]
 
 
 class Worker(Child):
@@ -65,27 +65,27 @@ def test_signals_of_another_shape_are_refused(body: bytes) -> None:
 async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
     settings = from_mapping({"autoscale": {"pools": {"default": {"roles": [{"name": "prefill", "min": 1, "max": 1}]}}}})
     workers = Workers({1: signals(100, 0).packed()})
-    senses = WorkerSignals(Catalogue("test"), workers, lambda: [Worker(1)])
-    senses.pools = settings.autoscale.pools
-    await senses.update()
-    assert senses.known("default", "prefill", 0.0).ttft is None
-    workers.said[1] = signals(100, 10).packed()
-    await senses.update()
-    assert senses.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
-    workers.said[1] = signals(0, 1).packed()
-    await senses.update()
-    known = senses.known("default", "prefill", 30.0)
+    pooled = WorkerSignals(Catalogue("test"), workers, lambda: [Worker(1)])
+    pooled.pools = settings.autoscale.pools
+    await pooled.update()
+    assert pooled.known("default", "prefill", 0.0).ttft is None
+    workers.replies_of[1] = signals(100, 10).packed()
+    await pooled.update()
+    assert pooled.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
+    workers.replies_of[1] = signals(0, 1).packed()
+    await pooled.update()
+    known = pooled.known("default", "prefill", 30.0)
     assert (known.ttft, known.queued, known.backlog) == (None, 3, 0.5)
 
 
-async def test_a_worker_that_does_not_answer_counts_with_its_last_answer_until_it_is_gone() -> None:
+async def test_a_silent_worker_counts_with_its_last_reply_until_it_ends() -> None:
     workers = Workers({1: signals(1, 0).packed(), 2: signals(1, 0).packed()})
     there: list[Child] = [Worker(1), Worker(2)]
-    senses = WorkerSignals(Catalogue("test"), workers, lambda: there)
-    await senses.update()
-    del workers.said[2]
-    await senses.update()
-    assert senses.signals.queued == {"default": 6}
+    pooled = WorkerSignals(Catalogue("test"), workers, lambda: there)
+    await pooled.update()
+    del workers.replies_of[2]
+    await pooled.update()
+    assert pooled.signals.queued == {"default": 6}
     del there[1]
-    await senses.update()
-    assert senses.signals.queued == {"default": 3}
+    await pooled.update()
+    assert pooled.signals.queued == {"default": 3}

@@ -31,7 +31,7 @@ class Files:
         return load(self.write(text), environ or {})
 
     def faults(self, text: str, environ: Mapping[str, str] | None = None) -> list[str]:
-        """What is said of a file that must not be accepted, its own path taken out."""
+        """Return the faults of an invalid file, without its path."""
         with pytest.raises(ConfigError) as caught:
             App(self.load(text, environ))
         return [str(problem).replace(str(self._folder) + "/", "") for problem in caught.value.problems]

@@ -18,13 +18,13 @@ class Counting(Listener):
 
 
 def test_a_function_for_the_first_byte_is_called_for_its_attempt_alone() -> None:
-    counting, told = Counting(), list[Attempt]()
+    counting, called = Counting(), list[Attempt]()
     common = Listeners([counting])
     one, other = (attempt(request(), pod()) for _ in range(2))
-    one.listeners, other.listeners = common.at_first_byte(told.append), common
+    one.listeners, other.listeners = common.at_first_byte(called.append), common
     for each in (one, other):
         each.start_response(7.0)
-    assert told == [one]
+    assert called == [one]
     assert counting.began == 2
     assert (one.first_byte_at, other.first_byte_at) == (7.0, 7.0)
 

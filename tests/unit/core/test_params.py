@@ -34,7 +34,7 @@ class Outer:
     name: str = param("x", "a name")
     ttft: float = param(1.0, "with a key of its own", key="maxTTFT")
     wait: Duration = param(Duration(1.0), "a time")
-    room: Size = param(Size(5), "a size")
+    space: Size = param(Size(5), "a size")
     colour: Colour = param(Colour.RED, "an enum")
     mode: Literal["Pass", "Fail"] = param("Pass", "a choice")
     limit: int | None = param(None, "maybe a count")
@@ -71,7 +71,7 @@ def test_mutable_defaults_are_not_shared() -> None:
         ("name", 12, "name", "12"),
         ("wait", "250ms", "wait", 0.25),
         ("wait", 2, "wait", 2.0),
-        ("room", "1Ki", "room", 1024),
+        ("space", "1Ki", "space", 1024),
         ("colour", "Blue", "colour", Colour.BLUE),
         ("mode", "fail", "mode", "Fail"),
         ("limit", None, "limit", None),
@@ -106,7 +106,7 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
         ({"name": None}, "top.name: must be text, not nothing"),
         ({"wait": "soon"}, "top.wait: 'soon' is not a duration; write 250ms, 15s, 5m or 1h30m"),
         ({"wait": -1}, "top.wait: a duration is not negative"),
-        ({"room": -1}, "top.room: a size is not negative"),
+        ({"space": -1}, "top.space: a size is not negative"),
         ({"colour": "redd"}, "top.colour: must be one of red, blue, not 'redd'; did you mean 'red'?"),
         ({"inner": {"depth": 11, "required": "x"}}, "top.inner.depth: must be at most 10, not 11"),
         ({"inner": {}}, "top.inner.required: is required"),
@@ -145,9 +145,9 @@ def test_an_error_of_a_class_has_the_path_of_the_class() -> None:
 
 
 def test_text_from_the_environment_may_stand_for_numbers_durations_and_booleans() -> None:
-    said = {"wholeNumber": "7", "flag": "true", "wait": "2", "room": "8"}
-    loaded = load(Outer, {key: FromEnvironment(text) for key, text in said.items()})
-    assert (loaded.whole_number, loaded.flag, loaded.wait, loaded.room) == (7, True, 2.0, 8)
+    texts = {"wholeNumber": "7", "flag": "true", "wait": "2", "space": "8"}
+    loaded = load(Outer, {key: FromEnvironment(text) for key, text in texts.items()})
+    assert (loaded.whole_number, loaded.flag, loaded.wait, loaded.space) == (7, True, 2.0, 8)
     assert load(Outer, {"wait": FromEnvironment("250ms")}).wait == 0.25
     assert faults({"wholeNumber": "7"}) == ["top.wholeNumber: must be a whole number, not the text '7'"]
 

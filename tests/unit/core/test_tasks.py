@@ -59,9 +59,9 @@ async def test_the_traceback_is_logged_once_and_again_when_the_error_changes(
     async with Tasks() as held:
         held.keep(loop.run, "a-loop", "pod-0")
         await until(lambda: loop.goes_on)
-    said = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.exc_info[0] for record in said if record.exc_info] == [KeyError, ValueError]
-    assert said[0].getMessage().startswith("task a-loop of pod-0 failed; restarting it in ")
+    records = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.exc_info[0] for record in records if record.exc_info] == [KeyError, ValueError]
+    assert records[0].getMessage().startswith("task a-loop of pod-0 failed; restarting it in ")
 
 
 async def test_the_traceback_of_the_same_error_is_logged_again_after_a_minute(

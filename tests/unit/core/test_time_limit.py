@@ -14,7 +14,7 @@ def test_the_earlier_of_client_and_configured_limit_applies() -> None:
     assert time_limit({TIME_LIMIT: "60000"}, 30.0) == 30.0
 
 
-@pytest.mark.parametrize("said", ["", "soon", "0", "-5", "nan"])
-def test_an_invalid_time_is_a_bad_request(said: str) -> None:
+@pytest.mark.parametrize("value", ["", "soon", "0", "-5", "nan"])
+def test_an_invalid_time_is_a_bad_request(value: str) -> None:
     with pytest.raises(BadRequest, match=TIME_LIMIT):
-        time_limit({TIME_LIMIT: said}, 30.0)
+        time_limit({TIME_LIMIT: value}, 30.0)

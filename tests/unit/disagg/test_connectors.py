@@ -31,8 +31,8 @@ CHAT = "/v1/chat/completions"
     ],
 )
 def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, limits: dict[str, int]) -> None:
-    asked = {"model": "m", "messages": [1], "stream": True, "stream_options": {}, "stop": ["x"], "min_tokens": 7}
-    made = orjson.loads(for_prefill(path, {**asked, "temperature": 0.5}, {"extra": 1}))
+    body = {"model": "m", "messages": [1], "stream": True, "stream_options": {}, "stop": ["x"], "min_tokens": 7}
+    made = orjson.loads(for_prefill(path, {**body, "temperature": 0.5}, {"extra": 1}))
     assert made == {
         "model": "m", "messages": [1], "stream": False, "temperature": 0.5, "min_tokens": 1, "extra": 1, **limits,
     }  # fmt: skip
@@ -48,8 +48,8 @@ def test_the_prefill_pods_token_does_not_end_the_response(path: str) -> None:
 def test_the_prefill_pod_gets_everything_that_is_in_the_prompt() -> None:
     """Kimi's and Cohere's templates write down the required form of a response."""
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    asked = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
-    assert asked.items() <= orjson.loads(for_prefill(CHAT, asked, {})).items()
+    body = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
+    assert body.items() <= orjson.loads(for_prefill(CHAT, body, {})).items()
 
 
 def test_a_background_response_is_computed_at_once_by_the_prefill_pod() -> None:
@@ -58,10 +58,10 @@ def test_a_background_response_is_computed_at_once_by_the_prefill_pod() -> None:
 
 
 def test_a_prefill_pod_that_starts_the_response_gets_the_whole_request() -> None:
-    of_the_answer = {"logprobs": True, "top_logprobs": 2, "stop": ["x"], "structured_outputs": {}, "temperature": 1}
-    asked = {"messages": [], **of_the_answer, "stream": True, "stream_options": {}, "max_tokens": 9}
-    made = orjson.loads(for_prefill(CHAT, asked, {}, generates_first_token=True))
-    assert made == {"messages": [], **of_the_answer, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
+    of_the_response = {"logprobs": True, "top_logprobs": 2, "stop": ["x"], "structured_outputs": {}, "temperature": 1}
+    body = {"messages": [], **of_the_response, "stream": True, "stream_options": {}, "max_tokens": 9}
+    made = orjson.loads(for_prefill(CHAT, body, {}, generates_first_token=True))
+    assert made == {"messages": [], **of_the_response, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
     assert [one.name for one in CONNECTORS.values() if one.generates_first_token] == ["sglang"]
 
 
@@ -130,8 +130,8 @@ def test_nixl_passes_the_parameters_of_the_prefill_pod_unchanged() -> None:
     connector = CONNECTORS["nixl"]()
     split = connector.split("r", PREFILL, DECODE, random.Random(1))
     assert split.prefill["kv_transfer_params"]["do_remote_decode"] is True
-    said = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "tp_size": 1}
-    assert connector.hand_over({"kv_transfer_params": said}) == {"kv_transfer_params": said}
+    body = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "tp_size": 1}
+    assert connector.hand_over({"kv_transfer_params": body}) == {"kv_transfer_params": body}
     for nothing in ({}, {"kv_transfer_params": None}, {"kv_transfer_params": {"remote_block_ids": [1]}}):
         assert connector.hand_over(nothing) is None
 
@@ -182,8 +182,8 @@ def test_transfer_ids_are_unique(name: str) -> None:
 
 
 def test_a_thinking_budget_is_removed_for_one_token() -> None:
-    asked = {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
-    assert "thinking" not in orjson.loads(for_prefill("/v1/messages", asked, {}))
+    body = {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
+    assert "thinking" not in orjson.loads(for_prefill("/v1/messages", body, {}))
     never = {"messages": [], "thinking": {"type": "disabled"}}
     assert orjson.loads(for_prefill("/v1/messages", never, {}))["thinking"] == {"type": "disabled"}
 

@@ -25,8 +25,8 @@ class Array(Connector):
     def split(self, request_id, prefill, decode, random):
         return Split({"array": request_id}, None)
 
-    def hand_over(self, answer):
-        return {"array": answer["array"]}
+    def hand_over(self, body):
+        return {"array": body["array"]}
 '''
 
 

@@ -16,10 +16,10 @@ def test_every_connector_can_be_configured(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("nixel", "did you mean 'nixl'"), ("telepathy", "known are mooncake, nixl,")]
+    ("name", "message"), [("nixel", "did you mean 'nixl'"), ("telepathy", "known are mooncake, nixl,")]
 )
-def test_an_unknown_connector_is_refused_with_the_known_ones(name: str, said: str) -> None:
+def test_an_unknown_connector_is_refused_with_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         params.load(DisaggregationSettings, {"connector": name})
     (problem,) = caught.value.problems
-    assert said in problem.message
+    assert message in problem.message

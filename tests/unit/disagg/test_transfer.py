@@ -83,14 +83,14 @@ def finds_fault(status: int) -> Script:
     return script
 
 
-async def answers(attempt: Attempt) -> None:
+async def responds(attempt: Attempt) -> None:
     attempt.status, attempt.first_byte_at, attempt.ending = 200, 2.0, Ending.COMPLETE
     for listener in attempt.listeners.first_byte:
         listener(attempt)
 
 
 async def is_gone(attempt: Attempt) -> Any:
-    raise ConnectFailed("nobody listens")
+    raise ConnectFailed("connection refused")
 
 
 async def breaks_off(attempt: Attempt) -> Any:
@@ -99,7 +99,7 @@ async def breaks_off(attempt: Attempt) -> Any:
 
 async def is_late(attempt: Attempt) -> Any:
     attempt.ending = Ending.TIMED_OUT
-    raise UpstreamTimedOut("no answer")
+    raise UpstreamTimedOut("no response")
 
 
 async def declines(attempt: Attempt) -> Any:
@@ -107,7 +107,7 @@ async def declines(attempt: Attempt) -> Any:
 
 
 async def hangs(attempt: Attempt) -> Any:
-    """Has the request, and does not respond."""
+    """Receive the request and never respond."""
     attempt.sent_at = 3.0
     try:
         await asyncio.Event().wait()
@@ -117,19 +117,19 @@ async def hangs(attempt: Attempt) -> Any:
 
 
 class World:
-    """Prefill pods `p0`, `p1`, decode pods `d0`, `d1`; each does what `scripts` says under its name."""
+    """Prefill pods `p0` and `p1` and decode pods `d0` and `d1`; `scripts` has the behaviour of each by its name."""
 
     def __init__(self, connector: Any = "nixl", body: bytes = BODY, attempts: int = 3) -> None:
         self.clock = ManualClock(now=100.0)
         self.pods = {name: Endpoint(name, f"http://{name}:80", state=EndpointState.READY) for name in PODS}
-        self.scripts: dict[str, Script] = {name: keeps if name[0] == "p" else answers for name in PODS}
+        self.scripts: dict[str, Script] = {name: keeps if name[0] == "p" else responds for name in PODS}
         self.prefill: tuple[Endpoint, ...] = (self.pods["p0"], self.pods["p1"])
         self.encode: tuple[Endpoint, ...] = ()
         self.why = SPLIT
-        self.legs: list[Attempt] = []
+        self.attempts: list[Attempt] = []
         self.bodies: list[dict[str, Any]] = []
         self.on_pods: list[dict[str, int]] = []
-        self.told: list[int | None] = []
+        self.reported: list[int | None] = []
         self.passed_on: list[tuple[str, int | None, bytes]] = []
         self.counts: Counter[str] = Counter()
         self.producer: PredictedLatencyProducer | None = None
@@ -153,12 +153,12 @@ class World:
         """As the gateway does."""
         pods = self.pods
         decision = Decision(pods["d0"], (pods["d1"],), "decode", self.prefill, self.encode, self.why)
-        decision, hand_off = self.split_requests.of(self.request, decision, self, self._leg)
+        decision, hand_off = self.split_requests.of(self.request, decision, self, self._attempt)
         attempt = Attempt(self.request, decision, decision.target, 0, self.clock.now())
         while True:
             try:
                 if hand_off is None:
-                    with self._leg(attempt):
+                    with self._attempt(attempt):
                         await self.relay(attempt)
                 else:
                     await hand_off.run(attempt)
@@ -176,29 +176,29 @@ class World:
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         self._note(attempt)
-        answer: bytes = await self.scripts[attempt.endpoint.name](attempt)
-        return answer
+        raw: bytes = await self.scripts[attempt.endpoint.name](attempt)
+        return raw
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         self.passed_on.append((attempt.endpoint.name, attempt.status, body))
 
     @property
     def way(self) -> list[str]:
-        return [attempt.endpoint.name for attempt in self.legs]
+        return [attempt.endpoint.name for attempt in self.attempts]
 
     def assert_that_nothing_is_left(self) -> None:
         assert self.ledger.in_flight == 0
         assert all((pod.load.requests, pod.load.tokens) == (0, 0) for pod in self.pods.values())
-        assert all(leg.ending is not None for leg in self.legs)
+        assert all(attempt.ending is not None for attempt in self.attempts)
 
     def _note(self, attempt: Attempt) -> None:
-        self.legs.append(attempt)
+        self.attempts.append(attempt)
         self.bodies.append(orjson.loads(attempt.request.body))
         self.on_pods.append({name: pod.load.tokens for name, pod in self.pods.items() if pod.load.requests})
-        self.told.append(attempt.cached_to_report)
+        self.reported.append(attempt.cached_to_report)
 
     @contextmanager
-    def _leg(self, attempt: Attempt) -> Generator[None, None, None]:
+    def _attempt(self, attempt: Attempt) -> Generator[None, None, None]:
         self.ledger.attempt_started(attempt)
         if self.producer is not None:
             self.producer.pre_request(attempt, attempt.endpoint)
@@ -243,10 +243,10 @@ async def test_the_prompt_goes_to_one_pod_and_its_transfer_parameters_to_the_oth
     assert decode["max_tokens"] == 50
     assert decode["stream"] is True
     assert decode["kv_transfer_params"] == KEPT
-    assert [leg.stage for leg in world.legs] == [Stage.PREFILL, Stage.DECODE]
-    assert [leg.answers for leg in world.legs] == [False, True]
-    assert world.told == [None, 64]
-    assert world.legs[1].response_headers == [("x-kvlane-prefill-endpoint", "p0")]
+    assert [attempt.stage for attempt in world.attempts] == [Stage.PREFILL, Stage.DECODE]
+    assert [attempt.answers for attempt in world.attempts] == [False, True]
+    assert world.reported == [None, 64]
+    assert world.attempts[1].response_headers == [("x-kvlane-prefill-endpoint", "p0")]
     assert world.counts == {SPLIT: 1}
     world.assert_that_nothing_is_left()
 
@@ -255,7 +255,7 @@ async def test_each_pod_is_charged_until_the_decode_pod_has_responded() -> None:
     world = World()
     await world.serve()
     assert world.on_pods == [{"p0": PROMPT_TOKENS, "d0": 0}, {"p0": 0, "d0": 0}]
-    left = [leg.endpoint.load.requests for leg in world.legs]
+    left = [attempt.endpoint.load.requests for attempt in world.attempts]
     assert left == [0, 0]
 
 
@@ -268,7 +268,7 @@ async def test_the_prefill_pod_is_free_when_the_response_has_started() -> None:
         (listener,) = attempt.listeners.first_byte
         listener(attempt)
         seen.append(world.pods["p0"].load.requests)
-        await answers(attempt)
+        await responds(attempt)
 
     world.scripts["d0"] = begins
     await world.serve()
@@ -282,7 +282,7 @@ async def test_a_failed_prefill_pod_is_replaced_by_another(fault: Script) -> Non
     world.scripts["p0"] = fault
     await world.serve()
     assert world.way == ["p0", "p1", "d0"]
-    assert world.legs[1].number == 1
+    assert world.attempts[1].number == 1
     assert world.counts == {SPLIT: 1}
     world.assert_that_nothing_is_left()
 
@@ -296,8 +296,8 @@ async def test_the_decode_pod_does_all_if_no_prefill_pod_can(fault: Script) -> N
     assert set(world.way[:-1]) == {"p0", "p1"}
     assert "kv_transfer_params" not in world.bodies[-1]
     assert world.on_pods[-1] == {"d0": PROMPT_TOKENS}
-    assert world.legs[-1].stage is Stage.WHOLE
-    assert world.told[-1] is None
+    assert world.attempts[-1].stage is Stage.WHOLE
+    assert world.reported[-1] is None
     assert world.counts == {FAILED: 1}
     world.assert_that_nothing_is_left()
 
@@ -347,8 +347,8 @@ async def test_later_requests_wait_for_a_prompt_that_the_decode_pod_computes() -
 
     async def looks(attempt: Attempt) -> bytes | None:
         (pod,) = producer.models([d0], world.clock.now())
-        in_line.append(sum(leg.tokens for leg in pod.queue))
-        return await (answers if attempt.endpoint is d0 else breaks_off)(attempt)
+        in_line.append(sum(dispatched.tokens for dispatched in pod.queue))
+        return await (responds if attempt.endpoint is d0 else breaks_off)(attempt)
 
     world.scripts = dict.fromkeys(PODS, looks)
     await world.serve()
@@ -379,7 +379,7 @@ async def test_a_refused_or_empty_prefill_is_left_to_the_decode_pod(fault: Scrip
     world.scripts["p0"] = fault
     await world.serve()
     assert world.way == ["p0", "d0"]
-    assert world.legs[-1].stage is Stage.WHOLE
+    assert world.attempts[-1].stage is Stage.WHOLE
     world.assert_that_nothing_is_left()
 
 
@@ -397,8 +397,8 @@ async def test_a_prefill_pod_without_a_transfer_is_logged(
     world = World()
     world.scripts["p0"] = keeps_nothing
     await world.serve()
-    [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.getMessage() == (
+    [logged] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert logged.getMessage() == (
         "request id-1: no usable KV transfer from pod p0 (status 200); the decode pod computes the prompt"
     )
 
@@ -406,7 +406,7 @@ async def test_a_prefill_pod_without_a_transfer_is_logged(
 class RaisingConnector(Nixl):
     name = "raising"
 
-    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def hand_over(self, body: dict[str, Any]) -> dict[str, Any] | None:
         raise KeyError("block")
 
 
@@ -415,7 +415,7 @@ async def test_a_connector_that_raises_leaves_the_prompt_to_the_decode_pod(caplo
     world.split_requests.connector = RaisingConnector()
     await world.serve()
     assert world.way == ["p0", "d0"]
-    assert world.legs[-1].stage is Stage.WHOLE
+    assert world.attempts[-1].stage is Stage.WHOLE
     world.assert_that_nothing_is_left()
     assert "connector raising: failed to read the response of pod p0" in caplog.text
 
@@ -461,7 +461,7 @@ async def test_transfer_parameters_of_another_type_leave_the_prompt_to_the_decod
     world.scripts["p0"] = keeps_what_no_engine_takes
     await world.serve()
     assert world.way == ["p0", "d0"]
-    assert world.legs[-1].stage is Stage.WHOLE
+    assert world.attempts[-1].stage is Stage.WHOLE
     assert "kv_transfer_params" not in world.bodies[-1]
     world.assert_that_nothing_is_left()
 
@@ -491,7 +491,7 @@ async def test_after_all_prefill_pods_the_next_decode_pod_does_all() -> None:
     world.scripts |= {"p0": is_gone, "d0": breaks_off}
     await world.serve()
     assert world.way == ["p0", "p1", "d0", "d1"]
-    assert world.legs[-1].stage is Stage.WHOLE
+    assert world.attempts[-1].stage is Stage.WHOLE
     world.assert_that_nothing_is_left()
 
 
@@ -501,7 +501,7 @@ async def test_a_response_that_starts_as_its_prefill_breaks_off_continues() -> N
     async def begins_a_moment_later(attempt: Attempt) -> None:
         while "p0" not in world.way or world.ledger.in_flight > 1:
             await asyncio.sleep(0)
-        await answers(attempt)
+        await responds(attempt)
 
     world.scripts |= {"p0": breaks_off, "d0": begins_a_moment_later}
     await world.serve()
@@ -586,10 +586,10 @@ async def test_a_used_transfer_is_not_fetched_again() -> None:
 )
 async def test_requests_that_cannot_be_split_go_to_one_pod(body: bytes) -> None:
     world = World(body=body)
-    world._note = world.legs.append  # type: ignore[method-assign,assignment]  # the body may be no JSON
+    world._note = world.attempts.append  # type: ignore[method-assign,assignment]  # the body may be no JSON
     await world.serve()
     assert world.way == ["d0"]
-    assert world.legs[0].stage is Stage.WHOLE
+    assert world.attempts[0].stage is Stage.WHOLE
     assert list(world.counts) != [SPLIT]
     world.assert_that_nothing_is_left()
 
@@ -598,7 +598,7 @@ async def test_pods_with_addresses_in_the_id_get_the_same_id() -> None:
     world = World("p2p-nccl")
     await world.serve()
     assert world.way == ["p0", "d0"]
-    ids = [dict(leg.upstream_headers)["x-request-id"] for leg in world.legs]
+    ids = [dict(attempt.upstream_headers)["x-request-id"] for attempt in world.attempts]
     assert ids[0] == ids[1]
     assert ids[0].endswith("id-1")
 
@@ -615,7 +615,7 @@ class Meeting:
 
     async def decode(self, attempt: Attempt) -> None:
         await self._meet("d")
-        await answers(attempt)
+        await responds(attempt)
 
     async def _meet(self, who: str) -> None:
         self.here.add(who)
@@ -630,7 +630,7 @@ async def test_pods_that_connect_to_each_other_get_their_requests_at_once(connec
     world.scripts |= {"p0": meeting.prefill, "d0": meeting.decode}
     await world.serve()
     assert sorted(world.way) == ["d0", "p0"]
-    assert [leg.ending for leg in world.legs] == [Ending.COMPLETE, Ending.COMPLETE]
+    assert [attempt.ending for attempt in world.attempts] == [Ending.COMPLETE, Ending.COMPLETE]
     assert world.counts == {SPLIT: 1}
     world.assert_that_nothing_is_left()
 
@@ -680,7 +680,7 @@ async def test_a_decode_pod_that_fails_for_lack_of_the_transfer_is_not_blamed() 
             failed.clear()
             await asyncio.sleep(0)
             await declines(attempt)
-        await answers(attempt)
+        await responds(attempt)
 
     async def fails(attempt: Attempt) -> Any:
         failed.set()
@@ -689,7 +689,7 @@ async def test_a_decode_pod_that_fails_for_lack_of_the_transfer_is_not_blamed() 
     world.scripts |= {"p0": fails, "p1": fails, "d0": finds_nothing}
     await world.serve()
     assert (sorted(world.way[:4]), world.way[4:]) == (["d0", "d0", "p0", "p1"], ["d0"])
-    of_d0 = [leg.ending for leg in world.legs if leg.endpoint.name == "d0"]
+    of_d0 = [dispatched.ending for dispatched in world.attempts if dispatched.endpoint.name == "d0"]
     assert of_d0 == [Ending.EVICTED, Ending.EVICTED, Ending.COMPLETE]
     assert world.counts == {"prefill-failed": 1}
     world.assert_that_nothing_is_left()
@@ -719,7 +719,7 @@ async def test_a_client_that_leaves_ends_both_attempts() -> None:
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
-    assert {leg.ending for leg in world.legs} == {Ending.CLIENT_GONE}
+    assert {attempt.ending for attempt in world.attempts} == {Ending.CLIENT_GONE}
     world.assert_that_nothing_is_left()
 
 
@@ -755,7 +755,7 @@ async def test_media_are_distributed_and_their_locations_go_to_the_prefill_pod()
     await world.serve()
     assert sorted(world.way[:3]) == ["e0", "e0", "e1"]
     assert world.way[3:] == ["p0", "d0"]
-    assert {leg.stage for leg in world.legs[:3]} == {Stage.ENCODE}
+    assert {attempt.stage for attempt in world.attempts[:3]} == {Stage.ENCODE}
     assert set(world.bodies[3]["ec_transfer_params"]) == {"a", "b", "c"}
     assert "ec_transfer_params" not in world.bodies[4]
     world.assert_that_nothing_is_left()
@@ -767,7 +767,7 @@ async def test_without_a_prefill_pod_their_locations_go_to_the_decode_pod() -> N
     await world.serve()
     assert world.way == ["e0", "e0", "e0", "d0"]
     assert set(world.bodies[3]["ec_transfer_params"]) == {"a", "b", "c"}
-    assert world.legs[3].stage is Stage.WHOLE
+    assert world.attempts[3].stage is Stage.WHOLE
     world.assert_that_nothing_is_left()
 
 

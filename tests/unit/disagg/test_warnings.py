@@ -37,5 +37,5 @@ def test_valid_combinations_are_not_warned_of(connector: str, types: tuple[str, 
 def test_invalid_combinations_are_warned_of(
     connector: str, types: tuple[str, ...], roles: tuple[str, ...], path: str
 ) -> None:
-    (said,) = warnings(connector, "p", types, roles)
-    assert said.startswith(path)
+    (warning,) = warnings(connector, "p", types, roles)
+    assert warning.startswith(path)

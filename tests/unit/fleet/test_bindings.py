@@ -67,12 +67,14 @@ def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
 
 
 def test_shared_bindings_publish_local_ones_only() -> None:
-    said: list[tuple[str, str]] = []
-    bindings = SharedBindings(ManualClock(), lambda response_id, endpoint: said.append((response_id, endpoint.name)))
+    published: list[tuple[str, str]] = []
+    bindings = SharedBindings(
+        ManualClock(), lambda response_id, endpoint: published.append((response_id, endpoint.name))
+    )
     here, there = Endpoint("here"), Endpoint("there")
     bindings.bind("r1", here)
     bindings.bound_elsewhere("r2", there)
-    assert said == [("r1", "here")]
+    assert published == [("r1", "here")]
     assert bindings.find("r2") is there
     assert bindings.recent(1) == [("r2", there)]
     assert bindings.recent(9) == [("r1", here), ("r2", there)]

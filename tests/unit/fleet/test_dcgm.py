@@ -23,10 +23,10 @@ class Exporter:
 
     def __init__(self, text: str | None) -> None:
         self.text = text
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        self.asked.append((url, api_key))
+        self.requests.append((url, api_key))
         if self.text is None:
             raise ConnectRefused("nobody listens")
         return 200, self.text.encode()
@@ -66,7 +66,7 @@ async def test_the_exporter_is_near_the_pod_or_on_its_node_and_does_not_get_its_
     exporter = Exporter(line(50))
     gpus = Gpus(Endpoint("a", "http://10.0.0.1:8000", labels=labels, api_key="k"), exporter, ManualClock())
     await gpus.ask(settings)
-    assert exporter.asked == [(url, None)]
+    assert exporter.requests == [(url, None)]
     assert gpus.attributes == {"GPUUtilization": 0.5}
 
 
@@ -76,7 +76,7 @@ async def test_it_is_queried_at_its_interval() -> None:
     for _ in range(5):
         await gpus.ask(DcgmSettings(interval=Duration(2.0)))
         clock.advance(1.0)
-    assert len(exporter.asked) == 3
+    assert len(exporter.requests) == 3
 
 
 async def test_a_lost_exporter_is_logged_once_queried_rarely_and_its_values_expire(
@@ -90,7 +90,7 @@ async def test_a_lost_exporter_is_logged_once_queried_rarely_and_its_values_expi
         clock.advance(RETRY / 5)
         await gpus.ask(DcgmSettings())
     assert gpus.attributes == {}
-    assert len(exporter.asked) == 1 + 3
+    assert len(exporter.requests) == 1 + 3
     assert len(caplog.records) == 1
     exporter.text = line(60)
     clock.advance(RETRY)

@@ -29,7 +29,7 @@ BLOCKS = 100
 """Of a prompt; 16 tokens each."""
 
 
-def asked(held: Mapping[str, int], costs: Mapping[str, float] | None = None) -> InferenceRequest:
+def request_of(held: Mapping[str, int], costs: Mapping[str, float] | None = None) -> InferenceRequest:
     request = InferenceRequest("id", "/v1/completions", "m", Prompt((bytes(BLOCKS * 64),)))
     request.state.write(PREFIX_MATCH, Held(BLOCKS, held))
     if costs is not None:
@@ -52,14 +52,14 @@ def steered(request: InferenceRequest, *pods: Endpoint) -> list[str]:
 
 def test_prefixes_of_a_draining_pod_go_to_the_pod_with_most_of_them() -> None:
     a, b, c = pod("a"), pod("b"), pod("c")
-    assert steered(asked({"old": 90, "b": 20, "c": 60}), a, b, c) == ["c", "a", "b"]
+    assert steered(request_of({"old": 90, "b": 20, "c": 60}), a, b, c) == ["c", "a", "b"]
 
 
 def test_other_prefixes_go_where_they_were_sent() -> None:
     a, b = pod("a"), pod("b")
-    assert steered(asked({"old": 90}), a, b) == ["a", "b"]
-    assert steered(asked({"b": 50}), a, b) == ["a", "b"]
-    assert steered(asked({"old": 20, "a": 20, "b": 90}), a, b) == ["a", "b"]
+    assert steered(request_of({"old": 90}), a, b) == ["a", "b"]
+    assert steered(request_of({"b": 50}), a, b) == ["a", "b"]
+    assert steered(request_of({"old": 20, "a": 20, "b": 90}), a, b) == ["a", "b"]
     assert steered(InferenceRequest("id", "/", "m"), a, b) == ["a", "b"]
 
 
@@ -68,12 +68,12 @@ def test_other_prefixes_go_where_they_were_sent() -> None:
     [({"tokens": 2500}, "b"), ({"tokens": 2600}, "a"), ({"running": 5}, "b"), ({"running": 6}, "a")],
 )
 def test_a_pod_with_too_much_load_is_not_chosen(busier: dict[str, Any], goes_to: str) -> None:
-    assert steered(asked({"old": 90, "b": 80}), pod("a"), pod("b", **busier))[0] == goes_to
+    assert steered(request_of({"old": 90, "b": 80}), pod("a"), pod("b", **busier))[0] == goes_to
 
 
 @pytest.mark.parametrize(("cost", "goes_to"), [(0.12, "b"), (0.14, "a")])
 def test_with_predictions_the_comparison_is_in_seconds(cost: float, goes_to: str) -> None:
-    request = asked({"old": 90, "b": 80}, {"a": 0.0, "b": cost})
+    request = request_of({"old": 90, "b": 80}, {"a": 0.0, "b": cost})
     assert steered(request, pod("a"), pod("b", running=500))[0] == goes_to
 
 
@@ -117,10 +117,10 @@ def computed(config: str, seed: int, *, steers: bool) -> tuple[int, float]:
 
     outcomes = Drained(named([*first, *later]), pods, policy, clock, Random(seed)).run()
     assert {outcome.pod for outcome in outcomes[:DOCUMENTS]} == {0}
-    asked = outcomes[DOCUMENTS:]
-    waits = [outcome.first_token - outcome.job.arrival for outcome in asked if outcome.first_token is not None]
+    repeated = outcomes[DOCUMENTS:]
+    waits = [outcome.first_token - outcome.job.arrival for outcome in repeated if outcome.first_token is not None]
     assert len(waits) == DOCUMENTS * QUESTIONS
-    return len({(outcome.pod, outcome.job.ids[1]) for outcome in asked}), sum(waits) / len(waits)
+    return len({(outcome.pod, outcome.job.ids[1]) for outcome in repeated}), sum(waits) / len(waits)
 
 
 @pytest.mark.parametrize("config", ["prefix-aware.yaml", "latency.yaml"])

@@ -48,13 +48,13 @@ def counts(endpoint: Endpoint) -> tuple[int, int]:
 
 def test_an_attempt_counts_from_its_dispatch_to_its_end() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = attempt(pod, tokens=100, cached_blocks=2, output=30)
-    ledger.attempt_started(leg)
+    dispatched = attempt(pod, tokens=100, cached_blocks=2, output=30)
+    ledger.attempt_started(dispatched)
     assert counts(pod) == (1, 100 - 32 + 30)
     assert ledger.in_flight == 1
-    ledger.first_byte(leg)
+    ledger.first_byte(dispatched)
     assert counts(pod) == (1, 30)
-    ledger.attempt_ended(leg)
+    ledger.attempt_ended(dispatched)
     assert counts(pod) == (0, 0)
     assert ledger.in_flight == 0
 
@@ -73,49 +73,49 @@ def test_a_match_longer_than_the_prompt_leaves_nothing_to_prefill() -> None:
 
 def test_a_tokenized_prompt_counts_instead_of_the_estimate() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = attempt(pod, tokens=100)
-    leg.request.state.write(TOKENIZED_PROMPT, Prompt((b"1234" * 7,)))
-    ledger.attempt_started(leg)
+    dispatched = attempt(pod, tokens=100)
+    dispatched.request.state.write(TOKENIZED_PROMPT, Prompt((b"1234" * 7,)))
+    ledger.attempt_started(dispatched)
     assert pod.load.tokens == 7
 
 
 def test_repeated_calls_change_nothing() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = attempt(pod)
-    ledger.attempt_started(leg)
-    ledger.attempt_started(leg)
+    dispatched = attempt(pod)
+    ledger.attempt_started(dispatched)
+    ledger.attempt_started(dispatched)
     assert counts(pod) == (1, 10)
-    ledger.first_byte(leg)
-    ledger.first_byte(leg)
-    ledger.attempt_ended(leg)
-    ledger.attempt_ended(leg)
-    ledger.first_byte(leg)
+    ledger.first_byte(dispatched)
+    ledger.first_byte(dispatched)
+    ledger.attempt_ended(dispatched)
+    ledger.attempt_ended(dispatched)
+    ledger.first_byte(dispatched)
     assert counts(pod) == (0, 0)
 
 
 def test_an_ended_attempt_does_not_enter_again() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = attempt(pod)
-    ledger.attempt_started(leg)
-    leg.ending = Ending.COMPLETE
-    ledger.attempt_ended(leg)
-    ledger.attempt_started(leg)
+    dispatched = attempt(pod)
+    ledger.attempt_started(dispatched)
+    dispatched.ending = Ending.COMPLETE
+    ledger.attempt_ended(dispatched)
+    ledger.attempt_started(dispatched)
     assert counts(pod) == (0, 0)
 
 
 def test_an_attempt_that_never_entered_does_not_leave() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = attempt(pod)
-    ledger.first_byte(leg)
-    ledger.attempt_ended(leg)
+    dispatched = attempt(pod)
+    ledger.first_byte(dispatched)
+    ledger.attempt_ended(dispatched)
     assert counts(pod) == (0, 0)
 
 
 def test_a_pod_that_was_removed_and_returned_has_no_old_load() -> None:
     ledger, old, new = Ledger(ManualClock()), Endpoint("a"), Endpoint("a")
-    leg = attempt(old)
-    ledger.attempt_started(leg)
-    ledger.attempt_ended(leg)
+    dispatched = attempt(old)
+    ledger.attempt_started(dispatched)
+    ledger.attempt_ended(dispatched)
     assert counts(old) == (0, 0)
     assert counts(new) == (0, 0)
 
@@ -127,14 +127,14 @@ def test_a_pod_that_was_removed_and_returned_has_no_old_load() -> None:
 )
 def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[int, str]]) -> None:
     ledger, pods = Ledger(ManualClock()), [Endpoint("a"), Endpoint("b", weight=3)]
-    legs = [attempt(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
+    attempts = [attempt(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
     for number, call in steps:
-        getattr(ledger, call)(legs[number])
+        getattr(ledger, call)(attempts[number])
         for pod in pods:
             assert min(counts(pod)) >= 0
             assert pod.view.running == pod.load.requests
-    for leg in legs:
-        ledger.attempt_ended(leg)
+    for dispatched in attempts:
+        ledger.attempt_ended(dispatched)
     for pod in pods:
         assert counts(pod) == (0, 0)
     assert ledger.in_flight == 0
@@ -168,9 +168,9 @@ def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_th
     picks: Counter[str] = Counter()
     for _ in range(4000):
         target = min(pods, key=lambda pod: (pod.load.recent, rng.random()))
-        leg = attempt(target)
-        ledger.attempt_started(leg)
-        ledger.attempt_ended(leg)
+        dispatched = attempt(target)
+        ledger.attempt_started(dispatched)
+        ledger.attempt_ended(dispatched)
         picks[target.name] += 1
         clock.advance(gap)
     assert picks["a"] / picks["b"] == pytest.approx(3.0, rel=0.02)
@@ -179,8 +179,8 @@ def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_th
 def test_a_pod_that_joins_does_not_get_all_the_traffic() -> None:
     clock = ManualClock()
     ledger, pods = Ledger(clock), [Endpoint("a"), Endpoint("b"), Endpoint("c")]
-    for leg in [attempt(pod) for pod in pods[:2] for _ in range(100)]:
-        ledger.attempt_started(leg)
+    for dispatched in [attempt(pod) for pod in pods[:2] for _ in range(100)]:
+        ledger.attempt_started(dispatched)
     ledger.level(pods[2], pods)
     picks: Counter[str] = Counter()
     for _ in range(300):
@@ -209,17 +209,17 @@ def test_load_of_siblings_is_part_of_the_load_and_replaced_completely() -> None:
 
 
 def test_a_shared_ledger_publishes_each_change_once() -> None:
-    said: list[tuple[str, int]] = []
+    published: list[tuple[str, int]] = []
     ledger = SharedLedger(
         ManualClock(),
-        lambda endpoint, work: said.append((endpoint.name, work)),
-        lambda endpoint: said.append((endpoint.name, 0)),
+        lambda endpoint, work: published.append((endpoint.name, work)),
+        lambda endpoint: published.append((endpoint.name, 0)),
     )
     pod = Endpoint("a")
-    leg = attempt(pod, tokens=10)
-    ledger.attempt_started(leg)
-    ledger.attempt_started(leg)
-    ledger.first_byte(leg)
-    ledger.attempt_ended(leg)
-    assert said == [("a", 11), ("a", 0), ("a", 0)]
+    dispatched = attempt(pod, tokens=10)
+    ledger.attempt_started(dispatched)
+    ledger.attempt_started(dispatched)
+    ledger.first_byte(dispatched)
+    ledger.attempt_ended(dispatched)
+    assert published == [("a", 11), ("a", 0), ("a", 0)]
     assert counts(pod) == (0, 0)

@@ -30,27 +30,27 @@ def pod(name: str, **keys: object) -> PodSettings:
 
 
 class Pair:
-    """An origin and a mirror whose clocks have nothing to do with each other."""
+    """An origin and a mirror with unrelated clocks."""
 
     def __init__(self) -> None:
         self.clock, self.other_clock = ManualClock(100.0), ManualClock(5000.0)
-        self.said: list[tuple[News, bytes]] = []
-        self.heard: list[tuple[str, str]] = []
-        self.origin = MirroredFleet(self.clock, lambda news, record: self.said.append((news, record)))
+        self.published: list[tuple[News, bytes]] = []
+        self.events: list[tuple[str, str]] = []
+        self.origin = MirroredFleet(self.clock, lambda news, record: self.published.append((news, record)))
         self.mirror = Mirror(
             self.other_clock,
-            on_ready=lambda endpoint: self.heard.append(("ready", endpoint.name)),
-            on_restarted=lambda endpoint: self.heard.append(("restarted", endpoint.name)),
-            on_removed=lambda endpoint: self.heard.append(("removed", endpoint.name)),
+            on_ready=lambda endpoint: self.events.append(("ready", endpoint.name)),
+            on_restarted=lambda endpoint: self.events.append(("restarted", endpoint.name)),
+            on_removed=lambda endpoint: self.events.append(("removed", endpoint.name)),
         )
 
     def tell(self) -> None:
-        for news, record in self.said:
+        for news, record in self.published:
             self.mirror.apply(news, record)
-        self.said.clear()
+        self.published.clear()
 
     def tell_all(self) -> None:
-        self.said.clear()
+        self.published.clear()
         for news, record in self.origin.messages():
             self.mirror.apply(news, record)
 
@@ -78,7 +78,7 @@ def test_a_pod_is_a_candidate_in_the_mirror_when_it_is_one_in_the_origin() -> No
     assert pair.mirror.models() == pair.origin.models()
     assert (seen.url, seen.weight, seen.role, seen.api_key) == ("http://a", 2.0, "decode", "k")
     assert seen.labels == endpoint.labels
-    assert pair.heard == [("ready", "a")]
+    assert pair.events == [("ready", "a")]
     pair.origin.refused(endpoint)
     pair.tell()
     assert pair.seen("a").state is EndpointState.EJECTED
@@ -115,7 +115,7 @@ def test_a_removed_pod_leaves_the_mirror_after_the_origin() -> None:
     pair.origin.sweep()
     pair.tell()
     assert pair.mirror.get("a") is None
-    assert pair.heard == [("ready", "a"), ("removed", "a")]
+    assert pair.events == [("ready", "a"), ("removed", "a")]
 
 
 def test_a_scrape_has_the_same_age_and_in_flight_in_the_mirror() -> None:
@@ -150,11 +150,11 @@ def test_a_restart_is_received_once_and_not_by_later_mirrors() -> None:
     pair.origin.restarted(endpoint)
     pair.tell()
     pair.tell_all()
-    assert pair.heard == [("ready", "a"), ("restarted", "a")]
+    assert pair.events == [("ready", "a"), ("restarted", "a")]
     late = Pair()
     for news, record in pair.origin.messages():
         late.mirror.apply(news, record)
-    assert late.heard == [("ready", "a")]
+    assert late.events == [("ready", "a")]
 
 
 def test_a_mirror_that_missed_everything_is_restored_by_all_records() -> None:
@@ -169,16 +169,16 @@ def test_a_mirror_that_missed_everything_is_restored_by_all_records() -> None:
     assert {endpoint.name: endpoint.state for endpoint in pair.mirror.endpoints} == {
         endpoint.name: endpoint.state for endpoint in pair.origin.endpoints
     }
-    assert ("removed", "gone") in pair.heard
+    assert ("removed", "gone") in pair.events
 
 
 def test_unchanged_values_are_not_published() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
-    pair.said.clear()
+    pair.published.clear()
     pair.origin.listed(endpoint, None)
     pair.origin.reached(endpoint)
-    assert pair.said == []
+    assert pair.published == []
 
 
 @pytest.mark.parametrize("record", [b"", b"{]", b"{}", b"[1]", b'{"pod":{},"contact":"ready","restarts":0}'])
@@ -215,7 +215,7 @@ def test_ejections_at_an_origin_do_not_change_the_reported_state() -> None:
     endpoint = pair.ready("a")
     pair.tell()
     pair.origin.eject(endpoint, "ill")
-    assert [news for news, _ in pair.said] == []
+    assert [news for news, _ in pair.published] == []
 
 
 def test_a_pod_of_the_same_name_with_another_uid_is_new_in_mirrors() -> None:
@@ -229,4 +229,4 @@ def test_a_pod_of_the_same_name_with_another_uid_is_new_in_mirrors() -> None:
     assert second is not None
     assert second is not first
     assert second.state is EndpointState.STARTING
-    assert pair.heard[-1] == ("removed", "a")
+    assert pair.events[-1] == ("removed", "a")

@@ -41,7 +41,7 @@ class World:
         self.clock.advance(0.001)
 
     def ask(
-        self, named: int, answered: int | None, tokens: int = 100, path: str = "/v1/chat/completions", **keys: Any
+        self, named: int, served_by: int | None, tokens: int = 100, path: str = "/v1/chat/completions", **keys: Any
     ) -> None:
         """A request that names one rank and is counted by another, or by none."""
         attempt = Attempt(
@@ -54,8 +54,8 @@ class World:
         attempt.usage, attempt.status, attempt.ending = Usage(tokens, 1), 200, Ending.COMPLETE
         for key, value in keys.items():
             setattr(attempt, key, value)
-        if answered is not None:
-            self.counted[answered] += tokens
+        if served_by is not None:
+            self.counted[served_by] += tokens
         self.check.attempt_ended(attempt)
         self.scrape()
 

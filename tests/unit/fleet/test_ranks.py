@@ -32,7 +32,7 @@ def test_each_rank_of_a_pod_is_a_candidate() -> None:
     assert {endpoint.lead for endpoint in calls.fleet.endpoints} == {lead}
     assert {endpoint.url for endpoint in calls.fleet.endpoints} == {"http://a"}
     assert {endpoint.pod_name for endpoint in calls.fleet.endpoints} == {"a"}
-    assert calls.heard == [("ready", "a/0"), ("ready", "a/1"), ("ready", "a/2")]
+    assert calls.events == [("ready", "a/0"), ("ready", "a/1"), ("ready", "a/2")]
 
 
 def test_a_pod_without_ranks_is_one_endpoint() -> None:
@@ -82,7 +82,7 @@ def test_a_removed_pod_waits_for_the_requests_of_all_ranks() -> None:
     calls.fleet.sweep()
     assert calls.fleet.endpoints == []
     assert {state(each) for each in lead.ranks} == {EndpointState.GONE}
-    assert calls.heard[-3:] == [("removed", "a/0"), ("removed", "a/1"), ("removed", "a/2")]
+    assert calls.events[-3:] == [("removed", "a/0"), ("removed", "a/1"), ("removed", "a/2")]
 
 
 def test_a_pod_and_a_rank_are_found_by_their_names() -> None:
@@ -101,7 +101,7 @@ def test_ranks_are_detected_at_the_first_scrape_unless_configured_otherwise() ->
     assert names(calls.fleet.ranks_seen(found, 2)) == ["a/0", "a/1"]
     assert names(calls.fleet.ranks_seen(forbidden, 2)) == ["b"]
     assert state(found) is EndpointState.GONE
-    assert calls.heard == [("removed", "a")]
+    assert calls.events == [("removed", "a")]
 
 
 def test_a_changed_number_of_ranks_keeps_the_remaining_ones() -> None:
@@ -112,10 +112,10 @@ def test_a_changed_number_of_ranks_keeps_the_remaining_ones() -> None:
     assert list(more[:2]) == first
     assert [state(each) for each in more] == [EndpointState.READY] * 4
     assert {each.models for each in more} == {frozenset({"m"})}
-    assert calls.heard[-2:] == [("ready", "a/2"), ("ready", "a/3")]
+    assert calls.events[-2:] == [("ready", "a/2"), ("ready", "a/3")]
     fewer = calls.fleet.ranks_seen(lead, 3)
     assert (list(fewer), state(more[3]), fewer[0].ranks) == (list(more[:3]), EndpointState.GONE, tuple(more[:3]))
-    assert calls.heard[-1] == ("removed", "a/3")
+    assert calls.events[-1] == ("removed", "a/3")
 
 
 def test_a_declared_number_holds_while_metrics_do_not_distinguish_ranks() -> None:

@@ -27,10 +27,10 @@ def test_a_sleeping_pod_is_no_candidate_until_it_wakes_up_without_its_caches() -
     assert state(one) is EndpointState.EJECTED
     assert calls.fleet.ejection_reasons(one) == ["asleep"]
     assert calls.fleet.knows("m")
-    calls.heard.clear()
+    calls.events.clear()
     sleep(calls, one, 0)
     assert list(calls.fleet.endpoints_for("m")) == [one, other]
-    assert calls.heard == [("restarted", "a")]
+    assert calls.events == [("restarted", "a")]
     assert calls.fleet.ejection_reasons(one) == []
 
 

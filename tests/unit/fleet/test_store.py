@@ -29,7 +29,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.heard: list[tuple[str, str]] = []
+        self.events: list[tuple[str, str]] = []
         self.fleet = Fleet(
             self.clock,
             on_ready=lambda endpoint: self.hear("ready", endpoint),
@@ -39,7 +39,7 @@ class Calls:
         )
 
     def hear(self, what: str, endpoint: Endpoint) -> None:
-        self.heard.append((what, endpoint.name))
+        self.events.append((what, endpoint.name))
 
     def ready(self, name: str, *models: str, **keys: object) -> Endpoint:
         endpoint = self.fleet.add(pod(name, **keys))
@@ -56,7 +56,7 @@ def test_a_pod_is_a_candidate_from_its_first_response_on() -> None:
     calls.fleet.reached(endpoint)
     assert state(endpoint) is EndpointState.READY
     assert list(calls.fleet.endpoints_for("m")) == [endpoint]
-    assert calls.heard == [("ready", "a")]
+    assert calls.events == [("ready", "a")]
 
 
 def test_a_model_is_served_by_pods_that_list_it_and_pods_without_a_list() -> None:
@@ -195,7 +195,7 @@ def test_an_idle_pod_is_removed_at_once() -> None:
     calls.fleet.remove("a")
     assert list(calls.fleet.endpoints) == []
     assert calls.fleet.get("a") is None
-    assert calls.heard[-1] == ("removed", "a")
+    assert calls.events[-1] == ("removed", "a")
 
 
 def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
@@ -210,7 +210,7 @@ def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
     endpoint.charge(-1, 0)
     calls.fleet.sweep()
     assert list(calls.fleet.endpoints) == []
-    assert [what for what, _ in calls.heard] == ["ready", "removed"]
+    assert [what for what, _ in calls.events] == ["ready", "removed"]
 
 
 def test_a_pod_with_endless_requests_is_removed_after_the_grace_period() -> None:
@@ -249,7 +249,7 @@ def test_a_pod_added_after_its_removal_is_new() -> None:
     calls.fleet.restarted(old)
     assert state(new) is EndpointState.STARTING
     assert new.models is None
-    assert "restarted" not in [what for what, _ in calls.heard]
+    assert "restarted" not in [what for what, _ in calls.events]
 
 
 def test_a_request_without_a_model_is_served_by_any_ready_pod() -> None:
@@ -319,9 +319,11 @@ def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCap
 
 def test_watchers_get_existing_new_and_removed_pods() -> None:
     fleet = Calls().fleet
-    heard: list[str] = []
+    events: list[str] = []
     fleet.add(pod("a"))
-    fleet.watch(lambda endpoint: heard.append("+" + endpoint.name), lambda endpoint: heard.append("-" + endpoint.name))
+    fleet.watch(
+        lambda endpoint: events.append("+" + endpoint.name), lambda endpoint: events.append("-" + endpoint.name)
+    )
     fleet.add(pod("b"))
     fleet.remove("a")
-    assert heard == ["+a", "+b", "-a"]
+    assert events == ["+a", "+b", "-a"]

@@ -14,7 +14,7 @@ from proxy.fleet.warmup import LARGEST_BODY, MOST_COUNTED, SharedPrompts
 CHAT = "/v1/chat/completions"
 
 
-def asked(system: str, question: str = "?", model: str = "m", **fields: Any) -> InferenceRequest:
+def conversation(system: str, question: str = "?", model: str = "m", **fields: Any) -> InferenceRequest:
     messages = [{"role": "system", "content": system * 50}, {"role": "user", "content": question}]
     return InferenceRequest("id", CHAT, model, body=orjson.dumps({"model": model, "messages": messages, **fields}))
 
@@ -26,7 +26,7 @@ def prompts(clock: ManualClock | None = None, **settings: Any) -> SharedPrompts:
 
 def see(seen: SharedPrompts, system: str, times: int = 3, model: str = "m") -> None:
     for number in range(times):
-        seen.see(asked(system, f"question {number}", model))
+        seen.see(conversation(system, f"question {number}", model))
 
 
 def systems(seen: SharedPrompts, models: frozenset[str] | None = None) -> list[str]:
@@ -44,7 +44,7 @@ def test_a_prompt_is_kept_when_enough_different_requests_share_it() -> None:
 def test_repetitions_of_one_request_do_not_count() -> None:
     seen = prompts()
     for _ in range(20):
-        seen.see(asked("private ", "the same"))
+        seen.see(conversation("private ", "the same"))
     assert systems(seen) == []
 
 
@@ -98,7 +98,7 @@ def test_counters_are_bounded() -> None:
     seen = prompts()
     see(seen, "shared! ", 3)
     for number in range(MOST_COUNTED + 10):
-        seen.see(asked(f"user {number} "))
+        seen.see(conversation(f"user {number} "))
     assert len(seen._heads) == MOST_COUNTED
     assert (systems(seen), seen.bytes) == ([], 0)
 
@@ -106,6 +106,6 @@ def test_counters_are_bounded() -> None:
 def test_large_bodies_and_uploads_are_skipped() -> None:
     seen = prompts(shared_by=2)
     for number in range(4):
-        seen.see(asked("shared! ", f"{number}" * LARGEST_BODY))
+        seen.see(conversation("shared! ", f"{number}" * LARGEST_BODY))
         seen.see(InferenceRequest("id", CHAT, "m"))
     assert systems(seen) == []

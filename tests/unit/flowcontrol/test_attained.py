@@ -15,7 +15,7 @@ from proxy.flowcontrol.queue import AttainedService, tokens_of
 from proxy.flowcontrol.settings import LeastService
 
 
-def leg(**seen: Any) -> Attempt:
+def attempt(**seen: Any) -> Attempt:
     pod = Endpoint("a")
     attempt = Attempt(InferenceRequest("r", "/", "m", Prompt((b"x" * 400,))), Decision(pod), pod, 0, 0.0)
     for name, value in seen.items():
@@ -62,4 +62,4 @@ def test_tenants_without_recent_responses_are_dropped() -> None:
     ],
 )
 def test_a_response_token_counts_as_two_prompt_tokens(seen: Any, tokens: float) -> None:
-    assert tokens_of([leg(**seen)]) == tokens
+    assert tokens_of([attempt(**seen)]) == tokens

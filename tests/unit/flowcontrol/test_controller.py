@@ -47,7 +47,7 @@ class World:
         self.watcher = Watcher()
         self.usage: Usage | None = None
         self.order: list[str] = []
-        self.asked = 0
+        self.queries = 0
         """Number of searches for pods."""
         self.refused: dict[str, QueueFull] = {}
         self._doors: dict[str, asyncio.Event] = {}
@@ -59,7 +59,7 @@ class World:
         return self.pods
 
     def endpoints_for(self, model: str) -> Sequence[Endpoint]:
-        self.asked += 1
+        self.queries += 1
         return [pod for pod in self.pods if pod.models is None or model in pod.models]
 
     async def come(self, *names: str, **fields: Any) -> None:
@@ -244,11 +244,11 @@ async def test_requests_that_leave_the_queue_together_cause_one_search_for_pods(
     async def searches(leaving: int) -> int:
         async with world(max_concurrent=1) as it:
             await it.come("x", *(f"{number}" for number in range(20)))
-            before = it.asked
+            before = it.queries
             for number in range(leaving):
                 it._tasks[f"{number}"].cancel()
             await it.settle()
-            return it.asked - before
+            return it.queries - before
 
     assert await searches(10) == await searches(1)
 
@@ -482,16 +482,16 @@ async def test_a_full_model_of_a_higher_band_does_not_block_others_of_a_lower_ba
 async def test_a_request_whose_pod_failed_needs_capacity_again() -> None:
     async with world(max_concurrent_per_pod=1) as it:
         await it.come("a")
-        (passage,) = it.control._inside
+        (ticket,) = it.control._inside
         taken, free = sorted(it.pods, key=lambda pod: -pod.load.requests)
         taken.charge(-1, -1)
-        assert it.control.narrow(passage.request, [taken, free]) == [taken, free]
+        assert it.control.narrow(ticket.request, [taken, free]) == [taken, free]
         await it.come("b")
         assert it.names == "ab"
         await it.come("c")
         assert it.names == "ab", "one of the two places is for who looks for another pod"
         taken.charge(1, 1)
-        it.control.attempt_started(_sent(passage.request, taken))
+        it.control.attempt_started(_sent(ticket.request, taken))
 
 
 def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:
@@ -618,12 +618,12 @@ async def test_clients_that_leave_together_cause_one_search_for_capacity() -> No
         names = [f"r{number}" for number in range(300)]
         for name in names:
             await it.come(name, tenant=name)
-        asked = it.asked
+        before = it.queries
         for name in names[1:]:
             it._tasks[name].cancel()
         await it.settle()
         assert it.control.queue.waiting == 0
-        assert it.asked - asked < 5
+        assert it.queries - before < 5
 
 
 async def test_queued_requests_proceed_when_the_pool_is_removed() -> None:

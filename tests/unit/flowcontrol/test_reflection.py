@@ -9,11 +9,11 @@ from proxy.flowcontrol.capacity import ReflectiveCeilings
 
 def turns(saturation: float, depth: float) -> str:
     reflection = ReflectiveCeilings()
-    said = ""
+    text = ""
     for _ in range(12):
         reflection.turn(saturation)
-        said += "x" if reflection.is_open(saturation, depth) else "."
-    return said
+        text += "x" if reflection.is_open(saturation, depth) else "."
+    return text
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,15 @@ def request(priority: int = -1, forecast: Forecast | None = None, **headers: str
     return made
 
 
-def refused(settings: Shedding, asked: InferenceRequest, endpoints: Sequence[Endpoint], drawn: float = 0.5) -> bool:
+def refused(settings: Shedding, incoming: InferenceRequest, endpoints: Sequence[Endpoint], drawn: float = 0.5) -> bool:
     watcher = Watcher()
     gate = SheddingGate(settings, Chance(drawn), watcher)
     refusal = None
     try:
-        assert gate.narrow(asked, endpoints) == endpoints
+        assert gate.narrow(incoming, endpoints) == endpoints
     except QueueFull as error:
         refusal = error.reason
-    assert watcher.not_served == ([] if refusal is None else [(str(asked.priority), refusal.value)])
+    assert watcher.not_served == ([] if refusal is None else [(str(incoming.priority), refusal.value)])
     return refusal is Reason.SATURATED
 
 
@@ -124,14 +124,14 @@ class TestMissedObjectives:
     def test_unreachable_objectives_are_refused(
         self, headers: dict[str, str], ttft: float, tpot: float, is_refused: bool
     ) -> None:
-        asked = request(-1, Forecast(ttft, tpot), **headers)
-        assert refused(self.SETTINGS, asked, pods(3, 3)) is is_refused
+        incoming = request(-1, Forecast(ttft, tpot), **headers)
+        assert refused(self.SETTINGS, incoming, pods(3, 3)) is is_refused
         assert not refused(self.SETTINGS, request(0, Forecast(ttft, tpot), **headers), pods(3, 3))
 
     @pytest.mark.parametrize("idle", [{"in_flight": 0}, {"kv_usage": 0.01}])
     def test_an_idle_pod_accepts_anything(self, idle: dict[str, Any]) -> None:
-        asked = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
-        assert not refused(self.SETTINGS, asked, [*pods(3), *pods(0, **idle)])
+        incoming = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
+        assert not refused(self.SETTINGS, incoming, [*pods(3), *pods(0, **idle)])
 
     def test_without_predictions_nothing_is_refused(self) -> None:
         assert not refused(self.SETTINGS, request(-1, None, **{"x-slo-ttft-ms": "500"}), pods(3))

@@ -20,12 +20,12 @@ from tests.unit.flowcontrol.test_controller import World, world
 NOTHING: Lent = {}
 
 
-def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-    """There is no peer."""
+def unheard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+    """Publish to no peer."""
 
 
 def test_a_worker_above_its_part_lets_others_go_first() -> None:
-    siblings = SharedCaps(2, heard)
+    siblings = SharedCaps(2, unheard)
     assert not siblings.go_first(0, 8, 8), "no other process waits"
     siblings.receive(1, "1", 0, NOTHING, ["m"])
     assert siblings.go_first(0, 5, 8)
@@ -39,37 +39,37 @@ def test_a_worker_above_its_part_lets_others_go_first() -> None:
 
 
 def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
-    siblings = SharedCaps(2, heard)
+    siblings = SharedCaps(2, unheard)
     siblings.receive(1, "1", 5, NOTHING, ["m"])
     assert siblings.go_first(0, 0, 8)
     assert not siblings.go_first(9, 8, 8)
 
 
 def test_only_changes_are_published() -> None:
-    told: list[int | None] = []
-    siblings = SharedCaps(2, lambda highest, given, wants: told.append(highest))
+    published: list[int | None] = []
+    siblings = SharedCaps(2, lambda highest, given, wants: published.append(highest))
     for highest in (None, 3, 3, 3, 0, None, None):
         siblings.say(highest)
-    assert told == [3, 0, None]
+    assert published == [3, 0, None]
     siblings.receive(1, "1", 0, NOTHING, ["m"])
     siblings.lend("x", 1, "m")
     siblings.say(None)
-    assert told == [3, 0, None, None]
+    assert published == [3, 0, None, None]
 
 
 @given(st.integers(0, 20), st.integers(1, 5))
 def test_the_parts_sum_up_to_the_cap(most: int, workers: int) -> None:
-    assert sum(SharedCaps(workers, heard, seat).part("x", most) for seat in range(workers)) == most
+    assert sum(SharedCaps(workers, unheard, seat).part("x", most) for seat in range(workers)) == most
 
 
 @given(st.data())
 def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObject) -> None:
     workers, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
-    said: list[tuple[int, int, bytes]] = []
+    published: list[tuple[int, int, bytes]] = []
 
     def teller(number: int) -> Publish:
         def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-            said.extend(
+            published.extend(
                 (number, to, SharedQueue.packed("p", str(number), highest, given, wants))
                 for to in range(workers)
                 if to != number
@@ -84,17 +84,17 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
         if one.wait and (part := one.part("x", most)) > 0:
             one.lend("x", data.draw(st.integers(1, part)), "m")
         one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
-        for _ in range(data.draw(st.integers(0, len(said)))):
-            number, to, body = said.pop(0)
+        for _ in range(data.draw(st.integers(0, len(published)))):
+            number, to, body = published.pop(0)
             queues[to].receive(number, FrameKind.WAITING, body)
         assert sum(one.part("x", most) for one in all_of_them) <= most
-    for number, to, body in said:
+    for number, to, body in published:
         queues[to].receive(number, FrameKind.WAITING, body)
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
 def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
-    siblings = SharedCaps(2, heard, 0, "7")
+    siblings = SharedCaps(2, unheard, 0, "7")
     siblings.receive(8, "8", 0, {"7": {"x": 1}}, ["m"])
     siblings.lend("x", 3, "m")
     assert siblings.part("x", 8) == 4 + 1 - 3
@@ -102,7 +102,7 @@ def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
     assert siblings.part("x", 8) == 4
 
 
-def told(number: int, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
+def state_of(number: int, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
     return SharedQueue.packed("p", str(number), highest, given, wants)
 
 
@@ -113,7 +113,7 @@ def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
 
 def test_published_parts_equal_applied_ones() -> None:
     looked: list[bool] = []
-    speaker, hearer = SharedCaps(2, heard), SharedCaps(2, heard, 1, "5")
+    speaker, hearer = SharedCaps(2, unheard), SharedCaps(2, unheard, 1, "5")
     speaker.receive(5, "5", 0, NOTHING, ["m"])
     speaker.lend("requests ", 2, "m")
     speaker.say(7, ("m",))
@@ -143,7 +143,7 @@ def test_published_parts_equal_applied_ones() -> None:
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
 def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int], cap: str) -> None:
-    everybody = [SharedCaps(of, heard, seat) for of in workers for seat in range(of)]
+    everybody = [SharedCaps(of, unheard, seat) for of in workers for seat in range(of)]
     ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
     for one, rank in zip(everybody, ranks, strict=True):
         one.set_hosts(len(workers), rank)
@@ -151,7 +151,7 @@ def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int],
 
 
 def test_indivisible_caps_of_different_pods_go_to_different_hosts() -> None:
-    hosts = [SharedCaps(1, heard), SharedCaps(1, heard)]
+    hosts = [SharedCaps(1, unheard), SharedCaps(1, unheard)]
     for rank, host in enumerate(hosts):
         host.set_hosts(2, rank)
     parts = [[host.part(f"requests pod-{number}", 1) for number in range(20)] for host in hosts]
@@ -164,24 +164,24 @@ class Hosts:
 
     def __init__(self, count: int, most: int) -> None:
         self._most = most
-        self._said: list[tuple[int, bytes]] = []
+        self._sent: list[tuple[int, bytes]] = []
         self.all = [SharedCaps(1, self._teller(number), 0, str(number)) for number in range(count)]
         self._queues = [SharedQueue("p", one, lambda: None) for one in self.all]
         for rank, one in enumerate(self.all):
             one.set_hosts(count, rank)
 
     def _teller(self, number: int) -> Publish:
-        return lambda highest, given, wants: self._said.append(
+        return lambda highest, given, wants: self._sent.append(
             (number, SharedQueue.packed("p", str(number), highest, given, wants))
         )
 
     def deliver(self, to: Sequence[int]) -> None:
         """To these; others never hear of it."""
-        for number, body in self._said:
+        for number, body in self._sent:
             for other in to:
                 if other != number:
                     self._queues[other].receive(peer(number), FrameKind.WAITING, body)
-        self._said.clear()
+        self._sent.clear()
 
     def vanishes_for(self, one: int, other: int) -> None:
         self._queues[other].vanished(peer(one))
@@ -266,7 +266,7 @@ async def both(**caps: Any) -> AsyncIterator[tuple[World, World]]:
             pod = Endpoint("a", state=EndpointState.READY)
             worlds.append(await stack.enter_async_context(world([pod], **caps)))
         for number, one in enumerate(worlds):
-            one.control.siblings = SharedCaps(2, heard, number, str(number))
+            one.control.siblings = SharedCaps(2, unheard, number, str(number))
         try:
             yield worlds[0], worlds[1]
         finally:

@@ -22,15 +22,15 @@ from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
 from tests.helpers.http.wire import RelayedResponse
-from tests.unit.http.test_without_usage import answer
+from tests.unit.http.test_without_usage import two_streams
 
 MANY = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BODY = b'{"messages":[{"role":"user","content":"Hello"}],"stream":true}'
 WANTED = BODY[:-1] + b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
 """By a client that takes all that its engine says."""
 
-ANSWER = answer(["One", " two", '"quoted"', "\n\n", " é", ""])
-EVENTS, PLAIN = ANSWER.asked, ANSWER.plain
+RESPONSE = two_streams(["One", " two", '"quoted"', "\n\n", " é", ""])
+EVENTS, PLAIN = RESPONSE.with_usage, RESPONSE.plain
 END = b"0\r\n\r\n"
 ERROR = b'data: {"error":{}}\n\n'
 
@@ -63,11 +63,11 @@ class Continued(RelayedResponse):
 
 def cut(pieces: list[bytes], speaks_11: bool = True, **kind: Any) -> Continued:
     async def played() -> Continued:
-        leg = Continued(speaks_11, **kind)
+        relayed = Continued(speaks_11, **kind)
         for piece in pieces:
-            leg.read(piece)
-        leg.end(ConnectionResetError())
-        return leg
+            relayed.read(piece)
+        relayed.end(ConnectionResetError())
+        return relayed
 
     return asyncio.run(played())
 
@@ -87,34 +87,34 @@ def test_the_remembered_output_equals_the_sent_one(
     else:
         head, raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b""), body
     kept = data.draw(st.integers(0, len(raw)))
-    leg = cut(data.draw(reads(head + raw[:kept])), speaks_11, body=wanted)
-    if not leg.client.written:
-        assert not isinstance(leg.error, StreamInterrupted)
+    relayed = cut(data.draw(reads(head + raw[:kept])), speaks_11, body=wanted)
+    if not relayed.client.written:
+        assert not isinstance(relayed.error, StreamInterrupted)
         return
-    assert isinstance(leg.error, StreamInterrupted)
-    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
-    leg.end_stream()
-    sent, mark, _ = leg.seen().body.rpartition(b'data: {"error"')
+    assert isinstance(relayed.error, StreamInterrupted)
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
+    relayed.end_stream()
+    sent, mark, _ = relayed.seen().body.rpartition(b'data: {"error"')
     assert mark
     whole = EVENTS if wanted is WANTED else PLAIN
     assert sent in [b"".join(events[:count]) for events in (EVENTS, whole) for count in range(len(events) + 1)]
     texts = ["One", " two", '"quoted"', "\n\n", " é", ""]
-    said = "".join(texts[: sent.count(b'"content"')])
-    assert leg.continuation.partial.complete_text() == said
+    text = "".join(texts[: sent.count(b'"content"')])
+    assert relayed.continuation.partial.complete_text() == text
 
 
 def test_paced_events_pass_at_once() -> None:
     async def played() -> None:
-        leg = Continued(True, body=WANTED)
-        leg.read(SSE_HEAD)
+        relayed = Continued(True, body=WANTED)
+        relayed.read(SSE_HEAD)
         for event in EVENTS:
-            before = leg.client.written
-            leg.read(chunk(event))
-            assert leg.client.written.removeprefix(before).endswith(chunk(event))
-        leg.read(END)
-        assert leg.attempt.ending is Ending.COMPLETE
-        assert leg.seen().body == b"".join(EVENTS)
-        assert leg.continuation.partial.complete_text() == 'One two"quoted"\n\n é'
+            before = relayed.client.written
+            relayed.read(chunk(event))
+            assert relayed.client.written.removeprefix(before).endswith(chunk(event))
+        relayed.read(END)
+        assert relayed.attempt.ending is Ending.COMPLETE
+        assert relayed.seen().body == b"".join(EVENTS)
+        assert relayed.continuation.partial.complete_text() == 'One two"quoted"\n\n é'
 
     asyncio.run(played())
 
@@ -127,45 +127,47 @@ def counted(event: bytes, prompt: int, completion: int) -> bytes:
 
 @pytest.mark.parametrize("asks_usage", [False, True])
 def test_requested_counts_are_read_and_removed(asks_usage: bool) -> None:
-    said = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
-    first, second = counted(said, 5, 3), counted(said, 5, 6)
-    leg = cut([SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage)
-    assert isinstance(leg.error, StreamInterrupted)
-    leg.end_stream()
-    assert leg.seen().body.startswith(said + said + b'data: {"error"')
-    assert (leg.continuation.partial.prompt, leg.continuation.partial.shown) == (5, 6)
+    event = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
+    first, second = counted(event, 5, 3), counted(event, 5, 6)
+    relayed = cut(
+        [SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage
+    )
+    assert isinstance(relayed.error, StreamInterrupted)
+    relayed.end_stream()
+    assert relayed.seen().body.startswith(event + event + b'data: {"error"')
+    assert (relayed.continuation.partial.prompt, relayed.continuation.partial.shown) == (5, 6)
 
 
 def test_counts_that_the_client_requested_stay() -> None:
-    said = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
-    leg = cut([SSE_HEAD, chunk(said), b"nonsense"], body=WANTED)
-    assert leg.attempt.request.body == WANTED
-    leg.end_stream()
-    assert leg.seen().body.startswith(said + b'data: {"error"')
-    assert leg.continuation.partial.shown == 3
+    event = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
+    relayed = cut([SSE_HEAD, chunk(event), b"nonsense"], body=WANTED)
+    assert relayed.attempt.request.body == WANTED
+    relayed.end_stream()
+    assert relayed.seen().body.startswith(event + b'data: {"error"')
+    assert relayed.continuation.partial.shown == 3
 
 
 def test_a_pod_after_a_failed_one_gets_the_same_request() -> None:
-    async def asked_twice() -> None:
-        leg = Continued(True)
-        before = leg.attempt.request
+    async def send_twice() -> None:
+        relayed = Continued(True)
+        before = relayed.attempt.request
         assert b"continuous_usage_stats" in before.body
         assert before.asks_usage
-        again = continuation_of(leg.continuation, leg.attempt, ["m"])
+        again = continuation_of(relayed.continuation, relayed.attempt, ["m"])
         assert again is not None
-        assert leg.attempt.request.body == before.body
-        assert again is not leg.continuation
+        assert relayed.attempt.request.body == before.body
+        assert again is not relayed.continuation
         assert again.counted.takes_counts
 
-    asyncio.run(asked_twice())
+    asyncio.run(send_twice())
 
 
 def test_an_endless_event_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent in parts then, and the response cannot be continued."""
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)
-    leg = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
-    assert leg.error is None
-    body = leg.seen().body
+    relayed = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
+    assert relayed.error is None
+    body = relayed.seen().body
     assert body.startswith(EVENTS[0] + b"data: " + b"x" * 1000)
     assert b'\n\ndata: {"error"' in body
 
@@ -184,7 +186,7 @@ def test_an_endless_event_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_most_responses_are_not_kept(changes: dict[str, Any]) -> None:
     request = InferenceRequest("1", CHAT, "m", body=BODY, stream=True, naming=Naming("m"))
     pod = Endpoint("pod")
-    for asked, is_kept in ((request, True), (changed(request, **changes), False)):
-        attempt = Attempt(asked, Decision(pod), pod, 0, 0.0)
+    for incoming, is_kept in ((request, True), (changed(request, **changes), False)):
+        attempt = Attempt(incoming, Decision(pod), pod, 0, 0.0)
         assert (continuation_of(None, attempt, ["m"]) is not None) is is_kept
-        assert (attempt.request is not asked) is is_kept
+        assert (attempt.request is not incoming) is is_kept

@@ -13,9 +13,9 @@ LARGE = b"data: " + b"x" * 80_000 + b"\n\n"
 
 
 def reads(raw: bytes, *cuts: int) -> list[tuple[bytes, list[bytes], list[int]]]:
-    """What the parser tells of each read of a chunked body without extensions, byte by byte."""
+    """Return what the parser finds in each read of a chunked body without extensions, byte by byte."""
     state, size, line = "size", 0, b""
-    told: list[tuple[bytes, list[bytes], list[int]]] = []
+    found: list[tuple[bytes, list[bytes], list[int]]] = []
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         body, marks = b"", []
         for at in range(start, end):
@@ -32,14 +32,14 @@ def reads(raw: bytes, *cuts: int) -> list[tuple[bytes, list[bytes], list[int]]]:
                 state = "size"
             else:
                 state = "body"
-        told.append((raw[start:end], [body] if body else [], marks))
-    return told
+        found.append((raw[start:end], [body] if body else [], marks))
+    return found
 
 
-def relayed(told: list[tuple[bytes, list[bytes], list[int]]]) -> bytes:
+def relayed(found: list[tuple[bytes, list[bytes], list[int]]]) -> bytes:
     framing = WholeChunks()
-    out = b"".join(framing.feed(*read) for read in told[:-1])
-    raw, bodies, _ = told[-1]
+    out = b"".join(framing.feed(*read) for read in found[:-1])
+    raw, bodies, _ = found[-1]
     return out + framing.finish(raw, bodies, True)
 
 

@@ -17,10 +17,10 @@ from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import SSE_HEAD
 from tests.helpers.http.wire import play
-from tests.unit.http.test_without_usage import Answer, answer
+from tests.unit.http.test_without_usage import TwoStreams, two_streams
 
 MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-ASKED = "org/gpt-4o"
+ALIAS = "org/gpt-4o"
 END = b"0\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-engine: yes\r\n\r\n%b"
 WHOLE = {"id": "1", "model": "m", "choices": [{"text": '"model":"m"', "tool": {"model": "m"}}]}
@@ -30,8 +30,8 @@ def body_of(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def said(events: tuple[bytes, ...]) -> bytes:
-    return b"".join(events).replace(b'"model":"m"', b'"model":"%b"' % ASKED.encode())
+def renamed(events: tuple[bytes, ...]) -> bytes:
+    return b"".join(events).replace(b'"model":"m"', b'"model":"%b"' % ALIAS.encode())
 
 
 def streamed(events: tuple[bytes, ...], last: bytes = END) -> bytes:
@@ -42,7 +42,7 @@ def streamed(events: tuple[bytes, ...], last: bytes = END) -> bytes:
 def test_a_complete_response_has_the_requested_name_and_its_length(size: int) -> None:
     body = body_of({**WHOLE, "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
     raw = JSON % (len(body), body)
-    outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", alias=ASKED)
+    outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", alias=ALIAS)
     seen = outcome.seen()
     assert seen.body == body.replace(b'"id":"1","model":"m"', b'"id":"1","model":"org/gpt-4o"')
     assert b"x-engine: yes" in outcome.raw
@@ -63,7 +63,7 @@ def test_a_complete_response_has_the_requested_name_and_its_length(size: int) ->
     ],
 )
 def test_responses_without_a_model_pass_unchanged(raw: bytes) -> None:
-    assert play([raw], "open", alias=ASKED).raw == play([raw], "open").raw
+    assert play([raw], "open", alias=ALIAS).raw == play([raw], "open").raw
 
 
 def test_a_large_response_passes_with_the_pods_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +71,14 @@ def test_a_large_response_passes_with_the_pods_name(monkeypatch: pytest.MonkeyPa
     body = body_of({**WHOLE, "data": "x" * 3000})
     raw = JSON % (len(body), body)
     pieces = [raw[at : at + 500] for at in range(0, len(raw), 500)]
-    begun = play(pieces[:4], "open", alias=ASKED)
+    begun = play(pieces[:4], "open", alias=ALIAS)
     assert b'"model":"m"' in begun.raw
-    assert play(pieces, "open", alias=ASKED).seen().body == body
+    assert play(pieces, "open", alias=ALIAS).seen().body == body
 
 
 def test_a_response_that_breaks_off_before_its_end_goes_to_another_pod() -> None:
     body = body_of(WHOLE)
-    outcome = play([(JSON % (len(body), body))[:-5]], "closed", alias=ASKED)
+    outcome = play([(JSON % (len(body), body))[:-5]], "closed", alias=ALIAS)
     assert outcome.raw == b""
     assert outcome.error is not None
 
@@ -87,40 +87,40 @@ TEXTS = st.lists(st.sampled_from(["x", "", '"model":"m"', "data: [DONE]\n\n", "Ã
 
 
 @MANY
-@given(st.builds(answer, TEXTS), st.data(), st.booleans(), st.booleans())
-def test_every_event_has_the_requested_name(made: Answer, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
-    raw = streamed(made.asked if asks else made.plain)
-    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, alias=ASKED)
-    assert outcome.seen().body == said(made.plain)
+@given(st.builds(two_streams, TEXTS), st.data(), st.booleans(), st.booleans())
+def test_every_event_has_the_requested_name(made: TwoStreams, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
+    raw = streamed(made.with_usage if asks else made.plain)
+    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, alias=ALIAS)
+    assert outcome.seen().body == renamed(made.plain)
     assert outcome.attempt.ending is Ending.COMPLETE
 
 
 @MANY
-@given(st.builds(answer, TEXTS, st.none()), st.data(), st.booleans(), st.sampled_from(["closed", "reset"]))
+@given(st.builds(two_streams, TEXTS, st.none()), st.data(), st.booleans(), st.sampled_from(["closed", "reset"]))
 def test_a_broken_stream_ends_with_an_error_after_whole_events(
-    made: Answer, data: st.DataObject, asks: bool, ending: str
+    made: TwoStreams, data: st.DataObject, asks: bool, ending: str
 ) -> None:
-    raw = streamed(made.asked if asks else made.plain, last=b"")
+    raw = streamed(made.with_usage if asks else made.plain, last=b"")
     at = data.draw(st.integers(len(SSE_HEAD) + 1, len(raw)))
-    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, alias=ASKED)
+    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, alias=ALIAS)
     if outcome.error is not None:
         assert outcome.raw == b""
         return
     events = [event for event in outcome.seen().body.split(b"\n\n") if event]
     assert "error" in json.loads(events[-1].removeprefix(b"data: "))
-    assert said(made.plain).startswith(b"".join(event + b"\n\n" for event in events[:-1]))
+    assert renamed(made.plain).startswith(b"".join(event + b"\n\n" for event in events[:-1]))
 
 
 def test_an_endless_event_is_passed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 100)
     events = (b"data: {}\n\n", b'data: {"model":"m","x":"%b' % (b"x" * 200), b'y"}\n\n', b"data: [DONE]\n\n")
-    outcome = play([streamed(events[:2], last=b"")], "open", alias=ASKED)
+    outcome = play([streamed(events[:2], last=b"")], "open", alias=ALIAS)
     assert b'"model":"org/gpt-4o"' in outcome.raw
-    assert play([streamed(events)], "open", alias=ASKED).seen().body == said(events)
+    assert play([streamed(events)], "open", alias=ALIAS).seen().body == renamed(events)
 
 
 def test_json_of_unknown_length_is_renamed_at_its_end() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b'{"model": "m", "x": 1}'
-    outcome = play([head, chunk(body[:5]), chunk(body[5:]) + END], "open", alias=ASKED)
+    outcome = play([head, chunk(body[:5]), chunk(body[5:]) + END], "open", alias=ALIAS)
     assert outcome.seen().body == body.replace(b'"m"', b'"org/gpt-4o"')

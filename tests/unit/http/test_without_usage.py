@@ -31,10 +31,10 @@ END = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Events as vLLM sends them asked, and not asked."""
+class TwoStreams:
+    """The events of vLLM when usage is requested, and when it is not."""
 
-    asked: tuple[bytes, ...]
+    with_usage: tuple[bytes, ...]
     plain: tuple[bytes, ...]
 
 
@@ -42,10 +42,10 @@ def event(fields: dict[str, Any], end: bytes = b"\n\n") -> bytes:
     return b"data: " + json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + end
 
 
-def answer(
+def two_streams(
     texts: list[str], fingerprint: str | None = "fp", noise: bytes = b"", finishes: bool = True, end: bytes = b"\n\n"
-) -> Answer:
-    """`noise` stands before the last chunk."""
+) -> TwoStreams:
+    """Return both streams. `noise` precedes the last chunk."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     events = [
         event({**head, "choices": [{"index": 0, "delta": {"content": t}, "finish_reason": None}]}, end) for t in texts
@@ -56,14 +56,14 @@ def answer(
     before = [*events, *([noise] if noise else [])]
     done = b"data: [DONE]" + end
     if not finishes:
-        return Answer((*before, event(usage, end), done), (*before, done))
-    return Answer(
+        return TwoStreams((*before, event(usage, end), done), (*before, done))
+    return TwoStreams(
         (*before, event(last, end), event(usage, end), done), (*before, event({**last, **stamped}, end), done)
     )
 
 
-answers = st.builds(
-    answer,
+responses = st.builds(
+    two_streams,
     st.lists(st.sampled_from(TEXTS), max_size=4),
     st.sampled_from([None, "fp-1", 'odd "one"']),
     st.sampled_from([b"", b": keep-alive\n\n", b"data: {not json\n\n"]),
@@ -77,38 +77,38 @@ def chunked(events: tuple[bytes, ...]) -> bytes:
 
 
 @MANY
-@given(st.data(), answers, st.booleans())
+@given(st.data(), responses, st.booleans())
 def test_with_any_reads_the_client_gets_the_bytes_of_a_stream_without_usage(
-    data: st.DataObject, given: Answer, speaks_11: bool
+    data: st.DataObject, given: TwoStreams, speaks_11: bool
 ) -> None:
     plain = play([SSE_HEAD + chunked(given.plain)], "open", speaks_11)
-    asked = play(data.draw(reads(SSE_HEAD + chunked(given.asked))), "open", speaks_11, asks_usage=True)
-    assert asked.raw == plain.raw
-    assert (asked.attempt.ending, asked.attempt.usage) == (Ending.COMPLETE, Usage(7, 3))
-    assert asked.reused
+    relayed = play(data.draw(reads(SSE_HEAD + chunked(given.with_usage))), "open", speaks_11, asks_usage=True)
+    assert relayed.raw == plain.raw
+    assert (relayed.attempt.ending, relayed.attempt.usage) == (Ending.COMPLETE, Usage(7, 3))
+    assert relayed.reused
 
 
 @MANY
-@given(st.data(), answers, st.booleans(), st.booleans())
+@given(st.data(), responses, st.booleans(), st.booleans())
 def test_events_across_chunks_and_without_chunks_are_equivalent(
-    data: st.DataObject, given: Answer, speaks_11: bool, closes: bool
+    data: st.DataObject, given: TwoStreams, speaks_11: bool, closes: bool
 ) -> None:
-    body = b"".join(given.asked)
+    body = b"".join(given.with_usage)
     if closes:
         raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"") + body
     else:
         cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1), max_size=8)))
         raw = SSE_HEAD + chunked(tuple(body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)))
-    asked = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, asks_usage=True)
-    seen = asked.seen()
+    relayed = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, asks_usage=True)
+    seen = relayed.seen()
     assert (seen.body, seen.ending) == (b"".join(given.plain), "complete")
-    assert asked.attempt.usage == Usage(7, 3)
+    assert relayed.attempt.usage == Usage(7, 3)
 
 
 @MANY
-@given(st.data(), answers)
-def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, given: Answer) -> None:
-    raw = SSE_HEAD + chunked(given.asked)
+@given(st.data(), responses)
+def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, given: TwoStreams) -> None:
+    raw = SSE_HEAD + chunked(given.with_usage)
     kept = data.draw(st.integers(0, len(raw) - 1))
     cut = play(data.draw(reads(raw[:kept])), "reset", asks_usage=True)
     assert cut.attempt.ending is Ending.UPSTREAM_FAILED
@@ -119,88 +119,88 @@ def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, giv
     assert mark
     assert error.endswith(b"}\n\n")
     assert b'"usage":{"prompt_tokens":7' not in sent
-    whole = [b"".join(events[:count]) for events in (given.plain, given.asked) for count in range(len(events) + 1)]
+    whole = [b"".join(events[:count]) for events in (given.plain, given.with_usage) for count in range(len(events) + 1)]
     assert sent in whole
 
 
-def paced(given: Answer) -> tuple[RelayedResponse, list[bytes]]:
+def paced(given: TwoStreams) -> tuple[RelayedResponse, list[bytes]]:
     """What is written after each event."""
-    leg, written = RelayedResponse(asks_usage=True), []
-    leg.read(SSE_HEAD)
-    for each in given.asked:
-        before = leg.client.written
-        leg.read(chunk(each))
-        written.append(leg.client.written[len(before) :])
-    leg.read(END)
-    return leg, written
+    relayed, written = RelayedResponse(asks_usage=True), []
+    relayed.read(SSE_HEAD)
+    for each in given.with_usage:
+        before = relayed.client.written
+        relayed.read(chunk(each))
+        written.append(relayed.client.written[len(before) :])
+    relayed.read(END)
+    return relayed, written
 
 
 async def test_events_pass_at_once_and_only_the_last_one_waits() -> None:
-    given = answer(["a"] * 200)
-    leg, written = paced(given)
+    given = two_streams(["a"] * 200)
+    relayed, written = paced(given)
     assert written[1:200] == [chunk(each) for each in given.plain[1:200]]
     assert written[200] == b""
     assert written[201] == chunk(given.plain[200])
     assert written[202] == chunk(b"data: [DONE]\n\n")
-    assert leg.client.written.endswith(chunked(given.plain))
+    assert relayed.client.written.endswith(chunked(given.plain))
 
 
 async def test_passing_events_use_the_fast_path() -> None:
-    leg = RelayedResponse(asks_usage=True)
-    leg.read(SSE_HEAD)
-    for each in answer(["a"] * 100).asked[:100]:
-        leg.read(chunk(each))
-        assert leg.connection.receive == leg.response._pass_events
+    relayed = RelayedResponse(asks_usage=True)
+    relayed.read(SSE_HEAD)
+    for each in two_streams(["a"] * 100).with_usage[:100]:
+        relayed.read(chunk(each))
+        assert relayed.connection.receive == relayed.response._pass_events
 
 
-USAGE = answer([]).asked[1]
+USAGE = two_streams([]).with_usage[1]
 
 
 @pytest.mark.parametrize("cut", range(1, len(USAGE)))
 async def test_events_in_two_chunks_are_recognised_with_any_reads(cut: int) -> None:
     for finishes in (True, False):
-        said = answer(["a", "b", "c"], finishes=finishes)
-        leg = RelayedResponse(asks_usage=True)
-        leg.read(SSE_HEAD)
-        for each in said.asked:
-            leg.read(chunk(each[:cut]))
+        streams = two_streams(["a", "b", "c"], finishes=finishes)
+        relayed = RelayedResponse(asks_usage=True)
+        relayed.read(SSE_HEAD)
+        for each in streams.with_usage:
+            relayed.read(chunk(each[:cut]))
             if cut < len(each):
-                leg.read(chunk(each[cut:]))
-        leg.read(END)
-        assert understand(leg.client.written).body == b"".join(said.plain)
+                relayed.read(chunk(each[cut:]))
+        relayed.read(END)
+        assert understand(relayed.client.written).body == b"".join(streams.plain)
 
 
 async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None:
-    given = answer(["a"])
-    leg = RelayedResponse(asks_usage=True)
-    leg.read(SSE_HEAD + chunk(given.asked[0]) + chunk(given.asked[1]) + chunk(given.asked[2])[:30])
-    leg.end()
-    body = understand(leg.client.written).body
-    assert body.startswith(given.asked[0] + given.asked[1] + b'data: {"error"')
+    given = two_streams(["a"])
+    relayed = RelayedResponse(asks_usage=True)
+    relayed.read(SSE_HEAD + chunk(given.with_usage[0]) + chunk(given.with_usage[1]) + chunk(given.with_usage[2])[:30])
+    relayed.end()
+    body = understand(relayed.client.written).body
+    assert body.startswith(given.with_usage[0] + given.with_usage[1] + b'data: {"error"')
     assert body.count(b"\n\n") == 3
 
 
 async def test_an_engine_that_always_sends_usage_is_passed_unchanged() -> None:
     tells = event({"choices": [{"finish_reason": None}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
-    leg = RelayedResponse(asks_usage=True)
-    leg.read(SSE_HEAD)
-    for each in (tells, tells, *answer([]).asked):
-        leg.read(chunk(each))
-    leg.read(END)
-    assert leg.client.written.partition(b"\r\n\r\n")[2] == chunked((tells, tells, *answer([]).asked))
+    relayed = RelayedResponse(asks_usage=True)
+    relayed.read(SSE_HEAD)
+    for each in (tells, tells, *two_streams([]).with_usage):
+        relayed.read(chunk(each))
+    relayed.read(END)
+    assert relayed.client.written.partition(b"\r\n\r\n")[2] == chunked((tells, tells, *two_streams([]).with_usage))
 
 
 @pytest.mark.parametrize("head", [b"content-encoding: gzip\r\n", b""])
 async def test_an_unreadable_stream_passes_unchanged(head: bytes) -> None:
     kind = b"text/event-stream" if head else b"application/json"
     raw = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%btransfer-encoding: chunked\r\n\r\n" % (kind, head)
-    given = answer(["a"])
-    outcome = Outcome(await _played([raw + chunked(given.asked)]))
-    assert outcome.seen().body == b"".join(given.asked)
+    given = two_streams(["a"])
+    outcome = Outcome(await _played([raw + chunked(given.with_usage)]))
+    assert outcome.seen().body == b"".join(given.with_usage)
 
 
 async def _played(pieces: list[bytes]) -> RelayedResponse:
-    leg = RelayedResponse(asks_usage=True)
+    relayed = RelayedResponse(asks_usage=True)
     for piece in pieces:
-        leg.read(piece)
-    return leg
+        relayed.read(piece)
+    return relayed

@@ -25,7 +25,7 @@ from tests.unit.test_gateway import FakeClientRequest, World, good, refused
 SETTINGS = {"aliases": {"gpt": "m"}, "fallbacks": {"m": ["n"], "never": ["m"]}}
 
 
-def asking(model: str, **more: str) -> FakeClientRequest:
+def client_request(model: str, **more: str) -> FakeClientRequest:
     fields = "".join(f',"{name}":"{value}"' for name, value in more.items())
     return FakeClientRequest(body=f'{{"model":"{model}","messages":[]{fields}}}'.encode())
 
@@ -46,36 +46,36 @@ async def refused_but_by_z(attempt: Attempt) -> None:
 
 async def test_the_pod_and_its_model_are_reported() -> None:
     it = world()
-    (leg,) = await it.serve(good, client_request=asking("gpt"))
-    assert leg.request.body == b'{"model":"m","messages":[]}'
-    assert ("x-kvlane-model", "m") in leg.response_headers
-    (leg,) = await it.serve(good, client_request=asking("m"))
-    assert "x-kvlane-model" not in dict(leg.response_headers)
+    (attempt,) = await it.serve(good, client_request=client_request("gpt"))
+    assert attempt.request.body == b'{"model":"m","messages":[]}'
+    assert ("x-kvlane-model", "m") in attempt.response_headers
+    (attempt,) = await it.serve(good, client_request=client_request("m"))
+    assert "x-kvlane-model" not in dict(attempt.response_headers)
     it.gateway.expose_endpoint = False
-    (leg,) = await it.serve(good, client_request=asking("gpt"))
-    assert not any(name.startswith("x-kvlane") for name, _ in leg.response_headers)
+    (attempt,) = await it.serve(good, client_request=client_request("gpt"))
+    assert not any(name.startswith("x-kvlane") for name, _ in attempt.response_headers)
 
 
 async def test_after_all_pods_of_a_model_failed_the_next_model_is_tried() -> None:
     it = world()
-    *failed, last = await it.serve(refused_but_by_z, client_request=asking("gpt"))
-    assert {leg.endpoint.name for leg in failed} == {"a", "b"}
+    *failed, last = await it.serve(refused_but_by_z, client_request=client_request("gpt"))
+    assert {attempt.endpoint.name for attempt in failed} == {"a", "b"}
     assert (last.endpoint.name, last.request.model, last.number) == ("z", "n", 0)
     it.assert_that_nothing_is_left()
 
 
 async def test_an_unknown_model_uses_its_fallback_and_is_unknown_without_one() -> None:
     it = world()
-    (leg,) = await it.serve(good, client_request=asking("never"))
-    assert leg.request.model == "m"
+    (attempt,) = await it.serve(good, client_request=client_request("never"))
+    assert attempt.request.model == "m"
     with pytest.raises(UnknownModel):
-        await it.serve(good, client_request=asking("else"))
+        await it.serve(good, client_request=client_request("else"))
 
 
 async def test_if_the_fallback_fails_too_the_request_fails() -> None:
     it = world()
     with pytest.raises(BadGateway):
-        await it.serve(refused, client_request=asking("m"))
+        await it.serve(refused, client_request=client_request("m"))
     it.assert_that_nothing_is_left()
 
 
@@ -85,7 +85,7 @@ async def test_a_stored_response_has_no_fallback() -> None:
     assert pod is not None
     it.bindings.bind("resp_1", pod)
     with pytest.raises(BadGateway):
-        await it.serve(refused_but_by_z, client_request=asking("m", previous_response_id="resp_1"))
+        await it.serve(refused_but_by_z, client_request=client_request("m", previous_response_id="resp_1"))
     it.assert_that_nothing_is_left()
 
 
@@ -126,16 +126,16 @@ def admit_by(it: World, gate: Gate) -> None:
 @pytest.mark.parametrize("closed", [["m"], []])
 async def test_each_model_admits_separately(closed: list[str]) -> None:
     it = world()
-    admit_by(it, door := Authenticator(*closed))
-    await it.serve(refused_but_by_z, client_request=asking("gpt"))
-    assert door.seen == ["m", "n"]
-    assert door.inside == 0
+    admit_by(it, authenticator := Authenticator(*closed))
+    await it.serve(refused_but_by_z, client_request=client_request("gpt"))
+    assert authenticator.seen == ["m", "n"]
+    assert authenticator.inside == 0
     it.assert_that_nothing_is_left()
 
 
 async def test_a_request_that_every_model_refuses_gets_the_refusal() -> None:
     it = world()
-    admit_by(it, door := Authenticator("m", "n"))
+    admit_by(it, authenticator := Authenticator("m", "n"))
     with pytest.raises(QueueFull):
-        await it.serve(good, client_request=asking("gpt"))
-    assert door.seen == ["m", "n"]
+        await it.serve(good, client_request=client_request("gpt"))
+    assert authenticator.seen == ["m", "n"]

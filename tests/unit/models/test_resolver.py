@@ -60,8 +60,8 @@ def test_an_alias_is_replaced_in_the_body_too() -> None:
 
 
 def test_unchanged_names_keep_the_bytes_of_the_body() -> None:
-    asked = request()
-    assert resolver(aliases={"x": "y"}).resolve(asked, None).body is asked.body
+    incoming = request()
+    assert resolver(aliases={"x": "y"}).resolve(incoming, None).body is incoming.body
 
 
 def test_requests_are_split_by_weight() -> None:
@@ -125,22 +125,22 @@ def test_a_key_gets_the_models_that_it_may_use() -> None:
 
 
 def test_a_body_that_is_not_json_cannot_be_rewritten() -> None:
-    asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=b"--boundary")
+    incoming = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=b"--boundary")
     with pytest.raises(BadRequest, match="whisper"):
-        resolver(aliases={"whisper": "other"}).resolve(asked, None)
+        resolver(aliases={"whisper": "other"}).resolve(incoming, None)
 
 
 def test_the_field_of_a_form_is_rewritten() -> None:
     form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b\r\nthe rest'
     headers = {"content-type": "multipart/form-data; boundary=b"}
-    asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=form, headers=headers)
-    resolved = resolver(aliases={"whisper": "whisper-large"}).resolve(asked, None)
+    incoming = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=form, headers=headers)
+    resolved = resolver(aliases={"whisper": "whisper-large"}).resolve(incoming, None)
     assert resolved.body == form.replace(b"whisper", b"whisper-large")
 
 
 def test_a_request_without_body_and_model_is_unchanged() -> None:
-    asked = InferenceRequest("r", "/v1/anything", "")
-    assert resolver(rewrites=[{"targets": [{"model": "a"}]}]).resolve(asked, None).model == ""
+    incoming = InferenceRequest("r", "/v1/anything", "")
+    assert resolver(rewrites=[{"targets": [{"model": "a"}]}]).resolve(incoming, None).model == ""
 
 
 def test_a_session_keeps_its_target() -> None:
@@ -160,11 +160,11 @@ def test_rewrites_are_counted_by_rule() -> None:
         {"model": "n", "targets": [{"model": "x"}]},
     ]
     it = resolver(counts, aliases={"gpt": "llama"}, rewrites=rules)
-    for asked in ("m", "n", "gpt", "other"):
-        it.resolve(request(asked), None)
+    for incoming in ("m", "n", "gpt", "other"):
+        it.resolve(request(incoming), None)
     it.resolve(request(x_llm_d_model_name_rewrite="made up"), None)
-    said = [("canary", "new"), ("n", "x"), ("alias", "llama"), ("header", "")]
-    assert counts.seen == [("rewritten", *each) for each in said]
+    labels = [("canary", "new"), ("n", "x"), ("alias", "llama"), ("header", "")]
+    assert counts.seen == [("rewritten", *each) for each in labels]
 
 
 def test_the_requested_name_is_kept_only_if_another_model_may_respond() -> None:
@@ -186,17 +186,17 @@ class Pods:
 
     def __init__(self, **failing: RequestError) -> None:
         self.failing = failing
-        self.asked: list[InferenceRequest] = []
+        self.requests: list[InferenceRequest] = []
 
     async def send(self, request: InferenceRequest) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         request.state.write(MARK, request.model)
         if error := self.failing.get(request.model):
             raise error
 
     @property
     def models(self) -> list[str]:
-        return [request.model for request in self.asked]
+        return [request.model for request in self.requests]
 
 
 MARK: DataKey[str] = DataKey("Mark")
@@ -211,7 +211,7 @@ async def test_without_capacity_the_next_model_is_tried(error: RequestError) -> 
     pods = Pods(big=error, mid=error)
     await it.try_each(it.resolve(request("gpt"), None), pods.send)
     assert pods.models == ["big", "mid", "small"]
-    assert pods.asked[2].body == b'{"model": "small", "messages": []}'
+    assert pods.requests[2].body == b'{"model": "small", "messages": []}'
     assert counts.seen[1:] == [("fell back", "big", "mid"), ("fell back", "mid", "small")]
 
 
@@ -219,23 +219,23 @@ async def test_a_fallback_may_name_a_pool_and_otherwise_the_whole_name_is_a_mode
     counts = Counts()
     it = resolver(counts, ("default", "spare"), fallbacks={"m": ["m@spare", "n@home", "n"]})
     pods = Pods(m=NoEndpoints("none"), **{"n@home": NoEndpoints("none")})
-    asked = it.resolve(request("m"), None)
-    await it.try_each(asked, pods.send)
-    assert [(one.model, one.naming and one.naming.pool) for one in pods.asked] == [
+    incoming = it.resolve(request("m"), None)
+    await it.try_each(incoming, pods.send)
+    assert [(one.model, one.naming and one.naming.pool) for one in pods.requests] == [
         ("m", ""),
         ("m", "spare"),
         ("n@home", ""),
         ("n", ""),
     ]
-    assert pods.asked[1].body is asked.body
+    assert pods.requests[1].body is incoming.body
     assert counts.seen[0] == ("fell back", "m", "m@spare")
 
 
 def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
     it = resolver(rewrites=[{"model": "m", "targets": [{"model": "m", "pool": "spare"}]}])
-    asked = request("m")
-    resolved = it.resolve(asked, None)
-    assert (resolved.model, resolved.body, resolved.naming) == ("m", asked.body, Naming("m", pool="spare"))
+    incoming = request("m")
+    resolved = it.resolve(incoming, None)
+    assert (resolved.model, resolved.body, resolved.naming) == ("m", incoming.body, Naming("m", pool="spare"))
 
 
 @pytest.mark.parametrize(
@@ -268,11 +268,11 @@ async def test_if_all_fail_the_error_has_the_clients_name() -> None:
 
 async def test_the_next_model_gets_the_client_and_nothing_else() -> None:
     it = resolver(fallbacks={"m": ["small"]})
-    asked = it.resolve(request("m"), KEY)
-    asked.state.write(IDENTITY, KEY)
+    incoming = it.resolve(request("m"), KEY)
+    incoming.state.write(IDENTITY, KEY)
     pods = Pods(m=NoEndpoints("none"))
-    await it.try_each(asked, pods.send)
-    assert pods.asked[1].state == {IDENTITY: KEY, MARK: "small"}
+    await it.try_each(incoming, pods.send)
+    assert pods.requests[1].state == {IDENTITY: KEY, MARK: "small"}
 
 
 async def test_a_form_without_a_model_keeps_its_own_error() -> None:

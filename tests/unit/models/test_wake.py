@@ -24,12 +24,12 @@ from tests.unit.models.test_resolver import Counts
 
 
 class Bedroom:
-    """Pods `a` and `b` of the model `m` and `c` of `other`, which can be woken up."""
+    """Pods `a` and `b` of the model `m`, and `c` of `other`, that can sleep and be woken."""
 
     def __init__(self, tasks: Tasks, names: str = "abc") -> None:
         self.clock = ManualClock(now=100.0)
         self.fleet = Fleet(self.clock)
-        self.told: list[str] = []
+        self.posts: list[str] = []
         self.status = 200
         self.is_deaf = False
         self.wakes = True
@@ -39,10 +39,10 @@ class Bedroom:
             self.fleet.reached(pod)
 
     async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
-        self.told.append(url)
+        self.posts.append(url)
         await asyncio.sleep(0)
         if self.is_deaf:
-            raise ConnectRefused("nobody listens")
+            raise ConnectRefused("connection refused")
         if self.status == 200 and self.wakes:
             self.sleeps(url[7], level=0)
         return self.status, b""
@@ -78,74 +78,74 @@ def request(model: str = "m") -> InferenceRequest:
 
 
 async def test_all_requests_wait_for_one_woken_pod(tasks: Tasks) -> None:
-    room = Bedroom(tasks)
-    room.sleeps("ab")
-    it = room.resolver()
-    await asyncio.gather(*(it.try_each(it.resolve(request(), None), room.send) for _ in range(5)))
-    assert room.told == ["http://a:1/wake_up"]
-    assert [pod.name for pod in room.fleet.endpoints_for("m")] == ["a"]
+    bedroom = Bedroom(tasks)
+    bedroom.sleeps("ab")
+    it = bedroom.resolver()
+    await asyncio.gather(*(it.try_each(it.resolve(request(), None), bedroom.send) for _ in range(5)))
+    assert bedroom.posts == ["http://a:1/wake_up"]
+    assert [pod.name for pod in bedroom.fleet.endpoints_for("m")] == ["a"]
 
 
 async def test_no_pod_is_woken_while_another_serves_or_for_an_unknown_model(tasks: Tasks) -> None:
-    room = Bedroom(tasks)
-    room.sleeps("a")
-    it = room.resolver()
-    await it.try_each(it.resolve(request(), None), room.send)
+    bedroom = Bedroom(tasks)
+    bedroom.sleeps("a")
+    it = bedroom.resolver()
+    await it.try_each(it.resolve(request(), None), bedroom.send)
     with pytest.raises(NoEndpoints):
-        await it.try_each(it.resolve(request("unknown"), None), room.send)
-    assert room.told == []
+        await it.try_each(it.resolve(request("unknown"), None), bedroom.send)
+    assert bedroom.posts == []
 
 
 async def test_a_fallback_responds_meanwhile(tasks: Tasks) -> None:
-    room = Bedroom(tasks)
-    room.sleeps("ab")
-    room.wakes = False
-    it = room.resolver(fallbacks={"m": ["other"]})
-    await it.try_each(it.resolve(request(), None), room.send)
+    bedroom = Bedroom(tasks)
+    bedroom.sleeps("ab")
+    bedroom.wakes = False
+    it = bedroom.resolver(fallbacks={"m": ["other"]})
+    await it.try_each(it.resolve(request(), None), bedroom.send)
     await asyncio.sleep(0)
-    assert room.told == ["http://a:1/wake_up"]
+    assert bedroom.posts == ["http://a:1/wake_up"]
 
 
 async def test_a_pod_without_its_weights_is_not_woken(tasks: Tasks) -> None:
-    room = Bedroom(tasks)
-    room.sleeps("ab", level=2)
-    assert not room.waker.wake("m")
+    bedroom = Bedroom(tasks)
+    bedroom.sleeps("ab", level=2)
+    assert not bedroom.waker.wake("m")
 
 
 async def test_a_draining_pod_is_not_woken(tasks: Tasks) -> None:
-    room = Bedroom(tasks, "a")
-    room.sleeps("a")
-    room.fleet.drain("a")
-    assert room.pod("a").state is EndpointState.DRAINING
-    assert not room.waker.wake("m")
+    bedroom = Bedroom(tasks, "a")
+    bedroom.sleeps("a")
+    bedroom.fleet.drain("a")
+    assert bedroom.pod("a").state is EndpointState.DRAINING
+    assert not bedroom.waker.wake("m")
 
 
 @pytest.mark.parametrize("fault", ["deaf", "refuses"])
 async def test_a_pod_that_does_not_wake_is_avoided_and_another_is_woken(tasks: Tasks, fault: str) -> None:
-    room = Bedroom(tasks)
-    room.sleeps("ab")
-    room.is_deaf, room.status = fault == "deaf", 404
-    it = room.resolver()
+    bedroom = Bedroom(tasks)
+    bedroom.sleeps("ab")
+    bedroom.is_deaf, bedroom.status = fault == "deaf", 404
+    it = bedroom.resolver()
     with pytest.raises(NoEndpoints):
-        await it.try_each(it.resolve(request(), None), room.send)
-    assert room.told == ["http://a:1/wake_up", "http://b:1/wake_up"]
+        await it.try_each(it.resolve(request(), None), bedroom.send)
+    assert bedroom.posts == ["http://a:1/wake_up", "http://b:1/wake_up"]
     with pytest.raises(NoEndpoints):
-        await it.try_each(it.resolve(request(), None), room.send)
-    assert len(room.told) == 2
-    room.clock.advance(AGAIN + 1)
-    room.is_deaf, room.status = False, 200
-    await it.try_each(it.resolve(request(), None), room.send)
+        await it.try_each(it.resolve(request(), None), bedroom.send)
+    assert len(bedroom.posts) == 2
+    bedroom.clock.advance(AGAIN + 1)
+    bedroom.is_deaf, bedroom.status = False, 200
+    await it.try_each(it.resolve(request(), None), bedroom.send)
 
 
 async def test_a_request_does_not_wait_beyond_its_deadline(tasks: Tasks) -> None:
-    room = Bedroom(tasks, "a")
-    room.sleeps("a")
-    room.wakes = False
-    it = room.resolver()
-    waiting = asyncio.ensure_future(it.try_each(it.resolve(request(), None), room.send))
+    bedroom = Bedroom(tasks, "a")
+    bedroom.sleeps("a")
+    bedroom.wakes = False
+    it = bedroom.resolver()
+    waiting = asyncio.ensure_future(it.try_each(it.resolve(request(), None), bedroom.send))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not waiting.done()
-    room.clock.advance(6.0)
+    bedroom.clock.advance(6.0)
     with pytest.raises(NoEndpoints):
         await waiting

@@ -16,7 +16,7 @@ from proxy.openai.events import OPTIONS, DropUsage, with_include_usage, with_usa
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-def asked(body: str | bytes, path: str = CHAT) -> str | None:
+def asks_for_usage(body: str | bytes, path: str = CHAT) -> str | None:
     made = with_include_usage(body.encode() if isinstance(body, str) else body, path)
     return None if made is None else made.decode()
 
@@ -63,7 +63,7 @@ def asked(body: str | bytes, path: str = CHAT) -> str | None:
     ],
 )
 def test_the_option_is_inserted_and_all_other_bytes_stay(body: str, made: str) -> None:
-    assert asked(body) == made
+    assert asks_for_usage(body) == made
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_option_is_inserted_and_all_other_bytes_stay(body: str, made: str) -
     ],
 )
 def test_bodies_with_the_option_and_unsafe_ones_are_unchanged(body: str) -> None:
-    assert asked(body) is None
+    assert asks_for_usage(body) is None
 
 
 def test_a_body_in_another_encoding_is_unchanged() -> None:
@@ -107,15 +107,15 @@ def test_a_body_in_another_encoding_is_unchanged() -> None:
     ],
 )
 def test_several_prompts_have_several_choices(prompt: str, one: bool) -> None:
-    assert (asked(f'{{"prompt": {prompt}}}', TEXT) is not None) is one
-    assert (asked(f'{{"prompt": {prompt},"x":{{"prompt":"decoy"}}}}', TEXT) is not None) is one
+    assert (asks_for_usage(f'{{"prompt": {prompt}}}', TEXT) is not None) is one
+    assert (asks_for_usage(f'{{"prompt": {prompt},"x":{{"prompt":"decoy"}}}}', TEXT) is not None) is one
 
 
 def test_a_large_body_is_changed_only_without_parsing() -> None:
     large = '"messages":["' + "x" * LARGE + '"]}'
-    assert asked("{" + large) is not None
-    assert asked('{"n":1,' + large) is None
-    assert asked('{"stream_options":{},' + large) is None
+    assert asks_for_usage("{" + large) is not None
+    assert asks_for_usage('{"n":1,' + large) is None
+    assert asks_for_usage('{"stream_options":{},' + large) is None
 
 
 keys = st.sampled_from(["stream_options", "include_usage", "n", "a", 'quo"te', "prompt", "é"])
@@ -130,7 +130,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
 def test_only_the_option_changes(fields: dict[str, Any], seps: tuple[str, str], escaped: bool, behind: str) -> None:
     fields = {**fields, "stream": True}
     body = json.dumps(fields, separators=seps, ensure_ascii=escaped) + behind
-    made = asked(body)
+    made = asks_for_usage(body)
     if made is None:
         options = fields.get("stream_options")
         assert options is not None or fields.get("n") not in (None, 1) or "prompt" in fields
@@ -199,10 +199,10 @@ def test_usage_is_removed_and_the_fingerprint_moves_back() -> None:
 
 
 def test_text_that_resembles_usage_stays() -> None:
-    said = event(text='"usage": {"prompt_tokens": 1}, "choices": [], "finish_reason":"stop"')
+    body = event(text='"usage": {"prompt_tokens": 1}, "choices": [], "finish_reason":"stop"')
     none = b'data: {"choices":[{"finish_reason":null}],"usage":null}\n\n'
     noise = b'data: {"usage":{ not JSON\n\n'
-    for odd in (said, none, noise, b": keep-alive\n\n", b"\n\n", b'data: ["usage",{}]\n\n'):
+    for odd in (body, none, noise, b": keep-alive\n\n", b"\n\n", b'data: ["usage",{}]\n\n'):
         stage = DropUsage()
         assert stage.process([odd], False) == [odd]
         assert stage.process([], True) == []

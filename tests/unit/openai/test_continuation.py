@@ -22,7 +22,7 @@ def event(choices: list[Any], **fields: Any) -> bytes:
     return b"data: " + json.dumps({**STAMP, "choices": choices, **fields}).encode() + b"\n\n"
 
 
-def said(text: str | None = None, finish: str | None = None, **fields: Any) -> bytes:
+def chunk_of(text: str | None = None, finish: str | None = None, **fields: Any) -> bytes:
     delta = {} if text is None else {"content": text}
     return event([{"index": 0, "delta": delta, "finish_reason": finish}], **fields)
 
@@ -47,17 +47,17 @@ def partial(*events: bytes) -> PartialResponse:
     return seen
 
 
-def asked(path: str, body: dict[str, Any], *events: bytes) -> dict[str, Any] | None:
+def continued(path: str, body: dict[str, Any], *events: bytes) -> dict[str, Any] | None:
     found = rest(path, json.dumps(body).encode(), partial(*events))
     return None if found is None else json.loads(found)
 
 
 def chat(*events: bytes, **fields: Any) -> dict[str, Any] | None:
-    return asked(CHAT, {"model": "m", "messages": [HELLO], "stream": True, **fields}, *events)
+    return continued(CHAT, {"model": "m", "messages": [HELLO], "stream": True, **fields}, *events)
 
 
 def test_a_chat_continues_with_the_partial_message_and_fewer_tokens() -> None:
-    assert chat(opened(), said("One "), said("two"), max_tokens=10, min_tokens=1, user="me") == {
+    assert chat(opened(), chunk_of("One "), chunk_of("two"), max_tokens=10, min_tokens=1, user="me") == {
         "model": "m",
         "messages": [HELLO, {"role": "assistant", "content": "One two"}],
         "stream": True,
@@ -71,14 +71,14 @@ def test_a_chat_continues_with_the_partial_message_and_fewer_tokens() -> None:
 
 def test_the_rest_is_requested_without_the_transfer() -> None:
     body = {"model": "m", "messages": [HELLO], "max_tokens": 9, "kv_transfer_params": {"remote_engine_id": "e"}}
-    fields = asked(CHAT, body, opened(), said("Yes"))
+    fields = continued(CHAT, body, opened(), chunk_of("Yes"))
     assert fields is not None
     assert "kv_transfer_params" not in fields
 
 
 def test_a_completion_continues_with_its_text_after_the_prompt() -> None:
     body = {"model": "m", "prompt": "Count: ", "max_tokens": 5}
-    assert asked(COMPLETIONS, body, written("é"), written(" two")) == {
+    assert continued(COMPLETIONS, body, written("é"), written(" two")) == {
         **body,
         "prompt": "Count: é two",
         "max_tokens": 3,
@@ -92,7 +92,7 @@ def test_a_stream_without_text_is_requested_again() -> None:
 
 def test_tokens_without_text_are_not_counted() -> None:
     """Half of a character, or what may become a stop string."""
-    found = chat(opened(), said("One"), said(""), said(""), max_tokens=10)
+    found = chat(opened(), chunk_of("One"), chunk_of(""), chunk_of(""), max_tokens=10)
     assert found is not None
     assert found["max_tokens"] == 9
 
@@ -102,16 +102,21 @@ def so_far(tokens: int, prompt: int = 7) -> dict[str, Any]:
 
 
 def test_an_event_has_the_engines_number_of_tokens() -> None:
-    cut = [opened(**so_far(0)), said("One two", **so_far(3)), said(" three", **so_far(4)), said("", **so_far(6))]
+    cut = [
+        opened(**so_far(0)),
+        chunk_of("One two", **so_far(3)),
+        chunk_of(" three", **so_far(4)),
+        chunk_of("", **so_far(6)),
+    ]
     found = chat(*cut, max_tokens=10)
     assert found is not None
     assert found["max_tokens"] == 6
-    news, usage = go_on(cut, said(" four", **so_far(2, prompt=12)), used(12, 2))
+    news, usage = go_on(cut, chunk_of(" four", **so_far(2, prompt=12)), used(12, 2))
     assert fields_of(news)["usage"] == so_far(6)["usage"]
     assert fields_of(usage)["usage"] == so_far(6)["usage"]
 
 
-ALL_ASKED = {"include_usage": True, "continuous_usage_stats": True}
+ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -123,7 +128,7 @@ ALL_ASKED = {"include_usage": True, "continuous_usage_stats": True}
         ({"stream_options": {}}, True, True),
         ({"stream_options": {"include_usage": False, "continuous_usage_stats": True}}, True, True),
         ({"stream_options": {"include_usage": True}}, True, False),
-        ({"stream_options": ALL_ASKED}, False, False),
+        ({"stream_options": ALL_USAGE}, False, False),
     ],
     ids=str,
 )
@@ -132,7 +137,7 @@ def test_counts_are_requested_from_engines(path: str, options: Any, takes_counts
     body = {"model": "m", "stream": True, **own, **options}
     found = counted(path, json.dumps(body).encode())
     assert found is not None
-    assert json.loads(found.body) == {**body, "stream_options": ALL_ASKED}
+    assert json.loads(found.body) == {**body, "stream_options": ALL_USAGE}
     assert found[1:] == (takes_counts, asks_usage)
 
 
@@ -152,16 +157,16 @@ def test_counts_are_removed_from_events_with_text(text: str, compact: bool, deta
     if details:
         fields["usage"]["prompt_tokens_details"] = {"cached_tokens": 1}
     fields["prompt_token_ids"] = None
-    asked = b"data: %b\n\n" % json.dumps(fields, separators=separators).encode()
+    raw = b"data: %b\n\n" % json.dumps(fields, separators=separators).encode()
     del fields["usage"]
     unasked = b"data: %b\n\n" % json.dumps(fields, separators=separators).encode()
-    assert without_counts(asked) == unasked
+    assert without_counts(raw) == unasked
     assert without_counts(unasked) == unasked
     assert without_counts(used(7, 3)) == used(7, 3)
 
 
 def test_for_a_finished_response_only_its_end_is_requested() -> None:
-    found = chat(opened(), said("One"), said(" two", "length"), max_completion_tokens=2, min_tokens=2)
+    found = chat(opened(), chunk_of("One"), chunk_of(" two", "length"), max_completion_tokens=2, min_tokens=2)
     assert found is not None
     assert (found["max_completion_tokens"], "min_tokens" in found) == (1, False)
 
@@ -189,7 +194,7 @@ def test_for_a_finished_response_only_its_end_is_requested() -> None:
     ids=str,
 )
 def test_requests_whose_rest_would_differ_are_not_continued(fields: dict[str, Any]) -> None:
-    assert chat(opened(), said("One"), max_tokens=10, **fields) is None
+    assert chat(opened(), chunk_of("One"), max_tokens=10, **fields) is None
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ def test_requests_whose_rest_would_differ_are_not_continued(fields: dict[str, An
     ids=str,
 )
 def test_plain_requests_are_continued(fields: dict[str, Any]) -> None:
-    assert chat(opened(), said("One"), **fields) is not None
+    assert chat(opened(), chunk_of("One"), **fields) is not None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,7 @@ def test_plain_requests_are_continued(fields: dict[str, Any]) -> None:
     ids=str,
 )
 def test_some_completions_are_not_continued(body: dict[str, Any]) -> None:
-    assert asked(COMPLETIONS, body, written("One")) is None
+    assert continued(COMPLETIONS, body, written("One")) is None
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_some_completions_are_not_continued(body: dict[str, Any]) -> None:
         event([{"index": 0, "delta": {"tool_calls": [{}]}, "finish_reason": None}]),
         event([{"index": 1, "delta": {"content": "x"}, "finish_reason": None}]),
         event([{"index": 0, "delta": {"content": "x"}, "logprobs": {"content": []}, "finish_reason": None}]),
-        said(None, "tool_calls"),
+        chunk_of(None, "tool_calls"),
         event(["x"]),
         event([{"index": 0, "delta": "x"}]),
         event([{"index": 0, "text": 7}]),
@@ -239,18 +244,18 @@ def test_some_completions_are_not_continued(body: dict[str, Any]) -> None:
     ],
 )
 def test_a_response_with_more_than_text_is_not_continued(bad: bytes) -> None:
-    assert chat(opened(), said("One"), bad) is None
+    assert chat(opened(), chunk_of("One"), bad) is None
 
 
 def test_an_overlong_response_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuation, "LONGEST", 100)
     monkeypatch.setattr(continuation, "READ_AT", 50)
-    assert chat(opened(), *[said("x" * 10)] * 10) is not None
-    assert chat(opened(), *[said("x" * 10)] * 11) is None
+    assert chat(opened(), *[chunk_of("x" * 10)] * 10) is not None
+    assert chat(opened(), *[chunk_of("x" * 10)] * 11) is None
 
 
 def test_a_comment_is_not_part_of_a_response() -> None:
-    assert chat(opened(), b": keep-alive\n\n", said("One")) is not None
+    assert chat(opened(), b": keep-alive\n\n", chunk_of("One")) is not None
 
 
 def go_on(cut: list[bytes], *events: bytes) -> list[bytes]:
@@ -270,10 +275,12 @@ def fields_of(given: bytes) -> Any:
 
 
 def test_the_rest_has_the_first_id_no_second_role_and_the_total_usage() -> None:
-    cut = [opened(), said("One"), said(" two")]
+    cut = [opened(), chunk_of("One"), chunk_of(" two")]
     usage = used(12, 3, prompt_tokens_details={"cached_tokens": 12})
-    *events, done = go_on(cut, *map(other, (opened(), said(" three"), said(" four"), said(None, "stop"), usage, DONE)))
-    expected = [said(" three"), said(" four"), said(None, "stop")]
+    *events, done = go_on(
+        cut, *map(other, (opened(), chunk_of(" three"), chunk_of(" four"), chunk_of(None, "stop"), usage, DONE))
+    )
+    expected = [chunk_of(" three"), chunk_of(" four"), chunk_of(None, "stop")]
     assert list(map(fields_of, events[:-1])) == list(map(fields_of, expected))
     assert fields_of(events[-1])["usage"] == {
         "prompt_tokens": 10,
@@ -286,30 +293,30 @@ def test_the_rest_has_the_first_id_no_second_role_and_the_total_usage() -> None:
 
 def test_text_in_the_event_of_the_role_is_kept() -> None:
     with_text = event([{"index": 0, "delta": {"role": "assistant", "content": " two"}, "finish_reason": None}])
-    (news,) = go_on([opened(), said("One")], with_text)
+    (news,) = go_on([opened(), chunk_of("One")], with_text)
     assert fields_of(news)["choices"][0]["delta"] == {"content": " two"}
 
 
-@pytest.mark.parametrize(("finish", "completion"), [(said(" two", "length"), 2), (said(None, "stop"), 2)])
+@pytest.mark.parametrize(("finish", "completion"), [(chunk_of(" two", "length"), 2), (chunk_of(None, "stop"), 2)])
 def test_a_finished_response_gets_its_usage_and_no_more_text(finish: bytes, completion: int) -> None:
     shown = 2 if b" two" in finish else 1
-    cut = [opened(), said("One"), finish]
-    usage, done = go_on(cut, opened(), said("x", "length"), used(10 + shown, 1), DONE)
+    cut = [opened(), chunk_of("One"), finish]
+    usage, done = go_on(cut, opened(), chunk_of("x", "length"), used(10 + shown, 1), DONE)
     assert fields_of(usage)["usage"]["prompt_tokens"] == 10
     assert fields_of(usage)["usage"]["completion_tokens"] == completion
     assert done == DONE
 
 
 def test_the_end_is_sent_once() -> None:
-    cut = [opened(), said("One", "length"), used(10, 1)]
-    again = (opened(), said("x", "length"), used(11, 1), DONE)
+    cut = [opened(), chunk_of("One", "length"), used(10, 1)]
+    again = (opened(), chunk_of("x", "length"), used(11, 1), DONE)
     assert go_on(cut, *again) == [DONE]
     assert go_on([*cut, DONE], *again) == []
 
 
 def test_nothing_is_sent_after_an_error() -> None:
     error = b'data: {"error": {"message": "no"}}\n\n'
-    assert go_on([opened(), said("One")], said(" two"), error, DONE)[1:] == [error]
+    assert go_on([opened(), chunk_of("One")], chunk_of(" two"), error, DONE)[1:] == [error]
 
 
 JSON = st.recursive(
@@ -347,7 +354,7 @@ def pieces(tokens: list[str], at_once: int, prompt: int) -> list[bytes]:
     for start in range(0, len(tokens), at_once):
         piece = tokens[start : start + at_once]
         usage = so_far(start + len(piece), prompt) if at_once > 1 else {}
-        events.append(said("".join(piece), **usage))
+        events.append(chunk_of("".join(piece), **usage))
     return events
 
 
@@ -369,7 +376,7 @@ def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], 
         assert client.is_finished or begun + "".join(missing) == "".join(tokens)
         *texts, last = missing
         prompt = 7 + client.shown
-        end = said(last, "length", **(so_far(len(missing), prompt) if at_once > 1 else {}))
+        end = chunk_of(last, "length", **(so_far(len(missing), prompt) if at_once > 1 else {}))
         pod = [opened(), *pieces(texts, at_once, prompt), end, used(prompt, len(missing)), DONE]
         continued = RestOfResponse(client)
         for each in pod[:events_before_the_cut]:
@@ -386,8 +393,8 @@ def test_with_any_cuts_the_text_is_the_same(tokens: list[str], cuts: list[int], 
 
 
 def test_tokens_without_text_are_not_counted_twice() -> None:
-    client = partial(opened(), said("One"), said(""))
+    client = partial(opened(), chunk_of("One"), chunk_of(""))
     client.complete_text()
-    client.add(said(" two", "length"))
+    client.add(chunk_of(" two", "length"))
     client.complete_text()
     assert (client.shown, client.produced) == (2, 2)

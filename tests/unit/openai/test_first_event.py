@@ -102,17 +102,17 @@ def test_a_response_aborted_before_its_first_event_is_a_refusal() -> None:
     assert found is not None
     assert found.status == 503
     assert declined(event.replace(b'"abort"', b'"stop"')) is None
-    said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
-    assert declined(said) is None
+    raw = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
+    assert declined(raw) is None
 
 
 def test_a_stream_in_one_read_is_judged_by_its_first_event_and_its_end() -> None:
-    said = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
+    event = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
     failed = b'data: {"error":{"message":"EngineCore","type":"InternalServerError","code":500}}\n\n'
     ended = b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
-    assert declined(said * 100 + failed) is None
-    assert declined(failed + said * 100) is not None
-    assert declined(said * 100 + ended) is not None
+    assert declined(event * 100 + failed) is None
+    assert declined(failed + event * 100) is not None
+    assert declined(event * 100 + ended) is not None
 
 
 def test_an_aborted_complete_response_is_recognised_with_any_fields() -> None:

@@ -26,15 +26,15 @@ def prompt_of(*messages: object, **fields: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "message"),
     [
         (gzip.compress(b"{}", mtime=0), r"compressed \(gzip\)"),
         (b"\x28\xb5\x2f\xfd\x04\x00", r"compressed \(zstd\)"),
         (b'{"model":"\xff"}', "not UTF-8"),
     ],
 )
-def test_an_invalid_text_is_refused(sent: bytes, said: str) -> None:
-    with pytest.raises(InvalidJson, match=said):
+def test_an_invalid_text_is_refused(sent: bytes, message: str) -> None:
+    with pytest.raises(InvalidJson, match=message):
         parse(CHAT, sent)
 
 
@@ -241,8 +241,8 @@ def test_tools_come_first() -> None:
 
 
 def test_a_longer_conversation_starts_with_the_shorter() -> None:
-    answer = {"role": "assistant", "content": "hi"}
-    assert prompt_of(USER, answer, USER).startswith(prompt_of(USER, answer))
+    response = {"role": "assistant", "content": "hi"}
+    assert prompt_of(USER, response, USER).startswith(prompt_of(USER, response))
 
 
 def test_an_image_counts_its_tokens_and_not_its_base64() -> None:
@@ -336,11 +336,11 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
 
 
 def test_the_system_prompt_ends_at_the_first_response() -> None:
-    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    question, response = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "s"}
     assert chat(question).prompt.begins
     assert chat(system, question).prompt.begins
-    assert not chat(question, answer, question).prompt.begins
-    batch = parse("/v1/chat/completions/batch", body(model="m", messages=[[question, answer, question]]))
+    assert not chat(question, response, question).prompt.begins
+    batch = parse("/v1/chat/completions/batch", body(model="m", messages=[[question, response, question]]))
     assert not batch.prompt.begins
     assert not parse("/v1/completions", body(model="m", prompt="user\na\nassistant\nb", messages=5)).prompt.begins

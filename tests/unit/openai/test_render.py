@@ -16,13 +16,13 @@ from proxy.core.errors import (
 from proxy.openai.errors import render, stream_error
 
 
-def answer(error: RequestError, path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], dict[str, object]]:
+def rendered(error: RequestError, path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], dict[str, object]]:
     status, headers, body = render(error, path, "id-1")
     return status, dict(headers), json.loads(body)
 
 
 def test_an_openai_error_has_its_four_fields() -> None:
-    status, headers, body = answer(UnknownModel("x"))
+    status, headers, body = rendered(UnknownModel("x"))
     assert status == 404
     assert body["error"] == {
         "message": "The model `x` does not exist; GET /v1/models lists the models that do.",
@@ -35,12 +35,12 @@ def test_an_openai_error_has_its_four_fields() -> None:
 
 
 def test_an_anthropic_error_has_anthropics_shape() -> None:
-    _, _, body = answer(BadRequest("no"), "/v1/messages")
+    _, _, body = rendered(BadRequest("no"), "/v1/messages")
     assert body == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}, "request_id": "id-1"}
 
 
 def test_an_unreachable_issuer_is_not_the_clients_fault() -> None:
-    status, headers, _ = answer(IssuerUnreachable())
+    status, headers, _ = rendered(IssuerUnreachable())
     assert status == 503
     assert int(headers["retry-after"]) >= 1
     assert "www-authenticate" not in headers
@@ -48,20 +48,20 @@ def test_an_unreachable_issuer_is_not_the_clients_fault() -> None:
 
 @pytest.mark.parametrize("error", [NoEndpoints("none"), Saturated("full")])
 def test_a_temporary_refusal_has_retry_after_and_llm_ds_reason(error: RequestError) -> None:
-    _, headers, _ = answer(error)
+    _, headers, _ = rendered(error)
     assert int(headers["retry-after"]) >= 1
     assert headers["x-llm-d-request-dropped-reason"] == headers["x-kvlane-reason"] == error.reason.value
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/rerank"])
 def test_clients_of_every_api_learn_not_to_retry_a_suspected_request(path: str) -> None:
-    status, headers, _ = answer(SuspectedPoison(60.0), path)
+    status, headers, _ = rendered(SuspectedPoison(60.0), path)
     assert (status, headers["x-should-retry"]) == (503, "false")
-    assert "x-should-retry" not in answer(NoEndpoints("none"), path)[1]
+    assert "x-should-retry" not in rendered(NoEndpoints("none"), path)[1]
 
 
 def test_a_wrong_method_names_the_right_ones() -> None:
-    assert answer(MethodNotAllowed("no", ["GET", "POST"]))[1]["allow"] == "GET, POST"
+    assert rendered(MethodNotAllowed("no", ["GET", "POST"]))[1]["allow"] == "GET, POST"
 
 
 def test_every_error_class_has_its_own_status_and_a_reason() -> None:

@@ -21,13 +21,13 @@ from proxy.openai.events import telling
 )  # fmt: skip
 def test_cached_tokens_are_written_for_every_api(usage: dict[str, object], path: tuple[str, ...]) -> None:
     body = orjson.dumps({"id": "1", "usage": usage})
-    told = orjson.loads(telling(4)(body))
-    value = told["usage"]
+    payload = orjson.loads(telling(4)(body))
+    value = payload["usage"]
     for name in path:
         value = value[name]
     assert value == 4
     kept = {name for name in usage if name != path[0]}
-    assert {name: told["usage"][name] for name in kept} == {name: usage[name] for name in kept}
+    assert {name: payload["usage"][name] for name in kept} == {name: usage[name] for name in kept}
 
 
 def test_other_details_stay() -> None:

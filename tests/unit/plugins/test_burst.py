@@ -17,14 +17,14 @@ KIND = "burst-prefix-cache-producer"
 
 
 class Pause(Unconnected):
-    """Everybody sleeps until they are woken."""
+    """A timer whose sleepers sleep until `wake`."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.slept: list[float] = []
         self._morning = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.slept.append(seconds)
         await self._morning.wait()
 
     async def wake(self) -> None:
@@ -42,13 +42,13 @@ class World:
         self.scorer = make("prefix-cache-scorer", prefixMatchInfoProducerName=KIND)
 
     async def come(self, prompt: bytes = b"", model: str = "model") -> tuple[InferenceRequest, asyncio.Task[None]]:
-        asked = replace(request(model=model), prompt=Prompt((prompt,) if prompt else ()), state=CycleState())
-        task = asyncio.ensure_future(self.producer.produce(asked, self.pods))
+        incoming = replace(request(model=model), prompt=Prompt((prompt,) if prompt else ()), state=CycleState())
+        task = asyncio.ensure_future(self.producer.produce(incoming, self.pods))
         await asyncio.sleep(0)
-        return asked, task
+        return incoming, task
 
-    def scores(self, asked: InferenceRequest) -> list[float]:
-        scores: list[float] = self.scorer.score(RUN, asked, self.pods)
+    def scores(self, incoming: InferenceRequest) -> list[float]:
+        scores: list[float] = self.scorer.score(RUN, incoming, self.pods)
         return scores
 
 
@@ -58,11 +58,11 @@ async def test_equal_prompts_of_a_window_prefer_one_pod() -> None:
     world.clock.advance(0.04)
     second, other = await world.come(b"x" * 1000)
     alone, third = await world.come(b"y" * 1000)
-    assert world.pause.asked == pytest.approx([0.1, 0.06, 0.06])
+    assert world.pause.slept == pytest.approx([0.1, 0.06, 0.06])
     assert not one.done()
     await world.pause.wake()
     assert all(task.done() for task in (one, other, third))
-    assert [world.scores(asked) for asked in (first, second, alone)] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    assert [world.scores(incoming) for incoming in (first, second, alone)] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
 
 
 async def test_the_first_one_still_computes_its_prompt() -> None:
@@ -70,7 +70,7 @@ async def test_the_first_one_still_computes_its_prompt() -> None:
     first, _ = await world.come(b"x" * 1024)
     second, _ = await world.come(b"x" * 1024)
     await world.pause.wake()
-    matches = [asked.state.read(PREFIX_MATCH) for asked in (first, second)]
+    matches = [incoming.state.read(PREFIX_MATCH) for incoming in (first, second)]
     assert [match and list(match.missing(world.pods, 256)) for match in matches] == [[256, 256], [0, 256]]
     assert [match and match.blocks_on(world.pods[0]) for match in matches] == [0, 4]
 
@@ -81,7 +81,7 @@ async def test_a_request_after_a_window_is_in_the_next_one() -> None:
     world.clock.advance(0.2)
     second, _ = await world.come(b"x" * 1000)
     await world.pause.wake()
-    assert [world.scores(asked) for asked in (first, second)] == [[0.0, 0.0], [0.0, 0.0]]
+    assert [world.scores(incoming) for incoming in (first, second)] == [[0.0, 0.0], [0.0, 0.0]]
 
 
 async def test_a_client_that_leaves_does_not_change_the_others_pods() -> None:
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_does_not_change_the_others_pods() -> None:
     third, _ = await world.come(b"x" * 1000)
     leaver.cancel()
     await world.pause.wake()
-    assert [world.scores(asked) for asked in (second, third)] == [[1.0, 0.0], [1.0, 0.0]]
+    assert [world.scores(incoming) for incoming in (second, third)] == [[1.0, 0.0], [1.0, 0.0]]
 
 
 async def test_requests_without_prompt_or_choice_or_place_do_not_wait() -> None:
@@ -109,17 +109,17 @@ async def test_requests_without_prompt_or_choice_or_place_do_not_wait() -> None:
 
 async def test_models_distinguish_prompts_and_tokens_beyond_the_compared_part_do_not() -> None:
     world = World(maxPrefixTokensToMatch=128)
-    asked = [await world.come(b"x" * 512 + end, model) for end, model in ((b"1", "m"), (b"2", "m"), (b"1", "n"))]
+    incoming = [await world.come(b"x" * 512 + end, model) for end, model in ((b"1", "m"), (b"2", "m"), (b"1", "n"))]
     await world.pause.wake()
-    assert [world.scores(one) for one, _ in asked] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    assert [world.scores(one) for one, _ in incoming] == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
 
 
 async def test_token_ids_are_compared_if_known() -> None:
     world = World()
     first, second = (replace(request(), prompt=Prompt((text,)), state=CycleState()) for text in (b"one", b"two"))
-    for asked in (first, second):
-        asked.state.write(TOKENIZED_PROMPT, Prompt((b"\1\0\0\0" * 100,)))
-    tasks = [asyncio.ensure_future(world.producer.produce(asked, world.pods)) for asked in (first, second)]
+    for incoming in (first, second):
+        incoming.state.write(TOKENIZED_PROMPT, Prompt((b"\1\0\0\0" * 100,)))
+    tasks = [asyncio.ensure_future(world.producer.produce(incoming, world.pods)) for incoming in (first, second)]
     await asyncio.sleep(0)
     await world.pause.wake()
     await asyncio.gather(*tasks)
@@ -127,7 +127,7 @@ async def test_token_ids_are_compared_if_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"windowDurationMs": 0}, "windowDurationMs"),
         ({"windowDurationMs": 10_001}, "windowDurationMs"),
@@ -137,8 +137,8 @@ async def test_token_ids_are_compared_if_known() -> None:
         ({"balanceBy": "pods"}, "balanceBy"),
     ],
 )
-def test_invalid_parameters_are_refused(parameters: dict[str, Any], said: str) -> None:
-    assert said in fault(KIND, **parameters)
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
+    assert message in fault(KIND, **parameters)
 
 
 def test_it_declares_its_duration() -> None:

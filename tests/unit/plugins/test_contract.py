@@ -88,11 +88,11 @@ def fleets(draw: st.DrawFn) -> list[Endpoint]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> InferenceRequest:
-    asked = request(draw(st.integers(0, 10_000)), x_zone=draw(st.sampled_from("ab")), x_session_id="s")
+    incoming = request(draw(st.integers(0, 10_000)), x_zone=draw(st.sampled_from("ab")), x_session_id="s")
     if draw(st.booleans()):
         blocks = {f"pod-{index}": draw(st.integers(0, 8)) for index in range(6)}
-        asked.state.write(PREFIX_MATCH, Held(8, blocks))
-    return asked
+        incoming.state.write(PREFIX_MATCH, Held(8, blocks))
+    return incoming
 
 
 def observable(endpoints: Sequence[Endpoint]) -> list[Any]:
@@ -127,16 +127,16 @@ class TestEveryPlugin:
         draft = state.draft()
         first = instance(cls, PluginState(draft))
         draft.commit()
-        asked, target = request(tokens=500), pod("a")
-        leg = attempt(asked, target, pod("b"))
+        incoming, target = request(tokens=500), pod("a")
+        dispatched = attempt(incoming, target, pod("b"))
         if PreRequest in points_of(cls):
-            first.pre_request(leg, target)
+            first.pre_request(dispatched, target)
         draft = state.draft()
         second = instance(cls, PluginState(draft))
         draft.commit()
         for one in (first, second):
             if PostResponse in points_of(cls):
-                one.post_response(leg, target)
+                one.post_response(dispatched, target)
             if EndpointRemoved in points_of(cls):
                 one.endpoint_removed(target)
 
@@ -148,36 +148,36 @@ class TestEveryPlugin:
 
 @adopt(Scorer)
 class TestEveryScorer:
-    @given(endpoints=fleets(), asked=requests())
+    @given(endpoints=fleets(), incoming=requests())
     @settings(max_examples=15, deadline=None)
     def test_one_score_in_range_per_endpoint_and_nothing_changes(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest
     ) -> None:
         before = observable(endpoints)
-        scores = instance(cls).score(RUN, asked, endpoints)
+        scores = instance(cls).score(RUN, incoming, endpoints)
         assert len(scores) == len(endpoints)
         assert all(0.0 <= score <= 1.0 for score in scores)
         assert observable(endpoints) == before
 
-    @given(endpoints=fleets(), asked=requests(), seed=st.integers())
+    @given(endpoints=fleets(), incoming=requests(), seed=st.integers())
     @settings(max_examples=15, deadline=None)
     def test_a_score_belongs_to_its_endpoint_in_any_order(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, seed: int
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest, seed: int
     ) -> None:
         if cls.plugin_type in ORDER_IS_ITS_RULE:
             return
         scorer, shuffled = instance(cls), random.Random(seed).sample(endpoints, len(endpoints))
-        one = dict(zip(endpoints, scorer.score(RUN, asked, endpoints), strict=True))
-        other = dict(zip(shuffled, scorer.score(RUN, asked, shuffled), strict=True))
+        one = dict(zip(endpoints, scorer.score(RUN, incoming, endpoints), strict=True))
+        other = dict(zip(shuffled, scorer.score(RUN, incoming, shuffled), strict=True))
         assert one == other
 
-    @given(endpoints=fleets(), asked=requests())
+    @given(endpoints=fleets(), incoming=requests())
     @settings(max_examples=15, deadline=None)
     def test_scoring_twice_gives_the_same(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest
     ) -> None:
         scorer = instance(cls)
-        assert list(scorer.score(RUN, asked, endpoints)) == list(scorer.score(RUN, asked, endpoints))
+        assert list(scorer.score(RUN, incoming, endpoints)) == list(scorer.score(RUN, incoming, endpoints))
 
 
 ORDER_IS_ITS_RULE = frozenset({"no-hit-lru-scorer"})
@@ -186,49 +186,49 @@ ORDER_IS_ITS_RULE = frozenset({"no-hit-lru-scorer"})
 
 @adopt(Filter)
 class TestEveryFilter:
-    @given(endpoints=fleets(), asked=requests())
+    @given(endpoints=fleets(), incoming=requests())
     @settings(max_examples=15, deadline=None)
     def test_it_keeps_a_subset_in_order_and_nothing_changes(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest
     ) -> None:
         before = observable(endpoints)
-        survivors = list(instance(cls).filter(RUN, asked, endpoints))
+        survivors = list(instance(cls).filter(RUN, incoming, endpoints))
         positions = [endpoints.index(endpoint) for endpoint in survivors]
         assert positions == sorted(set(positions))
         assert observable(endpoints) == before
 
-    @given(endpoints=fleets(), asked=requests())
+    @given(endpoints=fleets(), incoming=requests())
     @settings(max_examples=15, deadline=None)
     def test_filtering_does_not_depend_on_the_order(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest
     ) -> None:
         made = instance(cls)
-        assert set(made.filter(RUN, asked, endpoints)) == set(made.filter(RUN, asked, endpoints[::-1]))
+        assert set(made.filter(RUN, incoming, endpoints)) == set(made.filter(RUN, incoming, endpoints[::-1]))
 
 
 @adopt(Picker)
 class TestEveryPicker:
-    @given(endpoints=fleets(), asked=requests(), data=st.data())
+    @given(endpoints=fleets(), incoming=requests(), data=st.data())
     @settings(max_examples=15, deadline=None)
     def test_it_ranks_every_candidate_once_and_nothing_changes(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest, data: st.DataObject
     ) -> None:
         before = observable(endpoints)
         scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
         candidates = scored(endpoints, scores)
-        ranked = list(instance(cls).pick(RUN, asked, candidates))
+        ranked = list(instance(cls).pick(RUN, incoming, candidates))
         assert len(ranked) == len(candidates)
         assert set(ranked) == set(candidates)
         assert observable(endpoints) == before
 
-    @given(endpoints=fleets(), asked=requests(), data=st.data())
+    @given(endpoints=fleets(), incoming=requests(), data=st.data())
     @settings(max_examples=15, deadline=None)
     def test_its_order_is_that_of_its_picks(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest, data: st.DataObject
     ) -> None:
         scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
-        picked = instance(cls).pick(RUN, asked, scored(endpoints, scores))
-        ordered = instance(cls).order(RUN, asked, endpoints, scores)
+        picked = instance(cls).pick(RUN, incoming, scored(endpoints, scores))
+        ordered = instance(cls).order(RUN, incoming, endpoints, scores)
         assert list(ordered) == [one.endpoint for one in picked]
 
 
@@ -246,23 +246,23 @@ class TestEveryHandler:
 
 @adopt(Decider)
 class TestEveryDecider:
-    @given(endpoints=fleets(), asked=requests())
+    @given(endpoints=fleets(), incoming=requests())
     @settings(max_examples=15, deadline=None)
     def test_deciding_twice_gives_the_same_and_nothing_changes(
-        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+        self, cls: type[Plugin], endpoints: list[Endpoint], incoming: InferenceRequest
     ) -> None:
         made, (decode, *prefill) = instance(cls), endpoints
-        before, state = observable(endpoints), dict(asked.state)
-        answers = [made.wants(asked, decode) for _ in range(2)]
+        before, state = observable(endpoints), dict(incoming.state)
+        responses = [made.wants(incoming, decode) for _ in range(2)]
         if prefill and isinstance(made, PairDecider):
-            answers += [made.prefers(asked, decode, decode, prefill) for _ in range(2)]
+            responses += [made.prefers(incoming, decode, decode, prefill) for _ in range(2)]
         else:
-            answers += [made.confirms(asked, decode, prefill) for _ in range(2) if prefill]
-        assert set(answers) <= {True, False}
-        assert answers[0] is answers[1]
-        assert answers[-1] is answers[-2]
+            responses += [made.confirms(incoming, decode, prefill) for _ in range(2) if prefill]
+        assert set(responses) <= {True, False}
+        assert responses[0] is responses[1]
+        assert responses[-1] is responses[-2]
         assert observable(endpoints) == before
-        assert dict(asked.state) == state
+        assert dict(incoming.state) == state
 
 
 @adopt(DataProducer)
@@ -270,11 +270,11 @@ class TestEveryProducer:
     @pytest.mark.parametrize("tokens", [0, 1000])
     async def test_it_writes_only_declared_data(self, cls: type[Plugin], tokens: int) -> None:
         made = instance(cls)
-        asked = request(tokens, x_session_id="s")
+        incoming = request(tokens, x_session_id="s")
         assert made.provides
-        await made.produce(asked, [pod("a")])
+        await made.produce(incoming, [pod("a")])
         promised = set(made.provides)
-        written = set(asked.state)
+        written = set(incoming.state)
         assert written <= promised | {key.of("") for key in promised}
 
     async def test_a_producer_that_does_not_wait_never_suspends(self, cls: type[Plugin]) -> None:
@@ -290,11 +290,11 @@ class TestEveryoneWhoKnowsPods:
     async def test_an_unknown_pod_may_be_removed_and_returns_as_new(self, cls: type[Plugin]) -> None:
         made, a, b = instance(cls), pod("a"), pod("b")
         made.endpoint_removed(a)
-        leg = attempt(request(100, x_session_id="s"), a, b)
+        dispatched = attempt(request(100, x_session_id="s"), a, b)
         if stands_at(cls, PreRequest):
-            made.pre_request(leg, a)
+            made.pre_request(dispatched, a)
         if stands_at(cls, PostResponse):
-            made.post_response(leg, a)
+            made.post_response(dispatched, a)
         made.endpoint_removed(a)
 
 

@@ -19,11 +19,11 @@ from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault
 DECODE, PREFILL, OTHER = pod("decode"), pod("prefill"), pod("other")
 
 
-def asking(tokens: int, cached: int = 0, **state: Any) -> InferenceRequest:
+def request_with(tokens: int, cached: int = 0, **state: Any) -> InferenceRequest:
     """Cached are so many on the decode pod, in blocks of 16."""
-    asked = request(tokens)
-    asked.state.write(PREFIX_MATCH, Held(tokens // 16, {"decode": cached // 16}))
-    return asked
+    incoming = request(tokens)
+    incoming.state.write(PREFIX_MATCH, Held(tokens // 16, {"decode": cached // 16}))
+    return incoming
 
 
 def test_always_is_always() -> None:
@@ -56,23 +56,23 @@ class TestPrefixBased:
     )
     def test_the_missing_tokens_must_reach_the_threshold(self, tokens: int, cached: int, wanted: bool) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=512)
-        assert decider.wants(asking(tokens, cached), DECODE) is wanted
+        assert decider.wants(request_with(tokens, cached), DECODE) is wanted
 
     def test_zero_missing_tokens_are_never_enough(self) -> None:
-        assert not make("prefix-based-pd-decider").wants(asking(10_000), DECODE)
+        assert not make("prefix-based-pd-decider").wants(request_with(10_000), DECODE)
 
     def test_a_short_prompt_is_not_split(self) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=16, promptTokens=1000)
-        assert not decider.wants(asking(999), DECODE)
-        assert decider.wants(asking(1000), DECODE)
+        assert not decider.wants(request_with(999), DECODE)
+        assert decider.wants(request_with(1000), DECODE)
 
     def test_without_a_prefix_match_it_does_not_split(self) -> None:
         assert not make("prefix-based-pd-decider", nonCachedTokens=16).wants(request(1000), DECODE)
 
     def test_a_tokenized_prompt_counts_by_its_tokens(self) -> None:
-        asked = asking(1000)
-        asked.state.write(TOKENIZED_PROMPT, Prompt((bytes(400),)))
-        assert not make("prefix-based-pd-decider", nonCachedTokens=512).wants(asked, DECODE)
+        incoming = request_with(1000)
+        incoming.state.write(TOKENIZED_PROMPT, Prompt((bytes(400),)))
+        assert not make("prefix-based-pd-decider", nonCachedTokens=512).wants(incoming, DECODE)
 
     @pytest.mark.parametrize("name", ["nonCachedTokens", "promptTokens"])
     def test_there_are_no_negative_tokens(self, name: str) -> None:
@@ -81,7 +81,7 @@ class TestPrefixBased:
     def test_it_reads_the_producer_it_is_bound_to(self) -> None:
         decider = make("prefix-based-pd-decider", nonCachedTokens=16, prefixMatchInfoProducerName="other")
         assert decider.requires == (PREFIX_MATCH.of("other"),)
-        assert not decider.wants(asking(1000), DECODE)
+        assert not decider.wants(request_with(1000), DECODE)
 
 
 class TestPredictedLatency:
@@ -96,11 +96,11 @@ class TestPredictedLatency:
         **given: Any,
     ) -> str:
         """How far the question comes: nowhere, to the prefill profile, or to another pod."""
-        decider, asked = make("predicted-latency-pd-decider", **given), asking(tokens, cached)
-        asked.state.write(LATENCY, Foretold(seconds, delays=delays, paces={}))
-        if not decider.wants(asked, DECODE):
+        decider, incoming = make("predicted-latency-pd-decider", **given), request_with(tokens, cached)
+        incoming.state.write(LATENCY, Foretold(seconds, delays=delays, paces={}))
+        if not decider.wants(incoming, DECODE):
             return "local"
-        return "remote" if decider.prefers(asked, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
+        return "remote" if decider.prefers(incoming, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
 
     def test_the_cheaper_option_is_chosen_including_the_transfer(self) -> None:
         assert self.verdict({"decode": 0.5, "prefill": 0.4}) == "remote"
@@ -139,49 +139,49 @@ class TestPredictedLatency:
     def test_a_faster_decode_pod_is_worth_a_transfer(self) -> None:
         """100 tokens at 10 ms are a second, half of it counts; the transfer of 1,000 takes 30 ms."""
         for pace, preferred in ((0.0, True), (9.3e-3, True), (9.5e-3, False)):
-            decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+            decider, incoming = make("predicted-latency-pd-decider"), request_with(1000)
             paces = {"decode": 10e-3, "other": pace}
-            asked.state.write(LATENCY, Foretold({"decode": 0.1, "prefill": 0.1}, paces=paces, output=100.0))
-            assert decider.prefers(asked, DECODE, OTHER, [DECODE]) is preferred
+            incoming.state.write(LATENCY, Foretold({"decode": 0.1, "prefill": 0.1}, paces=paces, output=100.0))
+            assert decider.prefers(incoming, DECODE, OTHER, [DECODE]) is preferred
 
     def test_responses_are_slower_where_prompts_were_recent(self) -> None:
-        decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+        decider, incoming = make("predicted-latency-pd-decider"), request_with(1000)
         forecast = Foretold({}, paces={"decode": 10e-3, "other": 10e-3}, output=100.0)
-        asked.state.write(LATENCY, forecast)
-        decider.decode_cost(forecast, asked, OTHER)
+        incoming.state.write(LATENCY, forecast)
+        decider.decode_cost(forecast, incoming, OTHER)
         decider.clock.advance(1_000.0)
-        sent = attempt(asked, OTHER, profile="decode")
+        sent = attempt(incoming, OTHER, profile="decode")
         sent.charge = (5_000, 0)  # 5 s of work, in a window of 10 s, all of it observed
         decider.pre_request(sent, OTHER)
-        idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
+        idle, busy = (decider.decode_cost(forecast, incoming, pod) - 0.03 for pod in (DECODE, OTHER))
         assert (idle, busy) == (pytest.approx(0.5), pytest.approx(1.0))
         decider.endpoint_removed(OTHER)
-        assert decider.decode_cost(forecast, asked, OTHER) == pytest.approx(0.53)
+        assert decider.decode_cost(forecast, incoming, OTHER) == pytest.approx(0.53)
 
     def test_scorers_get_the_cost_of_the_stage_only_during_its_profile(self) -> None:
-        decider, asked = make("predicted-latency-pd-decider"), asking(1000, cached=960)
+        decider, incoming = make("predicted-latency-pd-decider"), request_with(1000, cached=960)
         delays, paces = {"prefill": 0.5}, {"decode": 20e-3, "other": 10e-3}
         seconds = {"decode": 0.2, "prefill": 0.1, "other": 0.4}
-        asked.state.write(LATENCY, Foretold(seconds, delays=delays, paces=paces, output=10.0))
-        with decider.pricing(asked, Stage.PREFILL):
-            assert asked.state[STAGE_COSTS].costs([DECODE, PREFILL, OTHER]) == pytest.approx([0.2, 0.3, 0.4])
-        with decider.pricing(asked, Stage.DECODE):
-            told = asked.state[STAGE_COSTS].costs([DECODE, OTHER])
-            assert told == pytest.approx([0.01 + 40 * 2e-5 + 0.1, 0.01 + 1000 * 2e-5 + 0.05])
-            assert make("latency-scorer").score(RUN, asked, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
-        assert asked.state.read(STAGE_COSTS) is None
+        incoming.state.write(LATENCY, Foretold(seconds, delays=delays, paces=paces, output=10.0))
+        with decider.pricing(incoming, Stage.PREFILL):
+            assert incoming.state[STAGE_COSTS].costs([DECODE, PREFILL, OTHER]) == pytest.approx([0.2, 0.3, 0.4])
+        with decider.pricing(incoming, Stage.DECODE):
+            costs = incoming.state[STAGE_COSTS].costs([DECODE, OTHER])
+            assert costs == pytest.approx([0.01 + 40 * 2e-5 + 0.1, 0.01 + 1000 * 2e-5 + 0.05])
+            assert make("latency-scorer").score(RUN, incoming, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
+        assert incoming.state.read(STAGE_COSTS) is None
 
     def test_it_declares_the_data_that_it_reads(self) -> None:
         bound: dict[str, Any] = {"prefixMatchInfoProducerName": "p", "latencyPredictionInfoProducerName": "l"}
         assert make("predicted-latency-pd-decider", **bound).requires == (PREFIX_MATCH.of("p"), LATENCY.of("l"))
 
 
-class TestWhatTransfersTake:
+class TestTransferTimes:
     def split(self, decider: Any, tokens: int, seconds: float, **changes: Any) -> None:
         """A request whose prompt is ready after 1 s, and whose response begins `seconds` later."""
-        asked = replace(asking(tokens), stream=changes.get("stream", True))
-        answering = attempt(asked, DECODE, profile="decode")
-        computing = Attempt(replace(asked, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)
+        incoming = replace(request_with(tokens), stream=changes.get("stream", True))
+        answering = attempt(incoming, DECODE, profile="decode")
+        computing = Attempt(replace(incoming, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)
         answering.stage, computing.stage = Stage.DECODE, Stage.PREFILL
         decider.pre_request(answering, DECODE)
         decider.pre_request(computing, PREFILL)
@@ -218,7 +218,10 @@ class TestWhatTransfersTake:
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
 
     def test_a_response_without_a_prefill_attempt_shows_no_transfer(self) -> None:
-        decider, answering = make("predicted-latency-pd-decider"), attempt(replace(asking(9), stream=True), DECODE)
+        decider, answering = (
+            make("predicted-latency-pd-decider"),
+            attempt(replace(request_with(9), stream=True), DECODE),
+        )
         answering.stage, answering.first_byte_at = Stage.DECODE, 1.0
         answering.status, answering.ending = 200, Ending.COMPLETE
         decider.post_response(answering, DECODE)
@@ -238,7 +241,7 @@ class TestWhatTransfersTake:
         draft.commit()
         old.transfer.observe(1000, 0.5)
         same = make("predicted-latency-pd-decider", state=PluginState(state.draft()), answerCost=0.1)
-        told = make("predicted-latency-pd-decider", state=PluginState(state.draft()), transferSeconds=0.2)
+        successor = make("predicted-latency-pd-decider", state=PluginState(state.draft()), transferSeconds=0.2)
         assert same.transfer is old.transfer
-        assert same.prefill_share is told.prefill_share is old.prefill_share
-        assert told.transfer.seconds(0) == pytest.approx(0.2)
+        assert same.prefill_share is successor.prefill_share is old.prefill_share
+        assert successor.transfer.seconds(0) == pytest.approx(0.2)

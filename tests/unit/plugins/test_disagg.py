@@ -92,10 +92,10 @@ def fault(**given: Any) -> str:
     return str(caught.value.problems[0])
 
 
-def decided(made: Any, found: Found, asked: InferenceRequest | None = None) -> tuple[Decision, list[str]]:
+def decided(made: Any, found: Found, incoming: InferenceRequest | None = None) -> tuple[Decision, list[str]]:
     """And the profiles that ran."""
     ran: list[str] = []
-    plan = made.plan(asked or request())
+    plan = made.plan(incoming or request())
     try:
         name = next(plan)
         while True:
@@ -109,44 +109,44 @@ def decided(made: Any, found: Found, asked: InferenceRequest | None = None) -> t
         return end.value, ran
 
 
-NOBODY = NoEndpoints("nobody")
+NO_POD = NoEndpoints("no pod")
 
 
 class TestPairs:
-    """Whose decode profile ranks otherwise where it is known that the prompt is computed elsewhere."""
+    """The decode profile ranks pods differently when another pod computes the prompt."""
 
-    def decided(self, asked: InferenceRequest, pair: Sequence[Endpoint], computing: Any, **given: Any) -> Any:
-        """What is priced, and the peer, while each profile runs."""
-        told: list[Any] = []
-        plan = deciding(**{"prefill": "pair", **given}).plan(asked)
+    def decided(self, incoming: InferenceRequest, pair: Sequence[Endpoint], computing: Any, **given: Any) -> Any:
+        """Return the decision, and for each profile run the priced stage and the peer."""
+        ran: list[Any] = []
+        plan = deciding(**{"prefill": "pair", **given}).plan(incoming)
         try:
             name = next(plan)
             while True:
-                stage, peer = asked.state.read(PRICED), asked.state.read(PEER)
-                told.append((name, stage, peer))
+                stage, peer = incoming.state.read(PRICED), incoming.state.read(PEER)
+                ran.append((name, stage, peer))
                 found = {"prefill": computing, "encode": [C, B]}.get(name, [A, B] if stage is None else pair)
                 if isinstance(found, RequestError):
                     name = plan.throw(found)
                 else:
                     name = plan.send(ProfileResult(name, tuple(ScoredEndpoint(one, 1.0) for one in found)))
         except StopIteration as end:
-            assert asked.state.read(PRICED) is None
-            return end.value, told
+            assert incoming.state.read(PRICED) is None
+            return end.value, ran
 
     def test_the_decode_pod_is_chosen_again_for_decoding_alone_with_its_prefill_pod(self) -> None:
-        decision, told = self.decided(request(), [B, A], [B, C, D])
+        decision, ran = self.decided(request(), [B, A], [B, C, D])
         assert decision == Decision(B, (A,), "decode", (C, D), split_outcome="split")
-        assert told == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
+        assert ran == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
 
     def test_the_single_pod_stays_if_it_is_better(self) -> None:
-        asked = request()
-        decision, _ = self.decided(asked, [A, B], [C])
+        incoming = request()
+        decision, _ = self.decided(incoming, [A, B], [C])
         assert decision == Decision(A, (B,), "decode", split_outcome="decided-against")
-        decision, _ = self.decided(asked, [D, A], [C])
+        decision, _ = self.decided(incoming, [D, A], [C])
         assert decision == Decision(A, (B,), "decode", split_outcome="decided-against")
-        assert asked.state.read(PEER) is A
+        assert incoming.state.read(PEER) is A
 
-    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [B]])
+    @pytest.mark.parametrize("found", [NO_POD, Saturated("busy"), [B]])
     def test_the_single_pod_stays_without_a_prefill_pod(self, found: Any) -> None:
         decision, _ = self.decided(request(), [B, A], found)
         assert decision == Decision(A, (B,), "decode", split_outcome="no-prefill-pod")
@@ -156,8 +156,8 @@ class TestPairs:
         assert (decision.target, decision.encode, decision.prefill) == (B, (C,), (D,))
 
     def test_unwanted_stages_are_not_priced(self) -> None:
-        _, told = self.decided(request(), [B, A], [C], prefill="no-pair")
-        assert told == [("decode", None, None)]
+        _, ran = self.decided(request(), [B, A], [C], prefill="no-pair")
+        assert ran == [("decode", None, None)]
 
 
 class TestDecodeFirst:
@@ -188,13 +188,13 @@ class TestDecodeFirst:
         decision, _ = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [A, B]})
         assert (decision.target, decision.prefill) == (A, (B,))
 
-    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
+    @pytest.mark.parametrize("found", [NO_POD, Saturated("busy"), [A]])
     def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
         decision, _ = decided(deciding(prefill="yes"), {"decode": [A], "prefill": found})
         assert decision == Decision(A, (), "decode", split_outcome="no-prefill-pod")
 
     def test_without_an_encode_pod_the_next_stage_does_its_work(self) -> None:
-        found: Found = {"decode": [A], "encode": NOBODY, "prefill": [C]}
+        found: Found = {"decode": [A], "encode": NO_POD, "prefill": [C]}
         decision, _ = decided(deciding(prefill="yes", encode="yes"), found)
         assert decision == Decision(A, (), "decode", (C,), split_outcome="no-encode-pod")
 
@@ -206,13 +206,13 @@ class TestDecodeFirst:
 
     @pytest.mark.parametrize("decider", ["", "yes", "no"])
     def test_without_a_decode_pod_a_prefill_pod_does_all(self, decider: str) -> None:
-        decision, ran = decided(deciding(prefill=decider), {"decode": NOBODY, "prefill": [C, D]})
+        decision, ran = decided(deciding(prefill=decider), {"decode": NO_POD, "prefill": [C, D]})
         assert decision == Decision(C, (D,), "prefill", split_outcome="no-decode-pod")
         assert ran == ["decode", "prefill"]
 
     def test_without_any_pod_the_first_error_counts(self) -> None:
         with pytest.raises(NoEndpoints, match="decode"):
-            decided(handler(), {"decode": NoEndpoints("none to decode"), "prefill": NOBODY})
+            decided(handler(), {"decode": NoEndpoints("none to decode"), "prefill": NO_POD})
         with pytest.raises(NoEndpoints, match="decode"):
             decided(handler(known=["decode"]), {"decode": NoEndpoints("none to decode")})
 
@@ -221,10 +221,10 @@ class TestDecodeFirst:
             decided(deciding(prefill="yes"), {"decode": Saturated("busy"), "prefill": [C]})
 
     def test_later_profiles_see_the_chosen_pods(self) -> None:
-        made, asked = deciding(prefill="yes"), request()
+        made, incoming = deciding(prefill="yes"), request()
         for target in (A, B):  # a request may be scheduled again
-            decided(made, {"decode": [target], "prefill": [C]}, asked)
-            assert asked.state.read(PEER) is asked.state.read(PEER.of("split")) is target
+            decided(made, {"decode": [target], "prefill": [C]}, incoming)
+            assert incoming.state.read(PEER) is incoming.state.read(PEER.of("split")) is target
         assert made.provides == (PEER.of("split"),)
 
 
@@ -232,24 +232,24 @@ class TestPrefillFirst:
     FIRST: Mapping[str, Any] = {"stageOrder": "prefill-first"}
 
     def test_every_prompt_is_split_and_the_decode_pod_can_be_near(self) -> None:
-        asked = request()
-        decision, ran = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": [A, B]}, asked)
+        incoming = request()
+        decision, ran = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": [A, B]}, incoming)
         assert decision == Decision(A, (B,), "decode", (C, D), split_outcome="split")
         assert ran == ["prefill", "decode"]
-        assert asked.state.read(PEER) is C
+        assert incoming.state.read(PEER) is C
 
-    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
+    @pytest.mark.parametrize("found", [NO_POD, Saturated("busy"), [A]])
     def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
         decision, _ = decided(handler(**self.FIRST), {"prefill": found, "decode": [A]})
         assert decision == Decision(A, (), "decode", split_outcome="no-prefill-pod")
 
     def test_without_a_decode_pod_the_prefill_pod_does_all(self) -> None:
-        decision, _ = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": NOBODY})
+        decision, _ = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": NO_POD})
         assert decision == Decision(C, (D,), "prefill", split_outcome="no-decode-pod")
 
     def test_without_any_pod_there_is_an_error(self) -> None:
         with pytest.raises(NoEndpoints):
-            decided(handler(**self.FIRST), {"prefill": NOBODY, "decode": NOBODY})
+            decided(handler(**self.FIRST), {"prefill": NO_POD, "decode": NO_POD})
 
     def test_a_prefill_decider_is_refused_with_prefill_first(self) -> None:
         assert "deciders.prefill" in fault(**self.FIRST, deciders={"prefill": "yes"})
@@ -275,10 +275,10 @@ class TestParameters:
         assert "exclude profiles and deciders" in fault(decodeProfile="decode", **given)
 
     def test_unknown_names_are_all_reported_with_suggestions(self) -> None:
-        said = fault(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
-        assert said.startswith("plugins.split: profiles.decode: there is no profile 'decod'; did you mean 'decode'?")
-        assert "deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in said
-        assert "deciders.encode: no decider is named 'z'" in said
+        message = fault(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
+        assert message.startswith("plugins.split: profiles.decode: there is no profile 'decod'; did you mean 'decode'?")
+        assert "deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in message
+        assert "deciders.encode: no decider is named 'z'" in message
 
     def test_a_missing_profile_of_a_stage_is_an_error(self) -> None:
         assert "profiles.prefill: there is no profile" in fault(known=["decode"], deciders={"prefill": "yes"})
@@ -296,18 +296,18 @@ class TestLoad:
     """What scorers of either stage see of a request that was split."""
 
     async def test_prompt_tokens_count_on_the_prefill_pod_and_the_response_on_the_decode_pod(self) -> None:
-        ledger, asked = Ledger(ManualClock()), replace(request(1000), max_tokens=300)
+        ledger, incoming = Ledger(ManualClock()), replace(request(1000), max_tokens=300)
         estimate = make("inflight-load-producer", addEstimatedOutputTokens=True)
-        await estimate.produce(asked, ())
-        computes, answers, idle = pod("computes"), pod("answers"), pod("idle")
-        legs = [Attempt(asked, Decision(one), one, 0, 0.0) for one in (answers, computes)]
-        for leg, stage in zip(legs, (Stage.DECODE, Stage.PREFILL), strict=True):
-            leg.stage = stage
-            ledger.attempt_started(leg)
-        assert (computes.load.tokens, answers.load.tokens) == (1000, 300)
+        await estimate.produce(incoming, ())
+        computes, responses, idle = pod("computes"), pod("answers"), pod("idle")
+        attempts = [Attempt(incoming, Decision(one), one, 0, 0.0) for one in (responses, computes)]
+        for attempt, stage in zip(attempts, (Stage.DECODE, Stage.PREFILL), strict=True):
+            attempt.stage = stage
+            ledger.attempt_started(attempt)
+        assert (computes.load.tokens, responses.load.tokens) == (1000, 300)
         busy, free = score("token-load-scorer", [computes, idle], request(), queueThresholdTokens=2000)
         assert (busy, free) == (0.5, 1.0)
-        ledger.first_byte(legs[1])  # the prompt is computed, and kept until it is fetched
+        ledger.first_byte(attempts[1])  # the prompt is computed, and kept until it is fetched
         assert score("token-load-scorer", [computes, idle], request(), queueThresholdTokens=2000) == [1.0, 1.0]
         assert computes.load.requests == 1
 

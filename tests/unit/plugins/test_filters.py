@@ -72,8 +72,8 @@ class TestLabelSelector:
 
     @pytest.mark.parametrize("expression", [{"operator": "In"}, {"operator": "Exists", "values": ["x"]}])
     def test_values_go_with_their_operators(self, expression: dict[str, Any]) -> None:
-        said = fault("label-selector-filter", matchExpressions=[{"key": "a", **expression}])
-        assert "matchExpressions[0]: operator" in said
+        message = fault("label-selector-filter", matchExpressions=[{"key": "a", **expression}])
+        assert "matchExpressions[0]: operator" in message
 
 
 class TestUtilization:
@@ -169,28 +169,28 @@ class TestPrefixCacheAffinity:
     KIND = "prefix-cache-affinity-filter"
 
     @staticmethod
-    def asked(total: int = 10, **blocks: int) -> Any:
-        asked = request()
-        asked.state.write(PREFIX_MATCH, Held(total, blocks))
-        return asked
+    def with_blocks(total: int = 10, **blocks: int) -> Any:
+        incoming = request()
+        incoming.state.write(PREFIX_MATCH, Held(total, blocks))
+        return incoming
 
     def test_pods_with_the_prefix_are_kept(self) -> None:
         pods = [pod("full"), pod("enough"), pod("little"), pod("none")]
-        assert kept(self.KIND, pods, self.asked(full=10, enough=8, little=7)) == ["full", "enough"]
+        assert kept(self.KIND, pods, self.with_blocks(full=10, enough=8, little=7)) == ["full", "enough"]
 
     def test_exactly_the_threshold_suffices(self) -> None:
         for percent in range(1, 101):
-            asked = self.asked(total=100, a=percent)
-            assert kept(self.KIND, [pod("a"), pod("b")], asked, affinityThreshold=percent / 100) == ["a"]
+            incoming = self.with_blocks(total=100, a=percent)
+            assert kept(self.KIND, [pod("a"), pod("b")], incoming, affinityThreshold=percent / 100) == ["a"]
 
     def test_without_a_sufficient_match_all_are_kept(self) -> None:
-        assert kept(self.KIND, [pod("a"), pod("b")], self.asked(a=7)) == ["a", "b"]
+        assert kept(self.KIND, [pod("a"), pod("b")], self.with_blocks(a=7)) == ["a", "b"]
 
     def test_without_matches_or_a_threshold_all_are_kept(self) -> None:
         pods = [pod("a"), pod("b")]
         assert kept(self.KIND, pods) == ["a", "b"]
-        assert kept(self.KIND, pods, self.asked(total=0)) == ["a", "b"]
-        assert kept(self.KIND, pods, self.asked(a=10), affinityThreshold=0) == ["a", "b"]
+        assert kept(self.KIND, pods, self.with_blocks(total=0)) == ["a", "b"]
+        assert kept(self.KIND, pods, self.with_blocks(a=10), affinityThreshold=0) == ["a", "b"]
 
     @pytest.mark.parametrize(
         ("tokens", "penalty", "expected"),
@@ -201,40 +201,40 @@ class TestPrefixCacheAffinity:
     ) -> None:
         pods = [pod("a", tokens=tokens), pod("b")]
         parameters = {"maxTTFTPenaltyMs": penalty, "peakPrefillThroughput": 1000}
-        assert kept(self.KIND, pods, self.asked(a=10), **parameters) == expected
+        assert kept(self.KIND, pods, self.with_blocks(a=10), **parameters) == expected
 
     def test_the_least_loaded_pods_of_both_sides_are_compared(self) -> None:
         pods = [pod("a", tokens=99_999), pod("a2", tokens=10), pod("b", tokens=10), pod("b2", tokens=0)]
         parameters = {"maxTTFTPenaltyMs": 100, "peakPrefillThroughput": 1000}
-        assert kept(self.KIND, pods, self.asked(a=10, a2=10), **parameters) == ["a", "a2"]
+        assert kept(self.KIND, pods, self.with_blocks(a=10, a2=10), **parameters) == ["a", "a2"]
 
     def test_exploration_keeps_all_with_its_probability(self) -> None:
         explorer = make(self.KIND, explorationProbability=0.25)
-        pods, asked = [pod("a"), pod("b")], self.asked(a=10)
-        widths = [len(explorer.filter(None, asked, pods)) for _ in range(2000)]
+        pods, incoming = [pod("a"), pod("b")], self.with_blocks(a=10)
+        widths = [len(explorer.filter(None, incoming, pods)) for _ in range(2000)]
         assert 400 < widths.count(2) < 600
 
     def test_a_bound_producer_is_the_one_that_is_read(self) -> None:
-        asked = request()
-        asked.state.write(PREFIX_MATCH.of("other"), Held(10, {"b": 10}))
-        asked.state.write(PREFIX_MATCH.of("mine"), Held(10, {"a": 10}))
-        assert kept(self.KIND, [pod("a"), pod("b")], asked, prefixMatchInfoProducerName="mine") == ["a"]
+        incoming = request()
+        incoming.state.write(PREFIX_MATCH.of("other"), Held(10, {"b": 10}))
+        incoming.state.write(PREFIX_MATCH.of("mine"), Held(10, {"a": 10}))
+        assert kept(self.KIND, [pod("a"), pod("b")], incoming, prefixMatchInfoProducerName="mine") == ["a"]
 
     @pytest.mark.parametrize(("is_predicted", "names"), [(True, ["a", "b"]), (False, ["a"])])
     def test_the_latency_predictor_is_used_if_present(self, is_predicted: bool, names: list[str]) -> None:
-        asked = self.asked(a=10)
+        incoming = self.with_blocks(a=10)
         if is_predicted:
-            asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}))
+            incoming.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}))
         given: dict[str, Any] = {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 1000}
         assert make(self.KIND, **given).requires == (PREFIX_MATCH, LATENCY)
-        assert kept(self.KIND, [pod("a"), pod("b")], asked, **given) == names
+        assert kept(self.KIND, [pod("a"), pod("b")], incoming, **given) == names
 
 
 class TestSloHeadroomTier:
     def kept(self, header: str = "x-llm-d-slo-ttft-ms", *, stream: bool = True, **given: Any) -> str:
-        asked = replace(request(10), stream=stream, headers={header: "500"})
-        asked.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}))
-        return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], asked, **given))
+        incoming = replace(request(10), stream=stream, headers={header: "500"})
+        incoming.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}))
+        return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], incoming, **given))
 
     @pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
     def test_pods_predicted_to_break_an_objective_are_dropped(self, header: str) -> None:
@@ -252,9 +252,9 @@ class TestSloHeadroomTier:
 
     @pytest.mark.parametrize("seconds", [0.1, 0.9])
     def test_all_stay_if_all_or_none_meet_it(self, seconds: float) -> None:
-        asked = replace(request(10), headers={"x-slo-ttft-ms": "500"})
-        asked.state.write(LATENCY, Foretold({"a": seconds, "b": seconds}))
-        assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], asked, epsilonExploreNeg=1) == ["a", "b"]
+        incoming = replace(request(10), headers={"x-slo-ttft-ms": "500"})
+        incoming.state.write(LATENCY, Foretold({"a": seconds, "b": seconds}))
+        assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], incoming, epsilonExploreNeg=1) == ["a", "b"]
 
     def test_complete_responses_have_no_objective_per_token(self) -> None:
         assert self.kept("x-slo-tpot-ms", stream=False, epsilonExploreNeg=0) == "abc"

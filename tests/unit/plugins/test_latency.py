@@ -35,55 +35,56 @@ class Fleet:
         self._free = dict.fromkeys(self.pods, 0.0)
         self._live: list[tuple[float, Attempt]] = []
 
-    async def scores(self, asked: InferenceRequest) -> dict[str, float]:
-        await self.producer.produce(asked, self.pods)
-        return dict(zip((one.name for one in self.pods), self.scorer.score(RUN, asked, self.pods), strict=True))
+    async def scores(self, incoming: InferenceRequest) -> dict[str, float]:
+        await self.producer.produce(incoming, self.pods)
+        return dict(zip((one.name for one in self.pods), self.scorer.score(RUN, incoming, self.pods), strict=True))
 
-    def send(self, asked: InferenceRequest, target: Endpoint, cached: int = 0) -> None:
-        leg = attempt(asked, target)
-        leg.started_at = self.clock.now()
-        uncached = asked.prompt.tokens - cached
-        leg.charge = (uncached, 0)
+    def send(self, incoming: InferenceRequest, target: Endpoint, cached: int = 0) -> None:
+        dispatched = attempt(incoming, target)
+        dispatched.started_at = self.clock.now()
+        uncached = incoming.prompt.tokens - cached
+        dispatched.charge = (uncached, 0)
         target.charge(1, uncached)
-        self.producer.pre_request(leg, target)
+        self.producer.pre_request(dispatched, target)
         seconds = (STEP + uncached * PER_TOKEN) * (self._slow if target is self.pods[0] else 1.0)
         self._free[target] = max(self._free[target], self.clock.now()) + seconds
-        self._live.append((self._free[target], leg))
+        self._live.append((self._free[target], dispatched))
 
     def advance(self, seconds: float) -> None:
         """Responses end with their first token."""
         until = self.clock.now() + seconds
         self._live.sort(key=lambda one: one[0])
         while self._live and self._live[0][0] <= until:
-            at, leg = self._live.pop(0)
+            at, dispatched = self._live.pop(0)
             self.clock.advance(max(0.0, at - self.clock.now()))
-            leg.status, leg.first_byte_at, leg.last_byte_at, leg.ending = 200, at, at, Ending.COMPLETE
-            leg.usage = Usage(leg.request.prompt.tokens, 1) if self._says_usage else None
-            assert leg.charge is not None
-            leg.endpoint.charge(-1, -leg.charge[0])
-            self.producer.post_response(leg, leg.endpoint)
+            dispatched.status, dispatched.first_byte_at = 200, at
+            dispatched.last_byte_at, dispatched.ending = at, Ending.COMPLETE
+            dispatched.usage = Usage(dispatched.request.prompt.tokens, 1) if self._says_usage else None
+            assert dispatched.charge is not None
+            dispatched.endpoint.charge(-1, -dispatched.charge[0])
+            self.producer.post_response(dispatched, dispatched.endpoint)
         self.clock.advance(until - self.clock.now())
 
     async def learn(self, times: int = 40) -> None:
         for at in range(times):
             for target in self.pods:
-                asked = streamed(500 + 397 * at % 4000)
-                await self.scores(asked)
-                self.send(asked, target)
+                incoming = streamed(500 + 397 * at % 4000)
+                await self.scores(incoming)
+                self.send(incoming, target)
             self.advance(2.0)
 
-    async def best(self, asked: InferenceRequest) -> str:
-        found = await self.scores(asked)
+    async def best(self, incoming: InferenceRequest) -> str:
+        found = await self.scores(incoming)
         return max(found, key=found.__getitem__)
 
 
 def streamed(tokens: int, held: dict[str, int] | None = None, **headers: str) -> InferenceRequest:
     """`held` are the cached tokens by pod."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
-    asked = replace(request(tokens), stream=True, headers=named)
+    incoming = replace(request(tokens), stream=True, headers=named)
     blocks = {name: count // 16 for name, count in (held or {}).items()}
-    asked.state.write(PREFIX_MATCH, Held(tokens // 16, blocks))
-    return asked
+    incoming.state.write(PREFIX_MATCH, Held(tokens // 16, blocks))
+    return incoming
 
 
 async def test_a_prompt_goes_where_it_is_cached() -> None:
@@ -95,11 +96,11 @@ async def test_a_prompt_goes_where_it_is_cached() -> None:
 async def test_affinity_yields_when_the_queue_costs_more_than_the_cache_saves() -> None:
     fleet = Fleet("a", "b")
     await fleet.learn()
-    asked = streamed(4096, {"b": 2048})
+    incoming = streamed(4096, {"b": 2048})
     fleet.send(streamed(1000), fleet.pods[1])
     assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
     fleet.send(streamed(4000), fleet.pods[1])
-    assert await fleet.best(asked) == "a"
+    assert await fleet.best(incoming) == "a"
 
 
 async def test_finished_work_does_not_count() -> None:
@@ -114,28 +115,28 @@ async def test_a_burst_spreads_before_any_response() -> None:
     fleet = Fleet("a", "b", "c", "d")
     sent = dict.fromkeys("abcd", 0)
     for _ in range(64):
-        asked = streamed(1000)
-        name = await fleet.best(asked)
+        incoming = streamed(1000)
+        name = await fleet.best(incoming)
         sent[name] += 1
-        fleet.send(asked, next(one for one in fleet.pods if one.name == name))
+        fleet.send(incoming, next(one for one in fleet.pods if one.name == name))
     assert set(sent.values()) == {16}
 
 
 async def test_the_first_response_changes_the_costs_of_all_pods_without_one() -> None:
     fleet = Fleet("a", "b")
     await fleet.learn()
-    leg = attempt(streamed(1000), fleet.pods[0])
-    leg.started_at, leg.charge = fleet.clock.now(), (1000, 0)
-    fleet.producer.pre_request(leg, fleet.pods[0])
+    dispatched = attempt(streamed(1000), fleet.pods[0])
+    dispatched.started_at, dispatched.charge = fleet.clock.now(), (1000, 0)
+    fleet.producer.pre_request(dispatched, fleet.pods[0])
     fleet.clock.advance(0.11)
-    leg.status, leg.first_byte_at = 200, fleet.clock.now()
+    dispatched.status, dispatched.first_byte_at = 200, fleet.clock.now()
     await fleet.scores(streamed(1000))
     fleet.clock.advance(0.1)
-    leg.ending, leg.last_byte_at, leg.usage = Ending.COMPLETE, fleet.clock.now(), Usage(1000, 100)
-    fleet.producer.post_response(leg, fleet.pods[0])
-    asked = streamed(1000)
-    await fleet.scores(asked)
-    used, other = asked.state[LATENCY].costs(fleet.pods)
+    dispatched.ending, dispatched.last_byte_at, dispatched.usage = Ending.COMPLETE, fleet.clock.now(), Usage(1000, 100)
+    fleet.producer.post_response(dispatched, fleet.pods[0])
+    incoming = streamed(1000)
+    await fleet.scores(incoming)
+    used, other = incoming.state[LATENCY].costs(fleet.pods)
     assert other == pytest.approx(used, rel=0.1)
 
 
@@ -168,26 +169,26 @@ async def test_a_removed_pod_is_dropped_and_its_last_response_is_harmless() -> N
 
 async def test_a_pod_unknown_to_the_producer_is_scored() -> None:
     fleet = Fleet("a")
-    leg = attempt(streamed(10), fleet.pods[0])
-    fleet.producer.pre_request(leg, fleet.pods[0])
-    fleet.producer.post_response(leg, fleet.pods[0])
+    dispatched = attempt(streamed(10), fleet.pods[0])
+    fleet.producer.pre_request(dispatched, fleet.pods[0])
+    fleet.producer.post_response(dispatched, fleet.pods[0])
 
 
 async def test_a_pod_added_during_preparation_is_scored() -> None:
     fleet = Fleet("a")
     await fleet.learn(5)
-    asked = streamed(1000)
-    await fleet.producer.produce(asked, fleet.pods)
+    incoming = streamed(1000)
+    await fleet.producer.produce(incoming, fleet.pods)
     fleet.pods.append(pod("b"))
     fleet.producer.endpoint_removed(fleet.pods[0])
-    assert fleet.scorer.score(RUN, asked, fleet.pods) == [1.0, 1.0]
+    assert fleet.scorer.score(RUN, incoming, fleet.pods) == [1.0, 1.0]
 
 
 async def test_a_sent_request_is_in_the_next_prediction_though_both_were_prepared_before() -> None:
     fleet = Fleet("a", "b")
     first, second = streamed(1000), streamed(1000)
-    for asked in (first, second):
-        await fleet.producer.produce(asked, fleet.pods)
+    for incoming in (first, second):
+        await fleet.producer.produce(incoming, fleet.pods)
     assert fleet.scorer.score(RUN, first, fleet.pods) == [1.0, 1.0]
     fleet.send(first, fleet.pods[0])
     scores = fleet.scorer.score(RUN, second, fleet.pods)
@@ -208,12 +209,12 @@ async def test_pods_without_reports_share_the_work(stream: bool) -> None:
     """No usage, no scrape: what was sent is all that is known."""
     fleet, sent = Fleet("a", "b", says_usage=False), {"a": 0, "b": 0}
     for _ in range(60):
-        asked = replace(streamed(1000), stream=stream)
-        found = await fleet.scores(asked)
+        incoming = replace(streamed(1000), stream=stream)
+        found = await fleet.scores(incoming)
         best = [one for one in fleet.pods if found[one.name] == max(found.values())]
         target = min(best, key=lambda one: sent[one.name])
         sent[target.name] += 1000
-        fleet.send(asked, target)
+        fleet.send(incoming, target)
         fleet.advance(0.06)
     assert sent == {"a": 30_000, "b": 30_000}
 
@@ -238,33 +239,33 @@ class TestObjectives:
         fleet.send(streamed(5000), fleet.pods[1])
         return fleet
 
-    def asked(self, **headers: str) -> InferenceRequest:
+    def request_with(self, **headers: str) -> InferenceRequest:
         return streamed(8192, {"b": 6144}, **headers)
 
     async def test_a_pod_that_meets_objectives_precedes_one_that_does_not(self) -> None:
         fleet = await self.fleet()
-        assert await fleet.best(self.asked()) == "b"
-        scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="750"))
+        assert await fleet.best(self.request_with()) == "b"
+        scores = await fleet.scores(self.request_with(x_llm_d_slo_ttft_ms="750"))
         assert scores["b"] > 0.5 > scores["a"]
 
     async def test_the_older_header_is_equivalent(self) -> None:
         fleet = await self.fleet()
-        new, old = self.asked(x_llm_d_slo_ttft_ms="750"), self.asked(x_slo_ttft_ms="750")
+        new, old = self.request_with(x_llm_d_slo_ttft_ms="750"), self.request_with(x_slo_ttft_ms="750")
         assert await fleet.scores(new) == await fleet.scores(old)
 
     async def test_if_none_meets_the_objectives_the_smallest_violation_is_best(self) -> None:
         fleet = await self.fleet()
-        scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="10"))
+        scores = await fleet.scores(self.request_with(x_llm_d_slo_ttft_ms="10"))
         assert scores["a"] < scores["b"] < 0.5
 
     async def test_the_smallest_sufficient_headroom_leaves_faster_pods_to_others(self) -> None:
         fleet = await self.fleet()
-        asked = {"x_llm_d_slo_ttft_ms": "5000"}
-        assert await fleet.best(self.asked(**asked)) == "b"
+        incoming = {"x_llm_d_slo_ttft_ms": "5000"}
+        assert await fleet.best(self.request_with(**incoming)) == "b"
         fleet.scorer = make("latency-scorer", headroomSelectionStrategy="least")
-        assert await fleet.best(self.asked(**asked)) == "a"
+        assert await fleet.best(self.request_with(**incoming)) == "a"
         fleet.scorer = make("latency-scorer", headroomSelectionStrategy="most")
-        assert await fleet.best(self.asked(**asked)) == "b"
+        assert await fleet.best(self.request_with(**incoming)) == "b"
 
     async def test_an_objective_per_token_avoids_pods_that_decode_much(self) -> None:
         fleet = Fleet("busy", "idle")
@@ -275,7 +276,9 @@ class TestObjectives:
     @pytest.mark.parametrize("text", ["", "soon", "-5", "0", "nan", "inf"])
     async def test_an_invalid_number_of_milliseconds_is_no_objective(self, text: str) -> None:
         fleet = await self.fleet()
-        assert await fleet.scores(self.asked(x_llm_d_slo_ttft_ms=text)) == await fleet.scores(self.asked())
+        assert await fleet.scores(self.request_with(x_llm_d_slo_ttft_ms=text)) == await fleet.scores(
+            self.request_with()
+        )
 
 
 async def test_predictions_are_used_with_any_error() -> None:
@@ -329,9 +332,9 @@ class Costs:
     st.sampled_from(["cheapest", "least", "most"]),
 )
 def test_scores_are_in_0_to_1_and_cheaper_is_never_lower(costs: list[float], slo: str, strategy: str) -> None:
-    asked = replace(request(10), headers={"x-slo-ttft-ms": slo, "x-slo-tpot-ms": slo} if slo else {})
-    asked.state.write(LATENCY, Costs(costs))
-    scores = make("latency-scorer", headroomSelectionStrategy=strategy).score(RUN, asked, [pod() for _ in costs])
+    incoming = replace(request(10), headers={"x-slo-ttft-ms": slo, "x-slo-tpot-ms": slo} if slo else {})
+    incoming.state.write(LATENCY, Costs(costs))
+    scores = make("latency-scorer", headroomSelectionStrategy=strategy).score(RUN, incoming, [pod() for _ in costs])
     assert len(scores) == len(costs)
     assert all(0.0 <= one <= 1.0 for one in scores)
     if not slo:
@@ -343,19 +346,19 @@ def test_scores_are_in_0_to_1_and_cheaper_is_never_lower(costs: list[float], slo
 class TestStages:
     """Several pods serve one request."""
 
-    def begin(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Attempt:
-        leg = attempt(streamed(tokens), target)
-        leg.stage, leg.answers = stage, stage is Stage.DECODE
-        leg.started_at = fleet.clock.now()
-        leg.charge = (0 if stage is Stage.DECODE else tokens, 0)
-        fleet.producer.pre_request(leg, target)
-        return leg
+    def start(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Attempt:
+        dispatched = attempt(streamed(tokens), target)
+        dispatched.stage, dispatched.answers = stage, stage is Stage.DECODE
+        dispatched.started_at = fleet.clock.now()
+        dispatched.charge = (0 if stage is Stage.DECODE else tokens, 0)
+        fleet.producer.pre_request(dispatched, target)
+        return dispatched
 
     async def wait(self, fleet: Fleet) -> list[float]:
         """What a prompt would wait on each pod."""
-        asked = streamed(16)
-        await fleet.producer.produce(asked, fleet.pods)
-        forecast = asked.state.read(LATENCY)
+        incoming = streamed(16)
+        await fleet.producer.produce(incoming, fleet.pods)
+        forecast = incoming.state.read(LATENCY)
         assert forecast is not None
         return forecast.ttfts(fleet.pods)
 
@@ -363,10 +366,10 @@ class TestStages:
         fleet = Fleet("computes", "answers", "encodes", "idle")
         await fleet.learn()
         for target, stage in zip(fleet.pods, (Stage.PREFILL, Stage.DECODE, Stage.ENCODE), strict=False):
-            self.begin(fleet, target, stage)
-        computes, answers, encodes, idle = await self.wait(fleet)
+            self.start(fleet, target, stage)
+        computes, decodes, encodes, idle = await self.wait(fleet)
         assert computes > idle + 0.7
-        assert answers == pytest.approx(idle, abs=0.03)
+        assert decodes == pytest.approx(idle, abs=0.03)
         assert encodes == pytest.approx(idle, abs=0.03)
 
     async def test_an_encode_attempt_is_not_learnt_from(self) -> None:
@@ -374,12 +377,12 @@ class TestStages:
         await fleet.learn()
         before = await self.wait(fleet)
         for _ in range(30):
-            leg = self.begin(fleet, fleet.pods[0], Stage.ENCODE)
+            dispatched = self.start(fleet, fleet.pods[0], Stage.ENCODE)
             fleet.clock.advance(9.0)
-            leg.status, leg.ending = 200, Ending.COMPLETE
-            leg.first_byte_at = leg.last_byte_at = fleet.clock.now()
-            leg.usage = Usage(8000, 1)
-            fleet.producer.post_response(leg, leg.endpoint)
+            dispatched.status, dispatched.ending = 200, Ending.COMPLETE
+            dispatched.first_byte_at = dispatched.last_byte_at = fleet.clock.now()
+            dispatched.usage = Usage(8000, 1)
+            fleet.producer.post_response(dispatched, dispatched.endpoint)
         assert await self.wait(fleet) == pytest.approx(before)
 
     async def test_a_prompt_delays_running_responses_by_its_uncached_part(self) -> None:
@@ -387,9 +390,9 @@ class TestStages:
         await fleet.learn()
         for target in fleet.pods:
             target.publish(replace(target.metrics, running=4, scraped_at=fleet.clock.now()), 0)
-        asked = streamed(4096, {"b": 4080})
-        await fleet.producer.produce(asked, fleet.pods)
-        forecast = asked.state.read(LATENCY)
+        incoming = streamed(4096, {"b": 4080})
+        await fleet.producer.produce(incoming, fleet.pods)
+        forecast = incoming.state.read(LATENCY)
         assert forecast is not None
         cold, warm = forecast.delays(fleet.pods)
         assert cold == pytest.approx(4 * 0.41, rel=0.2)

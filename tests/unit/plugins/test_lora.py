@@ -35,8 +35,8 @@ def full(name: str) -> Endpoint:
 class TestRebalance:
     SCORER = make("lora-affinity-scorer", rebalance={"requests": 4, "seconds": 1.0})
 
-    def scores(self, *pods: Endpoint, asked: Any = POEMS) -> list[float]:
-        return self.SCORER.score(RUN, asked, pods)  # type: ignore[no-any-return]
+    def scores(self, *pods: Endpoint, incoming: Any = POEMS) -> list[float]:
+        return self.SCORER.score(RUN, incoming, pods)  # type: ignore[no-any-return]
 
     def test_a_pod_where_the_adapter_waits_precedes_one_with_a_free_slot(self) -> None:
         assert self.scores(having("a"), awaiting("b"), free("c"), full("d")) == [1.0, 0.9, 0.8, 0.0]
@@ -53,9 +53,9 @@ class TestRebalance:
         assert self.scores(having("a", running=50), full("b"), pod("c")) == [1.0, 0.0, 0.0]
 
     def test_with_predictions_the_comparison_is_in_seconds(self) -> None:
-        asked = request(model="poems")
-        asked.state.write(LATENCY, Foretold({"a": 1.1, "b": 0.0}))
-        assert self.scores(having("a"), free("b"), asked=asked) == [0.8, 1.0]
+        incoming = request(model="poems")
+        incoming.state.write(LATENCY, Foretold({"a": 1.1, "b": 0.0}))
+        assert self.scores(having("a"), free("b"), incoming=incoming) == [0.8, 1.0]
 
 
 class TestRemember:
@@ -86,8 +86,8 @@ class TestRemember:
     def test_other_adapters_replace_it(self) -> None:
         scorer, a = self.scorer(ManualClock()), free("a")
         for model in ("poems", "x", "y"):
-            asked = request(model=model)
-            scorer.pre_request(attempt(asked, a), a)
+            incoming = request(model=model)
+            scorer.pre_request(attempt(incoming, a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.0]
 
     def test_adapters_sent_since_the_last_scrape_occupy_slots(self) -> None:
@@ -102,20 +102,22 @@ class TestRemember:
         clock = ManualClock()
         scorer, base = self.scorer(clock), request(model="base")
         a, b = free("a", scraped_at=2.0), free("b")
-        leg = attempt(base, a, b)
-        scorer.pre_request(leg, a)
+        dispatched = attempt(base, a, b)
+        scorer.pre_request(dispatched, a)
         assert scorer.score(RUN, base, [a, b]) == [1.0, 0.8]
-        leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
-        scorer.post_response(leg, a)
+        dispatched.first_byte_at, dispatched.last_byte_at = 1.0, 3.0
+        dispatched.status, dispatched.ending = 200, Ending.COMPLETE
+        scorer.post_response(dispatched, a)
         scorer.pre_request(attempt(base, a, b), a)
         assert scorer.score(RUN, base, [a, b]) == [0.8, 0.8]
 
     def test_an_adapter_listed_while_it_ran_is_one(self) -> None:
         scorer, a = self.scorer(ManualClock()), having("a", scraped_at=2.0)
-        leg = attempt(POEMS, a)
-        scorer.pre_request(leg, a)
-        leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
-        scorer.post_response(leg, a)
+        dispatched = attempt(POEMS, a)
+        scorer.pre_request(dispatched, a)
+        dispatched.first_byte_at, dispatched.last_byte_at = 1.0, 3.0
+        dispatched.status, dispatched.ending = 200, Ending.COMPLETE
+        scorer.post_response(dispatched, a)
         a.publish(replace(a.metrics, active_models=frozenset()), 0)
         assert scorer.score(RUN, POEMS, [a]) == [1.0]
 

@@ -24,20 +24,20 @@ class World:
         self.pods = [pod("a"), pod("b"), pod("c")]
 
     async def scores(self, *pictures: str) -> list[float]:
-        scores: list[float] = self.scorer.score(RUN, await self._asked(*pictures), self.pods)
+        scores: list[float] = self.scorer.score(RUN, await self._prepared(*pictures), self.pods)
         return scores
 
     async def send(self, endpoint: Endpoint, *pictures: str, stage: Stage = Stage.WHOLE) -> None:
-        leg = attempt(await self._asked(*pictures), endpoint)
-        leg.stage = stage
-        self.producer.pre_request(leg, endpoint)
+        dispatched = attempt(await self._prepared(*pictures), endpoint)
+        dispatched.stage = stage
+        self.producer.pre_request(dispatched, endpoint)
 
-    async def _asked(self, *pictures: str) -> InferenceRequest:
+    async def _prepared(self, *pictures: str) -> InferenceRequest:
         parts = [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
         body = json.dumps({"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]})
-        asked = replace(request(), body=body.encode(), state=CycleState())
-        await self.producer.produce(asked, self.pods)
-        return asked
+        incoming = replace(request(), body=body.encode(), state=CycleState())
+        await self.producer.produce(incoming, self.pods)
+        return incoming
 
 
 async def test_the_score_is_the_share_of_media_that_a_pod_has_encoded() -> None:

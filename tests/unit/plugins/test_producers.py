@@ -12,36 +12,36 @@ from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import fault, make, request
 
 
-async def produced(kind: str, asked: InferenceRequest, **given: Any) -> InferenceRequest:
-    await make(kind, name="mine", **given).produce(asked, [])
-    return asked
+async def produced(kind: str, incoming: InferenceRequest, **given: Any) -> InferenceRequest:
+    await make(kind, name="mine", **given).produce(incoming, [])
+    return incoming
 
 
 class TestTokens:
     async def test_the_estimate_is_the_parsed_prompt_for_the_instance(self) -> None:
-        asked = await produced("token-producer", request(7), estimate={})
-        assert asked.state.read(TOKENIZED_PROMPT.of("mine")) is asked.prompt
-        assert asked.state.read(TOKENIZED_PROMPT) is asked.prompt
+        incoming = await produced("token-producer", request(7), estimate={})
+        assert incoming.state.read(TOKENIZED_PROMPT.of("mine")) is incoming.prompt
+        assert incoming.state.read(TOKENIZED_PROMPT) is incoming.prompt
 
     @pytest.mark.parametrize(
-        ("given", "said"),
+        ("given", "message"),
         [
             ({"uds": {}}, "'uds' is not supported"),
             ({"vllm": {"url": "http://x"}, "pod": {}}, "the modes pod and vllm exclude each other"),
             ({"local": {}}, "local.model: is required"),
         ],
     )
-    def test_parameters_without_effect_are_refused(self, given: dict[str, Any], said: str) -> None:
-        assert said in fault("token-producer", **given)
+    def test_parameters_without_effect_are_refused(self, given: dict[str, Any], message: str) -> None:
+        assert message in fault("token-producer", **given)
 
     @pytest.mark.parametrize("given", [{"vllm": {}}, {"pod": {}}, {"local": {"model": "m"}}], ids=str)
     async def test_remote_modes_provide_token_ids_and_fall_back_to_estimates(self, given: Any) -> None:
-        asked = await produced("token-producer", request(7), **given)
+        incoming = await produced("token-producer", request(7), **given)
         made = make("token-producer", **given)
         assert made.waits
         assert TOKEN_IDS.of("token-producer") in made.provides
-        assert asked.state.read(TOKEN_IDS) is None
-        assert asked.state.read(TOKENIZED_PROMPT) is asked.prompt
+        assert incoming.state.read(TOKEN_IDS) is None
+        assert incoming.state.read(TOKENIZED_PROMPT) is incoming.prompt
 
     def test_an_estimate_provides_no_token_ids_and_does_not_wait(self) -> None:
         made = make("token-producer")
@@ -56,8 +56,8 @@ class TestTokens:
 class TestOutputEstimate:
     async def test_it_is_written_only_on_request(self) -> None:
         assert (await produced("inflight-load-producer", request(10))).state.read(OUTPUT_ESTIMATE) is None
-        asked = await produced("inflight-load-producer", request(10), addEstimatedOutputTokens=True)
-        assert asked.state.read(OUTPUT_ESTIMATE) == 15
+        incoming = await produced("inflight-load-producer", request(10), addEstimatedOutputTokens=True)
+        assert incoming.state.read(OUTPUT_ESTIMATE) == 15
 
     @given(
         tokens=st.integers(0, 10_000),
@@ -100,8 +100,8 @@ class TestSessionId:
     async def test_the_origin_of_the_value_is_reported(
         self, given: dict[str, Any], headers: dict[str, str], expected: str | None
     ) -> None:
-        asked = await produced("session-id-producer", request(**headers), **given)  # type: ignore[arg-type]
-        assert asked.state.read(SESSION_ID.of("mine")) == expected
+        incoming = await produced("session-id-producer", request(**headers), **given)  # type: ignore[arg-type]
+        assert incoming.state.read(SESSION_ID.of("mine")) == expected
 
     def test_header_and_cookie_exclude_each_other(self) -> None:
         assert "exclude each other" in fault("session-id-producer", headerName="a", cookieName="b")

@@ -21,8 +21,8 @@ def header(*profiles: str, **given: Any) -> HeaderProfileHandler:
     return made
 
 
-def chosen(handler: HeaderProfileHandler, asked: InferenceRequest) -> str:
-    return next(handler.plan(asked))
+def chosen(handler: HeaderProfileHandler, incoming: InferenceRequest) -> str:
+    return next(handler.plan(incoming))
 
 
 def test_the_single_handler_decides_by_the_result_of_the_only_profile() -> None:

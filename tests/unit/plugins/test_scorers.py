@@ -83,11 +83,11 @@ class TestTokenLoad:
 
     @given(total=st.integers(0, 20), held=st.integers(0, 20), size=st.integers(0, 64), prompt=st.integers(0, 2000))
     def test_cached_blocks_do_not_count(self, total: int, held: int, size: int, prompt: int) -> None:
-        asked = request(prompt)
-        asked.state.write(PREFIX_MATCH, Held(total, {"pod": held}, size))
+        incoming = request(prompt)
+        incoming.state.write(PREFIX_MATCH, Held(total, {"pod": held}, size))
         uncached = max(0, (total - held) * size) + max(0, prompt - total * size)
         expected = 1 - min(uncached, 4096) / 4096
-        assert score("token-load-scorer", [pod()], asked, queueThresholdTokens=4096) == [pytest.approx(expected)]
+        assert score("token-load-scorer", [pod()], incoming, queueThresholdTokens=4096) == [pytest.approx(expected)]
 
 
 class TestLora:
@@ -151,15 +151,15 @@ class TestAttribute:
         assert score("endpoint-attribute-scorer", pods, producer="dcgm", **self.parameters()) == [0.0, 1.0]
 
     @pytest.mark.parametrize(
-        ("parameters", "said"),
+        ("parameters", "message"),
         [
             ({"attributeKey": "a/b", "algorithm": {"type": "linear_lower_is_better"}}, "a name alone"),
             ({"attributeKey": "a", "algorithm": {"type": "cubic"}}, "must be one of linear_lower_is_better"),
             ({"attributeKey": "a"}, "algorithm: is required"),
         ],
     )
-    def test_invalid_parameters_are_refused(self, parameters: dict[str, Any], said: str) -> None:
-        assert said in fault("endpoint-attribute-scorer", **parameters)
+    def test_invalid_parameters_are_refused(self, parameters: dict[str, Any], message: str) -> None:
+        assert message in fault("endpoint-attribute-scorer", **parameters)
 
     def test_invalid_normalisations_are_refused(self) -> None:
         both = self.parameters(fixedRange={"min": 0, "max": 1}, adaptiveRange={})

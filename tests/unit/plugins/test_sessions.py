@@ -22,45 +22,45 @@ def token(name: str) -> str:
     return b64encode(name.encode()).decode()
 
 
-def kept(plugin: Any, asked: InferenceRequest, *pods: Endpoint) -> list[str]:
-    return [one.name for one in plugin.filter(RUN, asked, pods)]
+def kept(plugin: Any, incoming: InferenceRequest, *pods: Endpoint) -> list[str]:
+    return [one.name for one in plugin.filter(RUN, incoming, pods)]
 
 
-def scores(plugin: Any, asked: InferenceRequest, *pods: Endpoint) -> list[float]:
-    return plugin.score(RUN, asked, pods)  # type: ignore[no-any-return]
+def scores(plugin: Any, incoming: InferenceRequest, *pods: Endpoint) -> list[float]:
+    return plugin.score(RUN, incoming, pods)  # type: ignore[no-any-return]
 
 
 class TestToken:
     def test_only_the_pod_of_the_token_is_kept_and_scores_1(self) -> None:
-        asked, a, b = request(x_session_token=token("default/b")), pod("a"), pod("b")
-        assert kept(make("session-affinity-filter"), asked, a, b) == ["b"]
-        assert scores(make("session-affinity-scorer"), asked, a, b) == [0.0, 1.0]
+        incoming, a, b = request(x_session_token=token("default/b")), pod("a"), pod("b")
+        assert kept(make("session-affinity-filter"), incoming, a, b) == ["b"]
+        assert scores(make("session-affinity-scorer"), incoming, a, b) == [0.0, 1.0]
 
     @pytest.mark.parametrize(
         "header", [None, "", "%%%", token("default/gone"), token("b"), b64encode(b"\xff").decode()]
     )
     def test_an_invalid_token_or_unknown_pod_binds_nothing(self, header: str | None) -> None:
-        asked = request() if header is None else request(x_session_token=header)
-        assert kept(make("session-affinity-filter"), asked, pod("a"), pod("b")) == ["a", "b"]
-        assert scores(make("session-affinity-scorer"), asked, pod("a"), pod("b")) == [0.0, 0.0]
+        incoming = request() if header is None else request(x_session_token=header)
+        assert kept(make("session-affinity-filter"), incoming, pod("a"), pod("b")) == ["a", "b"]
+        assert scores(make("session-affinity-scorer"), incoming, pod("a"), pod("b")) == [0.0, 0.0]
 
     def test_every_response_has_the_token_of_its_pod(self) -> None:
-        leg = attempt(request(), pod("a"))
-        make("session-affinity-scorer").pre_request(leg, leg.endpoint)
-        assert leg.response_headers == [("x-session-token", token("default/a"))]
+        dispatched = attempt(request(), pod("a"))
+        make("session-affinity-scorer").pre_request(dispatched, dispatched.endpoint)
+        assert dispatched.response_headers == [("x-session-token", token("default/a"))]
 
     def test_filter_and_scorer_together_send_one_token(self) -> None:
-        leg = attempt(request(), pod("a"))
+        dispatched = attempt(request(), pod("a"))
         for kind in ("session-affinity-scorer", "session-affinity-filter"):
-            make(kind).pre_request(leg, leg.endpoint)
-        assert len(leg.response_headers) == 1
+            make(kind).pre_request(dispatched, dispatched.endpoint)
+        assert len(dispatched.response_headers) == 1
 
     def test_a_pod_with_a_namespace_keeps_it(self) -> None:
-        leg, asked = attempt(request(), pod("prod/a")), request(x_session_token=token("prod/a"))
+        dispatched, incoming = attempt(request(), pod("prod/a")), request(x_session_token=token("prod/a"))
         scorer = make("session-affinity-scorer")
-        scorer.pre_request(leg, leg.endpoint)
-        assert leg.response_headers == [("x-session-token", token("prod/a"))]
-        assert scores(scorer, asked, pod("prod/a")) == [1.0]
+        scorer.pre_request(dispatched, dispatched.endpoint)
+        assert dispatched.response_headers == [("x-session-token", token("prod/a"))]
+        assert scores(scorer, incoming, pod("prod/a")) == [1.0]
 
     @pytest.mark.parametrize("given", [{"encodedEndpointHeaderConfig": {"header": "X-Mine"}}, {"headerName": "X-Mine"}])
     def test_the_header_has_a_name_in_either_spelling(self, given: dict[str, Any]) -> None:
@@ -70,8 +70,8 @@ class TestToken:
     def test_only_the_configured_profile_gives_tokens(self) -> None:
         scorer = make("session-affinity-scorer", profileName="decode")
         other, decode = attempt(request(), pod("a"), profile="x"), attempt(request(), pod("a"), profile="decode")
-        for leg in (other, decode):
-            scorer.pre_request(leg, leg.endpoint)
+        for dispatched in (other, decode):
+            scorer.pre_request(dispatched, dispatched.endpoint)
         assert (len(other.response_headers), len(decode.response_headers)) == (0, 1)
 
 
@@ -79,85 +79,85 @@ class TestStages:
     """One pod computes the prompt, another decodes."""
 
     def split(
-        self, plugin: Any, asked: InferenceRequest, decode: Endpoint, *prefill: Endpoint
+        self, plugin: Any, incoming: InferenceRequest, decode: Endpoint, *prefill: Endpoint
     ) -> list[tuple[str, str]]:
         """Headers for the client."""
-        answering = Attempt(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
+        answering = Attempt(incoming, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
         answering.stage = Stage.DECODE
         plugin.pre_request(answering, decode)
-        computing = Attempt(asked, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
+        computing = Attempt(incoming, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
         computing.stage, computing.answers = Stage.PREFILL, False
         plugin.pre_request(computing, prefill[0])
         assert computing.response_headers == []
         return answering.response_headers
 
     def test_the_token_is_of_the_decode_pod(self) -> None:
-        told = self.split(make("session-affinity-scorer"), request(), pod("d"), pod("p"))
-        assert told == [("x-session-token", token("default/d"))]
-        told = self.split(make("session-affinity-scorer", profileName="decode"), request(), pod("d"), pod("p"))
-        assert told == [("x-session-token", token("default/d"))]
+        headers = self.split(make("session-affinity-scorer"), request(), pod("d"), pod("p"))
+        assert headers == [("x-session-token", token("default/d"))]
+        headers = self.split(make("session-affinity-scorer", profileName="decode"), request(), pod("d"), pod("p"))
+        assert headers == [("x-session-token", token("default/d"))]
 
     def test_the_token_is_of_the_prefill_pod_if_configured(self) -> None:
-        told = self.split(make("session-affinity-scorer", profileName="prefill"), request(), pod("d"), pod("p"))
-        assert told == [("x-session-token", token("default/p"))]
+        headers = self.split(make("session-affinity-scorer", profileName="prefill"), request(), pod("d"), pod("p"))
+        assert headers == [("x-session-token", token("default/p"))]
 
     def test_a_session_is_bound_to_the_decode_pod(self) -> None:
-        plugin, asked, d, p = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("d"), pod("p")
-        self.split(plugin, asked, d, p)
-        assert kept(plugin, asked, p, d, pod("e")) == ["d"]
+        plugin, incoming, d, p = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("d"), pod("p")
+        self.split(plugin, incoming, d, p)
+        assert kept(plugin, incoming, p, d, pod("e")) == ["d"]
 
     def test_a_session_is_bound_to_the_prefill_pod_if_configured(self) -> None:
         plugin = make("session-affinity-filter", **BY_ID, profileName="prefill")
-        asked, d, p, q = request(x_session_id="s"), pod("d"), pod("p"), pod("q")
-        self.split(plugin, asked, d, p, q)
-        self.split(plugin, asked, d, q, p)
-        assert kept(plugin, asked, q, p) == ["p"]
-        plugin.pre_request(attempt(asked, d, profile="decode"), d)  # it did all of one itself
-        assert kept(plugin, asked, q, p) == ["p"]
-        self.split(plugin, asked, d, q)
-        assert kept(plugin, asked, q, p) == ["q"]
+        incoming, d, p, q = request(x_session_id="s"), pod("d"), pod("p"), pod("q")
+        self.split(plugin, incoming, d, p, q)
+        self.split(plugin, incoming, d, q, p)
+        assert kept(plugin, incoming, q, p) == ["p"]
+        plugin.pre_request(attempt(incoming, d, profile="decode"), d)  # it did all of one itself
+        assert kept(plugin, incoming, q, p) == ["p"]
+        self.split(plugin, incoming, d, q)
+        assert kept(plugin, incoming, q, p) == ["q"]
 
 
 class TestSessionId:
     def test_a_session_is_bound_when_its_request_is_sent(self) -> None:
-        plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
-        assert kept(plugin, asked, a, b) == ["a", "b"]
-        assert kept(plugin, asked, a, b) == ["a", "b"]
-        plugin.pre_request(attempt(asked, b, a), b)
-        assert kept(plugin, asked, a, b) == ["b"]
+        plugin, incoming, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        assert kept(plugin, incoming, a, b) == ["a", "b"]
+        assert kept(plugin, incoming, a, b) == ["a", "b"]
+        plugin.pre_request(attempt(incoming, b, a), b)
+        assert kept(plugin, incoming, a, b) == ["b"]
         assert kept(plugin, request(x_session_id="t"), a, b) == ["a", "b"]
         assert kept(plugin, request(), a, b) == ["a", "b"]
 
     def test_no_header_is_sent_back(self) -> None:
-        leg = attempt(request(x_session_id="s"), pod("a"))
-        make("session-affinity-filter", **BY_ID).pre_request(leg, leg.endpoint)
-        assert leg.response_headers == []
+        dispatched = attempt(request(x_session_id="s"), pod("a"))
+        make("session-affinity-filter", **BY_ID).pre_request(dispatched, dispatched.endpoint)
+        assert dispatched.response_headers == []
 
     def test_a_session_moves_only_if_its_pod_is_no_candidate(self) -> None:
-        plugin, asked, a, b = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
-        plugin.pre_request(attempt(asked, a, b), a)
-        plugin.pre_request(attempt(asked, b, a), b)
-        assert scores(plugin, asked, a, b) == [1.0, 0.0]
-        plugin.pre_request(attempt(asked, b), b)
-        assert scores(plugin, asked, a, b) == [0.0, 1.0]
+        plugin, incoming, a, b = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        plugin.pre_request(attempt(incoming, a, b), a)
+        plugin.pre_request(attempt(incoming, b, a), b)
+        assert scores(plugin, incoming, a, b) == [1.0, 0.0]
+        plugin.pre_request(attempt(incoming, b), b)
+        assert scores(plugin, incoming, a, b) == [0.0, 1.0]
 
     def test_an_unused_session_expires(self) -> None:
         clock, a = ManualClock(), pod("a")
         plugin = make("session-affinity-scorer", clock=clock, **BY_ID, sessionIdConfig={"evictionTtlSeconds": 60})
-        asked = request(x_session_id="s")
-        plugin.pre_request(attempt(asked, a), a)
+        incoming = request(x_session_id="s")
+        plugin.pre_request(attempt(incoming, a), a)
         clock.advance(59)
-        plugin.pre_request(attempt(asked, a), a)
+        plugin.pre_request(attempt(incoming, a), a)
         clock.advance(59)
-        assert scores(plugin, asked, a) == [1.0]
+        assert scores(plugin, incoming, a) == [1.0]
         clock.advance(1)
-        assert scores(plugin, asked, a) == [0.0]
+        assert scores(plugin, incoming, a) == [0.0]
 
     def test_a_removed_pod_is_dropped(self) -> None:
-        plugin, asked, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
-        plugin.pre_request(attempt(asked, a), a)
+        plugin, incoming, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
+        plugin.pre_request(attempt(incoming, a), a)
         plugin.endpoint_removed(a)
-        assert scores(plugin, asked, a) == [0.0]
+        assert scores(plugin, incoming, a) == [0.0]
 
     def test_the_first_source_with_an_id_counts(self) -> None:
         sources = [{"attribute": "SessionID/mine"}, {"header": "X-Chat"}]
@@ -185,66 +185,66 @@ class TestRebalance:
     YIELDS: dict[str, Any] = {**BY_ID, "rebalance": {"requests": 4, "seconds": 0.5}}
 
     def test_without_rebalance_a_session_stays_on_a_busy_pod(self) -> None:
-        plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
-        plugin.pre_request(attempt(asked, a, b), a)
+        plugin, incoming, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        plugin.pre_request(attempt(incoming, a, b), a)
         a.charge(1000, 1000)
-        assert kept(plugin, asked, a, b) == ["a"]
+        assert kept(plugin, incoming, a, b) == ["a"]
 
     def test_a_session_leaves_an_overloaded_pod_and_is_bound_to_the_new_one(self) -> None:
-        plugin, asked, a, b = (
+        plugin, incoming, a, b = (
             make("session-affinity-filter", **self.YIELDS),
             request(x_session_id="s"),
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(attempt(asked, a, b), a)
+        plugin.pre_request(attempt(incoming, a, b), a)
         a.charge(4, 0)
-        assert kept(plugin, asked, a, b) == ["a"]
+        assert kept(plugin, incoming, a, b) == ["a"]
         a.charge(1, 0)
-        assert kept(plugin, asked, a, b) == ["a", "b"]
-        plugin.pre_request(attempt(asked, b, a), b)
+        assert kept(plugin, incoming, a, b) == ["a", "b"]
+        plugin.pre_request(attempt(incoming, b, a), b)
         a.charge(-5, 0)
-        assert kept(plugin, asked, a, b) == ["b"]
+        assert kept(plugin, incoming, a, b) == ["b"]
 
     def test_the_scorer_prefers_no_pod_while_its_pod_is_overloaded(self) -> None:
-        plugin, asked, a, b = (
+        plugin, incoming, a, b = (
             make("session-affinity-scorer", **self.YIELDS),
             request(x_session_id="s"),
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(attempt(asked, a, b), a)
-        assert scores(plugin, asked, a, b) == [1.0, 0.0]
+        plugin.pre_request(attempt(incoming, a, b), a)
+        assert scores(plugin, incoming, a, b) == [1.0, 0.0]
         a.charge(5, 0)
-        assert scores(plugin, asked, a, b) == [0.0, 0.0]
+        assert scores(plugin, incoming, a, b) == [0.0, 0.0]
 
     def test_a_token_is_dropped_in_the_same_way(self) -> None:
         plugin = make("session-affinity-filter", rebalance={"requests": 4})
-        asked, a, b = request(x_session_token=token("default/a")), pod("a", running=5), pod("b")
-        assert kept(plugin, asked, a, b) == ["a", "b"]
-        assert kept(plugin, asked, a) == ["a"]
+        incoming, a, b = request(x_session_token=token("default/a")), pod("a", running=5), pod("b")
+        assert kept(plugin, incoming, a, b) == ["a", "b"]
+        assert kept(plugin, incoming, a) == ["a"]
 
     @pytest.mark.parametrize(
         ("behind", "is_predicted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
     )
     def test_with_predictions_seconds_are_compared(self, behind: float, is_predicted: bool, names: list[str]) -> None:
-        plugin, asked, a, b = (
+        plugin, incoming, a, b = (
             make("session-affinity-filter", **self.YIELDS),
             request(x_session_id="s"),
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(attempt(asked, a, b), a)
+        plugin.pre_request(attempt(incoming, a, b), a)
         if is_predicted:
-            asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}))
+            incoming.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}))
             a.charge(1000, 1000)
-        assert kept(plugin, asked, a, b) == names
+        assert kept(plugin, incoming, a, b) == names
 
     def test_sessions_of_a_draining_pod_go_to_the_pod_of_the_first_one(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
-        for asked in (first, second):
-            plugin.pre_request(attempt(asked, old, a, b), old)
+        for incoming in (first, second):
+            plugin.pre_request(attempt(incoming, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
         assert kept(plugin, first, a, b) == ["a", "b"]
         plugin.pre_request(attempt(first, b, a), b)
@@ -255,8 +255,8 @@ class TestRebalance:
     def test_idle_sessions_move_after_the_pod_is_removed(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
-        for asked in (first, second):
-            plugin.pre_request(attempt(asked, old, a, b), old)
+        for incoming in (first, second):
+            plugin.pre_request(attempt(incoming, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
         plugin.pre_request(attempt(first, b, a), b)
         plugin.endpoint_removed(old)
@@ -266,16 +266,16 @@ class TestRebalance:
 
     def test_sessions_of_a_pod_that_lost_its_cache_do_not_move(self) -> None:
         plugin, old, a = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a")
-        asked = request(x_session_id="1")
-        plugin.pre_request(attempt(asked, old, a), old)
+        incoming = request(x_session_id="1")
+        plugin.pre_request(attempt(incoming, old, a), old)
         plugin.endpoint_removed(old)
-        assert kept(plugin, asked, old, a) == ["old", "a"]
+        assert kept(plugin, incoming, old, a) == ["old", "a"]
 
     def test_a_removed_successor_gets_no_sessions(self) -> None:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
-        for asked in (first, second):
-            plugin.pre_request(attempt(asked, old, a, b), old)
+        for incoming in (first, second):
+            plugin.pre_request(attempt(incoming, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
         plugin.pre_request(attempt(first, b, a), b)
         plugin.endpoint_removed(b)

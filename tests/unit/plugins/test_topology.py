@@ -22,17 +22,17 @@ PODS = [
     at("elsewhere", "i", "s", "y", "us"),
     at("nowhere"),
 ]
-BESIDE = at("peer", "h", "r", "z", "eu")
+NEAR = at("peer", "h", "r", "z", "eu")
 
 
 def near(peer: Endpoint) -> InferenceRequest:
-    asked = request()
-    asked.state.write(PEER.of("disagg-profile-handler"), peer)
-    return asked
+    incoming = request()
+    incoming.state.write(PEER.of("disagg-profile-handler"), peer)
+    return incoming
 
 
 def test_the_nearest_shared_level_scores() -> None:
-    assert score("topology-affinity-scorer", PODS, near(BESIDE)) == [1.0, 0.2, 0.05, 0.02, 0.0, 0.0]
+    assert score("topology-affinity-scorer", PODS, near(NEAR)) == [1.0, 0.2, 0.05, 0.02, 0.0, 0.0]
 
 
 def test_without_a_peer_all_score_0_and_all_are_kept() -> None:
@@ -62,14 +62,14 @@ def test_without_a_label_the_host_is_read_from_the_url() -> None:
     ],
 )
 def test_pods_that_are_near_enough_are_kept(parameters: dict[str, Any], count: int) -> None:
-    assert kept("topology-affinity-filter", PODS, near(BESIDE), **parameters) == [one.name for one in PODS[:count]]
+    assert kept("topology-affinity-filter", PODS, near(NEAR), **parameters) == [one.name for one in PODS[:count]]
 
 
 def test_all_are_kept_if_none_is_near_enough() -> None:
     far = PODS[3:]
-    assert kept("topology-affinity-filter", far, near(BESIDE)) == [one.name for one in far]
-    assert kept("topology-affinity-filter", [BESIDE, *far], near(BESIDE)) == ["peer", *(one.name for one in far)]
-    assert kept("topology-affinity-filter", [BESIDE, *PODS], near(BESIDE)) == ["same-host"]
+    assert kept("topology-affinity-filter", far, near(NEAR)) == [one.name for one in far]
+    assert kept("topology-affinity-filter", [NEAR, *far], near(NEAR)) == ["peer", *(one.name for one in far)]
+    assert kept("topology-affinity-filter", [NEAR, *PODS], near(NEAR)) == ["same-host"]
 
 
 def test_both_need_a_handler_that_chooses_the_peer() -> None:

@@ -39,12 +39,12 @@ async def produced(producer: ApproxPrefixCacheProducer, request: InferenceReques
     return match
 
 
-async def begin(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
+async def start(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
     await produced(producer, request)
-    return leg(producer, request, endpoint)
+    return dispatched(producer, request, endpoint)
 
 
-def leg(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
+def dispatched(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
     attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
     producer.pre_request(attempt, endpoint)
     return attempt
@@ -57,11 +57,11 @@ def end(
     status: int | None = 200,
     first_byte: bool = True,
     cached: int | None = None,
-    said: int = 1,
+    output_tokens: int = 1,
 ) -> None:
     attempt.ending, attempt.status = ending, status
     attempt.first_byte_at = 1.0 if first_byte else None
-    attempt.usage = Usage(640, said, cached)
+    attempt.usage = Usage(640, output_tokens, cached)
     producer.post_response(attempt, attempt.endpoint)
 
 
@@ -84,7 +84,7 @@ async def test_a_successful_response_adds_the_prompt_to_its_pod(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     other = Endpoint("other")
-    end(producer, await begin(producer, ask(), pod))
+    end(producer, await start(producer, ask(), pod))
     match = await produced(producer, ask())
     assert (match.block_size, match.total, match.matched((other, pod))) == (64, 10, [0, 10])
     cold, size, by_pod = match.lacks((other, pod), 700)
@@ -110,14 +110,14 @@ async def test_a_successful_response_adds_the_prompt_to_its_pod(
 async def test_blocks_stay_if_the_pod_computed_the_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint, ending: Ending, status: int | None, first_byte: bool, kept: int
 ) -> None:
-    attempt = await begin(producer, ask(), pod)
+    attempt = await start(producer, ask(), pod)
     assert await held(producer, pod) == 10
     end(producer, attempt, ending, status, first_byte)
     assert await held(producer, pod) == kept
 
 
 async def test_models_and_salts_are_separate(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    end(producer, await begin(producer, ask(model="m", salt="s"), pod))
+    end(producer, await start(producer, ask(model="m", salt="s"), pod))
     assert await held(producer, pod, ask(model="m")) == 0
     assert await held(producer, pod, ask(model="ms")) == 0
     assert await held(producer, pod, ask(model="m", salt="s")) == 10
@@ -125,7 +125,7 @@ async def test_models_and_salts_are_separate(producer: ApproxPrefixCacheProducer
 
 async def test_a_request_does_not_hit_itself(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     request = ask()
-    attempt = await begin(producer, request, pod)
+    attempt = await start(producer, request, pod)
     match = request.state.read(PREFIX_MATCH)
     assert match is not None
     assert match.matched((pod,)) == [0]
@@ -135,11 +135,11 @@ async def test_a_request_does_not_hit_itself(producer: ApproxPrefixCacheProducer
 async def test_the_prediction_of_an_attempt_is_the_state_before_it(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    end(producer, await begin(producer, ask(LONG[: 3 * BLOCK]), pod))
-    assert (await begin(producer, ask(), pod)).predicted_cached_tokens == 3 * 64
-    assert (await begin(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 1
+    end(producer, await start(producer, ask(LONG[: 3 * BLOCK]), pod))
+    assert (await start(producer, ask(), pod)).predicted_cached_tokens == 3 * 64
+    assert (await start(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 1
     pod.publish(replace(pod.metrics, block_size=16), 0)
-    assert (await begin(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 16
+    assert (await start(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 16
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_engines_cache_full_blocks_and_never_the_last_token(tokens: int, block_s
 async def test_an_early_match_sees_later_changes(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     early = await produced(producer, ask())
     assert early.matched((pod,)) == [0]
-    await begin(producer, ask(), pod)
+    await start(producer, ask(), pod)
     assert early.matched((pod,)) == [10]
 
 
@@ -161,39 +161,39 @@ async def test_the_attempts_of_a_request_are_settled_separately(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     other, request = Endpoint("other"), ask()
-    first = await begin(producer, request, pod)
+    first = await start(producer, request, pod)
     end(producer, first, Ending.UPSTREAM_FAILED, None, first_byte=False)
-    end(producer, leg(producer, request, other))
+    end(producer, dispatched(producer, request, other))
     end(producer, first)
     assert (await produced(producer, ask())).matched((pod, other)) == [0, 10]
 
 
 async def test_nothing_is_kept_of_ended_attempts(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     for ending in (Ending.COMPLETE, Ending.UPSTREAM_FAILED):
-        end(producer, await begin(producer, ask(), pod), ending)
+        end(producer, await start(producer, ask(), pod), ending)
     assert producer._reservations == {}
 
 
 async def test_an_attempt_without_hashes_is_ignored(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    attempt = leg(producer, ask(), pod)
+    attempt = dispatched(producer, ask(), pod)
     end(producer, attempt)
     assert (attempt.predicted_cached_tokens, producer.index.pairs) == (None, 0)
 
 
 @pytest.mark.parametrize("prompt", [Prompt(), Prompt((b"",))])
-@pytest.mark.parametrize("said", [1, 64])
+@pytest.mark.parametrize("output_tokens", [1, 64])
 async def test_an_empty_prompt_has_no_match(
-    producer: ApproxPrefixCacheProducer, pod: Endpoint, prompt: Prompt, said: int
+    producer: ApproxPrefixCacheProducer, pod: Endpoint, prompt: Prompt, output_tokens: int
 ) -> None:
     request = replace(ask(), prompt=prompt)
-    end(producer, await begin(producer, request, pod), said=said)
+    end(producer, await start(producer, request, pod), output_tokens=output_tokens)
     match = request.state.read(PREFIX_MATCH)
     assert match is not None
     assert (match.total, match.matched((pod,))) == (0, [0])
 
 
 async def test_the_prompts_of_a_batch_are_summed(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    end(producer, await begin(producer, replace(ask(), prompt=Prompt((b"a" * 300, b"b" * 600))), pod))
+    end(producer, await start(producer, replace(ask(), prompt=Prompt((b"a" * 300, b"b" * 600))), pod))
     match = await produced(producer, replace(ask(), prompt=Prompt((b"a" * 300, b"b" * 256, b"c"))))
     assert (match.total, match.matched((pod,))) == (4, [3])
 
@@ -201,17 +201,17 @@ async def test_the_prompts_of_a_batch_are_summed(producer: ApproxPrefixCacheProd
 async def test_long_prompts_have_the_full_number_of_blocks(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     """Hashed deep down a few at a time, predicted and counted one by one."""
     long = bytes(512 * BLOCK)
-    end(producer, await begin(producer, ask(long), pod))
+    end(producer, await start(producer, ask(long), pod))
     match = await produced(producer, ask(long + b"!" * 8 * BLOCK))
     assert (match.total, match.matched((pod,)), match.lengths((pod,))) == (528, [512], [512 * 64])
     assert (producer.index.blocks(pod), producer.index.pairs) == (512, 512)
-    assert (await begin(producer, ask(long + b"!" * BLOCK), pod)).predicted_cached_tokens == 512 * 64
+    assert (await start(producer, ask(long + b"!" * BLOCK), pod)).predicted_cached_tokens == 512 * 64
 
 
 async def test_a_prediction_never_exceeds_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     long = bytes(500 * BLOCK + 5)
-    end(producer, await begin(producer, ask(long), pod))
-    again = await begin(producer, ask(long), pod)
+    end(producer, await start(producer, ask(long), pod))
+    again = await start(producer, ask(long), pod)
     assert again.predicted_cached_tokens == again.request.prompt.tokens - 1
 
 
@@ -230,7 +230,7 @@ async def test_the_datum_is_bound_to_the_name_of_the_instance(producer: ApproxPr
 
 
 async def test_a_removed_pod_is_dropped(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    end(producer, await begin(producer, ask(), pod))
+    end(producer, await start(producer, ask(), pod))
     producer.endpoint_removed(pod)
     assert await held(producer, pod) == 0
 
@@ -238,9 +238,9 @@ async def test_a_removed_pod_is_dropped(producer: ApproxPrefixCacheProducer, pod
 async def test_a_pod_that_repeatedly_reports_no_hits_restarts_with_the_last_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    end(producer, await begin(producer, ask(b"old" * 1000), pod))
+    end(producer, await start(producer, ask(b"old" * 1000), pod))
     for cached in (None, 0, 0, 0):
-        end(producer, await begin(producer, ask(), pod), cached=cached)
+        end(producer, await start(producer, ask(), pod), cached=cached)
     assert await held(producer, pod, ask(b"old" * 1000)) == 0
     assert await held(producer, pod) == 10
 
@@ -248,17 +248,17 @@ async def test_a_pod_that_repeatedly_reports_no_hits_restarts_with_the_last_prom
 async def test_predictions_are_counted_for_engines_that_report(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    end(producer, await begin(producer, ask(), pod))
-    end(producer, await begin(producer, ask(), pod), cached=600)
+    end(producer, await start(producer, ask(), pod))
+    end(producer, await start(producer, ask(), pod), cached=600)
     assert producer.index.prediction(pod) == Prediction(640, 600, 40 / 640)
 
 
-SAID = b"user\n" + b"question " * 100 + b"\n"
-ANSWERED = SAID + b"assistant\n" + b"answer " * 150 + b"\nuser\n" + b"and then? " * 60 + b"\n"
+QUESTION = b"user\n" + b"question " * 100 + b"\n"
+NEXT_TURN = QUESTION + b"assistant\n" + b"answer " * 150 + b"\nuser\n" + b"and then? " * 60 + b"\n"
 
 
 async def converse(producer: ApproxPrefixCacheProducer, pod: Endpoint, tokens: int = 260) -> None:
-    attempt = await begin(producer, ask(SAID), pod)
+    attempt = await start(producer, ask(QUESTION), pod)
     attempt.ending, attempt.status, attempt.first_byte_at = Ending.COMPLETE, 200, 1.0
     attempt.usage = Usage(225, tokens)
     producer.post_response(attempt, pod)
@@ -266,39 +266,39 @@ async def converse(producer: ApproxPrefixCacheProducer, pod: Endpoint, tokens: i
 
 async def test_the_next_turn_finds_the_response_on_its_pod(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     other = Endpoint("other")
-    end(producer, await begin(producer, ask(SAID), other))
+    end(producer, await start(producer, ask(QUESTION), other))
     await converse(producer, pod)
-    answer_ends = len(SAID) + len(b"assistant\n") + len(b"answer " * 150)
-    match = await produced(producer, ask(ANSWERED))
-    assert match.matched((pod, other)) == [answer_ends // BLOCK, len(SAID) // BLOCK]
+    response_end = len(QUESTION) + len(b"assistant\n") + len(b"answer " * 150)
+    match = await produced(producer, ask(NEXT_TURN))
+    assert match.matched((pod, other)) == [response_end // BLOCK, len(QUESTION) // BLOCK]
 
 
 async def test_a_turn_on_another_pod_finds_no_response(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     await converse(producer, pod)
-    edited = ANSWERED.replace(b"question \n", b"question!\n")
-    assert await held(producer, pod, ask(edited)) == len(SAID) // BLOCK
+    edited = NEXT_TURN.replace(b"question \n", b"question!\n")
+    assert await held(producer, pod, ask(edited)) == len(QUESTION) // BLOCK
 
 
 async def test_a_response_without_its_reasoning_is_not_predicted(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
     await converse(producer, pod, tokens=2000)
-    assert await held(producer, pod, ask(ANSWERED)) == len(SAID) // BLOCK
+    assert await held(producer, pod, ask(NEXT_TURN)) == len(QUESTION) // BLOCK
 
 
 async def test_without_usage_the_chunks_give_the_length_of_the_response(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    attempt = await begin(producer, ask(SAID), pod)
+    attempt = await start(producer, ask(QUESTION), pod)
     attempt.ending, attempt.status, attempt.chunks = Ending.COMPLETE, 200, 260
     producer.post_response(attempt, pod)
-    assert await held(producer, pod, ask(ANSWERED)) > len(SAID) // BLOCK
+    assert await held(producer, pod, ask(NEXT_TURN)) > len(QUESTION) // BLOCK
 
 
 async def test_a_started_response_confirms_its_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    legs = [await begin(producer, ask(), pod) for _ in range(16)]
+    attempts = [await start(producer, ask(), pod) for _ in range(16)]
     assert await held(producer, pod) == 0
-    legs[3].first_byte_at, legs[3].status = 1.0, 200
+    attempts[3].first_byte_at, attempts[3].status = 1.0, 200
     assert isinstance(producer.clock, ManualClock)
     producer.clock.advance(0.1)
     assert await held(producer, pod) == 10
@@ -306,8 +306,8 @@ async def test_a_started_response_confirms_its_prompt(producer: ApproxPrefixCach
 
 
 async def test_a_refusal_does_not_confirm_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    legs = [await begin(producer, ask(), pod) for _ in range(16)]
-    legs[3].first_byte_at, legs[3].status = 1.0, 429
+    attempts = [await start(producer, ask(), pod) for _ in range(16)]
+    attempts[3].first_byte_at, attempts[3].status = 1.0, 429
     assert isinstance(producer.clock, ManualClock)
     producer.clock.advance(0.1)
     assert await held(producer, pod) == 0
@@ -321,7 +321,7 @@ async def counted(
     clock = producer.clock
     assert isinstance(clock, ManualClock)
     scraped = pod.metrics
-    end(producer, await begin(producer, ask(), pod))
+    end(producer, await start(producer, ask(), pod))
     for number in range(8):
         request = ask()
         await produced(producer, request)
@@ -345,7 +345,7 @@ async def counted(
     late = ask(b"something else" * 100)
     await produced(producer, late)
     producer.pre_request(Attempt(late, Decision(pod), pod, 0, clock.now()), pod)
-    await begin(producer, ask(b"and another" * 100), pod)
+    await start(producer, ask(b"and another" * 100), pod)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ async def test_a_pod_with_fewer_hits_than_predicted_loses_blocks(
 
 async def test_missing_hits_are_noticed_before_the_responses_end(producer: ApproxPrefixCacheProducer) -> None:
     pod = Endpoint("pod", metrics=Metrics(scraped_at=-1.0))
-    end(producer, await begin(producer, ask(b"idle" * 1000), pod))
+    end(producer, await start(producer, ask(b"idle" * 1000), pod))
     await counted(producer, pod, 0, ending=False)
     assert await held(producer, pod, ask(b"idle" * 1000)) == 0
     assert await held(producer, pod) == 10, "in use"
@@ -379,7 +379,7 @@ async def test_missing_hits_are_noticed_before_the_responses_end(producer: Appro
 async def test_for_a_pod_without_counters_little_is_kept(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     assert isinstance(producer.clock, ManualClock)
     for _ in range(MOST_LEGS + 2):
-        end(producer, await begin(producer, ask(b"x"), pod))
+        end(producer, await start(producer, ask(b"x"), pod))
     request = ask()
     await produced(producer, request)
     producer.pre_request(Attempt(request, Decision(pod), pod, 0, 100.0), pod)
@@ -439,7 +439,7 @@ def test_it_declares_its_extension_points() -> None:
 class TestStages:
     """One pod computes the prompt, another decodes: their attempts have one request."""
 
-    def leg(
+    def dispatched(
         self, producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint, stage: Stage
     ) -> Attempt:
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
@@ -451,7 +451,7 @@ class TestStages:
         request = ask()
         await produced(producer, request)
         stages = (Stage.DECODE, Stage.PREFILL, Stage.ENCODE)
-        return [self.leg(producer, request, pod, stage) for pod, stage in zip(pods, stages, strict=False)]
+        return [self.dispatched(producer, request, pod, stage) for pod, stage in zip(pods, stages, strict=False)]
 
     async def test_the_prefill_pod_has_the_prompt_at_once_and_the_decode_pod_at_its_first_byte(
         self, producer: ApproxPrefixCacheProducer
@@ -491,8 +491,8 @@ class TestStages:
         self, producer: ApproxPrefixCacheProducer
     ) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")
-        for leg_of in await self.split(producer, decode, prefill):
-            end(producer, leg_of)
+        for name_of in await self.split(producer, decode, prefill):
+            end(producer, name_of)
         for _ in range(5):
             answering, computing = await self.split(producer, decode, prefill)
             end(producer, computing, cached=640)
@@ -513,7 +513,7 @@ class TestStages:
     ) -> None:
         decode, prefill = Endpoint("decode"), Endpoint("prefill")
         answering, _ = await self.split(producer, decode, prefill)
-        whole = await begin(producer, ask(), decode)
+        whole = await start(producer, ask(), decode)
         assert await held(producer, decode) == 0
         end(producer, whole)
         assert await held(producer, decode) == 10

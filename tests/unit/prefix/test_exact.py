@@ -47,10 +47,10 @@ class Fleet:
         self, endpoint: Endpoint, ids: Sequence[int], start: int = 0, size: int = SIZE, rank: int = 0, **more: Any
     ) -> None:
         """The full blocks of the ids from the block `start` on, in one event."""
-        told = (more.get("lora", ""), repeatable(more.get("keys", ())))
+        keys = (more.get("lora", ""), repeatable(more.get("keys", ())))
         ends = range((start + 1) * size, len(ids) + 1, size)
-        parent = self.name(endpoint, (told, size, tuple(ids[: start * size]))) if start else None
-        names = [self.name(endpoint, (told, size, tuple(ids[:end]))) for end in ends]
+        parent = self.name(endpoint, (keys, size, tuple(ids[: start * size]))) if start else None
+        names = [self.name(endpoint, (keys, size, tuple(ids[:end]))) for end in ends]
         tokens = packed(ids[start * size : ends[-1]])
         self.tell(endpoint, BlocksStored(names, parent, tokens, size, **more), rank=rank)
 

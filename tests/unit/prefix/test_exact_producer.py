@@ -55,10 +55,10 @@ def pod(name: str = "pod") -> Endpoint:
 
 
 def request(ids: Sequence[int] | None = IDS, model: str = "m") -> InferenceRequest:
-    asked = InferenceRequest("id", "/v1/chat/completions", model, Prompt((b"text" * 100,)))
+    incoming = InferenceRequest("id", "/v1/chat/completions", model, Prompt((b"text" * 100,)))
     if ids is not None:
-        asked.state.write(TOKEN_IDS, Prompt((array("I", ids).tobytes(),)))
-    return asked
+        incoming.state.write(TOKEN_IDS, Prompt((array("I", ids).tobytes(),)))
+    return incoming
 
 
 def hold(producer: Any, endpoint: Endpoint, ids: Sequence[int] = IDS, first: int = 0) -> None:
@@ -67,8 +67,8 @@ def hold(producer: Any, endpoint: Endpoint, ids: Sequence[int] = IDS, first: int
     producer.index.told(endpoint, 0, [BlocksStored(names, None, tokens, SIZE)])
 
 
-def leg(producer: Any, asked: InferenceRequest, endpoint: Endpoint) -> Attempt:
-    attempt = Attempt(asked, Decision(endpoint), endpoint, 0, 0.0)
+def dispatched(producer: Any, incoming: InferenceRequest, endpoint: Endpoint) -> Attempt:
+    attempt = Attempt(incoming, Decision(endpoint), endpoint, 0, 0.0)
     producer.pre_request(attempt, endpoint)
     return attempt
 
@@ -80,11 +80,11 @@ def end(producer: Any, attempt: Attempt, cached: int | None = None, status: int 
 
 
 async def test_the_match_equals_the_events() -> None:
-    producer, one, other, asked = make(), pod("one"), pod("other"), request()
+    producer, one, other, incoming = make(), pod("one"), pod("other"), request()
     hold(producer, one)
-    await producer.produce(asked, [one, other])
-    match = asked.state.read(PREFIX_MATCH)
-    assert match is asked.state.read(PREFIX_MATCH.of(EXACT))
+    await producer.produce(incoming, [one, other])
+    match = incoming.state.read(PREFIX_MATCH)
+    assert match is incoming.state.read(PREFIX_MATCH.of(EXACT))
     assert match is not None
     assert (match.block_size, match.total) == (SIZE, 6)
     assert match.matched([other, one]) == [0, 6]
@@ -92,10 +92,10 @@ async def test_the_match_equals_the_events() -> None:
 
 
 async def test_a_prompt_without_token_ids_has_no_match() -> None:
-    producer, asked, one = make(), request(None), pod()
-    await producer.produce(asked, [one])
-    assert asked.state.read(PREFIX_MATCH) is None
-    attempt = leg(producer, asked, one)
+    producer, incoming, one = make(), request(None), pod()
+    await producer.produce(incoming, [one])
+    assert incoming.state.read(PREFIX_MATCH) is None
+    attempt = dispatched(producer, incoming, one)
     assert attempt.predicted_cached_tokens is None
     end(producer, attempt, cached=5)
 
@@ -103,7 +103,7 @@ async def test_a_prompt_without_token_ids_has_no_match() -> None:
 async def test_siblings_join_a_request_in_flight() -> None:
     producer, one, other, first, second = make(), pod("one"), pod("other"), request(), request()
     await producer.produce(first, [one, other])
-    attempt = leg(producer, first, one)
+    attempt = dispatched(producer, first, one)
     assert attempt.predicted_cached_tokens == 0
     await producer.produce(second, [one, other])
     match = second.state.read(PREFIX_MATCH)
@@ -118,8 +118,8 @@ async def test_for_a_transfer_no_blocks_are_expected_before_events() -> None:
     decode, *_ = pods = [pod("decode"), pod("prefill"), pod("encode")]
     producer.index.complete(decode, 0, True)
     await producer.produce(first, pods)
-    legs = [Attempt(first, Decision(one), one, 0, 0.0) for one in pods]
-    for attempt, stage in zip(legs, (Stage.DECODE, Stage.PREFILL, Stage.ENCODE), strict=True):
+    attempts = [Attempt(first, Decision(one), one, 0, 0.0) for one in pods]
+    for attempt, stage in zip(attempts, (Stage.DECODE, Stage.PREFILL, Stage.ENCODE), strict=True):
         attempt.stage = stage
         producer.pre_request(attempt, attempt.endpoint)
     await producer.produce(second, pods)
@@ -127,15 +127,15 @@ async def test_for_a_transfer_no_blocks_are_expected_before_events() -> None:
     assert match is not None
     assert match.matched(pods) == [0, 6, 0]
     for _ in range(5):  # it cannot know what another pod had cached
-        end(producer, legs[0], cached=96)
-        producer.pre_request(legs[0], decode)
+        end(producer, attempts[0], cached=96)
+        producer.pre_request(attempts[0], decode)
     assert producer.index.is_sure(decode)
 
 
 async def test_nothing_is_expected_if_disabled() -> None:
     producer, one, first, second = make(speculativeIndexing=False), pod(), request(), request()
     await producer.produce(first, [one])
-    end(producer, leg(producer, first, one), cached=0)
+    end(producer, dispatched(producer, first, one), cached=0)
     await producer.produce(second, [one])
     match = second.state.read(PREFIX_MATCH)
     assert match is not None
@@ -149,9 +149,9 @@ async def test_a_pod_whose_responses_contradict_its_events_is_unknown_until_they
     hold(producer, one)
     producer.index.complete(one, 0, True)
     for cached, sure in [(0, True), (0, True), (96, True), (0, True), (16, True), (0, False), (80, True)]:
-        asked = request()
-        await producer.produce(asked, [one])
-        attempt = leg(producer, asked, one)
+        incoming = request()
+        await producer.produce(incoming, [one])
+        attempt = dispatched(producer, incoming, one)
         assert attempt.predicted_cached_tokens == 96
         end(producer, attempt, cached=cached)
         assert producer.index.is_sure(one) is sure
@@ -163,23 +163,23 @@ async def test_a_prompt_without_hits_proves_nothing() -> None:
     producer.index.complete(one, 0, True)
     hold(producer, one)
     for ids, cached in [(IDS, 0), (IDS, 0), (range(500, 600), 0), (IDS, 0)]:
-        asked = request(list(ids))
-        await producer.produce(asked, [one])
-        end(producer, leg(producer, asked, one), cached=cached)
+        incoming = request(list(ids))
+        await producer.produce(incoming, [one])
+        end(producer, dispatched(producer, incoming, one), cached=cached)
         for expected in list(producer.index._pods[one].expected):
             producer.index._confirm(producer.index._pods[one], [expected])
     assert not producer.index.is_sure(one)
 
 
 def test_a_restart_noticed_elsewhere_drops_unconfirmed_blocks() -> None:
-    producer, silent, heard = make(), pod("silent"), pod("heard")
-    for endpoint in (silent, heard):
+    producer, silent, noticed = make(), pod("silent"), pod("heard")
+    for endpoint in (silent, noticed):
         hold(producer, endpoint)
-        producer.index.complete(endpoint, 0, endpoint is heard)
+        producer.index.complete(endpoint, 0, endpoint is noticed)
         producer.endpoint_removed(endpoint)
     producer.endpoint_removed(pod("stranger"))
     assert producer.index.pairs == 6
-    assert producer.index.is_sure(heard)
+    assert producer.index.is_sure(noticed)
 
 
 def test_it_subscribes_to_the_configured_events() -> None:
@@ -212,33 +212,35 @@ def test_parameters_of_other_schedulers_are_accepted() -> None:
 
 
 async def test_the_older_scorer_is_also_a_producer() -> None:
-    scorer, one, other, asked = make(PrecisePrefixCacheScorer), pod("one"), pod("other"), request()
+    scorer, one, other, incoming = make(PrecisePrefixCacheScorer), pod("one"), pod("other"), request()
     hold(scorer, one, IDS[:48])
-    assert scorer.score(ProfileRun("p"), asked, [one]) == [0.0]
-    await scorer.produce(asked, [one, other])
-    assert scorer.score(ProfileRun("p"), asked, [one, other]) == [0.5, 0.0]
-    attempt = leg(scorer, asked, other)
+    assert scorer.score(ProfileRun("p"), incoming, [one]) == [0.0]
+    await scorer.produce(incoming, [one, other])
+    assert scorer.score(ProfileRun("p"), incoming, [one, other]) == [0.5, 0.0]
+    attempt = dispatched(scorer, incoming, other)
     end(scorer, attempt)
     assert attempt.predicted_cached_tokens == 0
 
 
-async def both(exact: PrecisePrefixCacheProducer, asked: InferenceRequest, guess: Guess | None, *pods: Endpoint) -> Any:
+async def both(
+    exact: PrecisePrefixCacheProducer, incoming: InferenceRequest, guess: Guess | None, *pods: Endpoint
+) -> Any:
     """The match of the third producer."""
     third = make(ExactOrApproxPrefixCacheProducer)
     if guess is not None:
-        asked.state.write(PREFIX_MATCH.of(APPROX), guess)
-    await exact.produce(asked, pods)
-    await third.produce(asked, pods)
-    match = asked.state.read(PREFIX_MATCH.of(BOTH))
-    assert match is asked.state.read(PREFIX_MATCH), "whoever names no producer reads this one"
+        incoming.state.write(PREFIX_MATCH.of(APPROX), guess)
+    await exact.produce(incoming, pods)
+    await third.produce(incoming, pods)
+    match = incoming.state.read(PREFIX_MATCH.of(BOTH))
+    assert match is incoming.state.read(PREFIX_MATCH), "a reader that names no producer reads this one"
     return match
 
 
 async def test_a_known_pod_is_matched_exactly_and_others_approximately() -> None:
-    exact, known, unknown, asked = make(), pod("known"), pod("unknown"), request()
+    exact, known, unknown, incoming = make(), pod("known"), pod("unknown"), request()
     exact.index.complete(known, 0, True)
     hold(exact, known, IDS[:32])
-    match = await both(exact, asked, Guess(total=12, blocks=8), known, unknown)
+    match = await both(exact, incoming, Guess(total=12, blocks=8), known, unknown)
     assert (match.block_size, match.total) == (SIZE, 6)
     assert match.matched([known, unknown]) == [2, 4]
     assert match.missing([known, unknown], 1) == [68, 36]
@@ -261,9 +263,9 @@ async def test_a_prompt_without_token_ids_is_matched_approximately_on_all_pods()
 
 
 async def test_its_prediction_is_the_reported_one() -> None:
-    exact, one, asked = make(), pod(), request()
-    await both(exact, asked, Guess(total=6, blocks=3), one)
-    attempt = leg(exact, asked, one)
+    exact, one, incoming = make(), pod(), request()
+    await both(exact, incoming, Guess(total=6, blocks=3), one)
+    attempt = dispatched(exact, incoming, one)
     assert attempt.predicted_cached_tokens == 0
     make(ExactOrApproxPrefixCacheProducer).pre_request(attempt, one)
     assert attempt.predicted_cached_tokens == 48

@@ -5,7 +5,7 @@ from proxy.core.ports import ManualClock
 from proxy.prefix.hashing import Chain, ConversationTurn
 from proxy.prefix.index import PrefixIndex
 
-ROOM = 1 << 40
+CAPACITY = 1 << 40
 A, B = Endpoint("a"), Endpoint("b")
 
 
@@ -25,7 +25,7 @@ def index(clock: ManualClock) -> PrefixIndex:
 
 def serve(index: PrefixIndex, clock: ManualClock, chain: Chain, cached_blocks: float | None = None) -> bool:
     """A request of a second; the engine may report its cached blocks."""
-    reservation = index.reserve((chain,), A, ROOM)
+    reservation = index.reserve((chain,), A, CAPACITY)
     clock.advance(1)
     kept = cached_blocks is None or index.observe(reservation, 100 * len(chain), round(100 * cached_blocks))
     index.settle(reservation, True)
@@ -93,7 +93,7 @@ def test_a_prefix_kept_warm_by_others_does_not_date_the_rest(index: PrefixIndex,
 def test_a_batch_of_prompts_shows_no_age(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100, 200, 300)
     for _ in range(2):
-        reservation = index.reserve((blocks(200, 10), blocks(300, 10)), A, ROOM)
+        reservation = index.reserve((blocks(200, 10), blocks(300, 10)), A, CAPACITY)
         clock.advance(1)
         index.observe(reservation, 2000, 500)
         index.settle(reservation, True)
@@ -105,7 +105,7 @@ def test_missing_hits_remove_the_longest_unused_share_and_nothing_in_use(
     index: PrefixIndex, clock: ManualClock
 ) -> None:
     fill(index, clock, 100, 200, 300, 400)
-    running = index.reserve((blocks(100, 10),), A, ROOM)
+    running = index.reserve((blocks(100, 10),), A, CAPACITY)
     index.doubt(A, 0.6)
     fill(index, clock, 600)
     assert held(index, 100, 200, 300, 400) == [10, 0, 10, 10]
@@ -155,7 +155,7 @@ NEXT = PROMPT + blocks(200, 6)
 TURN = ConversationTurn(PROMPT[-1], 10, 14, 4 * 256)
 
 
-def say(index: PrefixIndex, tokens: int = 250, endpoint: Endpoint = A, capacity: int = ROOM) -> None:
+def say(index: PrefixIndex, tokens: int = 250, endpoint: Endpoint = A, capacity: int = CAPACITY) -> None:
     reservation = index.reserve((PROMPT,), endpoint, capacity)
     index.answered(reservation, tokens, -(-tokens // 64))
     index.settle(reservation, True)
@@ -168,14 +168,14 @@ def foreseen(index: PrefixIndex, turn: ConversationTurn = TURN) -> dict[Endpoint
 
 
 def go_on(index: PrefixIndex, cached_blocks: float) -> None:
-    reservation = index.reserve((NEXT,), A, ROOM)
+    reservation = index.reserve((NEXT,), A, CAPACITY)
     index.go_on(reservation, TURN)
     index.observe(reservation, 1600, round(100 * cached_blocks))
     index.settle(reservation, True)
 
 
 def test_the_pod_of_the_response_has_it_cached(index: PrefixIndex) -> None:
-    index.confirm(index.reserve((PROMPT,), B, ROOM))
+    index.confirm(index.reserve((PROMPT,), B, CAPACITY))
     say(index)
     assert foreseen(index) == {A: 14, B: 10}
 
@@ -216,7 +216,7 @@ def test_a_response_is_part_of_the_next_turn_once_computed(index: PrefixIndex) -
 
 def test_a_failed_turn_keeps_the_response(index: PrefixIndex) -> None:
     say(index)
-    reservation = index.reserve((NEXT,), A, ROOM)
+    reservation = index.reserve((NEXT,), A, CAPACITY)
     index.go_on(reservation, TURN)
     index.release(reservation)
     assert foreseen(index) == {A: 14}
@@ -230,7 +230,7 @@ def test_a_partly_cached_prompt_has_no_response(index: PrefixIndex) -> None:
 
 
 def test_the_responses_of_a_batch_are_not_tracked(index: PrefixIndex) -> None:
-    reservation = index.reserve((PROMPT, blocks(500, 3)), A, ROOM)
+    reservation = index.reserve((PROMPT, blocks(500, 3)), A, CAPACITY)
     index.answered(reservation, 250, 4)
     index.confirm(reservation)
     assert foreseen(index) == {A: 10}

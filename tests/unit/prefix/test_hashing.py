@@ -105,18 +105,18 @@ def test_hashes_are_the_same_in_every_process() -> None:
 
 
 @given(st.binary(max_size=40_000), st.binary(max_size=900), st.binary(max_size=300))
-def test_a_turn_names_the_prompt_before_its_last_response(said: bytes, answer: bytes, question: bytes) -> None:
-    before = b"user\n" + said.replace(b"\n", b" ") + b"\n"
-    answered = before + b"assistant\n" + answer.replace(b"\n", b" ")
-    whole = answered + b"\nuser\n" + question.replace(b"\n", b" ") + b"\n"
+def test_a_turn_names_the_prompt_before_its_last_response(raw: bytes, response: bytes, question: bytes) -> None:
+    before = b"user\n" + raw.replace(b"\n", b" ") + b"\n"
+    with_response = before + b"assistant\n" + response.replace(b"\n", b" ")
+    whole = with_response + b"\nuser\n" + question.replace(b"\n", b" ") + b"\n"
     (earlier,), (later,) = chains(Prompt((before,)), "m", 64, 2048), chains(Prompt((whole,)), "m", 64, 2048)
     turn = last_turn(whole, "m", "", later, 64, 2048)
     assert turn is not None
     assert turn.key == earlier[-1]
     assert later[: turn.hashes] == earlier[: turn.hashes]
     assert len(earlier) - turn.hashes in (0, 1)
-    assert turn.blocks == len(answered) // 256
-    assert turn.response_bytes == len(answer)
+    assert turn.blocks == len(with_response) // 256
+    assert turn.response_bytes == len(response)
 
 
 def test_a_turn_beyond_the_hashed_part_is_none() -> None:

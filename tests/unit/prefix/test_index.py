@@ -6,7 +6,7 @@ from proxy.prefix.feedback import WORK, Prediction
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex
 
-ROOM = 1 << 40
+CAPACITY = 1 << 40
 A, B = Endpoint("a"), Endpoint("b")
 
 
@@ -14,7 +14,7 @@ def blocks(start: int, length: int) -> Chain:
     return list(range(start, start + length))
 
 
-def hold(index: PrefixIndex, chain: Chain, endpoint: Endpoint, capacity: int = ROOM) -> None:
+def hold(index: PrefixIndex, chain: Chain, endpoint: Endpoint, capacity: int = CAPACITY) -> None:
     index.confirm(index.reserve((chain,), endpoint, capacity))
 
 
@@ -29,7 +29,7 @@ def index(clock: ManualClock) -> PrefixIndex:
 
 
 def test_a_reservation_is_visible_at_once_and_a_failure_undoes_it(index: PrefixIndex) -> None:
-    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    reservation = index.reserve((blocks(1, 5),), A, CAPACITY)
     assert index.match(blocks(1, 5)) == {A: 5}
     index.release(reservation)
     assert index.match(blocks(1, 5)) == {}
@@ -37,14 +37,14 @@ def test_a_reservation_is_visible_at_once_and_a_failure_undoes_it(index: PrefixI
 
 
 def test_a_failure_keeps_blocks_confirmed_by_others(index: PrefixIndex) -> None:
-    failing = index.reserve((blocks(1, 5),), A, ROOM)
+    failing = index.reserve((blocks(1, 5),), A, CAPACITY)
     hold(index, blocks(1, 3), A)
     index.release(failing)
     assert index.match(blocks(1, 5)) == {A: 3}
 
 
 def test_a_failure_keeps_blocks_reserved_by_others(index: PrefixIndex) -> None:
-    failing, waiting = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
+    failing, waiting = (index.reserve((blocks(1, 5),), A, CAPACITY) for _ in range(2))
     index.release(failing)
     assert index.match(blocks(1, 5)) == {A: 5}
     index.release(waiting)
@@ -52,7 +52,7 @@ def test_a_failure_keeps_blocks_reserved_by_others(index: PrefixIndex) -> None:
 
 
 def test_a_reservation_is_settled_once(index: PrefixIndex) -> None:
-    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    reservation = index.reserve((blocks(1, 5),), A, CAPACITY)
     index.confirm(reservation)
     index.release(reservation)
     index.confirm(reservation)
@@ -62,16 +62,16 @@ def test_a_reservation_is_settled_once(index: PrefixIndex) -> None:
 
 
 def test_provisional_blocks_attract_a_bounded_number_of_siblings(index: PrefixIndex) -> None:
-    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(15)]
+    riders = [index.reserve((blocks(1, 5),), A, CAPACITY) for _ in range(15)]
     assert index.match(blocks(1, 5)) == {A: 5}
-    riders.append(index.reserve((blocks(1, 5),), A, ROOM))
+    riders.append(index.reserve((blocks(1, 5),), A, CAPACITY))
     assert index.match(blocks(1, 5)) == {}
     index.release(riders.pop())
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
 def test_one_successful_response_opens_the_blocks_to_any_number(index: PrefixIndex) -> None:
-    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(40)]
+    riders = [index.reserve((blocks(1, 5),), A, CAPACITY) for _ in range(40)]
     index.confirm(riders.pop())
     assert index.match(blocks(1, 5)) == {A: 5}
 
@@ -79,7 +79,7 @@ def test_one_successful_response_opens_the_blocks_to_any_number(index: PrefixInd
 def test_siblings_are_counted_on_shared_blocks_only(index: PrefixIndex) -> None:
     hold(index, blocks(1, 2), A)
     for number in range(16):
-        index.reserve((blocks(1, 4) + blocks(100 * (number + 1), 3),), A, ROOM)
+        index.reserve((blocks(1, 4) + blocks(100 * (number + 1), 3),), A, CAPACITY)
     assert index.match(blocks(1, 4) + blocks(100, 3)) == {A: 2}
     assert index.match(blocks(1, 2)) == {A: 2}
 
@@ -92,12 +92,12 @@ def test_a_burst_of_identical_cold_prompts_stays_on_a_few_pods(index: PrefixInde
         depths = index.match(blocks(1, 20))
         target = max(fleet, key=lambda endpoint: (depths.get(endpoint, 0), -sent[endpoint]))
         sent[target] += 1
-        index.reserve((blocks(1, 20),), target, ROOM)
+        index.reserve((blocks(1, 20),), target, CAPACITY)
     assert sum(count > 0 for count in sent.values()) == pods
 
 
 def test_a_batch_reserves_all_of_its_chains(index: PrefixIndex) -> None:
-    index.confirm(index.reserve((blocks(1, 2), blocks(11, 3)), A, ROOM))
+    index.confirm(index.reserve((blocks(1, 2), blocks(11, 3)), A, CAPACITY))
     assert (index.match(blocks(1, 2)), index.match(blocks(11, 3))) == ({A: 2}, {A: 3})
 
 
@@ -191,7 +191,7 @@ def test_blocks_unused_for_the_ttl_are_dropped_on_every_pod(clock: ManualClock) 
 def test_a_request_in_flight_keeps_its_blocks_beyond_the_ttl(clock: ManualClock) -> None:
     index = PrefixIndex(clock, max_siblings=16, ttl=60)
     hold(index, blocks(1, 5), A)
-    long_one = index.reserve((blocks(1, 5),), A, ROOM)
+    long_one = index.reserve((blocks(1, 5),), A, CAPACITY)
     clock.advance(1000)
     hold(index, blocks(100, 1), A)
     index.release(long_one)
@@ -219,7 +219,7 @@ def test_a_removed_pod_is_cleared_by_later_requests(index: PrefixIndex) -> None:
         hold(index, blocks(10 * number + 10, 1), A)
     index.forget(A)
     for _ in range(2):
-        index.reserve((blocks(5, 1),), B, ROOM)
+        index.reserve((blocks(5, 1),), B, CAPACITY)
     assert index.pairs == 1
 
 
@@ -233,7 +233,7 @@ def test_numbers_of_cleared_pods_are_reused(index: PrefixIndex) -> None:
 
 
 def test_a_reservation_on_a_removed_pod_is_void(index: PrefixIndex) -> None:
-    confirmed, released = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
+    confirmed, released = (index.reserve((blocks(1, 5),), A, CAPACITY) for _ in range(2))
     index.forget(A)
     hold(index, blocks(1, 3), A)
     index.confirm(confirmed)
@@ -249,7 +249,7 @@ def test_removing_an_unknown_pod_changes_nothing(index: PrefixIndex) -> None:
 
 def test_the_version_changes_with_the_matches_and_not_by_matching(index: PrefixIndex) -> None:
     empty = index.version
-    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    reservation = index.reserve((blocks(1, 5),), A, CAPACITY)
     reserved = index.version
     index.match(blocks(1, 5))
     assert index.version == reserved
@@ -267,14 +267,14 @@ def test_the_version_stays_while_requests_use_known_blocks(index: PrefixIndex) -
     version = index.version
     for length in (2, 5):
         hold(index, blocks(1, length), A)
-        index.release(index.reserve((blocks(1, length),), A, ROOM))
+        index.release(index.reserve((blocks(1, length),), A, CAPACITY))
     assert index.version == version
 
 
 def test_the_version_changes_when_siblings_close_provisional_blocks_and_when_they_open(index: PrefixIndex) -> None:
-    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(15)]
+    riders = [index.reserve((blocks(1, 5),), A, CAPACITY) for _ in range(15)]
     before = index.version
-    riders.append(index.reserve((blocks(1, 5),), A, ROOM))
+    riders.append(index.reserve((blocks(1, 5),), A, CAPACITY))
     closed = index.version
     index.confirm(riders.pop())
     assert before < closed < index.version
@@ -302,7 +302,7 @@ def test_blocks_of_a_long_request_are_recently_used_at_its_end(index: PrefixInde
 
 
 def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int = 1000) -> bool:
-    reservation = index.reserve((blocks(1, length),), A, ROOM)
+    reservation = index.reserve((blocks(1, length),), A, CAPACITY)
     kept = index.observe(reservation, prompt_tokens, cached)
     index.confirm(reservation)
     return kept
@@ -328,7 +328,7 @@ def test_a_single_hit_ends_the_suspicion(index: PrefixIndex) -> None:
 
 
 def test_unconfirmed_blocks_are_not_predicted(index: PrefixIndex) -> None:
-    siblings = [index.reserve((blocks(1, 10),), A, ROOM) for _ in range(5)]
+    siblings = [index.reserve((blocks(1, 10),), A, CAPACITY) for _ in range(5)]
     for sibling in siblings:
         assert index.observe(sibling, 1000, 0)
         index.confirm(sibling)

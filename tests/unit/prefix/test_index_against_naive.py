@@ -30,7 +30,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.cut(ALL_ALIKE)
         self.endpoints = {name: Endpoint(name) for name in "abc"}
         self.in_flight: list[tuple[Reservation, Claim]] = []
-        self.asked: dict[Reservation, Prefix] = {}
+        self.prompts: dict[Reservation, Prefix] = {}
         self.hashes: dict[Prefix, int] = {}
         self.seen: set[Prefix] = set()
         self.found: dict[Prefix, dict[str, int]] = {}
@@ -54,22 +54,22 @@ class AnyHistory(RuleBasedStateMachine):
     def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> None:
         reservation = self.index.reserve([self.hashed(chain) for chain in chains], self.endpoints[name], capacity)
         self.in_flight.append((reservation, self.naive.reserve(chains, name, capacity)))
-        self.asked[reservation] = chains[0]
+        self.prompts[reservation] = chains[0]
         self.seen.update(chains)
 
     @rule(which=st.integers(0, 1000), blocks=st.integers(1, 4))
-    def answer(self, which: int, blocks: int) -> None:
+    def respond(self, which: int, blocks: int) -> None:
         if self.in_flight:
             reservation, claim = self.in_flight[which % len(self.in_flight)]
             self.index.answered(reservation, blocks * 64, blocks)
             if len(reservation.spans) == 1:
-                self.naive.responded(claim, self.asked[reservation], blocks)
+                self.naive.responded(claim, self.prompts[reservation], blocks)
 
     @rule(before=CONTENTS, further=CONTENTS, names=st.tuples(NAMES, NAMES), capacity=CAPACITIES)
     def converse(self, before: Prefix, further: Prefix, names: tuple[str, str], capacity: int) -> None:
         """A prompt, its response, and the next turn, which is in flight from here on."""
         self.reserve([before], names[0], capacity)
-        self.answer(len(self.in_flight) - 1, 2)
+        self.respond(len(self.in_flight) - 1, 2)
         self.settle(len(self.in_flight) - 1, True)
         if (chain := (*before, *further)[:8]) != before:
             self.reserve([chain], names[1], capacity)
@@ -78,7 +78,7 @@ class AnyHistory(RuleBasedStateMachine):
             self.naive.go_on(claim, before)
 
     @rule(which=st.integers(0, 1000))
-    def begin_to_answer(self, which: int) -> None:
+    def start_to_respond(self, which: int) -> None:
         if self.in_flight:
             reservation, claim = self.in_flight[which % len(self.in_flight)]
             self.index.prove(reservation)
@@ -127,7 +127,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.found_at = self.index.version
 
     @invariant()
-    def answers_are_found_by_what_follows_them(self) -> None:
+    def responses_are_found_by_their_next_turns(self) -> None:
         for before in self.seen:
             chain = (*before, 2)
             turn = self.turn(before)
@@ -155,7 +155,7 @@ class AnyHistory(RuleBasedStateMachine):
         holdings = sum(segment.holders.bit_count() for segment in segments)
         hashes = sum(len(segment.hashes) for segment in segments)
         pods = len(forest._by_number)
-        answers = sum(
+        responses = sum(
             holding.answer is not None for pod in forest._by_number if pod is not None for holding in pod.held.values()
         )
         assert len(segments) == len(forest.segments)
@@ -166,7 +166,7 @@ class AnyHistory(RuleBasedStateMachine):
             len(segments) * SEGMENT_BYTES
             + holdings * HOLDING_BYTES
             + hashes * HASH_BYTES
-            + answers * ANSWER_BYTES
+            + responses * ANSWER_BYTES
             + pods * POD_BYTES
         )
 

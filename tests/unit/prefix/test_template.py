@@ -55,7 +55,7 @@ def test_the_configuration_takes_precedence() -> None:
 
 
 def test_special_tokens_are_available_and_json_is_unescaped() -> None:
-    source = "{{ bos_token }}{{ tools[0] | tojson }}{{ tools | tojson(indent=2) | length }}{{ documents is none }}"
+    source = "{{ bos_token }}{{ tools[0] | tojson }}{{ tools | tojson(indent=2) | length }}{{ documents == none }}"
     assert rendered(source, tools=[{"a": "<ü>"}]) == '<s>{"a": "<ü>"}26True'
 
 

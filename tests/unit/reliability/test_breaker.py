@@ -34,21 +34,21 @@ class World:
     def __init__(self, probes: int = PROBES, **settings: float) -> None:
         self.clock = ManualClock(now=100.0)
         self.pod = Endpoint("a")
-        self.doubts: set[str] = set()
+        self.reasons: set[str] = set()
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.told: list[bool] = []
+        self.published: list[bool] = []
         self.tries = 0
         self.others_first = 0.0
         wanted = BreakerSettings(**settings)  # type: ignore[arg-type]
         self.breakers = Breakers(wanted, self.clock, cast(Fleet, self), self._later, self, probes)
 
     def eject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.add(why)
+        self.reasons.add(why)
 
     def uneject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.discard(why)
+        self.reasons.discard(why)
 
-    def begin(self) -> Attempt:
+    def start(self) -> Attempt:
         attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         if self.pod.is_watched:
             self.breakers.probe_started(attempt)
@@ -67,11 +67,11 @@ class World:
 
     def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
         for _ in range(times):
-            self.end(self.begin(), error)
+            self.end(self.start(), error)
 
     def succeed(self, times: int = 1) -> None:
         for _ in range(times):
-            self.end(self.begin())
+            self.end(self.start())
 
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -85,7 +85,7 @@ class World:
         return self.breakers.state(self.pod)
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self.told.append(is_open)
+        self.published.append(is_open)
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
         self.tries += 1
@@ -100,9 +100,9 @@ class World:
 def test_failures_within_the_window_open_it() -> None:
     world = World(failures=3)
     world.fail(2)
-    assert world.doubts == set()
+    assert world.reasons == set()
     world.fail()
-    assert (world.state, world.doubts) == ("open", {OPEN})
+    assert (world.state, world.reasons) == ("open", {OPEN})
 
 
 def test_old_failures_do_not_count_and_the_pod_is_watched_no_more() -> None:
@@ -130,10 +130,10 @@ def test_a_pod_that_succeeds_more_than_it_fails_stays() -> None:
 @pytest.mark.parametrize("status", [400, 404, 422])
 def test_client_errors_do_not_count(status: int) -> None:
     world = World(failures=1)
-    world.end(world.begin(), status=status)
-    world.end(world.begin(), ending=Ending.CLIENT_GONE)
-    world.end(world.begin(), ending=Ending.EVICTED)
-    world.end(world.begin(), RequestError("a fault of ours"))
+    world.end(world.start(), status=status)
+    world.end(world.start(), ending=Ending.CLIENT_GONE)
+    world.end(world.start(), ending=Ending.EVICTED)
+    world.end(world.start(), RequestError("a fault of ours"))
     assert world.state == "closed"
 
 
@@ -172,8 +172,8 @@ def test_errors_of_the_pod_count(error: Exception) -> None:
 @pytest.mark.parametrize("ending", [Ending.UPSTREAM_FAILED, Ending.TIMED_OUT])
 def test_a_broken_stream_and_a_500_to_the_client_count(ending: Ending) -> None:
     world = World(failures=2)
-    world.end(world.begin(), ending=ending)
-    world.end(world.begin(), status=500)
+    world.end(world.start(), ending=ending)
+    world.end(world.start(), status=500)
     assert world.state == "open"
 
 
@@ -181,13 +181,13 @@ def test_after_a_while_one_trial_request_closes_it() -> None:
     world = World(failures=1, open=10)
     world.fail()
     world.wait(9)
-    assert world.doubts == {OPEN}
+    assert world.reasons == {OPEN}
     world.wait(1)
-    assert (world.state, world.doubts) == ("half-open", set())
-    probe = world.begin()
-    assert world.doubts == {PROBED}
+    assert (world.state, world.reasons) == ("half-open", set())
+    probe = world.start()
+    assert world.reasons == {PROBED}
     world.end(probe)
-    assert (world.state, world.doubts) == ("closed", set())
+    assert (world.state, world.reasons) == ("closed", set())
     assert not world.pod.is_watched
 
 
@@ -196,7 +196,7 @@ def test_a_failed_trial_request_opens_it_again() -> None:
     world.fail()
     world.wait(10)
     world.fail()
-    assert (world.state, world.doubts) == ("open", {OPEN})
+    assert (world.state, world.reasons) == ("open", {OPEN})
     world.wait(10)
     assert world.state == "half-open"
 
@@ -205,12 +205,12 @@ def test_trial_requests_are_limited() -> None:
     world = World(failures=1, probes=2)
     world.fail()
     world.wait(10)
-    first = world.begin()
-    assert world.doubts == set()
-    world.begin()
-    assert world.doubts == {PROBED}
+    first = world.start()
+    assert world.reasons == set()
+    world.start()
+    assert world.reasons == {PROBED}
     world.end(first, ending=Ending.CLIENT_GONE)
-    assert (world.state, world.doubts) == ("half-open", set()), "whose client left has shown nothing"
+    assert (world.state, world.reasons) == ("half-open", set()), "whose client left has shown nothing"
 
 
 def begins(attempt: Attempt) -> None:
@@ -223,7 +223,7 @@ def test_the_first_byte_of_a_trial_request_suffices() -> None:
     world = World(failures=1)
     world.fail()
     world.wait(10)
-    probe = world.begin()
+    probe = world.start()
     probe.status = 200
     begins(probe)
     assert world.state == "closed"
@@ -233,7 +233,7 @@ def test_the_first_byte_of_a_trial_request_suffices() -> None:
 
 def test_attempts_from_before_it_opened_do_not_count() -> None:
     world = World(failures=1)
-    old = world.begin()
+    old = world.start()
     world.fail()
     world.wait(10)
     begins(old)
@@ -243,35 +243,35 @@ def test_attempts_from_before_it_opened_do_not_count() -> None:
 def test_a_pod_that_refuses_connections_is_avoided_for_a_second() -> None:
     world = World()
     world.fail(error=ConnectRefused("nobody"))
-    assert (world.state, world.doubts) == ("closed", {UNREACHABLE})
+    assert (world.state, world.reasons) == ("closed", {UNREACHABLE})
     world.wait(0.5)
     world.fail(error=ConnectRefused("nobody"))
     world.wait(0.5)
-    assert world.doubts == {UNREACHABLE}
+    assert world.reasons == {UNREACHABLE}
     world.wait(0.5)
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 def test_a_retry_after_of_a_pod_is_respected_within_limits() -> None:
     world = World()
     world.fail(error=Declined(429))
-    assert world.doubts == set()
+    assert world.reasons == set()
     world.fail(error=Declined(429, retry_after=3600))
-    assert world.doubts == {RESTING}
+    assert world.reasons == {RESTING}
     world.wait(30)
-    assert world.doubts == set()
+    assert world.reasons == set()
     world.fail(error=Declined(503, retry_after=2))
-    assert world.doubts == {RESTING}
+    assert world.reasons == {RESTING}
     world.wait(2)
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 def test_a_pod_that_reports_its_shutdown_is_avoided_until_it_restarts() -> None:
     world = World()
     world.fail(error=Declined(500, text='{"error":{"message":"cannot schedule new futures after shutdown"}}'))
-    assert world.doubts == {LEAVING}
+    assert world.reasons == {LEAVING}
     world.breakers.forget(world.pod)
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 def test_a_removed_pod_has_no_ejection_reasons() -> None:
@@ -279,7 +279,7 @@ def test_a_removed_pod_has_no_ejection_reasons() -> None:
     world.fail()
     world.fail(error=ConnectRefused("nobody"))
     world.breakers.forget(world.pod)
-    assert (world.state, world.doubts, world.pod.is_watched) == ("closed", set(), False)
+    assert (world.state, world.reasons, world.pod.is_watched) == ("closed", set(), False)
     world.wait(10)
     assert world.state == "closed"
 
@@ -287,32 +287,32 @@ def test_a_removed_pod_has_no_ejection_reasons() -> None:
 def test_a_breaker_that_opened_at_a_sibling_is_open_here_with_its_own_timer() -> None:
     world = World(open=10.0)
     world.breakers.hear(world.pod, True)
-    assert (world.state, world.doubts) == ("open", {OPEN})
+    assert (world.state, world.reasons) == ("open", {OPEN})
     world.wait(10.0)
-    assert (world.state, world.doubts) == ("half-open", set())
-    probe = world.begin()
-    assert world.doubts == {PROBED}
+    assert (world.state, world.reasons) == ("half-open", set())
+    probe = world.start()
+    assert world.reasons == {PROBED}
     world.end(probe)
-    assert (world.state, world.doubts, world.told) == ("closed", set(), [False])
+    assert (world.state, world.reasons, world.published) == ("closed", set(), [False])
 
 
 def test_opening_and_closing_are_published_to_siblings() -> None:
     world = World(failures=2, open=10.0)
     world.fail(2)
-    assert world.told == [True]
+    assert world.published == [True]
     world.wait(10.0)
     world.fail()
-    assert world.told == [True, True]
+    assert world.published == [True, True]
     world.wait(10.0)
     world.succeed()
-    assert world.told == [True, True, False]
+    assert world.published == [True, True, False]
 
 
 def test_received_changes_are_not_published_again() -> None:
     world = World()
     for is_open in (True, True, False, False):
         world.breakers.hear(world.pod, is_open)
-    assert (world.state, world.doubts, world.told, world.pod.is_watched) == ("closed", set(), [], False)
+    assert (world.state, world.reasons, world.published, world.pod.is_watched) == ("closed", set(), [], False)
 
 
 def test_a_failed_trial_request_at_a_sibling_ends_the_trial_here() -> None:
@@ -320,7 +320,7 @@ def test_a_failed_trial_request_at_a_sibling_ends_the_trial_here() -> None:
     world.breakers.hear(world.pod, True)
     world.wait(10.0)
     world.breakers.hear(world.pod, True)
-    assert (world.state, world.doubts) == ("open", {OPEN})
+    assert (world.state, world.reasons) == ("open", {OPEN})
     world.wait(10.0)
     assert world.state == "half-open"
 
@@ -346,9 +346,9 @@ def test_while_one_process_tries_the_others_wait() -> None:
     assert world.state == "half-open", "nothing came of it"
     world.breakers.hold_off(world.pod)
     assert world.state == "open"
-    assert world.doubts == {OPEN}
+    assert world.reasons == {OPEN}
     world.breakers.hear(world.pod, False)
-    assert not world.doubts
+    assert not world.reasons
     world.breakers.hold_off(world.pod)
     assert world.state == "closed"
 
@@ -357,17 +357,17 @@ def test_a_trial_is_published_and_not_stopped_by_a_simultaneous_one() -> None:
     world = World(failures=1, open=10.0, probes=2)
     world.fail()
     world.wait(10.0)
-    first = world.begin()
+    first = world.start()
     assert world.tries == 0, "another one may come"
-    world.begin()
+    world.start()
     assert world.tries == 1
     world.breakers.hold_off(world.pod)
     assert world.state == "half-open"
     world.end(first)
-    assert (world.state, world.told) == ("closed", [True, False])
+    assert (world.state, world.published) == ("closed", [True, False])
 
 
 def test_missing_file_descriptors_of_the_proxy_do_not_count() -> None:
     world = World(failures=2)
     world.fail(5, OutOfFiles("no connection"))
-    assert (world.state, world.doubts) == ("closed", set())
+    assert (world.state, world.reasons) == ("closed", set())

@@ -48,8 +48,8 @@ class World:
         self.pods = [Endpoint(name, state=EndpointState.READY) for name in names]
         self.dead = ""
         self.slept: list[float] = []
-        self.legs = 0
-        self.budget = RetryBudget(percent, self.clock, lambda: self.legs)
+        self.started = 0
+        self.budget = RetryBudget(percent, self.clock, lambda: self.started)
         self.failover = Failover(
             Retries(**retries),
             self.clock,
@@ -66,14 +66,14 @@ class World:
         target, *others = self.pods
         return Attempt(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
 
-    async def journey(self, *errors: UpstreamFailed, attempt: Attempt | None = None) -> str:
+    async def pods_tried(self, *errors: UpstreamFailed, attempt: Attempt | None = None) -> str:
         """The pods that are asked if each fails with the error in its place, and what comes of it at last."""
-        leg = attempt or self.first()
-        names = leg.endpoint.name
+        dispatched = attempt or self.first()
+        names = dispatched.endpoint.name
         try:
             for error in errors:
-                leg = await self.failover.next_attempt(leg, error)
-                names += leg.endpoint.name
+                dispatched = await self.failover.next_attempt(dispatched, error)
+                names += dispatched.endpoint.name
         except RequestError as error:
             return f"{names} {type(error).__name__}"
         return names
@@ -90,14 +90,14 @@ class World:
 
 
 async def test_the_next_in_rank_is_tried_and_no_pod_twice_while_others_are_left() -> None:
-    assert await World("abcd", attempts=9).journey(*[GARBLED] * 5) == "abcdab"
+    assert await World("abcd", attempts=9).pods_tried(*[GARBLED] * 5) == "abcdab"
 
 
 async def test_failed_attempts_are_logged_with_their_error_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     world = World("abcd", attempts=9)
-    await world.journey(GARBLED, GARBLED, Declined(503))
+    await world.pods_tried(GARBLED, GARBLED, Declined(503))
     world.clock.advance(61.0)
-    await world.journey(GARBLED)
+    await world.pods_tried(GARBLED)
     assert [record.getMessage() for record in caplog.records] == [
         f"request r: attempt 1 failed on pod a: {GARBLED}",
         f"request r: attempt 3 failed on pod c: {Declined(503)}",
@@ -108,46 +108,46 @@ async def test_failed_attempts_are_logged_with_their_error_once_a_minute(caplog:
 async def test_new_pods_are_tried_before_a_second_try() -> None:
     world = World("ab", attempts=9)
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
-    assert await world.journey(*[GARBLED] * 4) == "abxab"
+    assert await world.pods_tried(*[GARBLED] * 4) == "abxab"
 
 
 async def test_a_refusal_is_not_passed_on_while_a_new_pod_is_left() -> None:
     world = World("a")
-    leg = world.first()
-    assert not world.failover.retries_instead(leg, 503)
+    attempt = world.first()
+    assert not world.failover.retries_instead(attempt, 503)
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
-    assert world.failover.retries_instead(leg, 503)
+    assert world.failover.retries_instead(attempt, 503)
 
 
 async def test_only_the_pod_with_the_stored_response_is_tried() -> None:
     world = World("a")
     world.newcomers = [Endpoint("x", state=EndpointState.READY)]
-    leg = world.first()
-    leg.decision = Decision(leg.endpoint)
-    assert not world.failover.retries_instead(leg, 503)
-    assert await world.journey(GARBLED, attempt=leg) == "aa"
+    attempt = world.first()
+    attempt.decision = Decision(attempt.endpoint)
+    assert not world.failover.retries_instead(attempt, 503)
+    assert await world.pods_tried(GARBLED, attempt=attempt) == "aa"
 
 
 async def test_attempts_count_pods_that_got_the_request() -> None:
-    assert await World("abcd").journey(GARBLED, GARBLED, GARBLED) == "abc AllFailed"
-    assert await World("abcd").journey(REFUSED, REFUSED, GARBLED, GARBLED, GARBLED) == "abcda AllFailed"
+    assert await World("abcd").pods_tried(GARBLED, GARBLED, GARBLED) == "abc AllFailed"
+    assert await World("abcd").pods_tried(REFUSED, REFUSED, GARBLED, GARBLED, GARBLED) == "abcda AllFailed"
 
 
 async def test_a_single_pod_is_tried_again_after_a_while() -> None:
     world = World("a")
-    assert await world.journey(REFUSED, REFUSED, REFUSED) == "aaa AllFailed"
+    assert await world.pods_tried(REFUSED, REFUSED, REFUSED) == "aaa AllFailed"
     assert len(world.slept) == 2
 
 
 async def test_unreachable_pods_cost_no_delay() -> None:
     world = World("abcdefgh")
-    assert await world.journey(*[REFUSED] * 7) == "abcdefgh"
+    assert await world.pods_tried(*[REFUSED] * 7) == "abcdefgh"
     assert world.slept == []
 
 
 async def test_retries_are_delayed_increasingly_and_with_jitter() -> None:
     world = World("abcdefgh", attempts=8, backoff=Backoff(0.1, 1.0))  # type: ignore[arg-type]
-    await world.journey(*[GARBLED] * 7)
+    await world.pods_tried(*[GARBLED] * 7)
     for slept, longest in zip(world.slept, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0], strict=True):
         assert longest / 2 <= slept <= longest
     assert len(set(world.slept)) == 7
@@ -157,44 +157,44 @@ async def test_retries_are_delayed_increasingly_and_with_jitter() -> None:
 async def test_pods_that_are_no_longer_ready_are_skipped(state: EndpointState) -> None:
     world = World()
     update(world.pods[1], state=state)
-    assert await world.journey(GARBLED) == "ac"
+    assert await world.pods_tried(GARBLED) == "ac"
     update(world.pods[0], state=state)
     update(world.pods[2], state=state)
-    assert await world.journey(GARBLED) == "a AllFailed"
+    assert await world.pods_tried(GARBLED) == "a AllFailed"
 
 
 async def test_a_silent_pod_is_followed_by_another_within_the_deadline() -> None:
     late = UpstreamTimedOut("no byte")
-    assert await World().journey(late) == "ab"
-    assert await World().journey(late, late, late) == "abc GatewayTimeout"
+    assert await World().pods_tried(late) == "ab"
+    assert await World().pods_tried(late, late, late) == "abc GatewayTimeout"
     world = World()
-    assert await world.journey(late, attempt=world.first(deadline=1000.0)) == "a GatewayTimeout"
+    assert await world.pods_tried(late, attempt=world.first(deadline=1000.0)) == "a GatewayTimeout"
 
 
 async def test_silence_counts_as_504() -> None:
-    assert await World(on=("connect", "reset")).journey(UpstreamTimedOut("no byte")) == "a GatewayTimeout"
+    assert await World(on=("connect", "reset")).pods_tried(UpstreamTimedOut("no byte")) == "a GatewayTimeout"
 
 
 async def test_no_pod_is_tried_after_the_clients_deadline() -> None:
     world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
-    assert await world.journey(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
+    assert await world.pods_tried(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
     assert world.slept == []
-    assert await world.journey(REFUSED, attempt=world.first(deadline=1000.3)) == "ab"
+    assert await world.pods_tried(REFUSED, attempt=world.first(deadline=1000.3)) == "ab"
 
 
 async def test_a_rank_out_of_range_is_followed_at_once_and_counts_for_no_attempt() -> None:
     world = World("abcd", percent=0.0, attempts=1, on=())
     refused = RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2).")
-    assert await world.journey(refused, refused, refused) == "abcd"
+    assert await world.pods_tried(refused, refused, refused) == "abcd"
     assert world.slept == []
-    assert await world.journey(refused, refused, refused, refused) == "abcd AllFailed"
+    assert await world.pods_tried(refused, refused, refused, refused) == "abcd AllFailed"
 
 
 async def test_unlisted_statuses_are_not_retried() -> None:
     world = World(on=("connect",))
-    assert await world.journey(GARBLED) == "a AllFailed"
-    assert await world.journey(REFUSED) == "ab"
-    assert await World(on=("reset",)).journey(REFUSED) == "a AllFailed"
+    assert await world.pods_tried(GARBLED) == "a AllFailed"
+    assert await world.pods_tried(REFUSED) == "ab"
+    assert await World(on=("reset",)).pods_tried(REFUSED) == "a AllFailed"
 
 
 @pytest.mark.parametrize(("status", "taken"), [(500, True), (503, True), (429, True), (501, False), (404, False)])
@@ -218,7 +218,7 @@ def test_a_404_is_passed_on_unless_another_ready_pod_lists_the_model() -> None:
 async def test_only_a_pod_that_lists_the_model_is_tried_after_a_404() -> None:
     world = World("abc")
     update(world.pods[2], models=frozenset({"m"}))
-    assert await world.journey(Declined(404), Declined(404)) == "ac UnknownModel"
+    assert await world.pods_tried(Declined(404), Declined(404)) == "ac UnknownModel"
 
 
 def test_a_404_that_may_list_models_is_not_passed_on_to_a_restricted_key() -> None:
@@ -251,22 +251,22 @@ async def test_every_other_pod_is_tried_once_after_a_saturated_one() -> None:
 async def test_retries_are_limited_to_a_share_of_the_traffic_and_a_minimum() -> None:
     world = World("ab", percent=50.0)
     for _ in range(int(MOST)):
-        assert await world.journey(GARBLED) == "ab"
+        assert await world.pods_tried(GARBLED) == "ab"
         world.clock.advance(-sum(world.slept))
         world.slept.clear()
     assert not world.failover.retries_instead(world.first(), 503)
-    assert await world.journey(GARBLED) == "a AllFailed"
-    world.legs = 4
-    assert [await world.journey(GARBLED) for _ in range(3)] == ["ab", "ab", "a AllFailed"]
+    assert await world.pods_tried(GARBLED) == "a AllFailed"
+    world.started = 4
+    assert [await world.pods_tried(GARBLED) for _ in range(3)] == ["ab", "ab", "a AllFailed"]
     world.clock.advance(1.0)
-    assert await world.journey(GARBLED) == "ab"
-    assert await world.journey(REFUSED) == "ab", "what reached nobody costs nobody anything"
+    assert await world.pods_tried(GARBLED) == "ab"
+    assert await world.pods_tried(REFUSED) == "ab", "a request that reached no pod is not counted against it"
 
 
 async def test_a_request_that_crashed_two_pods_is_refused_for_a_minute() -> None:
     world = World("abcd")
     world.dead = "ab"
-    assert await world.journey(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
+    assert await world.pods_tried(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
     poison = world.failover.poison
     with pytest.raises(SuspectedPoison):
         poison.check(world.first().request)
@@ -281,7 +281,7 @@ async def test_a_request_that_crashed_two_pods_is_refused_for_a_minute() -> None
 async def test_broken_connections_to_living_pods_prove_nothing(dead: str) -> None:
     world = World("abcd")
     world.dead = dead
-    assert await world.journey(BROKE_OFF, BROKE_OFF) == "abc"
+    assert await world.pods_tried(BROKE_OFF, BROKE_OFF) == "abc"
     assert not world.failover.poison.quarantined
 
 
@@ -289,13 +289,13 @@ async def test_suspected_requests_use_bounded_memory() -> None:
     world = World("ab", attempts=2)
     world.dead = "ab"
     for number in range(1010):
-        world.legs += 10
-        await world.journey(BROKE_OFF, BROKE_OFF, attempt=world.first(b"%d" % number))
+        world.started += 10
+        await world.pods_tried(BROKE_OFF, BROKE_OFF, attempt=world.first(b"%d" % number))
     assert len(world.failover.poison.quarantined) == len(world.failover.poison._crashes) == 1000
     world.failover.poison.check(world.first(b"0").request)
 
 
-async def test_what_hedge_failed_a_leg_is_not_asked_after_it_and_may_have_died_of_the_same() -> None:
+async def test_a_pod_whose_hedged_attempt_failed_is_not_tried_again_and_may_have_the_same_crash() -> None:
     world = World("abc", attempts=2)
     first = world.first()
     other = world.failover.next_after(first)
@@ -316,7 +316,7 @@ async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
     first = world.first()
     other = world.pods[1]
     world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), GARBLED)
-    assert await world.journey(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
+    assert await world.pods_tried(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
 
 
 async def test_a_request_bound_to_one_pod_is_not_hedged() -> None:
@@ -340,8 +340,8 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
     rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
     second = await failover.next_attempt(first, StreamInterrupted("reset", rest))
     third = await failover.next_attempt(second, REFUSED)
-    assert [leg.request for leg in (second, third)] == [rest, rest]
-    assert [leg.continued for leg in (first, second, third)] == [False, True, True]
+    assert [attempt.request for attempt in (second, third)] == [rest, rest]
+    assert [attempt.continued for attempt in (first, second, third)] == [False, True, True]
     assert len(counted) == 2
 
 
@@ -355,7 +355,7 @@ async def test_a_started_response_without_continuation_cannot_be_retried() -> No
     assert not isinstance(refused.value, AllFailed)
 
 
-def beside(world: World, name: str, text: bytes = b"innocent") -> None:
+def run_with(world: World, name: str, text: bytes = b"innocent") -> None:
     """Another request that the pod breaks off at this moment."""
     pod = next(pod for pod in world.pods if pod.name == name)
     request = world.first(text).request
@@ -367,16 +367,16 @@ def beside(world: World, name: str, text: bytes = b"innocent") -> None:
 async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     world = World("abcd")
     world.dead = "ab"
-    leg = world.first()
-    beside(world, "a")
-    leg = await world.failover.next_attempt(leg, BROKE_OFF)
-    beside(world, "b")
-    leg = await world.failover.next_attempt(leg, BROKE_OFF)
-    assert leg.endpoint.name == "c"
+    attempt = world.first()
+    run_with(world, "a")
+    attempt = await world.failover.next_attempt(attempt, BROKE_OFF)
+    run_with(world, "b")
+    attempt = await world.failover.next_attempt(attempt, BROKE_OFF)
+    assert attempt.endpoint.name == "c"
     assert not world.failover.poison.quarantined
     world.dead = "abc"
     with pytest.raises(SuspectedPoison):
-        await world.failover.next_attempt(leg, BROKE_OFF)
+        await world.failover.next_attempt(attempt, BROKE_OFF)
 
 
 @pytest.mark.parametrize(("seconds", "last"), [(29.0, "a SuspectedPoison"), (31.0, "ab")])
@@ -384,8 +384,8 @@ async def test_crashes_of_requests_with_the_same_prompt_count_together_for_a_min
     world = World("ab")
     for pause in (seconds, seconds, 2.0):
         world.dead = "a"
-        beside(world, "a")
-        found = await world.journey(BROKE_OFF)
+        run_with(world, "a")
+        found = await world.pods_tried(BROKE_OFF)
         world.dead = ""
         world.clock.advance(pause)
     assert found == last
@@ -394,11 +394,11 @@ async def test_crashes_of_requests_with_the_same_prompt_count_together_for_a_min
 async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:
     world = World("abcd")
     world.dead = "ab"
-    leg = await world.failover.next_attempt(world.first(), BROKE_OFF)
-    beside(world, "b")
+    attempt = await world.failover.next_attempt(world.first(), BROKE_OFF)
+    run_with(world, "b")
     world.clock.advance(2.0)
     with pytest.raises(SuspectedPoison):
-        await world.failover.next_attempt(leg, BROKE_OFF)
+        await world.failover.next_attempt(attempt, BROKE_OFF)
 
 
 async def test_after_a_crash_the_pod_with_the_fewest_requests_is_next() -> None:
@@ -406,14 +406,14 @@ async def test_after_a_crash_the_pod_with_the_fewest_requests_is_next() -> None:
     world.dead = "a"
     for pod, requests in zip(world.pods[1:], (3, 2, 0), strict=True):
         pod.charge(requests, 0)
-    assert await world.journey(BROKE_OFF) == "ad"
-    assert await world.journey(GARBLED) == "ab"
+    assert await world.pods_tried(BROKE_OFF) == "ad"
+    assert await world.pods_tried(GARBLED) == "ab"
 
 
 async def test_a_pod_that_restarts_and_crashes_again_counts_twice() -> None:
     world = World("a")
     world.dead = "a"
-    assert await world.journey(BROKE_OFF, BROKE_OFF) == "aa SuspectedPoison"
+    assert await world.pods_tried(BROKE_OFF, BROKE_OFF) == "aa SuspectedPoison"
 
 
 async def test_crashes_count_across_fallback_models() -> None:

@@ -30,9 +30,9 @@ class World:
         update(self.pod, adapters=frozenset({"lora"}))
         self.says: int | Exception = 200
         self.hangs = False
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.bodies: list[bytes] = []
-        self.doubts: set[str] = set()
+        self.reasons: set[str] = set()
         self.failures: list[str] = []
         self.unwatched = False
 
@@ -42,13 +42,13 @@ class World:
         return lambda: setattr(self, "unwatched", True)
 
     def eject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.add(why)
+        self.reasons.add(why)
 
     def uneject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.discard(why)
+        self.reasons.discard(why)
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        self.asked.append(url)
+        self.queried.append(url)
         if self.hangs:
             await asyncio.sleep(3600)
         if isinstance(self.says, Exception):
@@ -60,8 +60,8 @@ class World:
         return await self.get(url, api_key)
 
     async def rounds(self, number: int) -> None:
-        seen = len(self.asked)
-        await until(lambda: len(self.asked) >= seen + number)
+        seen = len(self.queried)
+        await until(lambda: len(self.queried) >= seen + number)
 
     @asynccontextmanager
     async def checked(self, settings: HealthSettings | None = None) -> AsyncIterator[None]:
@@ -75,13 +75,13 @@ async def test_an_unhealthy_pod_is_ejected_until_it_is_healthy() -> None:
     world = World()
     async with world.checked():
         await world.rounds(3)
-        assert (world.doubts, world.failures) == (set(), [])
+        assert (world.reasons, world.failures) == (set(), [])
         world.says = 503
-        await until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.reasons == {UNHEALTHY})
         assert len(world.failures) >= 2
         world.says = 200
-        await until(lambda: not world.doubts)
-        assert set(world.asked) == {"http://a/health"}
+        await until(lambda: not world.reasons)
+        assert set(world.queried) == {"http://a/health"}
 
 
 @pytest.mark.parametrize("says", [UpstreamFailed("reset"), 500])
@@ -89,14 +89,14 @@ async def test_a_missing_response_fails_the_check(says: int | Exception) -> None
     world = World()
     world.says = says
     async with world.checked():
-        await until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.reasons == {UNHEALTHY})
 
 
 async def test_a_late_response_fails_the_check() -> None:
     world = World()
     world.hangs = True
     async with world.checked():
-        await until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.reasons == {UNHEALTHY})
 
 
 @pytest.mark.parametrize("says", [404, 405, 501, ConnectRefused("")])
@@ -105,16 +105,16 @@ async def test_a_pod_without_the_path_or_a_refusing_one_is_not_judged(says: int 
     world.says = says
     async with world.checked():
         await world.rounds(10)
-        assert (world.doubts, world.failures) == (set(), [])
+        assert (world.reasons, world.failures) == (set(), [])
 
 
 async def test_a_pod_that_crashed_is_not_unhealthy_when_it_returns() -> None:
     world = World()
     world.says = 503
     async with world.checked():
-        await until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.reasons == {UNHEALTHY})
         world.says = ConnectRefused("")
-        await until(lambda: not world.doubts)
+        await until(lambda: not world.reasons)
 
 
 async def test_starting_pods_are_not_checked() -> None:
@@ -122,7 +122,7 @@ async def test_starting_pods_are_not_checked() -> None:
     update(world.pod, state=EndpointState.STARTING)
     async with world.checked():
         await asyncio.sleep(0.02)
-        assert world.asked == []
+        assert world.queried == []
 
 
 async def test_an_idle_engine_must_generate_a_token() -> None:
@@ -130,14 +130,14 @@ async def test_an_idle_engine_must_generate_a_token() -> None:
     inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
     async with world.checked(HealthSettings(path=None, inference=inference)):
         await world.rounds(3)
-        asked = orjson.loads(world.bodies[0])
-        assert (asked["model"], asked["max_tokens"]) == ("m", 1)
-        assert set(world.asked) == {"http://a/v1/completions"}
+        body = orjson.loads(world.bodies[0])
+        assert (body["model"], body["max_tokens"]) == ("m", 1)
+        assert set(world.queried) == {"http://a/v1/completions"}
         world.hangs = True
-        await until(lambda: world.doubts == {FAILS_INFERENCE})
+        await until(lambda: world.reasons == {FAILS_INFERENCE})
         assert "inference" in world.failures
         world.hangs = False
-        await until(lambda: not world.doubts)
+        await until(lambda: not world.reasons)
 
 
 async def test_a_busy_engine_gets_no_inference_check() -> None:
@@ -145,7 +145,7 @@ async def test_a_busy_engine_gets_no_inference_check() -> None:
     world.pod.charge(1, 0)
     async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
         await asyncio.sleep(0.02)
-        assert world.asked == []
+        assert world.queried == []
 
 
 async def test_a_pod_that_refuses_completions_is_not_judged_by_them() -> None:
@@ -153,15 +153,15 @@ async def test_a_pod_that_refuses_completions_is_not_judged_by_them() -> None:
     world.says = 404
     async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
         await world.rounds(5)
-        assert world.doubts == set()
+        assert world.reasons == set()
 
 
 async def test_when_checks_are_disabled_their_reasons_end() -> None:
     world = World()
     world.says = 503
     async with world.checked():
-        await until(lambda: world.doubts == {UNHEALTHY})
-    assert (world.doubts, world.unwatched) == (set(), True)
+        await until(lambda: world.reasons == {UNHEALTHY})
+    assert (world.reasons, world.unwatched) == (set(), True)
 
 
 async def test_a_removed_pod_is_no_longer_checked() -> None:
@@ -170,9 +170,9 @@ async def test_a_removed_pod_is_no_longer_checked() -> None:
         await world.rounds(1)
         world.removed(world.pod)
         await asyncio.sleep(0)
-        asked = len(world.asked)
+        before = len(world.queried)
         await asyncio.sleep(0.02)
-        assert len(world.asked) == asked
+        assert len(world.queried) == before
 
 
 def test_only_consecutive_failures_count() -> None:
@@ -196,9 +196,9 @@ async def test_checks_that_fail_for_lack_of_descriptors_change_nothing(inference
     world.says = OutOfFiles("no connection")
     async with world.checked(HealthSettings(interval=FAST, timeout=Duration(0.01), inference=inference)):
         await world.rounds(10)
-        assert (world.doubts, world.failures) == (set(), [])
+        assert (world.reasons, world.failures) == (set(), [])
         world.says = 503
-        await until(lambda: UNHEALTHY in world.doubts)
+        await until(lambda: UNHEALTHY in world.reasons)
         world.says = OutOfFiles("no connection")
         await world.rounds(10)
-        assert UNHEALTHY in world.doubts
+        assert UNHEALTHY in world.reasons

@@ -1,4 +1,4 @@
-"""When an answer that has not begun is late."""
+"""The time after which a response that has not started is late."""
 
 from __future__ import annotations
 

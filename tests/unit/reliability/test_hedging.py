@@ -33,10 +33,10 @@ GARBLED = UpstreamFailed("nonsense")
 class Race:
     """Attempts of one request. Each waits for the response of its pod: BEGINS, or the error that it fails with."""
 
-    def __init__(self, begins: Callable[[Attempt], None], answers: dict[str, asyncio.Future[Any]]) -> None:
+    def __init__(self, begins: Callable[[Attempt], None], responses: dict[str, asyncio.Future[Any]]) -> None:
         self.winner: Attempt | None = None
         self._begins = begins
-        self._answers = answers
+        self._responses = responses
 
     def __enter__(self) -> None: ...
 
@@ -45,15 +45,15 @@ class Race:
     ) -> None: ...
 
     async def relay(self, attempt: Attempt) -> None:
-        answer = await self._answers[attempt.endpoint.name]
-        if isinstance(answer, Exception):
-            raise answer
+        response = await self._responses[attempt.endpoint.name]
+        if isinstance(response, Exception):
+            raise response
         if self.winner is not None:
             attempt.ending = Ending.EVICTED
             return
         self.winner, attempt.status, attempt.ending = attempt, 200, COMPLETE
         self._begins(attempt)
-        for other in self._answers.values():
+        for other in self._responses.values():
             if not other.done():
                 other.set_result(BEGINS)
 
@@ -97,7 +97,7 @@ class World:
         self.gate = Full(has_spare_capacity)
         self.gates = (self.gate,)
         self.events: list[str] = []
-        self.answers: dict[str, asyncio.Future[Any]] = {}
+        self.responses: dict[str, asyncio.Future[Any]] = {}
         self.races = True
         settings = HedgingSettings(after=after)
         failover = Failover(
@@ -116,7 +116,7 @@ class World:
         target, *others = self.pods
         request = request or self.request()
         first = Attempt(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
-        self.answers = {pod.name: asyncio.get_running_loop().create_future() for pod in self.pods}
+        self.responses = {pod.name: asyncio.get_running_loop().create_future() for pod in self.pods}
 
         async def serve_in(
             pool: World, request: InferenceRequest, parsed: Parsed, relay: World, *, sender: Any
@@ -130,7 +130,7 @@ class World:
         return first
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        return Race(begins, self.answers) if self.races else None
+        return Race(begins, self.responses) if self.races else None
 
     async def relay(self, attempt: Attempt) -> None:
         attempt.status, attempt.ending = 200, COMPLETE
@@ -147,19 +147,19 @@ class World:
         return True
 
 
-async def sent(world: World, **answers: object) -> Attempt:
+async def sent(world: World, **responses: object) -> Attempt:
     """Send a request. When both pods have it, they respond in this order."""
 
-    async def answer() -> None:
+    async def respond() -> None:
         while world.events.count("+b") + world.counts.total() < 1:
             await asyncio.sleep(0)
-        for name, said in answers.items():
-            if not world.answers[name].done():
-                world.answers[name].set_result(said)
+        for name, result in responses.items():
+            if not world.responses[name].done():
+                world.responses[name].set_result(result)
             for _ in range(3):
                 await asyncio.sleep(0)
 
-    attempt, _ = await asyncio.gather(world.send(), answer())
+    attempt, _ = await asyncio.gather(world.send(), respond())
     return attempt
 
 

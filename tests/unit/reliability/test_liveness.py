@@ -27,7 +27,7 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock(now=1000.0)
         self.pod = Endpoint("a")
-        self.doubts: set[str] = set()
+        self.reasons: set[str] = set()
         self.lost: float | None = None
         self.works: bool | None = False
         self.questions = 0
@@ -39,10 +39,10 @@ class World:
         self.scrape()
 
     def eject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.add(why)
+        self.reasons.add(why)
 
     def uneject(self, endpoint: Endpoint, why: str) -> None:
-        self.doubts.discard(why)
+        self.reasons.discard(why)
 
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
         return self.lost
@@ -51,7 +51,7 @@ class World:
         metrics = Metrics(prompt_tokens=progress, freshness=Freshness.FRESH, scraped_at=self.clock.now(), **changes)  # type: ignore[arg-type]
         self.pod.publish(metrics, 0)
 
-    def look(self) -> str:
+    def check(self) -> str:
         return self.liveness.given_up(self.attempt, self.attempt.started_at)
 
     def stand_still(self, seconds: int, progress: float = 7.0) -> str:
@@ -59,7 +59,7 @@ class World:
         for _ in range(seconds):
             self.clock.advance(1.0)
             self.scrape(progress)
-            why = self.look()
+            why = self.check()
         return why
 
     async def pass_checks(self, number: int) -> None:
@@ -88,9 +88,9 @@ async def world() -> AsyncIterator[World]:
 
 async def test_an_engine_without_progress_while_requests_wait_is_ejected(world: World) -> None:
     assert world.stand_still(30) == ""
-    assert world.doubts == set()
+    assert world.reasons == set()
     assert STALLED in world.stand_still(1)
-    assert world.doubts == {STALLED}
+    assert world.reasons == {STALLED}
 
 
 @pytest.mark.parametrize("what", ["progress", "prefix_queries", "waiting", "running", "kv_usage"])
@@ -98,8 +98,8 @@ async def test_any_moving_counter_is_progress(world: World, what: str) -> None:
     for number in range(100):
         world.clock.advance(1.0)
         world.scrape(**{what: number % 2})
-        assert world.look() == ""
-    assert world.doubts == set()
+        assert world.check() == ""
+    assert world.reasons == set()
 
 
 async def test_an_engine_that_has_computed_no_token_yet_may_be_stalled(world: World) -> None:
@@ -118,9 +118,9 @@ async def test_an_idle_pod_may_stand_still(world: World) -> None:
     world.stand_still(20)
     world.clock.advance(GAP + 15.0)
     world.scrape()
-    world.look()
+    world.check()
     assert world.stand_still(29) == ""
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 @pytest.mark.parametrize("stale", [True, False])
@@ -131,62 +131,62 @@ async def test_unknown_counters_are_not_a_stall(world: World, stale: bool) -> No
         world.pod.publish(
             Metrics(prompt_tokens=7.0 if stale else -1.0, freshness=freshness, scraped_at=world.clock.now()), 0
         )
-        assert world.look() == ""
+        assert world.check() == ""
 
 
 async def test_a_late_scrape_is_not_a_stall(world: World) -> None:
     for _ in range(100):
         world.clock.advance(1.0)
-        assert world.look() == ""
+        assert world.check() == ""
 
 
 async def test_a_started_stream_has_its_own_timeout(world: World) -> None:
     world.attempt.first_byte_at = world.clock.now()
     assert world.stand_still(40) == ""
-    assert world.doubts == {STALLED}
+    assert world.reasons == {STALLED}
 
 
 async def test_it_is_restored_when_its_counters_move(world: World) -> None:
     world.stand_still(31)
     await world.pass_checks(1)
-    assert world.doubts == {STALLED}
+    assert world.reasons == {STALLED}
     world.scrape(8.0)
     await world.pass_checks(1)
-    assert world.doubts == set()
-    assert world.look() == ""
+    assert world.reasons == set()
+    assert world.check() == ""
 
 
 async def test_it_gets_a_probe_and_is_restored_by_it(world: World) -> None:
     world.stand_still(31)
     await world.pass_checks(2 * CHECKS_PER_PROBE)
-    assert (world.doubts, world.questions) == ({STALLED}, 2)
+    assert (world.reasons, world.questions) == ({STALLED}, 2)
     world.works = True
     await world.pass_checks(CHECKS_PER_PROBE)
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 async def test_after_a_while_requests_try_it(world: World) -> None:
     world.works = None
     world.stand_still(31)
     await world.pass_checks(int(LONGEST) - 1)
-    assert world.doubts == {STALLED}
+    assert world.reasons == {STALLED}
     await world.pass_checks(1)
-    assert world.doubts == set()
+    assert world.reasons == set()
 
 
 async def test_a_restart_ends_the_ejection(world: World) -> None:
     world.stand_still(31)
     world.liveness.forget(world.pod)
-    assert world.doubts == set()
-    assert world.look() == ""
+    assert world.reasons == set()
+    assert world.check() == ""
 
 
 async def test_a_response_of_an_unreachable_pod_is_given_up_after_its_silence(world: World) -> None:
     world.clock.advance(100.0)
     world.lost = world.clock.now()
-    assert world.look() == ""
+    assert world.check() == ""
     world.clock.advance(SILENT - 0.1)
-    assert world.look() == ""
+    assert world.check() == ""
     world.clock.advance(0.1)
-    assert "removed" in world.look()
+    assert "removed" in world.check()
     assert world.liveness.given_up(world.attempt, world.clock.now() - 1.0) == ""

@@ -52,19 +52,19 @@ def fleet(*roles: str) -> list[Endpoint]:
     return [Endpoint(f"{role}-{at}", role=role) for at, role in enumerate(roles)]
 
 
-def asking(tokens: int, **cached: int) -> InferenceRequest:
-    asked = request(tokens)
+def request_with(tokens: int, **cached: int) -> InferenceRequest:
+    incoming = request(tokens)
     held = {name.replace("_", "-"): blocks for name, blocks in cached.items()}
-    asked.state.write(PREFIX_MATCH, Held(tokens // 16, held))
-    return asked
+    incoming.state.write(PREFIX_MATCH, Held(tokens // 16, held))
+    return incoming
 
 
 def test_a_long_prompt_is_split_and_a_short_or_cached_one_is_not() -> None:
     scheduler, pods = scheduling(document()).scheduler, fleet("prefill", "prefill", "decode")
-    long = scheduler.schedule(asking(1600), pods)
+    long = scheduler.schedule(request_with(1600), pods)
     assert (ranking(long), sorted(names(long.prefill))) == (["decode-2"], ["prefill-0", "prefill-1"])
-    for asked in (asking(160), asking(1600, decode_2=90)):
-        short = scheduler.schedule(asked, pods)
+    for incoming in (request_with(160), request_with(1600, decode_2=90)):
+        short = scheduler.schedule(incoming, pods)
         assert (ranking(short), short.prefill, short.split_outcome) == (["decode-2"], (), "decided-against")
 
 
@@ -78,7 +78,7 @@ def test_a_long_prompt_is_split_and_a_short_or_cached_one_is_not() -> None:
     ],
 )
 def test_a_role_without_pods_falls_back_to_pods_that_do_all(roles: tuple[str, ...], target: str, why: str) -> None:
-    decision = scheduling(document()).scheduler.schedule(asking(1600), fleet(*roles))
+    decision = scheduling(document()).scheduler.schedule(request_with(1600), fleet(*roles))
     assert (decision.target.role, decision.split_outcome) == (target, why)
     assert bool(decision.prefill) is (why == "split")
 
@@ -91,7 +91,7 @@ def test_a_prefill_pod_is_chosen_near_the_decode_pod() -> None:
     for near in ("x", "y"):
         pods = [Endpoint(name, labels={ROLE_LABEL: "prefill", zone: name}) for name in "xy"]
         pods.append(Endpoint("d", labels={ROLE_LABEL: "decode", zone: near}))
-        assert scheduler.schedule(asking(1600), pods).prefill[0].name == near
+        assert scheduler.schedule(request_with(1600), pods).prefill[0].name == near
 
 
 class TestFaults:
@@ -145,8 +145,8 @@ class TestReload:
     def test_with_another_decider_the_handler_uses_it(self) -> None:
         old, new = self.after_each_other(document(), document(None, {"nonCachedTokens": 10_000}))
         pods = fleet("prefill", "decode")
-        assert old.scheduler.schedule(asking(1600), pods).prefill
-        assert not new.scheduler.schedule(asking(1600), pods).prefill
+        assert old.scheduler.schedule(request_with(1600), pods).prefill
+        assert not new.scheduler.schedule(request_with(1600), pods).prefill
 
     def after_each_other(self, *documents: Any) -> list[Scheduling]:
         state, own, made = State(), ports(), []
@@ -173,14 +173,14 @@ class TestExplanation:
         return await explain(state, REGISTRY, ports())
 
     async def test_stages_are_listed_in_their_order(self) -> None:
-        told = await self.explained(document(), "prefill", "decode")
-        assert list(told["profiles"]) == ["decode", "prefill"]
-        assert told["decision"] == {"target": "decode-1", "prefill": ["prefill-0"], "why": "split"}
+        explanation = await self.explained(document(), "prefill", "decode")
+        assert list(explanation["profiles"]) == ["decode", "prefill"]
+        assert explanation["decision"] == {"target": "decode-1", "prefill": ["prefill-0"], "why": "split"}
 
     async def test_a_skipped_stage_has_a_reason(self) -> None:
-        told = await self.explained(document(), "prefill", "decode", tokens=100)
-        assert list(told["profiles"]) == ["decode"]
-        assert told["decision"] == {"target": "decode-1", "why": "decided-against"}
+        explanation = await self.explained(document(), "prefill", "decode", tokens=100)
+        assert list(explanation["profiles"]) == ["decode"]
+        assert explanation["decision"] == {"target": "decode-1", "why": "decided-against"}
 
     async def test_a_predicted_split_avoids_running_responses(self) -> None:
         given = yaml.safe_load((CONFIG / "disaggregated.yaml").read_text())["scheduling"]

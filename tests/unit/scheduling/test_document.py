@@ -152,9 +152,9 @@ def test_a_removed_type_is_refused_with_its_replacement() -> None:
 
 
 def test_producers_of_pod_changes_may_be_named_as_extractors() -> None:
-    told = ["mm-embeddings-cache-producer", "precise-prefix-cache-producer"]
-    plugins = [{"type": kind} for kind in ("endpoint-notification-source", *told)]
-    source = {"pluginRef": "endpoint-notification-source", "extractors": [{"pluginRef": kind} for kind in told]}
+    types = ["mm-embeddings-cache-producer", "precise-prefix-cache-producer"]
+    plugins = [{"type": kind} for kind in ("endpoint-notification-source", *types)]
+    source = {"pluginRef": "endpoint-notification-source", "extractors": [{"pluginRef": kind} for kind in types]}
     assert not read({"plugins": plugins, "dataLayer": {"sources": [source]}}).problems
 
 

@@ -114,12 +114,12 @@ async def test_the_complete_explanation_of_a_small_fleet() -> None:
 
 async def test_an_empty_list_after_a_filter_is_explained() -> None:
     busy = {"type": "utilization-filter", "parameters": {"conditions": [{"metric": "waiting-queue", "maxValue": 1}]}}
-    answer = await explained(
+    response = await explained(
         {"scheduling": config(busy, "queue-scorer"), "endpoints": [{"name": "a", "metrics": {"waiting": 2}}]}
     )
-    assert answer["error"]["type"] == "rate_limit_error"
-    assert "utilization-filter" in answer["error"]["message"]
-    assert answer["profiles"]["default"] == {
+    assert response["error"]["type"] == "rate_limit_error"
+    assert "utilization-filter" in response["error"]["message"]
+    assert response["profiles"]["default"] == {
         "filters": [{"name": "utilization-filter", "removed": ["a"]}],
         "scorers": [],
         "totals": {},
@@ -128,9 +128,9 @@ async def test_an_empty_list_after_a_filter_is_explained() -> None:
 
 
 async def test_without_pods_there_is_an_error_and_no_profile_runs() -> None:
-    answer = await explained({"scheduling": config("queue-scorer")})
-    assert answer["profiles"] == {}
-    assert answer["error"]["type"] == "server_error"
+    response = await explained({"scheduling": config("queue-scorer")})
+    assert response["profiles"] == {}
+    assert response["error"]["type"] == "server_error"
 
 
 async def test_a_shadow_profile_is_reported() -> None:
@@ -142,11 +142,11 @@ async def test_a_shadow_profile_is_reported() -> None:
         ],
     }
     endpoints = [{"name": "a", "metrics": {"kvUsage": 0.9}}, {"name": "b", "metrics": {"waiting": 1}}]
-    answer = await explained({"scheduling": section, "endpoints": endpoints})
-    assert "shadow" not in answer["profiles"]["real"]
-    assert answer["profiles"]["trial"]["shadow"] is True
-    assert answer["profiles"]["trial"]["ranked"] == ["b", "a"]
-    assert answer["decision"] == {"target": "a"}
+    response = await explained({"scheduling": section, "endpoints": endpoints})
+    assert "shadow" not in response["profiles"]["real"]
+    assert response["profiles"]["trial"]["shadow"] is True
+    assert response["profiles"]["trial"]["ranked"] == ["b", "a"]
+    assert response["decision"] == {"target": "a"}
 
 
 async def test_scores_are_reported_as_clamped() -> None:
@@ -217,8 +217,8 @@ async def test_messages_become_a_prompt() -> None:
 
 async def test_equal_scores_go_to_the_pod_with_the_least_in_flight() -> None:
     endpoints = [{"name": "a", "inflight": {"requests": 2}}, {"name": "b"}]
-    answer = await explained({"scheduling": config("queue-scorer"), "endpoints": endpoints})
-    assert answer["decision"] == {"target": "b"}
+    response = await explained({"scheduling": config("queue-scorer"), "endpoints": endpoints})
+    assert response["decision"] == {"target": "b"}
 
 
 async def test_all_faults_of_the_input_are_reported_with_their_paths() -> None:
@@ -253,8 +253,8 @@ async def test_invalid_input_is_refused(state: Any, fault: str) -> None:
 
 
 def test_matches_in_blocks_of_different_size_keep_share_and_length() -> None:
-    told = StatedPrefixMatch({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 3, 64)})
+    matches = StatedPrefixMatch({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 3, 64)})
     pods = [pod("a"), pod("b"), pod("unknown")]
-    assert [blocks / told.total for blocks in told.matched(pods)] == pytest.approx([0.5, 1 / 3, 0.0])
-    assert told.lengths(pods) == [64, 64, 0]
-    assert told.missing(pods, prompt_tokens=130) == [64 + 2, 128, 130]
+    assert [blocks / matches.total for blocks in matches.matched(pods)] == pytest.approx([0.5, 1 / 3, 0.0])
+    assert matches.lengths(pods) == [64, 64, 0]
+    assert matches.missing(pods, prompt_tokens=130) == [64 + 2, 128, 130]

@@ -70,9 +70,9 @@ def test_a_missing_file_is_exit_code_2(tmp_path: Path) -> None:
 def test_the_default_profile_is_explained() -> None:
     match = {"blocks": 4, "total": 4, "blockSize": 64}
     state = {"request": {"promptTokens": 256}, "endpoints": [{"name": "cold"}, {"name": "warm", "prefixMatch": match}]}
-    answer = json.loads(run("-", json.dumps(state)).stdout)
-    (scorer,) = answer["profiles"]["default"]["scorers"]
+    body = json.loads(run("-", json.dumps(state)).stdout)
+    (scorer,) = body["profiles"]["default"]["scorers"]
     assert (scorer["name"], scorer["weight"], scorer["scores"]["warm"]) == ("latency-scorer", 1.0, 1.0)
     assert scorer["scores"]["cold"] < 1.0
-    assert answer["profiles"]["default"]["totals"] == scorer["scores"]
-    assert answer["decision"] == {"target": "warm"}
+    assert body["profiles"]["default"]["totals"] == scorer["scores"]
+    assert body["decision"] == {"target": "warm"}

@@ -20,15 +20,15 @@ PICKERS = ("max-score-picker", "random-picker", "weighted-random-picker", "round
 @given(
     waiting=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     picker=st.sampled_from(PICKERS),
-    asked=st.lists(st.booleans(), min_size=1, max_size=8),
+    requested=st.lists(st.booleans(), min_size=1, max_size=8),
 )
-def test_a_recorded_decision_equals_an_unrecorded_one(waiting: list[int], picker: str, asked: list[bool]) -> None:
+def test_a_recorded_decision_equals_an_unrecorded_one(waiting: list[int], picker: str, requested: list[bool]) -> None:
     """With the same chances: a kept one draws no more often than another."""
     document = {"plugins": [{"type": "queue-scorer"}, {"type": picker}]}
     pods = [pod(f"pod-{at}", waiting=number) for at, number in enumerate(waiting)]
     world = World(pods, DecisionSettings(sample=0.0), document)
     plain = scheduling(document)
-    for number, asks in enumerate(asked):
+    for number, asks in enumerate(requested):
         request = world.request(str(number), **({"x_kvlane_explain": "1"} if asks else {}))
         made, other = world.decide(request), plain.scheduler.schedule(world.request(), pods)
         assert ranking(made) == ranking(other)
@@ -60,12 +60,17 @@ def test_the_complete_table_of_a_small_fleet() -> None:
     assert profile["totals"] == {"pod-0": 1.0, "pod-1": 0.6, "pod-2": 0.2}
     assert (profile["picked"], profile["runnerUp"], profile["margin"]) == ("pod-0", "pod-1", 0.4)
     assert table["decision"]["fallbacks"] == ["pod-1", "pod-2"]
-    (leg,) = table["legs"]
-    assert (leg["stage"], leg["pod"], leg["sent"], leg["firstByte"]) == ("whole", "pod-0", 0.25, 0.75)
-    assert (leg["status"], leg["ending"], leg["cachedTokens"]) == (200, "complete", 4)
-    told = short(entry)
-    assert (told["waited"], told["ttft"], told["outcome"], told["status"]) == (0.25, 0.75, "complete", 200)
-    assert (told["pod"], told["runnerUp"], told["margin"], told["candidates"]) == ("pod-0", "pod-1", 0.4, 4)
+    (dispatched,) = table["legs"]
+    assert (dispatched["stage"], dispatched["pod"], dispatched["sent"], dispatched["firstByte"]) == (
+        "whole",
+        "pod-0",
+        0.25,
+        0.75,
+    )
+    assert (dispatched["status"], dispatched["ending"], dispatched["cachedTokens"]) == (200, "complete", 4)
+    summary = short(entry)
+    assert (summary["waited"], summary["ttft"], summary["outcome"], summary["status"]) == (0.25, 0.75, "complete", 200)
+    assert (summary["pod"], summary["runnerUp"], summary["margin"], summary["candidates"]) == ("pod-0", "pod-1", 0.4, 4)
 
 
 def test_a_list_emptied_by_a_filter_is_recorded_with_its_message() -> None:
@@ -94,9 +99,9 @@ def test_a_running_attempt_is_shown_with_its_progress() -> None:
     assert (short(entry)["outcome"], short(entry)["tries"]) == ("in-flight", 0)
     world.respond(request, decision, ending=Ending.UPSTREAM_FAILED)
     world.end(world.respond(request, decision, number=1))
-    assert [leg["ending"] for leg in whole(entry)["legs"]] == ["upstream-failed", "complete"]
-    told = short(entry)
-    assert (told["tries"], told["pod"], told["answeredBy"]) == (2, "pod-0", "pod-1")
+    assert [dispatched["ending"] for dispatched in whole(entry)["legs"]] == ["upstream-failed", "complete"]
+    summary = short(entry)
+    assert (summary["tries"], summary["pod"], summary["answeredBy"]) == (2, "pod-0", "pod-1")
     assert all(isinstance(attempt, EndedAttempt) for attempt in entry.attempts)
 
 

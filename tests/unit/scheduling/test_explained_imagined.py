@@ -24,13 +24,13 @@ from tests.helpers.scheduling.situations import REGISTRY, ports, scheduling
     ],
 )
 def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], path: str) -> None:
-    asked = DryRunQuery.of(body, {"profile": "p"})
-    assert (asked.path, orjson.loads(asked.body), asked.profile) == (path, body, "p")
+    query = DryRunQuery.of(body, {"profile": "p"})
+    assert (query.path, orjson.loads(query.body), query.profile) == (path, body, "p")
     assert DryRunQuery.of({"request": body, "path": "/v1/messages"}, {}).path == "/v1/messages"
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "query",
     [
         [],
         {"model": "m"},
@@ -43,9 +43,9 @@ def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], path: str) 
         {"request": {"prompt": "x"}, "pool": 1},
     ],
 )
-def test_an_invalid_body_is_refused(asked: Any) -> None:
+def test_an_invalid_body_is_refused(query: Any) -> None:
     with pytest.raises(BadRequest):
-        DryRunQuery.of(asked, {})
+        DryRunQuery.of(query, {})
 
 
 @pytest.mark.parametrize("document", [SCORED, None])

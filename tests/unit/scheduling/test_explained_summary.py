@@ -30,12 +30,12 @@ def line(world: World) -> str:
 
 
 def test_it_names_the_chosen_pod_and_the_reasons() -> None:
-    said = members(line(World(fleet())))
-    assert said["pod"] == '"pod-0"'
-    assert said["runner-up"] == '"pod-1"'
-    assert said["margin"] == "0.400"
-    assert said["candidates"] == "3"
-    assert said["scores"] == (
+    parts = members(line(World(fleet())))
+    assert parts["pod"] == '"pod-0"'
+    assert parts["runner-up"] == '"pod-1"'
+    assert parts["margin"] == "0.400"
+    assert parts["candidates"] == "3"
+    assert parts["scores"] == (
         '("queue-scorer";raw=1.000;part=0.750 "kv-cache-utilization-scorer";raw=1.000;part=0.250)'
     )
 
@@ -44,11 +44,11 @@ def test_any_names_fit_into_a_header_of_a_kilobyte() -> None:
     names = [f'queue scorer "{number}" of the königlich-bayerische fleet' for number in range(50)]
     document: dict[str, Any] = {"plugins": [{"type": "queue-scorer", "name": name} for name in names]}
     pods = [pod("pod\r\nx-injected: 1\\" + "é" * 500), pod("b", waiting=1)]
-    said = line(World(pods, document=document))
-    assert len(said) < 1024
-    assert said.isascii()
-    assert said.isprintable()
-    found = members(said)
+    header = line(World(pods, document=document))
+    assert len(header) < 1024
+    assert header.isascii()
+    assert header.isprintable()
+    found = members(header)
     assert found["pod"].startswith('"pod??x-injected: 1\\\\???')
     assert 1 <= found["scores"].count(";raw=") < 50
 

@@ -13,7 +13,7 @@ from proxy.scheduling.layout import warnings
 PLUGINS: list[dict[str, Any]] = [{"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer", "name": "kv"}]
 
 
-def said(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> list[str]:
+def warned(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> list[str]:
     document: dict[str, Any] = {"plugins": [*PLUGINS, *plugins]}
     if profiles is not None:
         document["schedulingProfiles"] = [
@@ -23,23 +23,23 @@ def said(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> l
 
 
 def test_a_scorer_without_a_profile_is_unused() -> None:
-    assert said(profiles=[["queue-scorer"]]) == [
+    assert warned(profiles=[["queue-scorer"]]) == [
         "scheduling.plugins.kv: no profile refers to it, so it decides nothing."
     ]
 
 
 @pytest.mark.parametrize("profiles", [None, [["queue-scorer", "kv"]], [["queue-scorer"], ["kv"]]])
 def test_a_plugin_in_a_profile_is_used(profiles: list[list[str]] | None) -> None:
-    assert said(profiles=profiles) == []
+    assert warned(profiles=profiles) == []
 
 
 @pytest.mark.parametrize("type_name", ["approx-prefix-cache-producer", "single-profile-handler", "random-picker"])
 def test_a_plugin_that_runs_without_a_reference_is_used(type_name: str) -> None:
-    assert said({"type": type_name}, profiles=[["queue-scorer", "kv"]]) == []
+    assert warned({"type": type_name}, profiles=[["queue-scorer", "kv"]]) == []
 
 
 def test_a_picker_is_unused_if_each_profile_has_another() -> None:
-    said_of = said(
+    found = warned(
         {"type": "random-picker"}, {"type": "max-score-picker"}, profiles=[["queue-scorer", "kv", "random-picker"]]
     )
-    assert [sentence.partition(":")[0] for sentence in said_of] == ["scheduling.plugins.max-score-picker"]
+    assert [sentence.partition(":")[0] for sentence in found] == ["scheduling.plugins.max-score-picker"]

@@ -130,9 +130,9 @@ class TestAgents:
         ],
     )
     async def test_the_first_header_that_is_not_empty(self, headers: dict[str, str], session: str | None) -> None:
-        asked = InferenceRequest("r", "/v1/chat/completions", "m", headers=headers)
-        await make("agent-identity", name="agent-identity", additionalSessionHeaders=["X-Mine"]).produce(asked, [])
-        assert asked.state.read(AGENT_IDENTITY) == session
+        request = InferenceRequest("r", "/v1/chat/completions", "m", headers=headers)
+        await make("agent-identity", name="agent-identity", additionalSessionHeaders=["X-Mine"]).produce(request, [])
+        assert request.state.read(AGENT_IDENTITY) == session
 
     def test_a_session_stays_with_the_pod_of_its_agent(self) -> None:
         sources = {"sources": [{"header": "x-session-id"}, {"attribute": "agent-identity"}]}

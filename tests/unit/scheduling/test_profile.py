@@ -56,13 +56,13 @@ def test_without_pods_no_filter_is_blamed() -> None:
 
 
 def test_the_best_score_wins_if_the_picker_picks_nothing() -> None:
-    class Nobody(Picker):
+    class NoPick(Picker):
         def pick(self, run, request, scored):  # type: ignore[no-untyped-def]
             return []
 
     scorers = [(Fixed({"a": 0.0, "b": 1.0}), 1.0)]
-    assert profile("default", scorers=scorers, picker=Nobody()).run(request(), [A, B]).best is B
-    assert profile("default", scorers=scorers, picker=Nobody()).order(request(), [A, B])[0] is B
+    assert profile("default", scorers=scorers, picker=NoPick()).run(request(), [A, B]).best is B
+    assert profile("default", scorers=scorers, picker=NoPick()).order(request(), [A, B])[0] is B
 
 
 def test_plugins_get_a_tuple_that_they_cannot_sort() -> None:

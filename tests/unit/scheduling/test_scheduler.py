@@ -199,17 +199,17 @@ def test_a_handler_without_a_declared_profile_is_called() -> None:
 
 
 def test_a_handler_that_is_stopped_after_16_runs_is_closed() -> None:
-    asked, closed = [], []
+    candidates, closed = [], []
 
     def talk(request: InferenceRequest) -> Talk:
         try:
             while True:
-                asked.append((yield "all"))
+                candidates.append((yield "all"))
         finally:
             closed.append(True)
 
     assert scheduler(Dialogue(talk), keeps("all", "a")).schedule(request(), [A]).target is A
-    assert len(asked) == 16
+    assert len(candidates) == 16
     assert closed == [True]
 
 

@@ -74,8 +74,8 @@ def test_a_single_scorer_gives_the_same_totals_and_faults(given: Any, share: flo
 
 
 def test_a_single_scorer_runs_once() -> None:
-    for said in ([0.1, 0.2, 0.3], [0.0, 2.0, 0.0], None):
-        sole = Giving(said)
+    for scores in ([0.1, 0.2, 0.3], [0.0, 2.0, 0.0], None):
+        sole = Giving(scores)
         outcome(Scoring.unguarded, [sole], [1.0])
         assert sole.calls == 1
 

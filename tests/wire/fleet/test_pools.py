@@ -64,7 +64,7 @@ def test_a_pod_that_moves_to_another_pool_is_a_new_endpoint() -> None:
         0,
         EndpointState.STARTING,
     )
-    assert calls.heard == [("ready", "a"), ("removed", "a")]
+    assert calls.events == [("ready", "a"), ("removed", "a")]
     assert calls.fleet.endpoints == [after]
 
 

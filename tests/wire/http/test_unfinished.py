@@ -13,14 +13,14 @@ from proxy.openai.events import is_truncated
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import RelayedResponse
 from tests.unit.http.test_continued import Continued
-from tests.unit.http.test_without_usage import answer
+from tests.unit.http.test_without_usage import two_streams
 
 TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
 LAST = TOKEN.replace(b"null", b'"stop"')
 DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
 UNSIZED = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
-EVENTS = answer(["One", " two", " three"]).asked
+EVENTS = two_streams(["One", " two", " three"]).with_usage
 
 
 def played(new_relay: Any, *pieces: bytes, closes: bool = False) -> tuple[RelayedResponse, Seen]:
