@@ -17,7 +17,7 @@ import grpc.aio
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.extproc import messages
-from proxy.extproc.messages import GO_AWAY, GrpcFrames, immediate
+from proxy.extproc.messages import GO_AWAY, GrpcFrames, go_on, immediate, pieces_of
 from proxy.extproc.relay import EnvoyRelay
 from proxy.extproc.request import Addresses, GatewayRequest, Stream
 from proxy.extproc.settings import ExtProcSettings
@@ -127,6 +127,9 @@ class PickerServer:
     async def _process(self, _: object, context: Any) -> None:
         """Serve one request while its stream is read: the end of the stream ends it in any state."""
         head = await context.read()
+        if head is not grpc.aio.EOF and head.HasField("response_headers"):
+            await _pass_on(head, context)
+            return
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write, GONE)
@@ -162,6 +165,21 @@ class PickerServer:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no such service: {request.service}")
         ready = request.service == "liveness" or not self.service.stopping
         return messages.HealthCheckResponse(status=messages.SERVING if ready else messages.NOT_SERVING)
+
+
+async def _pass_on(message: Any, context: Any) -> None:
+    """Pass on the gateway's own response to a request that did not come here: one of the gateway itself, or of a filter
+    before this one that authenticates, say. `message` is the first of the stream."""
+    stream = Stream(message, context.write, GONE)
+    stream.is_complete = True
+    while message is not grpc.aio.EOF:
+        kind, piece = message.WhichOneof("kind"), message.response_body
+        if kind == "response_body":
+            for reply in pieces_of(stream.response_mode, piece.body, piece.end_of_stream, piece.body):
+                await stream.write(reply)
+        else:
+            await stream.write(go_on(kind))
+        message = await context.read()
 
 
 QUIET = 1.0

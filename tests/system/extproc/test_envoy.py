@@ -208,6 +208,14 @@ async def test_local_responses_equal_those_of_the_data_port(tmp_path: Path) -> N
         assert (response.status, refused["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_response_of_the_gateway_itself_passes(tmp_path: Path) -> None:
+    """Envoy refuses an upgrade that it is not configured for before any filter sees the request."""
+    async with through_envoy(tmp_path) as s:
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
+        async with s.http.get(s.url + "/v1/realtime", headers=upgrade) as response:
+            assert response.status == 403
+
+
 async def test_overload_is_refused_with_a_reason_and_retry_after(tmp_path: Path) -> None:
     flow = {"maxConcurrentPerPod": 1, "maxQueued": 0}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:

@@ -216,6 +216,27 @@ async def test_a_stream_that_its_pod_ends_incomplete_ends_with_an_error(mode: in
         assert 1.0 in [await s.sample(series.format(pod)) for pod in range(2)]
 
 
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, STREAMED, BUFFERED])
+async def test_a_response_of_a_filter_before_this_one_passes_unchanged(mode: int) -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.say(
+            response_headers={"headers": headers({":status": "401", "content-length": "3"})},
+            protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": mode},
+        )
+        await one.say(response_body={"body": b"no\n", "end_of_stream": True})
+        head, body = await one.hear(), await one.hear()
+        assert not head.response_headers.response.ListFields()
+        if mode == FULL_DUPLEX_STREAMED:
+            piece = body.response_body.response.body_mutation.streamed_response
+            assert (piece.body, piece.end_of_stream) == (b"no\n", True)
+        else:
+            assert not body.response_body.response.ListFields()
+        await one.end()
+        assert await one.hear() is grpc.aio.EOF
+        assert s.app.ledger.in_flight == 0
+
+
 @pytest.mark.parametrize("length", ["5, 5", "-9", "x", "9" * 5000])
 async def test_an_invalid_length_is_refused(length: str) -> None:
     async with gateway() as (_, channel):
