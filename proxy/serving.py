@@ -378,7 +378,7 @@ class _Build:
             process.timer.sleep,
             narrow=narrowing(flow_controls),
             others=others,
-            continued=process.observation.catalogue.continuations.cell().add,
+            count_continuation=process.observation.catalogue.continuations.cell().add,
             poison=draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
         )
 
@@ -436,9 +436,9 @@ class _Build:
             settings.reliability.timeouts,
             listeners,
             retries_instead=gateway.failover.retries_instead,
-            given_up=process.liveness.given_up,
+            reason_to_give_up=process.liveness.reason_to_give_up,
             authenticator=authenticator,
-            continued=settings.reliability.continuation.models,
+            continuable_models=settings.reliability.continuation.models,
         )
 
     def _listeners(

@@ -98,13 +98,13 @@ class Attempt:
         """Prompt and completion tokens that `fleet.ledger`, its only writer, counts on the pod for this attempt."""
         self.retries: Any = None
         """Failed attempts of the current round of retries; read and written by `reliability.failover` only."""
-        self.continued: bool = False
+        self.is_continuation: bool = False
         """Whether it continues a response that another attempt started."""
         self.predicted_cached_tokens: int | None = None
         """Prompt tokens that the prefix index expects in the pod's KV cache when the attempt starts; None: no
         prediction."""
 
-    def start_response(self, now: float) -> None:
+    def note_first_byte(self, now: float) -> None:
         """Record the first byte of the response. `now` is monotonic seconds."""
         self.first_byte_at = now
         for listener in self.listeners.first_byte:

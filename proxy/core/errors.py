@@ -265,8 +265,8 @@ class GatewayTimeout(
 class UpstreamFailed(KvlaneError):
     """An attempt failed and another pod can be tried. The message is internal and is never sent to the client."""
 
-    broke_off: ClassVar[bool] = False
-    """Whether the pod closed its connection before its response was complete: it may have crashed."""
+    may_have_crashed: ClassVar[bool] = False
+    """Whether the pod stopped before its response was complete, as pods that crash do."""
 
 
 class InvalidResponse(UpstreamFailed):
@@ -276,7 +276,7 @@ class InvalidResponse(UpstreamFailed):
 class Disconnected(UpstreamFailed):
     """The pod closed the connection before its response was complete. `silent`: before its first byte."""
 
-    broke_off = True
+    may_have_crashed = True
 
     def __init__(self, message: str, silent: bool) -> None:
         super().__init__(message)
@@ -307,7 +307,7 @@ class StreamInterrupted(UpstreamFailed):
     """The stream was interrupted after a part had reached the client. Another pod can continue it with the request
     `rest`."""
 
-    broke_off = True
+    may_have_crashed = True
 
     def __init__(self, message: str, rest: InferenceRequest) -> None:
         super().__init__(message)

@@ -160,7 +160,7 @@ class SplitRequest:
 
     async def _run(self, attempt: Attempt, prefill: Attempt | None) -> None:
         connector = self.shared.connector
-        if prefill is None and not (attempt.continued or self.transfer) and not self._needs_care(attempt):
+        if prefill is None and not (attempt.is_continuation or self.transfer) and not self._needs_care(attempt):
             left = self._left(attempt)
             prefill = self._attempt(attempt, Stage.PREFILL, left) if left else None
         has_role, has_stages = attempt.endpoint in attempt.decision.prefill, bool(prefill or self.transfer)
@@ -196,7 +196,7 @@ class SplitRequest:
                 await self._whole(again)
 
     async def _whole(self, attempt: Attempt) -> None:
-        if not self.encoded or attempt.continued:
+        if not self.encoded or attempt.is_continuation:
             await self.relay.relay(attempt)
         else:
             await self._relay_with(attempt, self.encoded)
@@ -298,13 +298,13 @@ class SplitRequest:
                 try:
                     await self._relay_with(attempt, split.decode or {})
                 except UpstreamFailed as failed:
-                    if failed.broke_off and not await self.shared.failover.is_alive(attempt.endpoint):
+                    if failed.may_have_crashed and not await self.shared.failover.is_alive(attempt.endpoint):
                         await asyncio.wait((prefilling,), timeout=GRACE)  # it may be dying of the same
                     raise
                 prefilling.cancel()
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
-            if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
+            if any(isinstance(each, UpstreamFailed) and each.may_have_crashed for each in (error, *lost)):
                 crashes = crashes_of(attempt.request)
                 crashes.add_suspected(prefill)
                 crashes.add_suspected(attempt)

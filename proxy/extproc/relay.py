@@ -212,7 +212,7 @@ class EnvoyRelay(Relay):
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
         if attempt.first_byte_at is None and piece.body:
-            attempt.start_response(self._context.clock.now())
+            attempt.note_first_byte(self._context.clock.now())
         out = body_out.feed(piece.body, last)
         if last:
             self._finish(attempt)
@@ -232,7 +232,7 @@ class EnvoyRelay(Relay):
         if body_out is not None:
             body_out.feed(b"", True)
         if attempt.first_byte_at is None:
-            attempt.start_response(self._context.clock.now())
+            attempt.note_first_byte(self._context.clock.now())
         attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
         self._stream.is_complete = True
@@ -243,7 +243,7 @@ class EnvoyRelay(Relay):
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
             if self._client_request.sent_status:
-                self._client_request.break_off()
+                self._client_request.abort()
             return Ending.EVICTED
         return Ending.CLIENT_GONE
 

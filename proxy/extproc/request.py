@@ -31,7 +31,7 @@ class GatewayRequest:
     closing = False
     identity: Identity | None = None
     local: tuple[int, Pairs, bytes] | None = None
-    is_broken = False
+    is_aborted = False
     """Whether the response is incomplete and must not look complete."""
     upload: Upload | None = None
     chunked = False
@@ -68,8 +68,8 @@ class GatewayRequest:
         self.sent = len(body)
         self.local = (status, headers, b"" if self.method == "HEAD" else body)
 
-    def break_off(self) -> None:
-        self.is_broken = True
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def end(self) -> None:
         """Do nothing: the gRPC handler ends the stream."""
@@ -204,7 +204,7 @@ class StreamedBodyReader:
         self._settings = settings
         self._budget = budget
 
-    def is_here(self, client_request: GatewayRequest) -> bool:
+    def acquire_complete(self, client_request: GatewayRequest) -> bool:
         return False
 
     async def read(self, client_request: GatewayRequest) -> None:

@@ -157,7 +157,7 @@ class PickerServer:
         finally:
             if client_request.local is not None and not client_request.has_left:
                 await client_request.stream.write(immediate(*client_request.local))
-            elif client_request.is_broken and not client_request.has_left:
+            elif client_request.is_aborted and not client_request.has_left:
                 await context.abort(grpc.StatusCode.ABORTED, CUT)
 
     async def _check(self, request: Any, context: Any) -> Any:

@@ -184,9 +184,9 @@ class BodyReader:
         self.give_back: Callable[[int], None] = self.budget.give
         """Return bytes to the budget."""
 
-    def collects(self, client_request: HttpRequest, size: int) -> bool:
-        """Return whether a body of `size` bytes can be collected by its connection: without waiting, refusal, streaming
-        or a 100 response. It then holds memory of the budget, to be returned as `call.retained`."""
+    def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
+        """Take memory for a body of `size` bytes, to be returned as `client_request.retained`. Return False if its
+        connection cannot collect it: it needs waiting, refusal, streaming or a 100 response."""
         fields = client_request.headers
         if (
             size > self._collected
@@ -199,9 +199,9 @@ class BodyReader:
         client_request.retained = size
         return True
 
-    def is_here(self, client_request: HttpRequest) -> bool:
-        """Return whether `call.body` is complete, allowed and counted; else it must be `read`. The caller returns
-        `call.retained`."""
+    def acquire_complete(self, client_request: HttpRequest) -> bool:
+        """Take memory for `client_request.body`, to be returned as `client_request.retained`. Return False if the body
+        is incomplete, too large or finds no memory at once; then it must be `read`."""
         if client_request.retained:
             return True
         size = len(client_request.body)

@@ -13,7 +13,7 @@ from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
 from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, reset
-from proxy.http.reader import CountedReader, RequestReader, WholeReader
+from proxy.http.reader import ContentLengthReader, GeneralReader, RequestReader
 from proxy.http.request import HttpRequest
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Sink(Protocol):
 class ClientConnection(asyncio.BufferedProtocol):
     """States: waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes,
     lingers or becomes a tunnel. One request is served at a time; following bytes are held unparsed. A reader finds
-    where each request ends: CountedReader while heads come in one read and bodies have a declared length; WholeReader
-    from the first other request on."""
+    where each request ends: ContentLengthReader while heads come in one read and bodies have a declared length;
+    GeneralReader from the first other request on."""
 
     def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._clients = clients
@@ -53,7 +53,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.connected = True
         self.sink: Sink | None = None
         self.writing_paused = False
-        self._reader: RequestReader = CountedReader(self, clients, loop)
+        self._reader: RequestReader = ContentLengthReader(self, clients, loop)
         self.consume: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
         self.client_request: HttpRequest | None = None
@@ -102,7 +102,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             self.consume(self._buffer[:size])
         except Exception as error:  # noqa: BLE001  # logged there
-            self.broke(error)
+            self.internal_error(error)
 
     @guarded
     def connection_lost(self, error: Exception | None) -> None:
@@ -131,7 +131,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif self._deferred:
             self._go_on()
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         """End the request and the connection after a consumer of the client's bytes failed. Not at once: asyncio closes
         a transport twice that is aborted during `resume_writing`."""
         log.error("request %s failed", "-" if self.client_request is None else self.client_request.id, exc_info=error)
@@ -168,9 +168,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._counted += more
         return True
 
-    def read_whole(self, data: memoryview) -> None:
-        """Switch to the whole reader."""
-        self._reader = WholeReader(self, self._clients, self._loop)
+    def switch_to_general(self, data: memoryview) -> None:
+        """Pass this read and all later ones to a general reader."""
+        self._reader = GeneralReader(self, self._clients, self._loop)
         self._reader.feed(data)
 
     def refuse(self, client_request: HttpRequest, error: RequestError) -> None:
@@ -213,7 +213,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def is_replaceable(self) -> bool:
         """Return whether it can be closed for a new client: between two requests, with no bytes of the next request or
-        the last response pending. Only the sweep knows what the whole reader holds."""
+        the last response pending. Only the sweep knows what a general reader holds."""
         if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
             return False
         return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
@@ -233,7 +233,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             try:
                 self._go_on()
             except Exception as error:  # noqa: BLE001  # logged there
-                self.broke(error)
+                self.internal_error(error)
         else:
             self.consume = self._reader.feed
 
@@ -347,19 +347,19 @@ class Tunnel(asyncio.Protocol):
         client: ClientConnection,
         pod: asyncio.Transport,
         ended: Callable[[bool], None],
-        broke: Callable[[Exception], None],
+        internal_error: Callable[[Exception], None],
     ) -> None:
-        """`ended` is called once, with whether the pod's side broke off; `broke` with an error of the proxy."""
+        """`ended` is called once, with whether the pod's side failed; `internal_error` with an error of the proxy."""
         self._client = client.socket
         self._pod = pod
         self._ended = ended
-        self._broke = broke
+        self._internal_error = internal_error
         if client.writing_paused:
             self.pause()
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         self._pod.abort()
-        self._broke(error)
+        self._internal_error(error)
 
     # the pod's side
 

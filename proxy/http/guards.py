@@ -45,7 +45,7 @@ class Sweep:
             self.look()
 
     def look(self) -> None:
-        look_at(self.watched, self._clock.now())
+        check_all(self.watched, self._clock.now())
 
 
 W = TypeVar("W", bound=Watched)
@@ -55,34 +55,35 @@ def _log(watched: Watched, error: Exception) -> None:
     log.error("%r could not be checked", watched, exc_info=error)
 
 
-def look_at(watched: Iterable[W], now: float, broke: Callable[[W, Exception], None] = _log) -> None:
-    """Check each object. Call `broke` with an object whose check failed and its error; the others are still checked."""
+def check_all(watched: Iterable[W], now: float, on_error: Callable[[W, Exception], None] = _log) -> None:
+    """Check each object. Call `on_error` with an object whose check raised and its error; the others are still
+    checked."""
     for each in tuple(watched):
         try:
             each.check(now)
-        except Exception as error:  # noqa: BLE001  # logged by `broke`
-            broke(each, error)
+        except Exception as error:  # noqa: BLE001  # logged by `on_error`
+            on_error(each, error)
 
 
-class Breakable(Protocol):
-    def broke(self, error: Exception) -> None:
-        """End the request and log the error once with the id of the request."""
+class Guarded(Protocol):
+    def internal_error(self, error: Exception) -> None:
+        """Handle a defect of kvlane: end the request and log the error once with the id of the request."""
 
 
 P = ParamSpec("P")
-B = TypeVar("B", bound=Breakable)
+B = TypeVar("B", bound=Guarded)
 
 
 def guarded(callback: Callable[Concatenate[B, P], None]) -> Callable[Concatenate[B, P], None]:
-    """Return the callback with its errors passed to `broke`. A callback that runs for each read of a stream handles
-    errors itself: the wrapper costs more than its `try`."""
+    """Return the callback with its errors passed to `internal_error`. A callback that runs for each read of a stream
+    handles errors itself: the wrapper costs more than its `try`."""
 
     @wraps(callback)
     def call(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             callback(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # `broke` logs it, or gives it to the task that does
-            self.broke(error)
+        except Exception as error:  # noqa: BLE001  # `internal_error` logs it, or gives it to the task that does
+            self.internal_error(error)
 
     return call
 

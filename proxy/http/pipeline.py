@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.attempt import NOT_YET, Attempt
-from proxy.core.errors import BadRequest, StreamInterrupted, UpstreamFailed
-from proxy.core.ports import any_matches
-from proxy.core.request import InferenceRequest, changed
 from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
 from proxy.openai.bodies import renamed, renaming
-from proxy.openai.continuation import (
-    PATHS,
-    ContinuableRequest,
-    PartialResponse,
-    RestOfResponse,
-    counted,
-    rest,
-    without_counts,
-)
-from proxy.openai.errors import ABORTED, declined
-from proxy.openai.events import EVENT_END, EVENT_ENDS, DropUsage, telling
+from proxy.openai.events import EVENT_END, DropUsage, telling
+
+if TYPE_CHECKING:
+    from proxy.http.continuation import Continuation
 
 LARGEST_EVENT = 1024 * 1024
 """Bytes of an event that wait for its end. A larger one goes through the transforms in parts."""
@@ -34,9 +24,6 @@ LARGEST_EVENT = 1024 * 1024
 LARGEST_WHOLE = 4 * 1024 * 1024
 """Bytes of a response of known length that wait for its end, because the length changes. A larger one passes
 unchanged."""
-
-ERROR = b'data: {"error"'
-"""The start of an event that reports why the stream ends."""
 
 
 class ResponseTransform(Protocol):
@@ -204,123 +191,6 @@ def event_transforms(
     if attempt.request.asks_usage:
         transforms.append(DropUsage())
     return transforms + transforms_of(attempt) if named else transforms
-
-
-class RecordEvents:
-    """Stage that records what the client has received, so that another pod can continue."""
-
-    __slots__ = ("_has_begun", "_partial", "_rest", "_takes_counts", "failure")
-
-    def __init__(self, partial: PartialResponse, takes_counts: bool) -> None:
-        """`takes_counts`: remove the token counts from the events after they were recorded."""
-        self.failure: UpstreamFailed | None = None
-        """Set when the stream reports that its engine failed; the following events are dropped."""
-        self._partial = partial
-        self._takes_counts = takes_counts
-        self._rest: RestOfResponse | None = None
-        self._has_begun = False
-
-    def resume(self) -> None:
-        """Continue with the response of another pod."""
-        self._rest = RestOfResponse(self._partial)
-        self.failure = None
-
-    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        if events and not events[-1].endswith(EVENT_ENDS):
-            if ends:
-                events = events[:-1]  # clients drop an event without end
-            else:
-                self._partial.is_plain = False
-        passed = []
-        for event in events:
-            if self.failure is not None or (self._has_begun and self._says_failure(event)):
-                break
-            self._has_begun = True
-            if self._rest is None or (event := self._rest.event(event)):
-                passed.append(event)
-        self._partial.add(b"".join(passed))
-        return list(map(without_counts, passed)) if self._takes_counts else passed
-
-    def _says_failure(self, event: bytes) -> bool:
-        """Return the report of vLLM in a stream that its engine has died or will."""
-        if ABORTED in event:
-            self.failure = UpstreamFailed("it aborted the response")
-        elif ERROR in event:
-            self.failure = declined(event[event.find(ERROR) :])
-        return self.failure is not None
-
-
-class Continuation:
-    """One response of which several pods may send a part."""
-
-    def __init__(self, request: InferenceRequest, counted: ContinuableRequest) -> None:
-        self.request = request
-        self.counted = counted
-        self.asked = request
-        """The request as pods receive it."""
-        if counted.body is not request.body:
-            self.asked = changed(request, body=counted.body, asks_usage=request.asks_usage or counted.asks_usage)
-        self.partial = PartialResponse()
-        self.record: RecordEvents | None = None
-        """None for a response that is no event stream."""
-        self.pipeline: Pipeline | None = None
-        """The pipeline of the stream while no pod sends it."""
-
-    @property
-    def failure(self) -> UpstreamFailed | None:
-        """The failure of the engine that the stream reports."""
-        return None if self.record is None else self.record.failure
-
-    def record_events(self) -> RecordEvents:
-        self.record = RecordEvents(self.partial, self.counted.takes_counts)
-        return self.record
-
-    def resume(self, pipeline: Pipeline) -> None:
-        """Continue with a pod that has started to send the rest."""
-        if self.record is not None:
-            self.record.resume()
-        pipeline.resume()
-
-    def end(self, event: bytes) -> bytes:
-        """Return the end of a stream that no pod continues: `event`, if the end is open."""
-        pipeline, self.pipeline = self.pipeline, None
-        return (pipeline and pipeline.end_with(event, b"")) or b""
-
-    def interruption(self, error: UpstreamFailed) -> StreamInterrupted | None:
-        """Return the error that requests the rest from the gateway; None if no pod can send it."""
-        request = self.asked
-        body = None if self.record is None else rest(request.path, request.body, self.partial)
-        if body is None:
-            return None
-        interrupted = StreamInterrupted(str(error), changed(request, body=body, naming=None))
-        interrupted.__cause__ = error
-        return interrupted
-
-
-class RestRefused(UpstreamFailed):
-    """A pod responded in one piece to the request for the rest, so no pod will send it."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"it refused the rest of the response: {status}")
-        self.refusal = BadRequest(f"The rest of this response was refused: {status}.")
-
-
-def continuation_of(before: Continuation | None, attempt: Attempt, models: Sequence[str]) -> Continuation | None:
-    """Return the continuation of a response that has not started; None if no pod could continue it or its model matches
-    none of the patterns `models`. The attempt's request becomes the one with token counts. `before` is the continuation
-    of an earlier attempt that failed before its response started."""
-    request = attempt.request
-    if not request.stream or request.path not in PATHS or not any_matches(models, request.model):
-        return None
-    if before is not None and request is before.asked:
-        request, counted_request = before.request, before.counted
-    elif (found := counted(request.path, request.body)) is not None:
-        counted_request = found
-    else:
-        return None
-    continuation = Continuation(request, counted_request)
-    attempt.request = continuation.asked
-    return continuation
 
 
 def _at_end(transforms: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:

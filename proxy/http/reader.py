@@ -20,10 +20,10 @@ from proxy.http.request import (
     ParserError,
     RequestHead,
     body_stream,
+    general_parser,
     is_spaced,
     is_too_large,
     size_of,
-    whole_parser,
 )
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class RequestReader:
         return False
 
 
-class CountedReader(RequestReader):
-    """Reads for one connection until a request has no declared length, or its head is split or uncommon. A body that
-    comes in several reads is collected before its request is served, if the budget has room at once. Otherwise the
-    request is served from its head on and its body is a stream; that stream, a task and a timeout scope take 1100
-    bytecodes more for a body that comes in one read after its head."""
+class ContentLengthReader(RequestReader):
+    """The reader of a new connection: heads that come in one read, bodies whose length is declared. At the first other
+    request it makes way for GeneralReader. A body that comes in several reads is collected before its request is
+    served, if the request is authenticated and the budget has memory at once. Otherwise the request is served from its
+    head on and its body is a stream, which is slower."""
 
     __slots__ = ("_clients", "_connection", "_left", "_loop", "_pieces", "_quiet_since")
 
@@ -84,7 +84,7 @@ class CountedReader(RequestReader):
             head, end, rest = data.tobytes().partition(HEAD_END)
         read = clients.heads.read(head) if end else None
         if read is None:
-            connection.read_whole(data)
+            connection.switch_to_general(data)
             return
         message, length = read
         client_request, size = HttpRequest(message, length, connection, clients.ids, clients.now()), length or 0
@@ -122,7 +122,7 @@ class CountedReader(RequestReader):
             connection.hold(data[size:])
             return
         self._left = size
-        if self._clients.collects(client_request, size):
+        if self._clients.prepare_collecting(client_request, size):
             connection.client_request = client_request
             connection.consume = partial(self._collect, client_request)
         else:
@@ -177,9 +177,9 @@ UNREADABLE = "The request could not be read: "
 SPACED = "between method, target and version is one space each"
 
 
-class WholeReader(RequestReader):
-    """Reads for one connection from the first uncommon request on. It holds all bytes except those between the end of a
-    body and its response."""
+class GeneralReader(RequestReader):
+    """The reader of all requests of a connection from the first one that is not for ContentLengthReader: heads in
+    several reads, chunked bodies. It holds all bytes except those between the end of a body and its response."""
 
     __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_head", "_parser", "_stopped")
 
@@ -189,7 +189,7 @@ class WholeReader(RequestReader):
     def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._clients = clients
-        self._parser = whole_parser(connection, loop)
+        self._parser = general_parser(connection, loop)
         self._begun_at: float | None = None
         """When the first byte of an incomplete head arrived."""
         self._fed = 0
@@ -204,7 +204,7 @@ class WholeReader(RequestReader):
     def feed(self, data: memoryview) -> None:
         connection = self._connection
         if self._first is not None and self._is_spaced(data):
-            self._break(_unread(SPACED))
+            self._refuse_invalid(_unread(SPACED))
             return
         connection.consume = self.feed
         if self._stopped and not self._parse(b""):
@@ -226,19 +226,19 @@ class WholeReader(RequestReader):
                 self._parser.set_upgraded(False)
                 messages, upgraded, tail = self._parser.feed_data(tail)
         except ParserError as error:
-            self._break(_too_large() if is_too_large(error) else _unread(error.message.partition("\n")[0]))
+            self._refuse_invalid(_too_large() if is_too_large(error) else _unread(error.message.partition("\n")[0]))
             return False
         for message, body in messages:  # one at most
-            if not self._is_begun(message, body, self._head + len(data)):
+            if not self._serve(message, body, self._head + len(data)):
                 return False
         client_request = connection.client_request
         if client_request is None:
-            return self._is_head_counted(len(data))
+            return self._count_head(len(data))
         if client_request.payload is None or client_request.payload.is_eof():
             self._stopped = True
             connection.consume = connection.hold
         elif not messages:
-            return self._is_mostly_body(client_request.payload, len(data))
+            return self._check_framing(client_request.payload, len(data))
         else:
             connection.consume = self.feed
         return True
@@ -261,7 +261,7 @@ class WholeReader(RequestReader):
         self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > HEAD_LIMIT else first
         return spaced
 
-    def _is_begun(self, message: Head, body: Body, fed: int) -> bool:
+    def _serve(self, message: Head, body: Body, fed: int) -> bool:
         """Serve a request whose head is in the last `fed` bytes; return False if it is refused."""
         if fault := _fault(message):
             self._refuse(InvalidHttp(fault))
@@ -280,8 +280,8 @@ class WholeReader(RequestReader):
         self._connection.start(client_request)
         return True
 
-    def _is_head_counted(self, size: int) -> bool:
-        """Count `size` more bytes of an incomplete head; return False if it is refused."""
+    def _count_head(self, size: int) -> bool:
+        """Count `size` more bytes of an incomplete head. Refuse it and return False if it is too large."""
         if not size:
             return True
         if self._begun_at is None:
@@ -297,16 +297,16 @@ class WholeReader(RequestReader):
                 return False
         return True
 
-    def _is_mostly_body(self, body: Body, size: int) -> bool:
-        """Return whether chunk extensions are few. A chunk of one byte takes six bytes; more are extensions, which no
-        other limit counts."""
+    def _check_framing(self, body: Body, size: int) -> bool:
+        """Refuse a body with many chunk extensions and return False. A chunk of one byte takes six bytes; more are
+        extensions, which no other limit counts."""
         self._fed += size
         if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
-            self._break(_unread("its chunks are more framing than body"))
+            self._refuse_invalid(_unread("its chunks are more framing than body"))
             return False
         return True
 
-    def _break(self, error: RequestError) -> None:
+    def _refuse_invalid(self, error: RequestError) -> None:
         """Refuse invalid HTTP and close: the start of the next request is unknown."""
         client_request = self._connection.client_request
         if client_request is None or client_request.payload is None:

@@ -22,6 +22,7 @@ from proxy.core.errors import (
 from proxy.core.request import TIME_LIMIT
 from proxy.core.tasks import Tasks
 from proxy.http.body import Upload
+from proxy.http.continuation import make_continuable
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
     BAD_REQUEST,
@@ -34,7 +35,6 @@ from proxy.http.head import (
     passing,
     refusal,
 )
-from proxy.http.pipeline import continuation_of
 from proxy.http.rank import body_for, rank_line
 from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
@@ -103,10 +103,12 @@ class ClientRelay:
             context, self.attempt = self._context, attempt
         client_request = self._client_request
         upload, continuation, timer = client_request.upload, None, None
-        if context.continued and upload is None:
+        if context.continuable_models and upload is None:
             continuation = client_request.continuation
             if not client_request.sent_status:
-                continuation = client_request.continuation = continuation_of(continuation, attempt, context.continued)
+                continuation = client_request.continuation = make_continuable(
+                    continuation, attempt, context.continuable_models
+                )
         body = attempt.request.body
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
@@ -115,7 +117,7 @@ class ClientRelay:
                 attempt.request.deadline, context, client_request.connection if lane is None else lane
             )
         try:
-            pod = context.pool.pods[attempt.endpoint.url]
+            pod = context.pool.connections[attempt.endpoint.url]
             head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
@@ -137,7 +139,7 @@ class ClientRelay:
                     raise
                 if error is None:
                     return
-                if used is None or not self._met_close_race(attempt, error):
+                if used is None or not self._note_close_race(attempt, error):
                     raise error
                 raced, used, attempt.ending = error, None, None
         except asyncio.CancelledError:
@@ -156,7 +158,7 @@ class ClientRelay:
         """See the port."""
         context = self._context
         try:
-            pod = context.pool.pods[attempt.endpoint.url]
+            pod = context.pool.connections[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
             head = self._head(attempt, pod.address, body, _unpacked(self._client_request.raw_headers))
             used, raced = pod.take(), None
@@ -169,7 +171,7 @@ class ClientRelay:
                     answered, content = await self._whole(response, attempt, seconds)
                     break
                 except Disconnected as error:
-                    if used is None or not self._met_close_race(attempt, error):
+                    if used is None or not self._note_close_race(attempt, error):
                         raise
                     raced, used = error.with_traceback(None), None
             ResponseMeter().finish_at_once(attempt, content)
@@ -200,7 +202,7 @@ class ClientRelay:
                     await asyncio.wait((response.whole,), timeout=ASK_AFTER)
                     if response.size != size:
                         size, received_at = response.size, context.clock.now()
-                    if not response.whole.done() and (why := context.given_up(attempt, received_at)):
+                    if not response.whole.done() and (why := context.reason_to_give_up(attempt, received_at)):
                         raise UpstreamFailed(why)
                 return response.whole.result()
         except TimeoutError:
@@ -228,9 +230,9 @@ class ClientRelay:
             if out:
                 client_request.transport.write(out)
 
-    def _met_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
-        """Return whether the pod was closing an idle connection when the request arrived, so that it has not seen the
-        request."""
+    def _note_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
+        """Note on the request that the pod was closing an idle connection when the request arrived, and so has not seen
+        it. Return whether that is so, for the first time."""
         if not isinstance(error, Disconnected) or not error.silent:
             return False
         if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSE_RACE:
@@ -341,7 +343,7 @@ async def _pump(upload: Upload, connection: PodConnection, answer: Response, chu
         connection.abort()
         answer.failed(error)
     except Exception as error:  # noqa: BLE001  # raised by the task of the request
-        answer.broke(error)
+        answer.internal_error(error)
 
 
 class ResponseRace:

@@ -22,7 +22,7 @@ from proxy.http.paths import split_target
 if TYPE_CHECKING:
     from proxy.http.body import Upload
     from proxy.http.client_connection import ClientConnection
-    from proxy.http.pipeline import Continuation
+    from proxy.http.continuation import Continuation
 
 
 Body = StreamReader
@@ -87,7 +87,7 @@ def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
     return _parser(None, loop, response_with_body=False)
 
 
-def whole_parser(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Parser:
+def general_parser(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Parser:
     """Return a parser for requests in any framing and any pieces. It stops after each request and keeps the following
     bytes until it is fed again, so that a read of many small requests does not create as many objects."""
     return _parser(reader, loop, max_msg_queue_size=1)
@@ -297,7 +297,7 @@ class HttpRequest:
         """Return whether the client has disconnected."""
         return self.transport.is_closing()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         self.closing = True
         reset(self.transport)
 

@@ -20,14 +20,13 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import Clock
 from proxy.http.client_connection import Tunnel
+from proxy.http.continuation import Continuation, RestRefused
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
 from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, needs_more, refusal
 from proxy.http.pipeline import (
-    Continuation,
     Pipeline,
     ResponseTransform,
-    RestRefused,
     WholeBody,
     event_transforms,
     is_changed,
@@ -66,17 +65,30 @@ class RelayContext:
     """Looking up the running loop costs a system call before Python 3.12."""
     retries_instead: Callable[[Attempt, int], bool]
     """Return whether to retry on another pod instead of relaying a response of this status."""
-    given_up: Callable[[Attempt, float], str]
+    reason_to_give_up: Callable[[Attempt, float], str]
     """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
     waiting."""
-    continued: Sequence[str] = ()
+    continuable_models: Sequence[str] = ()
     """Patterns of models whose responses another pod can continue."""
 
 
 class Response:
-    """The response of one attempt, from sending the request to its ending. `done` gets the error if nothing had reached
-    the client, else None. Attributes that most responses never change are class attributes and are not stored per
-    response."""
+    """The response of one attempt, from sending the request to its ending.
+
+    States: waiting for the head -> held back, while the start of the body decides whether the pod declines (`_decide`)
+    -> started, once the head has gone to the client (`_start_response` sets `attempt.status`) -> ended. It ends once,
+    and `attempt.ending` says how:
+
+    - `finished`: the pod's last read. COMPLETE, unless the stream is truncated or reports a failure: then `failed`.
+    - `failed`: the pod failed or was too slow. Before the start `done` gets the error, and another pod is tried. After
+      it `_leave_open` lets another pod continue the stream, if one can; else `_end_incomplete` tells the client.
+    - `evict`, as kvlane stops, and `abandon`, as the relay is cancelled: `_end_incomplete` after the start.
+    - `gone`: the client left. CLIENT_GONE, or COMPLETE if it had the last event.
+    - `internal_error`: a defect of kvlane. `done` raises it.
+
+    `done` gets the error that the gateway must handle: the response did not start, or another pod can send the rest.
+    Otherwise it gets None, even if the response failed. Attributes that most responses never change are class
+    attributes and are not stored per response."""
 
     head: ResponseHead | None = None
     """The head as the pod's connection has read it; None before that and after it has been relayed."""
@@ -185,12 +197,12 @@ class Response:
                 self._fed = len(meter.pieces)
                 connection.receive = self.received
                 return
-            out = self._opening(self.head) + out
+            out = self._start_response(self.head) + out
             self.head = None
         if out:
             self._client_request.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
-            attempt.start_response(self._context.clock.now())
+            attempt.note_first_byte(self._context.clock.now())
         self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
@@ -213,13 +225,13 @@ class Response:
             self._end_truncated(head, raw, exact)
             return
         if head is not None and head.simple and exact:
-            self._client_request.transport.write(self._opening(head) + raw)
+            self._client_request.transport.write(self._start_response(head) + raw)
             meter.finish_at_once(attempt, raw)
         elif not self._finish(head, raw, exact):
             return
         attempt.last_byte_at = now = context.clock.now()
         if attempt.first_byte_at is None:
-            attempt.start_response(now)
+            attempt.note_first_byte(now)
         attempt.ending = COMPLETE
         self._outlet.sink = None
         if not self.done.done():
@@ -239,7 +251,7 @@ class Response:
         out = framing.finish(raw, meter.pieces[self._fed :], exact)
         if isinstance(framing, WholeBody) and head is not None:
             head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(out), head.start))
-            self._client_request.transport.write(self._opening(head) + out)
+            self._client_request.transport.write(self._start_response(head) + out)
             meter.take()
             meter.finish_at_once(self._attempt, out)
             return True
@@ -247,7 +259,7 @@ class Response:
         if failure is not None and self._client_request.speaks_11:
             out = out.removesuffix(LAST_CHUNK)
         if head is not None:
-            out = self._opening(head) + out
+            out = self._start_response(head) + out
         if out:
             self._client_request.transport.write(out)
         meter.finish(self._attempt)
@@ -257,10 +269,12 @@ class Response:
 
     def upgraded(self, rest: bytes) -> None:
         if self.head is not None:
-            self._client_request.transport.write(self._opening(self.head) + rest)
+            self._client_request.transport.write(self._start_response(self.head) + rest)
         self._client_request.closing = True
-        self._attempt.start_response(self._context.clock.now())
-        tunnel = Tunnel(self._client_request.connection, self._connection.transport, self._tunnel_ended, self.broke)
+        self._attempt.note_first_byte(self._context.clock.now())
+        tunnel = Tunnel(
+            self._client_request.connection, self._connection.transport, self._tunnel_ended, self.internal_error
+        )
         self._connection.splice(tunnel)
         self._outlet.sink = tunnel
         self._client_request.connection.become_tunnel(tunnel)
@@ -270,15 +284,15 @@ class Response:
             return
         self._attempt.error = str(error)
         ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
-        if self._continuation is not None and self._is_left_open(self._continuation, error, ending):
+        if self._continuation is not None and self._leave_open(self._continuation, error, ending):
             return
-        if self._has_begun:
+        if self._has_started:
             self._end_incomplete(ending, LOST)
             return
         self._attempt.ending = ending
-        self._close(error)
+        self._resolve(error)
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         """Fail the attempt; the task of the request raises the error, logs it and sends a 500, or resets the client's
         connection."""
         self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
@@ -298,11 +312,11 @@ class Response:
     def evict(self) -> None:
         """End the response because the proxy stops."""
         self._connection.abort()
-        if self._has_begun:
+        if self._has_started:
             self._end_incomplete(Ending.EVICTED, STOPPED)
         else:
             self._attempt.ending = Ending.EVICTED
-            self._close(ShuttingDown())
+            self._resolve(ShuttingDown())
 
     def abandon(self) -> None:
         """End the response because the relay was cancelled."""
@@ -310,12 +324,12 @@ class Response:
             return
         self._connection.abort()
         if self._client_request.transport.is_closing():
-            self._end(Ending.CLIENT_GONE)
-        elif self._has_begun:
+            self._end_attempt(Ending.CLIENT_GONE)
+        elif self._has_started:
             self._end_incomplete(Ending.EVICTED, EVICTED)
         else:
             self._attempt.ending = Ending.EVICTED
-            self._close(None)
+            self._resolve(None)
 
     # what the client's connection calls
 
@@ -332,7 +346,7 @@ class Response:
         before the last chunk, has received everything."""
         if self._attempt.ending is None:
             self._connection.abort()
-            self._end(Ending.CLIENT_GONE)
+            self._end_attempt(Ending.CLIENT_GONE)
             if self._events and ends_whole(tail := self._connection.meter.tail):
                 self._attempt.ending = Ending.COMPLETE
                 self._attempt.usage = usage_from(tail, self._attempt.request.path)
@@ -351,7 +365,7 @@ class Response:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - heard_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - heard_at > ASK_AFTER and (why := self._context.given_up(attempt, heard_at)):
+        elif now - heard_at > ASK_AFTER and (why := self._context.reason_to_give_up(attempt, heard_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -376,7 +390,7 @@ class Response:
     # below here in order of use
 
     def _start_rest(self, head: ResponseHead) -> None:
-        """Raise UpstreamFailed for a response that does not continue the first one."""
+        """Start the rest of a response. Raise UpstreamFailed for a head that does not continue it."""
         if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
         if head.status == BAD_REQUEST and self._attempt.endpoint.rank is not None:
@@ -391,7 +405,7 @@ class Response:
         self._connection.until_close = not head.chunked
 
     @property
-    def _has_begun(self) -> bool:
+    def _has_started(self) -> bool:
         """Whether the client has received a part of the response."""
         return self._resumes or self._attempt.status is not None
 
@@ -413,21 +427,22 @@ class Response:
             self._connection.abort()
             self.failed(failure)
 
-    def _is_left_open(self, continuation: Continuation, error: KvlaneError, ending: Ending) -> bool:
-        """Return whether another pod can continue the response, or is asked again for the missing rest."""
+    def _leave_open(self, continuation: Continuation, error: KvlaneError, ending: Ending) -> bool:
+        """End the attempt but not the stream, with the error by which the gateway asks another pod for the rest. Return
+        False and do nothing if no pod can send the rest."""
         if isinstance(error, RestRefused):
-            said: KvlaneError | None = error.refusal
+            for_gateway: KvlaneError | None = error.refusal
         elif self._resumes and self._attempt.status is None:
-            said = error
-        elif self._has_begun and isinstance(error, UpstreamFailed):
-            said = continuation.interruption(error)
+            for_gateway = error
+        elif self._has_started and isinstance(error, UpstreamFailed):
+            for_gateway = continuation.interruption(error)
         else:
-            said = None
-        if said is None:
+            for_gateway = None
+        if for_gateway is None:
             return False
         if isinstance(self._framing, Pipeline):
             continuation.pipeline = self._framing
-        self._end(ending, said)
+        self._end_attempt(ending, for_gateway)
         return True
 
     def _decide(self, head: ResponseHead, raw: bytes) -> None:
@@ -470,8 +485,8 @@ class Response:
             return None
         return error
 
-    def _opening(self, head: ResponseHead) -> bytes:
-        """Return the head for the client before it is sent. A continued response has none."""
+    def _start_response(self, head: ResponseHead) -> bytes:
+        """Record that the response starts, and return the head for the client; empty for the rest of a response."""
         client_request, attempt = self._client_request, self._attempt
         if not self._is_plain:
             if self._resumes:
@@ -490,7 +505,7 @@ class Response:
         )
         client_request.sent_status = attempt.status = head.status
         ours = client_request.response_lines
-        for name, value in attempt.response_headers:  # of several legs, the one that answers gets more by that
+        for name, value in attempt.response_headers:  # `_lane.begins` may have added one
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
@@ -509,22 +524,23 @@ class Response:
             self._client_request.transport.write(out)
         if out is None or ending is Ending.EVICTED:
             self._client_request.closing = True
-        self._end(ending)
+        self._end_attempt(ending)
         if out is None:
             reset(self._client_request.transport)
 
     def _tunnel_ended(self, failed: bool) -> None:
         if self._attempt.ending is None:
-            self._end(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
+            self._end_attempt(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
-    def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
+    def _end_attempt(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """End the attempt for a reason other than a complete response."""
         self._connection.meter.flush(self._attempt)
         self._attempt.last_byte_at = self._context.clock.now()
         self._attempt.ending = ending
-        self._close(error)
+        self._resolve(error)
 
-    def _close(self, error: KvlaneError | None) -> None:
+    def _resolve(self, error: KvlaneError | None) -> None:
+        """Release the client's connection and wake the task of the request."""
         self._outlet.sink = None
         if not self.done.done():
             self.done.set_result(error)

@@ -23,7 +23,7 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.body import BodyReader, MemoryBudget
 from proxy.http.client_connection import ClientConnection
-from proxy.http.guards import CloseReason, CountClosed, Sweep, guarded, look_at, uncounted
+from proxy.http.guards import CloseReason, CountClosed, Sweep, check_all, guarded, uncounted
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
@@ -81,7 +81,7 @@ class Handshake(asyncio.Protocol):
         self._transport.set_protocol(connection)
         connection.connection_made(transport)
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         log.error("failed to accept a client after its TLS handshake; closed its connection", exc_info=error)
         self._transport.abort()
 
@@ -127,9 +127,10 @@ connections."""
 Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
 """Runs as a task and ends with `ClientConnection.answered`."""
 
-Collects = Callable[[HttpRequest, int], bool]
-"""Called with a request and the length of its body: return whether to collect the body before serving. Otherwise the
-request is served at once with a stream, and may be refused by its head."""
+PrepareCollecting = Callable[[HttpRequest, int], bool]
+"""Called with the head of a request whose body comes in several reads, and the length of the body: authenticate the
+request and take memory for its body. Return False to serve it at once, with a stream for its body; it may be refused by
+its head."""
 
 Unserved = Callable[[HttpRequest, RequestError | Ending], None]
 """End a request that was not served: it could not be read, or its connection ended."""
@@ -141,7 +142,7 @@ class Clients:
     def __init__(
         self,
         serve: Serve,
-        collects: Collects,
+        prepare_collecting: PrepareCollecting,
         unserved: Unserved,
         settings: ListenSettings,
         clock: Clock,
@@ -150,7 +151,7 @@ class Clients:
     ) -> None:
         """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
         self.serve = serve
-        self.collects = collects
+        self.prepare_collecting = prepare_collecting
         self.unserved = unserved
         self.settings = settings
         self.now = clock.now
@@ -200,7 +201,7 @@ class Clients:
 
     def check(self, now: float) -> None:
         """Check all connections; called by the sweep, which costs less than a timer per connection."""
-        look_at(self.connections, now, ClientConnection.broke)
+        check_all(self.connections, now, ClientConnection.internal_error)
         if self._turned_away:
             limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
             log.warning("hung up on %d clients: listen.maxConnections (%d) are connected", turned_away, limit)
@@ -241,17 +242,17 @@ TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServedGraph:
-    """How requests are served under one configuration. `RelayContext` describes `retries_instead`, `given_up` and
-    `continued`. Without an authenticator no keys are required."""
+    """How requests are served under one configuration. `RelayContext` describes `retries_instead`, `reason_to_give_up`
+    and `continuable_models`. Without an authenticator no keys are required."""
 
     gateway: Gateway
     security: SecuritySettings
     timeouts: Timeouts
     listeners: Listeners
     retries_instead: Callable[[Attempt, int], bool]
-    given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
+    reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
     authenticator: Authenticator | None = None
-    continued: Sequence[str] = ()
+    continuable_models: Sequence[str] = ()
 
 
 class DataServer:
@@ -286,7 +287,9 @@ class DataServer:
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
         buffers = self._bodies.buffers
-        self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, buffers, self._hung_up)
+        self._clients = Clients(
+            serve, self._prepare_collecting, self._unserved, settings, self._clock, buffers, self._hung_up
+        )
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.BaseProtocol] = self._clients
         self._make_context()
@@ -372,14 +375,14 @@ class DataServer:
             self._clock,
             loop,
             served.retries_instead,
-            served.given_up,
-            served.continued,
+            served.reason_to_give_up,
+            served.continuable_models,
         )
 
-    def _collects(self, client_request: HttpRequest, size: int) -> bool:
-        """Return whether the request waits for its body. Requests that are refused by their head or answered here do
-        not."""
-        return self.service.wants(client_request) and self._bodies.collects(client_request, size)
+    def _prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
+        """See `PrepareCollecting`. Requests that are refused by their head or need no pod do not wait for their
+        bodies."""
+        return self.service.authenticate_now(client_request) and self._bodies.prepare_collecting(client_request, size)
 
     def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
         return self.service.serve(client_request, ClientRelay(client_request, self._context))

@@ -47,8 +47,9 @@ class AccessCheck:
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
-    def is_let_in(self, client_request: Requester) -> bool:
-        """Return whether the request is admitted at once. If not, `let_in` raises the reason or waits."""
+    def authenticate_now(self, client_request: Requester) -> bool:
+        """Set the identity of the request. Return False if its key is refused or cannot be checked without waiting;
+        then `authenticate` raises the reason or waits."""
         try:
             identity = self._authenticator.find(client_request.headers)
         except RequestError:
@@ -57,8 +58,8 @@ class AccessCheck:
             _identify(client_request, identity)
         return identity is not None
 
-    async def let_in(self, client_request: Requester) -> None:
-        """Raise Unauthorized or Forbidden."""
+    async def authenticate(self, client_request: Requester) -> None:
+        """Set the identity of the request. Raise Unauthorized or Forbidden."""
         if client_request.path not in OPEN_PATHS:
             _identify(client_request, await self._authenticator.authenticate(client_request.headers))
 
@@ -151,7 +152,7 @@ class IncomingRequest(Requester, ClientRequest, Protocol):
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send a complete response."""
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Abort the connection, so that a partial response does not look complete."""
 
     def end(self) -> None:
@@ -165,8 +166,8 @@ Taken = TypeVar("Taken", bound=IncomingRequest, contravariant=True)
 class Bodies(Protocol[Taken]):
     """Reads the bodies of requests under a memory budget."""
 
-    def is_here(self, client_request: Taken) -> bool:
-        """Return whether the body is complete and need not be `read`."""
+    def acquire_complete(self, client_request: Taken) -> bool:
+        """Take memory for a complete body. Return False if the body must be `read`."""
 
     async def read(self, client_request: Taken) -> None:
         """Read the body. Raise RequestError."""
@@ -207,25 +208,26 @@ class Service(Generic[C]):
         self._hung_up = hung_up
         self._paths = Paths(security.relay_paths)
         self._relayed = self._paths.relayed
-        self._entrance = None if authenticator is None else AccessCheck(authenticator)
+        self._access = None if authenticator is None else AccessCheck(authenticator)
 
-    def wants(self, client_request: C) -> bool:
-        """Return whether the request goes to a pod, as far as its head shows at once. Otherwise it is served too."""
+    def authenticate_now(self, client_request: C) -> bool:
+        """Authenticate a request for a pod by its head, before its body has come. Return False for other requests, and
+        for requests that need waiting or are refused: `serve` authenticates them."""
         if (client_request.method, client_request.path) not in self._relayed:
             return False
-        return self._entrance is None or self._entrance.is_let_in(client_request)
+        return self._access is None or self._access.authenticate_now(client_request)
 
     async def serve(self, client_request: C, relay: TrackedRelay) -> None:
         if self.stopping:
             client_request.closing = True
         outcome: Ending | Reason = INTERNAL
         try:
-            if self._entrance is not None and client_request.identity is None:
-                await self._entrance.let_in(client_request)
+            if self._access is not None and client_request.identity is None:
+                await self._access.authenticate(client_request)
             if (client_request.method, client_request.path) in self._relayed or self._kind(
                 client_request
             ) is PathKind.RELAY:
-                if not self._bodies.is_here(client_request):
+                if not self._bodies.acquire_complete(client_request):
                     await self._bodies.read(client_request)
                 await self._gateway.serve(client_request, relay)
                 attempt = relay.attempt
@@ -279,7 +281,7 @@ class Service(Generic[C]):
         if (why := after(error)) is not None:
             self._hung_up(why, 1)
         if client_request.sent_status:
-            client_request.break_off()
+            client_request.abort()
         else:
             client_request.answer(*render(error, client_request.path, client_request.id))
 

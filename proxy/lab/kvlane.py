@@ -189,7 +189,7 @@ class Kvlane(App, Policy):
 
     def _start_response(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
-        attempt.start_response(now)
+        attempt.note_first_byte(now)
 
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None

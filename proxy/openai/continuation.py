@@ -74,9 +74,9 @@ class ContinuableRequest(NamedTuple):
     asks_usage: bool = False
 
 
-def counted(path: str, body: bytes) -> ContinuableRequest | None:
-    """Return None for a request whose response can never be continued. A request that is too long to be
-    read twice stays as it is."""
+def with_token_counts(path: str, body: bytes) -> ContinuableRequest | None:
+    """Return the request with options that make engines report token counts in each event; None if its response can
+    never be continued. A request that is too long to be read twice stays as it is."""
     if not is_light(body):
         return ContinuableRequest(body)
     fields = _fields(body)

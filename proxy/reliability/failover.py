@@ -260,10 +260,10 @@ class Failover:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         narrow: Narrow = _any,
         others: Others = _no_others,
-        continued: Callable[[], object] = _uncounted,
+        count_continuation: Callable[[], object] = _uncounted,
         poison: Poison | None = None,
     ) -> None:
-        """`continued` is called for each attempt that continues a response; `poison` is the quarantine."""
+        """`count_continuation` is called for each attempt that continues a response; `poison` is the quarantine."""
         self._clock = clock
         self._random = random
         self._budget = budget
@@ -271,7 +271,7 @@ class Failover:
         self._sleep = sleep
         self._narrow = narrow
         self._others = others
-        self._continued = continued
+        self._count_continuation = count_continuation
         self.poison = poison or Poison(clock, alive, Tasks())
         self._settings = settings
         self._log_limit = LogLimit(clock.now)
@@ -323,9 +323,9 @@ class Failover:
         request = error.rest if isinstance(error, StreamInterrupted) else attempt.request
         next_attempt = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self._clock.now())
         next_attempt.retries = state
-        if _has_begun(attempt, error):
-            next_attempt.continued = True
-            self._continued()
+        if _has_started(attempt, error):
+            next_attempt.is_continuation = True
+            self._count_continuation()
         return next_attempt
 
     def next_after(self, attempt: Attempt) -> Endpoint | None:
@@ -340,7 +340,7 @@ class Failover:
         state.tried.append(other.endpoint)
         if not isinstance(error, ConnectFailed):
             state.counted += 1
-        if error.broke_off:
+        if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(other)
 
     def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
@@ -351,7 +351,7 @@ class Failover:
 
     async def _note_crashes(self, attempt: Attempt, error: UpstreamFailed) -> None:
         """Raise SuspectedPoison if the request is proven to crash pods."""
-        if error.broke_off:
+        if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(attempt)
         if await self.poison.check_pods(attempt):
             raise SuspectedPoison(QUARANTINE_SECONDS) from error
@@ -436,13 +436,13 @@ def _cause(error: UpstreamFailed) -> str:
     return "connect" if isinstance(error, ConnectFailed) else "reset"
 
 
-def _has_begun(attempt: Attempt, error: UpstreamFailed) -> bool:
+def _has_started(attempt: Attempt, error: UpstreamFailed) -> bool:
     """Return whether the client has received a part of the response."""
-    return attempt.continued or isinstance(error, StreamInterrupted)
+    return attempt.is_continuation or isinstance(error, StreamInterrupted)
 
 
 def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:
-    if _is_without_model(error) and not _has_begun(attempt, error):
+    if _is_without_model(error) and not _has_started(attempt, error):
         unknown = UnknownModel(attempt.request.model)
         unknown.__cause__ = error
         return unknown
@@ -451,7 +451,7 @@ def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:
         late.__cause__ = error
         return late
     failure: BadGateway = AllFailed(f"No pod responded; tried {attempt.number + 1}. Try again shortly.")
-    if _has_begun(attempt, error):
+    if _has_started(attempt, error):
         failure = BadGateway(f"No pod continued the response; tried {attempt.number + 1}.")
     failure.__cause__ = error
     return failure

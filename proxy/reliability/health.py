@@ -215,7 +215,7 @@ class Progress:
 
 
 class Liveness:
-    """Detects hung engines. `given_up` is called for each response that has sent nothing for a while, so other
+    """Detects hung engines. `reason_to_give_up` is called for each response that has sent nothing for a while, so other
     responses cost nothing. Tasks run inside `async with Liveness(…)`.
 
     An engine is hung if none of its counters (tokens, KV blocks, queue) changes for `stall` seconds while a request
@@ -246,7 +246,7 @@ class Liveness:
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
-    def given_up(self, attempt: Attempt, received_at: float) -> str:
+    def reason_to_give_up(self, attempt: Attempt, received_at: float) -> str:
         """Return why to give up a response that has sent nothing since `received_at`; empty to keep waiting."""
         endpoint, now = attempt.endpoint, self._clock.now()
         lost_at = self._pods.lost_at(endpoint, attempt.started_at)

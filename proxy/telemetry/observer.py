@@ -277,7 +277,7 @@ class Observer(Listener):
         self._decided.append((decision.target, self._now() - started))
 
     def first_byte(self, attempt: Attempt) -> None:
-        if not attempt.continued:
+        if not attempt.is_continuation:
             request = attempt.request
             self._begun.append(
                 (attempt.status, attempt.first_byte_at, request.received_at, request.model, request.stream)

@@ -115,7 +115,7 @@ class Receiver(Protocol):
 
     def failed(self, error: UpstreamFailed) -> None: ...
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         """Handle an error in one of these methods, which is a defect of the proxy; the connection is closed."""
 
     def pause_writing(self) -> None:
@@ -283,7 +283,7 @@ class PodConnection(asyncio.Protocol):
                 elif self._receiver is not None:
                     self._receiver.received(data)
         except Exception as error:  # noqa: BLE001  # given to the receiver
-            self.broke(error)
+            self.internal_error(error)
 
     def eof_received(self) -> None:
         pass
@@ -314,14 +314,14 @@ class PodConnection(asyncio.Protocol):
         if self._receiver is not None:
             self._receiver.resume_writing()
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         """Handle an error of a consumer of the response, which the task that waits for the response raises."""
         receiver = self._receiver
         self.abort()
         if receiver is None:
             log.error("failed to handle data of a pod; closed its connection", exc_info=error)
         else:
-            receiver.broke(error)
+            receiver.internal_error(error)
 
     # what `receive` is, before the receiver's own functions and after them
 

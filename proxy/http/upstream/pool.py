@@ -165,7 +165,7 @@ class UpstreamPool:
     ) -> None:
         """Connections that were idle for `idle_limit` seconds are not reused. Without `trust` the system's certificate
         authorities apply."""
-        self.pods = PodConnectionsByUrl(clock, idle_limit)
+        self.connections = PodConnectionsByUrl(clock, idle_limit)
         self.connect_timeout = connect_timeout
         self._resolve = resolve
         self._clock = clock
@@ -191,7 +191,7 @@ class UpstreamPool:
     async def takes_connections(self, endpoint: Endpoint) -> bool:
         """Return whether the pod accepts a connection now; True if this process has no descriptor to find out."""
         try:
-            pod = self.pods[endpoint.url]
+            pod = self.connections[endpoint.url]
             pod.release(await self.connect(pod))
         except OutOfFiles:
             return True
@@ -206,17 +206,17 @@ class UpstreamPool:
     def reap(self) -> None:
         """Close connections that were idle for too long; called periodically. A pod without idle connections in
         QUIET_LOOKS calls is dropped: its endpoint moved or is unused."""
-        for url, pod in tuple(self.pods.items()):
+        for url, pod in tuple(self.connections.items()):
             pod.reap()
             if pod.quiet > QUIET_LOOKS:
                 self._drop(url)
 
     def close(self) -> None:
-        for url in tuple(self.pods):
+        for url in tuple(self.connections):
             self._drop(url)
 
     def _drop(self, url: str) -> None:
-        pod = self.pods.pop(url, None)
+        pod = self.connections.pop(url, None)
         if pod is not None:
             pod.forget()
 
@@ -312,7 +312,7 @@ class PooledFetcher:
         origin, head = _request(url, api_key, None if body is None else len(body), rank)
         try:
             async with asyncio.timeout(self.timeout):
-                return await self._ask(self._pool.pods[origin], head, body or b"")
+                return await self._ask(self._pool.connections[origin], head, body or b"")
         except TimeoutError as error:
             raise UpstreamTimedOut(f"no response within {self.timeout:g} s") from error
 
@@ -371,9 +371,9 @@ class Collected:
         """Not called: `start` refuses such a response."""
 
     def failed(self, error: UpstreamFailed) -> None:
-        self.broke(error)
+        self.internal_error(error)
 
-    def broke(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         if not self.whole.done():
             self.whole.set_exception(error)
 

@@ -23,7 +23,7 @@ def test_a_function_for_the_first_byte_is_called_for_its_attempt_alone() -> None
     one, other = (attempt(request(), pod()) for _ in range(2))
     one.listeners, other.listeners = common.at_first_byte(called.append), common
     for each in (one, other):
-        each.start_response(7.0)
+        each.note_first_byte(7.0)
     assert called == [one]
     assert counting.began == 2
     assert (one.first_byte_at, other.first_byte_at) == (7.0, 7.0)

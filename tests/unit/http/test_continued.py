@@ -15,8 +15,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError, StreamInterrupted
 from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import pipeline
+from proxy.http.continuation import Continuation, make_continuable
 from proxy.http.framing import chunk
-from proxy.http.pipeline import Continuation, continuation_of
 from proxy.http.response import Response
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
@@ -42,7 +42,7 @@ class Continued(RelayedResponse):
         super().__init__(speaks_11, asks_usage=asks_usage, alias=alias)
         client_request = cast(Any, self.response)._client_request
         self.attempt.request = changed(self.attempt.request, body=body)
-        continuation = continuation_of(None, self.attempt, ["m"])
+        continuation = make_continuable(None, self.attempt, ["m"])
         assert continuation is not None
         self.response = Response(client_request, self.attempt, self.context, self.connection)
         self.response.continue_with(continuation)
@@ -153,11 +153,11 @@ def test_a_pod_after_a_failed_one_gets_the_same_request() -> None:
         before = relayed.attempt.request
         assert b"continuous_usage_stats" in before.body
         assert before.asks_usage
-        again = continuation_of(relayed.continuation, relayed.attempt, ["m"])
+        again = make_continuable(relayed.continuation, relayed.attempt, ["m"])
         assert again is not None
         assert relayed.attempt.request.body == before.body
         assert again is not relayed.continuation
-        assert again.counted.takes_counts
+        assert again.continuable.takes_counts
 
     asyncio.run(send_twice())
 
@@ -188,5 +188,5 @@ def test_most_responses_are_not_kept(changes: dict[str, Any]) -> None:
     pod = Endpoint("pod")
     for incoming, is_kept in ((request, True), (changed(request, **changes), False)):
         attempt = Attempt(incoming, Decision(pod), pod, 0, 0.0)
-        assert (continuation_of(None, attempt, ["m"]) is not None) is is_kept
+        assert (make_continuable(None, attempt, ["m"]) is not None) is is_kept
         assert (attempt.request is not incoming) is is_kept

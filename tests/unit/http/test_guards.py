@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.core.ports import ManualClock
-from proxy.http.guards import Sweep, Watched, look_at
+from proxy.http.guards import Sweep, Watched, check_all
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ def test_a_connection_that_cannot_be_checked_does_not_spare_others(caplog: pytes
     stalling = [Stalling(), Stalling()]
 
     everyone: list[Watched] = [stalling[0], Broken(), stalling[1]]
-    look_at(everyone, 3.0)
+    check_all(everyone, 3.0)
 
     assert [one.seen for one in stalling] == [[3.0], [3.0]]
     assert "could not be checked" in caplog.text

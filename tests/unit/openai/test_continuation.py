@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.openai import continuation
-from proxy.openai.continuation import CHAT, COMPLETIONS, PartialResponse, RestOfResponse, counted, rest, without_counts
+from proxy.openai.continuation import (
+    CHAT,
+    COMPLETIONS,
+    PartialResponse,
+    RestOfResponse,
+    rest,
+    with_token_counts,
+    without_counts,
+)
 
 DONE = b"data: [DONE]\n\n"
 STAMP = {"id": "a", "object": "chunk", "created": 5, "model": "m"}
@@ -135,19 +143,19 @@ ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 def test_counts_are_requested_from_engines(path: str, options: Any, takes_counts: bool, asks_usage: bool) -> None:
     own = {"messages": [HELLO]} if path == CHAT else {"prompt": "é", "max_tokens": 3}
     body = {"model": "m", "stream": True, **own, **options}
-    found = counted(path, json.dumps(body).encode())
+    found = with_token_counts(path, json.dumps(body).encode())
     assert found is not None
     assert json.loads(found.body) == {**body, "stream_options": ALL_USAGE}
     assert found[1:] == (takes_counts, asks_usage)
 
 
 def test_counts_are_not_requested_if_useless() -> None:
-    assert counted(CHAT, b'{"messages":[],"n":2}') is None
-    assert counted(CHAT, b"[]") is None
+    assert with_token_counts(CHAT, b'{"messages":[],"n":2}') is None
+    assert with_token_counts(CHAT, b"[]") is None
     odd = b'{"messages":[],"stream_options":7}'
-    assert counted(CHAT, odd) == (odd, False, False)
+    assert with_token_counts(CHAT, odd) == (odd, False, False)
     long = b'{"messages":["%b"]}' % (b"x" * 300_000)
-    assert counted(CHAT, long) == (long, False, False)
+    assert with_token_counts(CHAT, long) == (long, False, False)
 
 
 @given(st.sampled_from(["", "x", ',"usage":{"a":1}', '"choices":[]', "\n\n", "é"]), st.booleans(), st.booleans())

@@ -34,7 +34,7 @@ GARBLED = UpstreamFailed("nonsense")
 
 
 class BrokeOff(UpstreamFailed):
-    broke_off = True
+    may_have_crashed = True
 
 
 BROKE_OFF = BrokeOff("closed")
@@ -334,14 +334,14 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
         world.budget,
         world._alive,
         world._sleep,
-        continued=lambda: counted.append(None),
+        count_continuation=lambda: counted.append(None),
     )
     first = world.first()
     rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
     second = await failover.next_attempt(first, StreamInterrupted("reset", rest))
     third = await failover.next_attempt(second, REFUSED)
     assert [attempt.request for attempt in (second, third)] == [rest, rest]
-    assert [attempt.continued for attempt in (first, second, third)] == [False, True, True]
+    assert [attempt.is_continuation for attempt in (first, second, third)] == [False, True, True]
     assert len(counted) == 2
 
 

@@ -52,7 +52,7 @@ class World:
         self.pod.publish(metrics, 0)
 
     def check(self) -> str:
-        return self.liveness.given_up(self.attempt, self.attempt.started_at)
+        return self.liveness.reason_to_give_up(self.attempt, self.attempt.started_at)
 
     def stand_still(self, seconds: int, progress: float = 7.0) -> str:
         why = ""
@@ -189,4 +189,4 @@ async def test_a_response_of_an_unreachable_pod_is_given_up_after_its_silence(wo
     assert world.check() == ""
     world.clock.advance(0.1)
     assert "removed" in world.check()
-    assert world.liveness.given_up(world.attempt, world.clock.now() - 1.0) == ""
+    assert world.liveness.reason_to_give_up(world.attempt, world.clock.now() - 1.0) == ""

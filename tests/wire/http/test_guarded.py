@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.listener import NO_LISTENERS
 from proxy.http.client_connection import Tunnel
-from proxy.http.reader import CountedReader
+from proxy.http.reader import ContentLengthReader
 from proxy.http.response import Response
 from proxy.http.upstream.connection import ResponseMeter
 from tests.helpers.http.support import (
@@ -49,7 +49,7 @@ async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     await port.until_ended()
     assert port.attempt.ending is not None
     await until(lambda: not port.server._clients.connections)
-    assert not [pod for pod in port.server.pool.pods.values() if pod.idle]
+    assert not [pod for pod in port.server.pool.connections.values() if pod.idle]
     await until(lambda: logged(caplog))
     (record,) = logged(caplog)
     assert port.attempt.request.id in record.getMessage()
@@ -161,7 +161,7 @@ async def test_an_error_of_the_timeout_sweep_ends_the_request(
 async def test_an_error_while_a_request_is_read_ends_its_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(CountedReader, "feed", breaks)
+    monkeypatch.setattr(ContentLengthReader, "feed", breaks)
     async with rig() as port:
         assert (await port.ask(post())).raw == b""
         await until(lambda: not port.server._clients.connections)
