@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BadRequest, BodyTooLarge, NoEndpoints, RequestError
+from proxy.core.errors import BadGateway, BadRequest, BodyTooLarge, NoEndpoints, RequestError
 from proxy.core.ports import Clock, Gate, Identity
 from proxy.core.request import InferenceRequest
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
@@ -179,10 +179,15 @@ class Stream:
 
 
 def _instead_of_a_body(kind: str, message: Any) -> RequestError:
-    """Return the error for a message in place of a body: a gateway without space for a body responds itself."""
-    fields = message.response_headers.headers.headers if kind == "response_headers" else ()
-    if any(each.key == ":status" and b"413" in (each.raw_value, each.value.encode()) for each in fields):
+    """Return the error for a message in place of a body: a gateway without space for a body, or that has waited too
+    long for it, responds itself."""
+    status = fields_of(message.response_headers.headers).get(":status", "") if kind == "response_headers" else ""
+    if status == "413":
         return BodyTooLarge(LARGER)
+    if status == "408":
+        return body_timed_out()
+    if status.startswith("5"):
+        return BadGateway("The gateway gave the request up before its body was complete; retry shortly.")
     return BadRequest(f"{kind} came before the end of the request's body")
 
 

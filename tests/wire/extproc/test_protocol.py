@@ -321,6 +321,17 @@ async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large(
         await until(lambda: s.app._server.retained == 0)
 
 
+@pytest.mark.parametrize(("shown", "status"), [("408", 408), ("503", 502), ("400", 400)])
+async def test_a_gateway_that_gives_a_body_up_keeps_the_kind_of_its_status(shown: str, status: int) -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head()
+        await one.say(request_body={"body": BODY[:10]})
+        await one.say(response_headers={"headers": headers({":status": shown})})
+        assert (await one.hear()).immediate_response.status.code == status
+        await until(lambda: s.app._server.retained == 0)
+
+
 async def test_an_upgrade_is_refused() -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
