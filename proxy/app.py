@@ -53,7 +53,7 @@ from proxy.prefix.exact import ExactIndex
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.kv_subscriptions import KvSubscriptions
 from proxy.prefix.tokens import TokenSource
-from proxy.reliability.breaker import NO_PEERS, BreakerPeers, Breakers
+from proxy.reliability.breaker import Breakers
 from proxy.reliability.health import Liveness, generates
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_log import Explaining
@@ -106,7 +106,7 @@ class App:
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
         self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored, self.fleet.rank_refused)
-        self._bindings = self._make_bindings()
+        self._bindings = Bindings(self._clock)
         self._process = self._make_process(settings, registry)
         self._own_signals = self._process.signals
         self._observation = self._process.observation
@@ -209,9 +209,7 @@ class App:
         clock, rng, fleet = self._clock, self._random, self.fleet
         trust = PodTlsContexts(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
         self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
-        breakers = Breakers(
-            settings.reliability.breaker, clock, fleet, self._timer.call_later, self._make_breaker_peers()
-        )
+        breakers = Breakers(settings.reliability.breaker, clock, fleet, self._timer.call_later)
         observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
         explaining = Explaining(lambda: fleet.endpoints, clock, rng, self._may_know_why, self._decision_prefix)
         polling = self._make_polling(trust, observation)
@@ -338,9 +336,6 @@ class App:
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
 
-    def _make_bindings(self) -> Bindings:
-        return Bindings(self._clock)
-
     def _indexes(self) -> Sequence[PrefixIndex]:
         return [
             producer.index
@@ -439,10 +434,6 @@ class App:
 
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(os.write, sys.stdout.fileno())
-
-    def _make_breaker_peers(self) -> BreakerPeers:
-        """Share nothing: there is no other process."""
-        return NO_PEERS
 
     def _doubting(self, endpoint: Endpoint) -> None:
         pass

@@ -21,7 +21,6 @@ from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import Workers
 from proxy.core.endpoint import Endpoint
 from proxy.settings import from_mapping
-from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import until
 
 POD = "p"
@@ -73,7 +72,7 @@ async def messages() -> AsyncIterator[Check]:
             _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
         broker = supervisor._broker
-        supervisor._workers = Workers([], broker, supervisor._clock, lambda child: None, Counter(), [])
+        supervisor._workers = Workers(broker, supervisor._clock, supervisor._catalogue)
         await stack.enter_async_context(others.deployment)
         stack.push_async_callback(supervisor._replica.close)
         for each in settings.pods.static:
@@ -110,7 +109,7 @@ async def messages() -> AsyncIterator[Check]:
             to = supervisor._replica.id if say is PacketKind.DIRECT else None
             theirs.send(packet(say, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
             theirs.shutdown(socket.SHUT_WR)
-            await until(lambda: worker not in broker.workers, PATIENCE)
+            await until(lambda: worker not in broker.links, PATIENCE)
             theirs.close()
 
         yield check

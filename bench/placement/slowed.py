@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from proxy.app import App
-from proxy.cli.configuration import reader
+from proxy.cli.options import reader
 from proxy.core.params import Duration
 from proxy.core.ports import SystemClock
 from proxy.settings import Settings

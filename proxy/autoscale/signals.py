@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, chain
 from math import inf
-
-import orjson
+from typing import Any
 
 from proxy.autoscale.measures import Buckets, KnownLoad, Recent, replicas_of_role, role_of
 from proxy.autoscale.settings import ScalingPolicy
@@ -46,22 +45,17 @@ class Signals:
                 sums.ttfts[role] = [(bound, number + before.get(bound, 0.0)) for bound, number in buckets]
         return sums
 
-    def packed(self) -> bytes:
-        """Return JSON. The last bound of a histogram, which is infinite, becomes null."""
-        return orjson.dumps((self.queued, list(self.backlogs.items()), list(self.ttfts.items())))
+    def as_json(self) -> Any:
+        """Return JSON values. The last bound of a histogram, which is infinite, becomes null in JSON."""
+        return self.queued, list(self.backlogs.items()), list(self.ttfts.items())
 
     @staticmethod
-    def read(body: bytes) -> Signals:
-        """Return the signals in this JSON. Raise ValueError."""
+    def read(values: Any) -> Signals:
         found = Signals()
-        try:
-            queued, backlogs, ttfts = orjson.loads(body)
-            found.queued = {str(pool): int(number) for pool, number in queued.items()}
-            found.backlogs = {(str(pool), str(role)): float(seconds) for (pool, role), seconds in backlogs}
-            for (pool, role), buckets in ttfts:
-                found.ttfts[pool, role] = [(inf if most is None else float(most), float(n)) for most, n in buckets]
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"unreadable signals: {error}") from None
+        found.queued, backlogs, ttfts = values
+        found.backlogs = {(pool, role): seconds for (pool, role), seconds in backlogs}
+        for (pool, role), buckets in ttfts:
+            found.ttfts[pool, role] = [(inf if most is None else most, number) for most, number in buckets]
         return found
 
 

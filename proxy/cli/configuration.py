@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import yaml
 from proxy import __version__
 from proxy.app import App
 from proxy.cli.admin import plugin_types
-from proxy.config.load import ConfigReader
+from proxy.cli.options import config_option, pod_option, reader
 from proxy.config.reference import PluginReference, plugins_page, reference, references, settings_page, spell
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
@@ -23,26 +23,6 @@ from proxy.core.errors import ConfigError, cause
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
 from proxy.telemetry.metrics import Catalogue
-
-config_option = click.option(
-    "-c", "--config", type=click.Path(path_type=Path), help="YAML file: kvlane's own, or an EndpointPickerConfig."
-)
-pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
-
-
-def reader(
-    config: Path | None,
-    pods: tuple[str, ...],
-    environ: Mapping[str, str],
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> ConfigReader:
-    """Return the reader of the configuration. `pods` replace the static pods of the file."""
-    if config is None and not pods:
-        raise click.UsageError("no pods are configured: give -c FILE, or --pod URL for each pod")
-    overrides = dict(overrides or {})
-    if pods:
-        overrides["pods"] = {"static": [{"url": url} for url in pods]}
-    return ConfigReader(config, overrides, environ)
 
 
 @click.command()

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from proxy import yaml_source
 from proxy.cli.admin import fetched, files, in_full, key_option, pods_in
-from proxy.cli.configuration import config_option
+from proxy.cli.options import config_option
 from proxy.config.load import load
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, Problem, cause

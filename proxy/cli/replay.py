@@ -15,7 +15,7 @@ import click
 import orjson
 import yaml
 
-from proxy.cli.configuration import config_option
+from proxy.cli.options import config_option
 from proxy.config.load import load as load_settings
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import cause

@@ -21,7 +21,8 @@ import uvloop
 
 from proxy import yaml_source
 from proxy.app import App
-from proxy.cli.configuration import config_option, pod_option, reader
+from proxy.cli.options import config_option, pod_option, reader
+from proxy.cluster import worker
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
@@ -103,6 +104,7 @@ log = logging.getLogger("kvlane")
 @click.option("--extproc-port", type=int, help="Port for gateways that ask where requests go.  [default: none]")
 @click.option("--watch", "watches", is_flag=True, help="Reload the file when it changes, as SIGHUP does.")
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that serve.")
+@click.option("--worker-fd", type=int, hidden=True, help="Socket to the supervisor, of a worker that it starts.")
 def serve(
     config: Path | None,
     pods: tuple[str, ...],
@@ -112,6 +114,7 @@ def serve(
     extproc_port: int | None,
     watches: bool,
     workers: int,
+    worker_fd: int | None,
 ) -> None:
     """Run the proxy: with a YAML file, or with nothing but the URLs of some pods.
 
@@ -124,6 +127,9 @@ def serve(
 
     Exit code 0 after a signal to stop, 1 if it cannot start, 2 if the configuration has faults.
     """
+    if worker_fd is not None:
+        worker.run(worker_fd)
+        return
     overrides: dict[str, dict[str, Any]] = {}
     if host is not None or port is not None:
         overrides["listen"] = {key: value for key, value in (("host", host), ("port", port)) if value is not None}

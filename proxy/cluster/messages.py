@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ class FrameKind(IntEnum):
     """The sender remembers something, such as prefixes."""
     FORGET = 20
     MEMORY = 21
-    BINDINGS = 22
     SESSIONS = 26
     BREAKER = 33
     """A breaker opened or closed, or the recovery of its pod is being tested."""
@@ -96,7 +94,7 @@ class FrameKind(IntEnum):
     """The highest waiting priority at the sender, and the caps that it lends."""
 
 
-SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
+SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 33, 34, 40, 41, 42))
 """Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
 a pod that this one cannot reach."""
 
@@ -207,22 +205,6 @@ def packets(data: bytes) -> Iterator[Packet]:
     yield from split.feed(data[1:])
     if split.is_waiting:
         raise InvalidMessage("a packet is cut off")
-
-
-def receive_packet(sock: socket.socket) -> bytes:
-    """Return the body of the next packet of a blocking socket, without reading further. Raises InvalidMessage if it
-    ends."""
-    head = sock.recv(_HEAD.size + ID_BYTES, socket.MSG_WAITALL)
-    if len(head) < _HEAD.size + ID_BYTES:
-        raise InvalidMessage("the connection ended before its first packet")
-    size = _HEAD.unpack_from(head)[0] - ID_BYTES
-    found = bytearray()
-    while len(found) < size:
-        part = sock.recv(size - len(found))
-        if not part:
-            raise InvalidMessage("the connection ended within its first packet")
-        found += part
-    return bytes(found)
 
 
 def record(kind: FrameKind, body: bytes) -> bytes:

@@ -33,8 +33,8 @@ from proxy.cluster.messages import (
 )
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
+from proxy.fleet.bindings import BindingTable
 from proxy.flowcontrol.capacity import MOST_CAPS, Lent, SharedCaps
-from proxy.plugins.sessions import SessionTable
 from proxy.reliability.breaker import BreakerPeers, Breakers
 
 PER_RECORD = 100
@@ -43,8 +43,8 @@ PER_RECORD = 100
 MOST_UNKNOWN = 20_000
 """Largest number of unknown pods for which values of peers are kept."""
 
-MOST_SESSIONS = MOST_BINDINGS = 20_000
-"""Largest number of sessions that a joining process receives: the most recently used ones."""
+MOST_SESSIONS = 20_000
+"""Largest number of bindings of a table that a joining process receives: the most recently used ones."""
 
 Publish = Callable[[FrameKind, bytes], None]
 Records = Iterable[tuple[FrameKind, bytes]]
@@ -369,12 +369,12 @@ def _packer(count: int) -> Callable[..., bytes]:
 
 @dataclass(eq=False)
 class SharedSessions(Shared):
-    """Which pod each session of a table is bound to; of two bindings the one used last counts.
+    """Which pod each session, or stored response, of a table is bound to; of two bindings the one used last counts.
 
     Two processes that bind one new session within milliseconds may each apply the other's binding. They agree from the
     next request on. `name` is the same for one table in all processes; `find` returns the pod of a name."""
 
-    table: SessionTable
+    table: BindingTable
     clock: Clock
     name: str
     publish: Publish
@@ -409,28 +409,6 @@ class SharedSessions(Shared):
         self.publish(FrameKind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
 
 
-@dataclass(eq=False)
-class PeerBindings(Shared):
-    """Which pod stores which response. The entry that arrives last counts. `apply(response id, pod)` is called for
-    bindings of peers; `recent(most)` returns those known here."""
-
-    apply: Callable[[str, str], None]
-    recent: Callable[[int], Sequence[tuple[str, Endpoint]]]
-    publish: Publish
-    kinds = (FrameKind.BINDINGS,)
-
-    def bound(self, response_id: str, endpoint: Endpoint) -> None:
-        self.publish(FrameKind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
-
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        for response_id, pod in _entries(kind, body, str, str):
-            self.apply(response_id, pod)
-
-    def memory(self, share: float) -> Records:
-        recent = self.recent(int(share * MOST_BINDINGS))
-        yield from _packed(FrameKind.BINDINGS, [(response_id, endpoint.name) for response_id, endpoint in recent])
-
-
 OPENED, CLOSED, TRIED = "opened", "closed", "tried"
 
 TURN = 0.2
@@ -442,11 +420,14 @@ class SharedBreakers(Shared, BreakerPeers):
     """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing. `place` returns the
     number of hosts and which of them this one is."""
 
-    breakers: Callable[[], Breakers]
+    breakers: Breakers
     find: Callable[[str], Endpoint | None]
     publish: Publish
     place: Callable[[], tuple[int, int]] = lambda: (1, 0)
     kinds = (FrameKind.BREAKER,)
+
+    def __post_init__(self) -> None:
+        self.breakers.peers = self
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         self.publish(FrameKind.BREAKER, self.packed(endpoint.name, is_open))
@@ -471,9 +452,9 @@ class SharedBreakers(Shared, BreakerPeers):
             if (endpoint := self.find(name)) is None:
                 continue
             if state == TRIED:
-                self.breakers().hold_off(endpoint)
+                self.breakers.hold_off(endpoint)
             else:
-                self.breakers().hear(endpoint, state == OPENED)
+                self.breakers.hear(endpoint, state == OPENED)
 
 
 @dataclass(eq=False)

@@ -16,7 +16,6 @@ from proxy.cluster.redis_transport import check
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import (
-    PeerBindings,
     SharedBreakers,
     SharedDrains,
     SharedEjections,
@@ -30,7 +29,6 @@ from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
-from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.ledger import SharedLedger
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.capacity import Lent, SharedCaps
@@ -47,7 +45,6 @@ class SharingApp(App):
     """A proxy that shares its state. Subclasses connect `_replica`."""
 
     ledger: SharedLedger
-    _bindings: SharedBindings
     _seat = 0
     """The seat of this worker on its host."""
     _beat_every: float | None = None
@@ -79,13 +76,7 @@ class SharingApp(App):
         self._ejections = SharedEjections(
             lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish_local
         )
-        self._peer_bindings = PeerBindings(
-            self._bound_elsewhere, lambda most: self._bindings.recent(most), replica.publish
-        )
-        self._shared_breakers = SharedBreakers(
-            lambda: self._process.breakers, lambda name: self.fleet.get(name), replica.publish, lambda: replica.place
-        )
-        replica.state.put(ejections=[self._ejections], bindings=[self._peer_bindings], breakers=[self._shared_breakers])
+        replica.state.put(ejections=[self._ejections])
         return replica
 
     def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
@@ -97,12 +88,6 @@ class SharingApp(App):
     def _make_ledger(self) -> SharedLedger:
         loads = self._replica.own_loads
         return SharedLedger(self._clock, loads.dispatched, loads.eased)
-
-    def _make_bindings(self) -> SharedBindings:
-        return SharedBindings(self._clock, self._peer_bindings.bound)
-
-    def _make_breaker_peers(self) -> SharedBreakers:
-        return self._shared_breakers
 
     @cached_property
     def _shared_indexes(self) -> dict[PrefixIndex, SharedIndex]:
@@ -141,19 +126,21 @@ class SharingApp(App):
 
     def _share(self) -> None:
         replica, state = self._replica, self._replica.state
+        breakers = SharedBreakers(self.breakers, self.fleet.get, replica.publish, lambda: replica.place)
+        tables = {"responses": self._bindings.table}
+        for pool, scheduling in self.schedulings.items():
+            for name, plugin in scheduling.instances.items():
+                if isinstance(plugin, SessionAffinity):
+                    tables[f"{pool}/{name}"] = plugin.table
         sessions = [
-            SharedSessions(
-                plugin.table, self._clock, name=f"{pool}/{name}", publish=replica.publish, find=self.fleet.get
-            )
-            for pool, scheduling in self.schedulings.items()
-            for name, plugin in scheduling.instances.items()
-            if isinstance(plugin, SessionAffinity)
+            SharedSessions(table, self._clock, name=name, publish=replica.publish, find=self.fleet.get)
+            for name, table in tables.items()
         ]
         known = {queue.pool: queue for queue in state.of(SharedQueue)}
         queues = [
             known.get(pool) or self._shared_queue(pool, control) for pool, control in self.serving.flow_controls.items()
         ]
-        state.put(sessions=sessions, queues=queues)
+        state.put(breakers=[breakers], sessions=sessions, queues=queues)
         limits = self.serving.limits
         if limits is not None and limits.on_spent is None:
             state.put(limits=[SharedLimits(limits, replica.publish)])
@@ -171,10 +158,6 @@ class SharingApp(App):
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)
         self._capacity_freed(endpoint)
-
-    def _bound_elsewhere(self, response_id: str, name: str) -> None:
-        if endpoint := self.fleet.get(name):
-            self._bindings.bound_elsewhere(response_id, endpoint)
 
     def _ejected_elsewhere(self, peer: int, reasons: Mapping[str, Sequence[str]]) -> None:
         self.fleet.peer_ejected(peer, reasons)

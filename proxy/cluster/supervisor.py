@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
 
 import orjson
 
@@ -20,12 +19,12 @@ from proxy.app import App
 from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
 from proxy.cluster.messages import BROKER, FrameKind
-from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkerSignals
+from proxy.cluster.reads import HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections
 from proxy.cluster.sharing import OtherHosts, shared_ejections
 from proxy.cluster.transport import Broker
-from proxy.cluster.workers import Child, Workers, bound
+from proxy.cluster.workers import READ_MODELS, READ_POD, Workers, bound
 from proxy.config.diff import OF_THE_HOST, servable
 from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
@@ -38,7 +37,6 @@ from proxy.dashboard.dashboard import Dashboard, of_workers
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import MirroredFleet, News
 from proxy.http.admin import AdminServer, admin_application
-from proxy.http.server import BACKLOG
 from proxy.http.settings import PodTlsContexts, server_context
 from proxy.polling import Polling, fleet_settings
 from proxy.reliability.breaker import Breakers
@@ -87,12 +85,10 @@ class Supervisor:
         self._levels = LogLevels(
             lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(FrameKind.LEVELS, levels)
         )
+        self._workers = Workers(self._broker, self._clock, self._catalogue)
         readers: list[Callable[[], None]] = []
-        questions = self._replica.questions
-        self._exposition = HostExposition(
-            self._catalogue, self._series, questions, self._children, lambda: self.serving, readers
-        )
-        self._signals = WorkerSignals(self._catalogue, questions, self._children)
+        self._exposition = HostExposition(self._catalogue, self._series, self._workers, readers)
+        self._signals = WorkerSignals(self._catalogue, self._workers)
         self.autoscaling = Autoscaling(
             settings.autoscale, settings.replicas, self.fleet, self._signals, self._catalogue, self._clock, self._random
         )
@@ -116,7 +112,7 @@ class Supervisor:
         """The port for gateways, if it is enabled."""
         self._trust = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
-        questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
+        self._replica.questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
         self._authenticator: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""
         self._state = State()
@@ -129,6 +125,7 @@ class Supervisor:
             for tls in (settings.listen.tls, settings.extproc.tls):
                 if tls is not None:
                     server_context(tls)  # raises OSError for files that no worker could use
+            # connections wait in the sockets until the first worker serves
             sockets = self._bound(stack, settings.listen.host, settings.listen.port)
             self.port: int = sockets[0][0].getsockname()[1]
             for_gateways: list[list[socket.socket]] = [[] for _ in sockets]
@@ -144,14 +141,10 @@ class Supervisor:
             await self._state.finish_commit()
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)
-            restarts = self._catalogue.worker_restarts.cell()
-            self._workers = Workers(sockets, self._broker, self._clock, self._exposition.retire, restarts, for_gateways)
             await self._open_admin(stack)
-            for sock in self._sockets:
-                sock.listen(BACKLOG)  # connections wait until the first worker serves
             stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
-            await self._workers.start(settings.source, settings.reliability.drain.grace)
+            await self._workers.start(sockets, for_gateways, settings.source, settings.reliability.drain.grace)
             self._has_started = True
             await self._polling.first_contact()
             await self.autoscaling.start(stack)
@@ -255,7 +248,7 @@ class Supervisor:
             scaled=lambda: self.autoscaling.pools,
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
             dashboard=self._dashboard.routes,
-            explained=WorkersDecisions(self._replica.questions, self._children),
+            explained=WorkersDecisions(self._workers),
             levels=self._levels,
         )
         self._admin = AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
@@ -291,7 +284,7 @@ class Supervisor:
         self._ejections = SharedEjections(
             lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, replica.publish_local
         )
-        breakers = SharedBreakers(lambda: self._breakers, self.fleet.get, replica.publish)
+        breakers = SharedBreakers(self._breakers, self.fleet.get, replica.publish)
         replica.state.put(ejections=[self._ejections], breakers=[breakers])
         return replica
 
@@ -311,9 +304,6 @@ class Supervisor:
         )
 
     # Called by the broker and the fleet.
-
-    def _children(self) -> list[Child]:
-        return list(self._workers.children.values())
 
     def _snapshot(self) -> Iterable[tuple[FrameKind, bytes]]:
         """Yield the records that a worker must have before it serves."""
@@ -346,14 +336,12 @@ class Supervisor:
             child.leaving.set()
             child.unlinked.set()
 
-    async def _read_models(self, _: Any) -> bytes:
+    async def _read_models(self) -> None:
         await self._polling.next_round()
-        return b""
 
-    async def _read_pod(self, name: Any) -> bytes:
+    async def _read_pod(self, name: str) -> None:
         if endpoint := self.fleet.get(name):
             self._polling.read_soon(endpoint)
-        return b""
 
     def _drained(self, endpoint: Endpoint) -> None:
         if self._others is not None:

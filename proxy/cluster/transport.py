@@ -100,18 +100,11 @@ class Link(asyncio.Protocol):
         self._packets = Packets()
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._is_paused = False
+        self._is_paused = True
         self._has_gap = False
         self._has_ended = False
         self._transport: asyncio.Transport
         self.closed = asyncio.Event()
-
-    @classmethod
-    async def over(cls, sock: socket.socket, *arguments: object) -> Link:
-        """Return a link over a connected socket. The arguments are passed to the class."""
-        link = cls(*arguments)  # type: ignore[arg-type]
-        await link.open(sock)
-        return link
 
     async def open(self, sock: socket.socket) -> None:
         """Use a connected socket. Packets may be received before this returns."""
@@ -147,6 +140,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BUFFER)
+        self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -189,7 +183,8 @@ class Broker:
         self._on_lost = lost
         self._dropped = dropped
         self._shares = shares
-        self._links: dict[int, Link] = {}
+        self.links: dict[int, Link] = {}
+        """By the number of the worker."""
         self.host = replica.host
         self._all_members = member_id(self.host, ALL_MEMBERS)
         self.deployment: Deployment | None = None
@@ -197,29 +192,20 @@ class Broker:
         self.questions, self.received_at = replica.questions, replica.peers.received_at
         replica.use(self)
 
-    async def attach(self, worker: int, sock: socket.socket, first: bytes = b"") -> None:
-        """Connect a new worker, and send it `first` before any other data. Numbers of workers are never reused."""
+    async def attach(self, worker: int, sock: socket.socket) -> None:
+        """Connect a new worker. Numbers of workers are never reused."""
         id = member_id(self.host, worker)
-        link = await Link.over(
-            sock,
+        link = Link(
             lambda packet: self._pass_on(packet, worker),
             lambda: self._lost(worker),
             lambda: self._replica.send_state(id, 0.0),
             self._dropped,
         )
-        if link.closed.is_set():
-            self._on_lost(worker)
-            return
-        if first:
-            link.publish(packet(PacketKind.DIRECT, self._replica.id, 0, first, id))
-        self._links[worker] = link
-
-    @property
-    def workers(self) -> list[int]:
-        return list(self._links)
+        self.links[worker] = link
+        await link.open(sock)
 
     async def end(self) -> None:
-        for link in list(self._links.values()):
+        for link in list(self.links.values()):
             link.abort()
 
     def publish(self, packet: Packet) -> None:
@@ -235,7 +221,7 @@ class Broker:
         to, shares = packet.to, self._shares or sender == BROKER
         if to is None or to == self._all_members:
             if shares:
-                for worker, link in self._links.items():
+                for worker, link in self.links.items():
                     if worker != sender:
                         link.publish(packet)
             is_for_others = to is None and packet.say is not PacketKind.LOCAL
@@ -248,11 +234,11 @@ class Broker:
                 self.deployment.publish(packet)
         elif (receiver := member_of(to)) == BROKER:
             self._replica.received(packet)
-        elif shares and (to_link := self._links.get(receiver)) is not None:
+        elif shares and (to_link := self.links.get(receiver)) is not None:
             to_link.publish(packet)
 
     def _lost(self, worker: int) -> None:
-        if self._links.pop(worker, None) is None:
+        if self.links.pop(worker, None) is None:
             return
         self._pass_on(packet(PacketKind.BYE, member_id(self.host, worker), 0, b""), worker)
         self._on_lost(worker)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -20,11 +19,15 @@ import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.membership import member_id
-from proxy.cluster.messages import FrameKind
-from proxy.cluster.questions import DECISIONS, METRICS, RELOAD, SIGNALS, WorkerModelReads, decisions
+from proxy.cluster.messages import BROKER, FrameKind
+from proxy.cluster.questions import Questions, WorkerUnreachable
+from proxy.cluster.reads import IMAGINED, LISTED, METRICS, SHOWN, SIGNALS
 from proxy.cluster.sharing import SharingApp
-from proxy.cluster.workers import LockedWriter, Setup, read_settings
+from proxy.cluster.workers import READ_MODELS, READ_POD, RELOAD, Setup, read_settings, write_locked
+from proxy.core.endpoint import Endpoint
+from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
+from proxy.fleet.models import ModelReads
 from proxy.http.settings import PodTlsContexts
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
@@ -103,11 +106,14 @@ class Worker(SharingApp):
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
         """The admin port is the supervisor's. A worker replies to its questions."""
+        explained = self._explained()
         self._replica.questions.handlers.update(
             {
-                METRICS: self._metrics,
+                METRICS: self._observation.exposition.dump,
                 SIGNALS: self._signals,
-                DECISIONS: partial(decisions, self._explained()),
+                LISTED: explained.listed,
+                SHOWN: explained.shown,
+                IMAGINED: explained.imagined,
                 RELOAD: self._reload_with,
             }
         )
@@ -122,25 +128,21 @@ class Worker(SharingApp):
         return [socket.socket(fileno=number) for number in self._setup.for_gateways]
 
     def _log_writer(self) -> Callable[[bytes], int]:
-        return LockedWriter(self._setup.log_lock, sys.stdout.fileno())
+        return partial(write_locked, sys.stdout.fileno())
 
     async def _end(self) -> None:
         """Send the last metrics to the supervisor. Otherwise the counts since its last request for metrics would be
         lost with this process."""
-        await self._replica.close([(FrameKind.FAREWELL, await self._metrics())])
+        await self._replica.close([(FrameKind.FAREWELL, orjson.dumps(await self._observation.exposition.dump()))])
 
-    async def _metrics(self, _: Any = None) -> bytes:
-        return orjson.dumps(await self._observation.exposition.dump())
+    async def _signals(self) -> Any:
+        return self._own_signals.current().as_json()
 
-    async def _signals(self, _: Any) -> bytes:
-        return self._own_signals.current().packed()
-
-    async def _reload_with(self, packed: Any) -> bytes:
+    async def _reload_with(self, packed: str) -> None:
         """Reload these settings. If that fails, the supervisor has all workers return to the previous settings."""
         await self._is_up.wait()
         async with self._reloading:
-            await self.reload(await asyncio.to_thread(from_mapping, read_settings(json.loads(packed))))
-        return b""
+            await self.reload(await asyncio.to_thread(from_mapping, read_settings(packed)))
 
     def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         if kind in _NEWS:
@@ -157,13 +159,33 @@ class Worker(SharingApp):
         self._on_lost()
 
 
-def main() -> None:
-    """Run a worker. The only argument is the number of the socket to the broker. The supervisor decides when to stop,
-    even when a terminal interrupts all of its processes."""
+class WorkerModelReads(ModelReads):
+    """Has the supervisor read the models of pods. What it finds is known here before its reply comes."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._tasks = Tasks()
+
+    def next_round(self) -> asyncio.Future[None]:
+        return self._tasks.start(self._ask(READ_MODELS), "models of all pods")
+
+    def read_soon(self, endpoint: Endpoint) -> None:
+        self._tasks.start(self._ask(READ_POD, endpoint.name), "models of a pod")
+
+    async def _ask(self, topic: str, *arguments: str) -> None:
+        try:
+            await self._questions.ask(BROKER, topic, *arguments)
+        except WorkerUnreachable as error:
+            log.warning("the supervisor did not read the models of pods: %s", error)
+
+
+def run(descriptor: int) -> None:
+    """Run a worker on the socket to the broker with this descriptor. The supervisor decides when to stop, even when a
+    terminal interrupts all of its processes."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    bus = socket.socket(fileno=int(sys.argv[1]))
-    setup = Setup.receive(bus)
+    bus = socket.socket(fileno=descriptor)
+    setup = Setup.read(sys.stdin.read())
     settings = from_mapping(setup.settings)
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
@@ -185,7 +207,3 @@ async def _serve(settings: Settings, setup: Setup, bus: socket.socket) -> None:
         await stop.wait()
     if is_orphaned:
         log.error("lost the supervisor; this worker ended")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,24 +11,27 @@ import os
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
-from proxy.cluster.messages import receive_packet
-from proxy.cluster.questions import RELOAD, WorkerUnreachable
+from proxy.autoscale.signals import Signals
+from proxy.cluster.questions import WorkerUnreachable
 from proxy.cluster.transport import Broker
+from proxy.core.errors import RequestError
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.telemetry.metrics import Counter, Dump
+from proxy.http.server import BACKLOG
+from proxy.telemetry.metrics import Catalogue, Dump, Merged
 
 log = logging.getLogger(__name__)
 
-MODULE = "proxy.cluster.worker"
+RELOAD, READ_MODELS, READ_POD = "reload", "read-models", "read-pod"
+"""Topics of questions: the supervisor has a worker serve with other settings; a worker has the supervisor read models
+of pods."""
 
 SHORT_LIFE = 10.0
 """Lifetime in seconds below which a worker is replaced after a pause, from its second end on."""
@@ -59,8 +62,8 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The data that a worker needs to start. File descriptors are inherited: bound listening sockets, and the lock of
-    the log. `settings` are the checked ones, even if the file has changed since."""
+    """The data that a worker needs to start, on its standard input. It inherits the bound listening sockets. `settings`
+    are the checked ones, even if the file has changed since."""
 
     settings: Mapping[str, Any]
     number: int
@@ -73,37 +76,36 @@ class Setup:
     sockets: Sequence[int] = ()
     for_gateways: Sequence[int] = ()
     """Listening sockets of the port for gateways."""
-    log_lock: int = -1
 
-    def packed(self) -> bytes:
-        return json.dumps({**asdict(self), "settings": packed_settings(self.settings)}).encode()
+    def packed(self) -> str:
+        return json.dumps({**asdict(self), "settings": packed_settings(self.settings)})
 
     @staticmethod
-    def receive(sock: socket.socket) -> Setup:
-        """Return the first message of the supervisor, without reading further."""
-        given = json.loads(receive_packet(sock))
+    def read(packed: str) -> Setup:
+        given = json.loads(packed)
         return Setup(**{**given, "settings": read_settings(given["settings"])})
 
 
-def packed_settings(value: Any) -> Any:
+def packed_settings(settings: Mapping[str, Any]) -> str:
     """Return the values of a configuration as JSON, so that `read_settings` returns the same configuration."""
+    return json.dumps(_as_json(settings))
+
+
+def read_settings(packed: str) -> Mapping[str, Any]:
+    def read(found: dict[str, Any]) -> Any:
+        return FromEnvironment(found[_ENVIRONMENT]) if found.keys() == {_ENVIRONMENT} else found
+
+    return dict(json.loads(packed, object_hook=read))
+
+
+def _as_json(value: Any) -> Any:
     if isinstance(value, FromEnvironment):
         return {_ENVIRONMENT: str(value)}
     if isinstance(value, Mapping):
-        return {str(key): packed_settings(one) for key, one in value.items()}
+        return {str(key): _as_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [packed_settings(one) for one in value]
+        return [_as_json(one) for one in value]
     return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def read_settings(value: Any) -> Any:
-    if isinstance(value, list):
-        return [read_settings(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {_ENVIRONMENT}:
-        return FromEnvironment(value[_ENVIRONMENT])
-    return {key: read_settings(one) for key, one in value.items()}
 
 
 class Child:
@@ -119,7 +121,8 @@ class Child:
         self.unlinked = asyncio.Event()
         """Set when its link is closed: all its messages have been received."""
         self.metrics: Dump = {}
-        """Its last metrics."""
+        self.signals = Signals()
+        """Its last metrics, and its last signals for the autoscaler."""
         self.alive_at = started
         """Monotonic seconds of its last packet."""
         self.is_silent = False
@@ -169,23 +172,10 @@ class Child:
 class Workers:
     """Keeps one worker in every seat: starts them, replaces ended ones, and replaces all of them on request."""
 
-    def __init__(
-        self,
-        sockets: Sequence[Sequence[socket.socket]],
-        broker: Broker,
-        clock: Clock,
-        left: Callable[[Child], None],
-        restarts: Counter,
-        for_gateways: Sequence[Sequence[socket.socket]],
-    ) -> None:
-        """`sockets` and `for_gateways` are listening sockets by seat; they stay open here. `left` is called
-        with each worker that has ended."""
-        self._sockets = sockets
+    def __init__(self, broker: Broker, clock: Clock, catalogue: Catalogue) -> None:
         self._broker = broker
         self._clock = clock
-        self._left = left
-        self._restarts = restarts
-        self._for_gateways = for_gateways
+        self._catalogue = catalogue
         self._numbers = count(1)
         self._tasks = Tasks()
         self._seated: dict[int, Child] = {}
@@ -195,16 +185,58 @@ class Workers:
         self._replacing = asyncio.Lock()
         self.children: dict[int, Child] = {}
         """All that live, by number; draining ones too."""
+        self.ended: Dump = {}
+        """The counts of all that have ended."""
+
+    @property
+    def seated(self) -> list[Child]:
+        """The workers that take new requests."""
+        return [child for child in self._seated.values() if child.takes_requests and not child.is_silent]
 
     @property
     def serving(self) -> int:
         """The number of workers that take new requests."""
-        return sum(child.takes_requests and not child.is_silent for child in self._seated.values())
+        return len(self.seated)
 
-    async def start(self, settings: Mapping[str, Any], grace: float) -> None:
-        """Start the workers and wait until one serves in every seat. Raise StartFailed."""
+    async def ask(self, worker: Child, topic: str, *arguments: Any, timeout: float) -> Any:
+        """Return the reply of a worker. Raise WorkerUnreachable, or the RequestError of the worker."""
+        try:
+            return await self._broker.questions.ask(worker.number, topic, *arguments, timeout=timeout)
+        except WorkerUnreachable as error:
+            log.warning("failed to read %s of worker %d: %s", topic, worker.seat, error)
+            raise
+
+    async def ask_all(self, topic: str, *arguments: Any, timeout: float) -> list[tuple[Child, Any]]:
+        """Return the replies. A worker that does not reply is left out. Raise a RequestError if no worker replies
+        with anything else."""
+        errors: list[RequestError] = []
+
+        async def reply(worker: Child) -> list[tuple[Child, Any]]:
+            try:
+                return [(worker, await self.ask(worker, topic, *arguments, timeout=timeout))]
+            except WorkerUnreachable:
+                return []
+            except RequestError as error:
+                errors.append(error)
+                return []
+
+        receivers = [worker for worker in self.children.values() if worker.replies]
+        found = [each for replies in await asyncio.gather(*map(reply, receivers)) for each in replies]
+        if errors and not found:
+            raise errors[0]
+        return found
+
+    async def start(
+        self,
+        sockets: Sequence[Sequence[socket.socket]],
+        for_gateways: Sequence[Sequence[socket.socket]],
+        settings: Mapping[str, Any],
+        grace: float,
+    ) -> None:
+        """Start the workers and wait until one serves in every seat. Raise StartFailed. `sockets` and `for_gateways`
+        are listening sockets by seat; they stay open here."""
+        self._sockets, self._for_gateways = sockets, for_gateways
         self._settings, self._grace = settings, grace
-        self._log_lock = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `stop`
         self._tasks.keep(self._check_for_silence, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, settings) for seat in range(len(self._sockets)))):
             self._seat(child)
@@ -250,7 +282,6 @@ class Workers:
         grace = self._grace + KILL_AFTER
         await asyncio.gather(*(child.stop(grace) for child in list(self.children.values())))
         await self._tasks.stop()
-        self._log_lock.close()
 
     def kill(self) -> None:
         self._is_stopping = True
@@ -283,20 +314,13 @@ class Workers:
 
     async def _serves_with(self, child: Child, settings: Mapping[str, Any]) -> bool:
         """Reload one worker. The successor of a worker that leaves meanwhile starts with these settings."""
-        async with Tasks() as tasks:
-            reload = tasks.start(self._ask_to_reload(child, settings), f"reload of worker {child.seat}")
-            leaving = tasks.start(child.leaving.wait(), f"end of worker {child.seat}")
-            await asyncio.wait((reload, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return child.leaving.is_set() or reload.result()
-
-    async def _ask_to_reload(self, child: Child, settings: Mapping[str, Any]) -> bool:
+        ask = self._broker.questions.ask
         try:
-            await self._broker.questions.ask(
-                child.number, RELOAD, json.dumps(packed_settings(settings)), RELOAD_TIMEOUT
-            )
+            await ask(child.number, RELOAD, packed_settings(settings), timeout=RELOAD_TIMEOUT)
         except WorkerUnreachable as error:
-            log.error("worker %d does not serve with the new settings: %s", child.seat, error)
-            return False
+            if not child.leaving.is_set():
+                log.error("worker %d does not serve with the new settings: %s", child.seat, error)
+                return False
         return True
 
     async def _spawn(self, seat: int, settings: Mapping[str, Any]) -> Child:
@@ -318,20 +342,24 @@ class Workers:
             len(self._sockets),
             sockets,
             for_gateways,
-            self._log_lock.fileno(),
         )
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                MODULE,
+                "proxy",
+                "serve",
+                "--worker-fd",
                 str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), setup.log_lock, *sockets, *for_gateways),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(), *sockets, *for_gateways),
             )
+        assert process.stdin is not None
+        process.stdin.write(setup.packed().encode())
+        process.stdin.close()
         child = self.children[setup.number] = Child(setup.number, seat, process, self._clock.now())
         self._tasks.start(self._watch(child), f"watch of worker {seat}")
-        await self._broker.attach(child.number, ours, setup.packed())
+        await self._broker.attach(child.number, ours)
         return child
 
     async def _serves(self, child: Child) -> bool:
@@ -348,11 +376,13 @@ class Workers:
         await child.leaving.wait()
         if not self._is_stopping and self._seated.get(child.seat) is child:
             del self._seated[child.seat]
-            self._restarts.add()
+            self._catalogue.worker_restarts.cell().add()
             self._tasks.keep(lambda: self._succeed(child), "successor-of-a-worker", str(child.seat))
         code = await child.ended()
         del self.children[child.number]
-        self._left(child)
+        counts = Merged(self._catalogue)
+        counts.add_counts(self.ended)
+        self.ended = counts.add_counts(child.metrics)
         if code:
             log.error("worker %d (%d) %s", child.seat, child.pid, _how(code))
 
@@ -382,59 +412,34 @@ def _how(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-class LockedWriter:
-    """A writer that writes a batch of lines before another process starts its own: a pipe would mix batches that are
-    longer than 4 KB. The lock is the kernel's, so a killed process releases it."""
-
-    def __init__(self, lock: int, stream: int) -> None:
-        self._lock = lock
-        self._stream = stream
-
-    def __call__(self, batch: bytes) -> int:
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
-        try:
-            rest = memoryview(batch)
-            while rest:
-                rest = rest[os.write(self._stream, rest) :]
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
-        return len(batch)
+def write_locked(stream: int, batch: bytes) -> int:
+    """Write a batch of lines before another process starts its own: a pipe would mix batches that are longer than 4 KB.
+    The lock on the stream is the kernel's, so a killed process releases it."""
+    fcntl.lockf(stream, fcntl.LOCK_EX)
+    try:
+        rest = memoryview(batch)
+        while rest:
+            rest = rest[os.write(stream, rest) :]
+    finally:
+        fcntl.lockf(stream, fcntl.LOCK_UN)
+    return len(batch)
 
 
 def bound(host: str, port: int, workers: int) -> list[list[socket.socket]]:
-    """Return one socket per worker for every address of the host, all on one port: the kernel distributes new
+    """Return one listening socket per worker for every address of the host, all on one port: the kernel distributes new
     connections among them. Raise OSError, also if another process listens on the port: SO_REUSEPORT alone would share
     it."""
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
     with ExitStack() as stack:
-        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
         for family, address in addresses:
-            _bind(family, address).close()
-        found: list[list[socket.socket]] = []
-        for _ in range(workers):
-            mine = []
+            socket.create_server(address, family=family).close()
+        found: list[list[socket.socket]] = [[] for _ in range(workers)]
+        for mine in found:
             for family, address in addresses:
-                sock = stack.enter_context(_bind(family, (address[0], port, *address[2:]), shared=True))
+                address = (address[0], port, *address[2:])
+                sock = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True)
+                mine.append(stack.enter_context(sock))
                 port = port or sock.getsockname()[1]
-                mine.append(sock)
-            found.append(mine)
         stack.pop_all()
     return found
-
-
-def _bind(family: int, address: tuple[object, ...], shared: bool = False) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"error while attempting to bind on address {address}: {error.strerror}") from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock

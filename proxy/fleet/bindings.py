@@ -1,9 +1,10 @@
-"""Which pod keeps which response: `/v1/responses` is stateful, so what follows must reach the pod that has it."""
+"""Which pod keeps what: the bindings of sessions, and of the responses that `/v1/responses` stores."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import islice
 
 from proxy.core.attempt import Attempt
@@ -12,42 +13,106 @@ from proxy.core.errors import NO_POD, NoEndpoints, UnknownResponse
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 
+MOST_BINDINGS = 100_000
 
-class Bindings(Listener):
-    """Response id -> endpoint, for `ttl` seconds after the last use; at most `limit`, least recently used evicted."""
 
-    def __init__(self, clock: Clock, limit: int = 100_000, ttl: float = 3600.0) -> None:
-        self._clock = clock
-        self._limit = limit
-        self._ttl = ttl
-        self._bound: OrderedDict[str, tuple[Endpoint, float]] = OrderedDict()
+def _ignored(key: bytes, endpoint: Endpoint) -> None:
+    pass
+
+
+class BindingTable:
+    """The pod of each session or stored response, ordered by last use, the oldest first. Times are monotonic seconds.
+    `on_bind(key, endpoint)` is called for every binding that is made or confirmed here; `receive` applies it in other
+    processes."""
+
+    def __init__(self, ttl: float, sweep_every: float, most: int = MOST_BINDINGS) -> None:
+        self.ttl = ttl
+        self.sweep_every = sweep_every
+        self._most = most
+        self._swept_at = 0.0
+        self._bound: OrderedDict[bytes, tuple[Endpoint, float]] = OrderedDict()
+        self.on_bind: Callable[[bytes, Endpoint], None] = _ignored
 
     def __len__(self) -> int:
         return len(self._bound)
 
-    def bind(self, response_id: str, endpoint: Endpoint) -> None:
-        now = self._clock.now()
-        self._bound[response_id] = (endpoint, now + self._ttl)
-        self._bound.move_to_end(response_id)
-        while len(self._bound) > self._limit or self._oldest() <= now:
+    def expire_after(self, ttl: float, sweep_every: float) -> None:
+        """Apply other settings: sessions expire `ttl` seconds after their last use."""
+        self.ttl, self.sweep_every = ttl, sweep_every
+
+    def get(self, id: str, now: float) -> Endpoint | None:
+        endpoint, used_at = self._bound.get(_digest(id), (None, 0.0))
+        return endpoint if now - used_at < self.ttl else None
+
+    def bind(self, id: str, endpoint: Endpoint, now: float) -> None:
+        """Make or confirm a binding."""
+        key = _digest(id)
+        self._put(key, endpoint, now)
+        if now - self._swept_at >= self.sweep_every:
+            self._sweep(now)
+        self.on_bind(key, endpoint)
+
+    def receive(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
+        """Store a binding of another process, unless a later one is known."""
+        if used_at >= self._bound.get(key, (None, used_at))[1]:
+            self._put(key, endpoint, used_at)
+
+    def recent(self, most: int) -> Iterator[tuple[bytes, Endpoint, float]]:
+        """Return a copy of the most recently used bindings, the most recent last."""
+        first = max(0, len(self._bound) - most)
+        return iter([(key, endpoint, at) for key, (endpoint, at) in islice(self._bound.items(), first, None)])
+
+    def forget(self, endpoint: Endpoint) -> None:
+        for key in [key for key, (bound, _) in self._bound.items() if bound is endpoint]:
+            del self._bound[key]
+
+    def move(self, endpoint: Endpoint, successor: Endpoint) -> None:
+        """Bind the sessions of one pod to another."""
+        for key, (bound, used_at) in self._bound.items():
+            if bound is endpoint:
+                self._bound[key] = (successor, used_at)
+
+    def _put(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
+        self._bound[key] = (endpoint, used_at)
+        self._bound.move_to_end(key)
+        if len(self._bound) > self._most:
             self._bound.popitem(last=False)
+
+    def _sweep(self, now: float) -> None:
+        self._swept_at = now
+        while self._bound and now - next(iter(self._bound.values()))[1] >= self.ttl:
+            self._bound.popitem(last=False)
+
+
+def _digest(id: str) -> bytes:
+    """Return a digest of an id. Clients choose ids, up to the size of a header, so storing them could fill the
+    memory."""
+    return blake2b(id.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+class Bindings(Listener):
+    """The pods of stored responses, by response id, for `ttl` seconds after the last use. What follows a response must
+    reach the pod that stores it."""
+
+    def __init__(self, clock: Clock, limit: int = MOST_BINDINGS, ttl: float = 3600.0) -> None:
+        self._clock = clock
+        self.table = BindingTable(ttl, 0.0, limit)
+        self.forget = self.table.forget
+        """Drop a pod that was removed or restarted."""
+
+    def bind(self, response_id: str, endpoint: Endpoint) -> None:
+        self.table.bind(response_id, endpoint, self._clock.now())
 
     def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:
         """Bind the response that the pod stores."""
         if attempt.response_id and attempt.endpoint.state is not GONE:
             self.bind(attempt.response_id, attempt.endpoint)
 
-    def recent(self, most: int) -> list[tuple[str, Endpoint]]:
-        """Return the most recently used ones, the latest last."""
-        first = max(0, len(self._bound) - most)
-        return [(key, endpoint) for key, (endpoint, _) in islice(self._bound.items(), first, None)]
-
     def find(self, response_id: str) -> Endpoint | None:
         """Return None for an unknown or expired id, or if its pod is gone."""
-        endpoint, expires = self._bound.get(response_id, (None, 0.0))
-        if endpoint is None or expires <= self._clock.now():
-            return None
-        self.bind(response_id, endpoint)
+        endpoint = self.table.get(response_id, self._clock.now())
+        if endpoint is not None:
+            self.bind(response_id, endpoint)
         return endpoint
 
     def pod_of(self, response_id: str, ready: Sequence[Endpoint]) -> Endpoint:
@@ -58,29 +123,3 @@ class Bindings(Listener):
         if len(ready) == 1:
             return ready[0]
         raise UnknownResponse(response_id) if ready else NoEndpoints(NO_POD)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Drop a pod that was removed or restarted."""
-        gone = [response_id for response_id, (other, _) in self._bound.items() if other is endpoint]
-        for response_id in gone:
-            del self._bound[response_id]
-
-    def _oldest(self) -> float:
-        """Return when the least recently used one expires. Every use moves an entry to the end, so it is the first."""
-        _, expires = next(iter(self._bound.values()))
-        return expires
-
-
-class SharedBindings(Bindings):
-    """Bindings that peers share: calls `bound` for every binding that this process creates or uses."""
-
-    def __init__(self, clock: Clock, bound: Callable[[str, Endpoint], None]) -> None:
-        super().__init__(clock)
-        self._tell = bound
-
-    def bind(self, response_id: str, endpoint: Endpoint) -> None:
-        super().bind(response_id, endpoint)
-        self._tell(response_id, endpoint)
-
-    def bound_elsewhere(self, response_id: str, endpoint: Endpoint) -> None:
-        super().bind(response_id, endpoint)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
-from itertools import islice
 from typing import Any, Literal
 
 from proxy.core.attempt import Attempt, Stage
@@ -18,6 +15,7 @@ from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
+from proxy.fleet.bindings import BindingTable
 from proxy.latency.forecast import LATENCY
 
 NAMESPACE = "default"
@@ -92,13 +90,13 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     rebalance: Rebalance | None = param(
         None, "when a session leaves a pod that is slower than the others and is bound to another; null: sessions stay"
     )
-    table: SessionTable = field(init=False, repr=False, compare=False)
+    table: BindingTable = field(init=False, repr=False, compare=False)
     _successors: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False)
     """Draining pod -> pod that got the last of its sessions."""
 
     def __post_init__(self) -> None:
         ttl, sweep = self.session_id_config.eviction_ttl_seconds, self.session_id_config.eviction_sweep_seconds
-        table = self.state.get("sessions", lambda: SessionTable(ttl, sweep))
+        table = self.state.get("sessions", lambda: BindingTable(ttl, sweep))
         self.state.at_commit(partial(table.expire_after, ttl, sweep))
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "_successors", self.state.get("successors", dict))
@@ -193,84 +191,6 @@ def decode(token: str) -> str:
         return b64decode(token.strip(), validate=True).decode()
     except ValueError:
         return ""
-
-
-MOST_SESSIONS = 100_000
-
-
-def _ignored(key: bytes, endpoint: Endpoint) -> None:
-    pass
-
-
-class SessionTable:
-    """The pod of each session, ordered by last use, the oldest first. Times are monotonic seconds. `on_bind(key,
-    endpoint)` is called for every binding that is made or confirmed here; `receive` applies it in other processes."""
-
-    def __init__(self, ttl: float, sweep_every: float, most: int = MOST_SESSIONS) -> None:
-        self.ttl = ttl
-        self.sweep_every = sweep_every
-        self._most = most
-        self._swept_at = 0.0
-        self._bound: OrderedDict[bytes, tuple[Endpoint, float]] = OrderedDict()
-        self.on_bind: Callable[[bytes, Endpoint], None] = _ignored
-
-    def __len__(self) -> int:
-        return len(self._bound)
-
-    def expire_after(self, ttl: float, sweep_every: float) -> None:
-        """Apply other settings: sessions expire `ttl` seconds after their last use."""
-        self.ttl, self.sweep_every = ttl, sweep_every
-
-    def get(self, session: str, now: float) -> Endpoint | None:
-        endpoint, used_at = self._bound.get(_digest(session), (None, 0.0))
-        return endpoint if now - used_at < self.ttl else None
-
-    def bind(self, session: str, endpoint: Endpoint, now: float) -> None:
-        """Make or confirm a binding."""
-        key = _digest(session)
-        self._put(key, endpoint, now)
-        if now - self._swept_at >= self.sweep_every:
-            self._sweep(now)
-        self.on_bind(key, endpoint)
-
-    def receive(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
-        """Store a binding of another process, unless a later one is known."""
-        if used_at >= self._bound.get(key, (None, used_at))[1]:
-            self._put(key, endpoint, used_at)
-
-    def recent(self, most: int) -> Iterator[tuple[bytes, Endpoint, float]]:
-        """Return a copy of the most recently used bindings, the most recent last."""
-        first = max(0, len(self._bound) - most)
-        return iter([(key, endpoint, at) for key, (endpoint, at) in islice(self._bound.items(), first, None)])
-
-    def forget(self, endpoint: Endpoint) -> None:
-        for key in [key for key, (bound, _) in self._bound.items() if bound is endpoint]:
-            del self._bound[key]
-
-    def move(self, endpoint: Endpoint, successor: Endpoint) -> None:
-        """Bind the sessions of one pod to another."""
-        for key, (bound, used_at) in self._bound.items():
-            if bound is endpoint:
-                self._bound[key] = (successor, used_at)
-
-    def _put(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
-        self._bound[key] = (endpoint, used_at)
-        self._bound.move_to_end(key)
-        if len(self._bound) > self._most:
-            self._bound.popitem(last=False)
-
-    def _sweep(self, now: float) -> None:
-        self._swept_at = now
-        for key, (_, used_at) in list(self._bound.items()):
-            if now - used_at < self.ttl:
-                break
-            del self._bound[key]
-
-
-def _digest(session: str) -> bytes:
-    """Return a digest of an id. Clients choose ids, up to the size of a header, so storing them could fill the
-    memory."""
-    return blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

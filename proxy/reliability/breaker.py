@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
@@ -47,8 +47,8 @@ Later = Callable[[float, Callable[[], None]], object]
 """Call a function after a number of seconds, on the event loop."""
 
 
-class BreakerPeers(Protocol):
-    """Other processes with breakers for the same pods; implemented by `cluster.shared.SharedBreakers`."""
+class BreakerPeers:
+    """Other processes with breakers for the same pods: `cluster.shared.SharedBreakers`, or no process."""
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         """Publish that a breaker opened or closed; peers call `hear`."""
@@ -58,20 +58,7 @@ class BreakerPeers(Protocol):
 
     def pause(self, endpoint: Endpoint) -> float:
         """Return the seconds for which other processes probe the pod first."""
-
-
-class NoPeers(BreakerPeers):
-    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        pass
-
-    def breaker_tried(self, endpoint: Endpoint) -> None:
-        pass
-
-    def pause(self, endpoint: Endpoint) -> float:
         return 0.0
-
-
-NO_PEERS = NoPeers()
 
 
 class Circuit:
@@ -102,14 +89,13 @@ class Breakers(Listener):
         clock: Clock,
         fleet: Fleet,
         later: Later,
-        peers: BreakerPeers = NO_PEERS,
         probes: int = PROBES,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
-        self._peers = peers
+        self.peers = BreakerPeers()
         self._probes = probes
         self._circuits: dict[Endpoint, Circuit] = {}
         self._ejected_until: dict[tuple[Endpoint, str], float] = {}
@@ -130,7 +116,7 @@ class Breakers(Listener):
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_responded)
             if len(circuit.probes) >= self._probes:
                 self._fleet.eject(attempt.endpoint, PROBED)
-                self._peers.breaker_tried(attempt.endpoint.lead)
+                self.peers.breaker_tried(attempt.endpoint.lead)
 
     def _probe_responded(self, attempt: Attempt) -> None:
         """Close the breaker at the first byte of a good response to a probe."""
@@ -228,17 +214,17 @@ class Breakers(Listener):
 
     def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
         self._open(endpoint, circuit)
-        self._peers.breaker_turned(endpoint, True)
+        self.peers.breaker_turned(endpoint, True)
 
     def _recover(self, endpoint: Endpoint) -> None:
         self._close(endpoint)
-        self._peers.breaker_turned(endpoint, False)
+        self.peers.breaker_turned(endpoint, False)
 
     def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
         circuit.is_open, circuit.is_half_open = True, False
         self._fleet.eject(endpoint, OPEN)
         circuit.times = times = circuit.times + 1
-        seconds = self.settings.open + self._peers.pause(endpoint)
+        seconds = self.settings.open + self.peers.pause(endpoint)
         self._later(seconds, lambda: self._half_open(endpoint, circuit, times))
 
     def _half_open(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:

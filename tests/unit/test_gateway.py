@@ -457,4 +457,4 @@ async def test_a_response_of_a_removed_pod_is_not_requested() -> None:
     await world.serve(world.removed_meanwhile)
     with pytest.raises(UnknownResponse):
         await world.serve(good, client_request=FakeClientRequest(path="/v1/responses/resp_1", method="GET", body=b""))
-    assert len(world.bindings) == 0
+    assert len(world.bindings.table) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.cluster import questions, workers
+from proxy.cluster import reads, workers
 from proxy.cluster.supervisor import Supervisor
 from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet, SimPod
@@ -56,7 +56,7 @@ def question(text: str, tokens: int = 4, stream: bool = False) -> dict[str, Any]
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the supervisor bounds is bounded generously: a worker has a CPU only when others leave it one."""
     for name in ("DECISIONS_TIMEOUT", "METRICS_TIMEOUT"):
-        monkeypatch.setattr(questions, name, PATIENCE)
+        monkeypatch.setattr(reads, name, PATIENCE)
     for name in ("START_TIMEOUT", "RELOAD_TIMEOUT", "SILENT_AFTER", "KILL_SILENT_AFTER"):
         monkeypatch.setattr(workers, name, PATIENCE)
 
@@ -117,8 +117,9 @@ async def held(pods: Iterable[SimPod]) -> AsyncIterator[None]:
 
 async def until_workers_show(supervisor: Supervisor, condition: Callable[[set[str]], object]) -> None:
     """Wait until the condition holds for the lines of each worker's metrics."""
+    ask_all = supervisor._workers.ask_all
     async with asyncio.timeout(PATIENCE):
-        while not all([condition(await _lines(dump)) for dump in await supervisor._exposition.of_workers()]):
+        while not all([condition(await _lines(dump)) for _, dump in await ask_all(reads.METRICS, timeout=PATIENCE)]):
             await asyncio.sleep(0.02)
 
 

@@ -106,12 +106,11 @@ async def test_proxies_share_their_state(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)
     one.remember([1, 2, 3])
-    one.bindings.bound("resp-1", one.pod)
+    one.bindings.bind("resp-1", one.pod)
     one.shared_breakers.breaker_turned(one.pod, True)
     await until(lambda: two.pod.load.requests == two.remote == 2)
-    await until(lambda: two.depth([1, 2, 3]) == 3 and two.bound == {"resp-1": "a"} and two.breakers == [("a", True)])
+    await until(lambda: two.depth([1, 2, 3]) == 3 and two.knows_response and two.breakers == [("a", True)])
     assert one.remote == 0
-    assert not one.bound
 
 
 async def test_ejection_reasons_are_local_to_a_host(deployed: Deployed) -> None:
@@ -142,12 +141,12 @@ async def test_a_new_host_receives_loads_and_index(deployed: Deployed) -> None:
     two.dispatch(3)
     one.remember([1, 2, 3])
     two.reserve([4, 5])
-    one.own_bound.append(("resp-1", one.pod))
-    two.own_bound.append(("resp-1", two.pod))
+    one.bindings.bind("resp-1", one.pod)
+    two.bindings.bind("resp-1", two.pod)
     await until(lambda: two.depth([1, 2, 3]) == 3 and one.depth([4, 5]) == 2)
     late = await deployed.join()
     await until(lambda: late.remote == 5)
-    await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2 and late.bound)
+    await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2 and late.knows_response)
 
 
 async def test_hosts_share_limits_with_live_hosts_and_trial_requests_one_at_a_time(deployed: Deployed) -> None:
@@ -245,7 +244,7 @@ async def test_a_host_that_missed_a_packet_requests_the_state(deployed: Deployed
     await until(lambda: two.remote == 2)
     one.pod.charge(5, 0)  # not published
     one.replica._number += 1
-    one.bindings.bound("later", one.pod)
+    one.bindings.bind("later", one.pod)
     await until(lambda: two.remote == 7)
     assert two.series.missed.value == 1
 
@@ -258,11 +257,11 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
     while one.deployment._direct is not None and not one.deployment._direct.is_slow:
-        one.replica.publish_to_all(FrameKind.BINDINGS, b"[" + b" " * 500_000 + b"]")
+        one.replica.publish_to_all(FrameKind.SESSIONS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
-    one.replica.publish_to_all(FrameKind.BINDINGS, b"[]")
+    one.replica.publish_to_all(FrameKind.SESSIONS, b"[]")
     assert one.deployment._queue
-    one.replica.publish_to_all(FrameKind.BINDINGS, b"[" + b" " * 2000 + b"]")
+    one.replica.publish_to_all(FrameKind.SESSIONS, b"[" + b" " * 2000 + b"]")
     assert not one.deployment._queue
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)

@@ -25,7 +25,7 @@ from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import StepTiming
 from proxy.settings import from_mapping
-from proxy.telemetry.metrics import Counter
+from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.host import CHAT, Host, configured, host, question
 from tests.helpers.scenarios.stack import BY_LOAD
 from tests.helpers.waiting import PATIENCE, until
@@ -163,7 +163,7 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
         garbled=Counter(),
     )
     hub = Broker(replica, lambda worker: None, Counter())
-    them = workers.Workers([[]], hub, clock, lambda child: None, Counter(), [[]])
+    them = workers.Workers(hub, clock, Catalogue("test"))
     process = await asyncio.create_subprocess_exec("sleep", "600")
     child = Child(1, 0, process, clock.now())
     child.ready.set()

@@ -28,7 +28,7 @@ class Assumed:
             self.received += orjson.loads(body)
 
     def spend(self, member: int, running: int) -> None:
-        other = record(FrameKind.BINDINGS, b"[]")
+        other = record(FrameKind.SESSIONS, b"[]")
         self.absence.add(bytes([member]), other + record(FrameKind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
 
 

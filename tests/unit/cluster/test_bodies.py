@@ -9,8 +9,9 @@ import pytest
 from proxy.auth.limits import RateLimiter
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import FrameKind, InvalidMessage
-from proxy.cluster.shared import PeerBindings, Shared, SharedBreakers, SharedEjections, SharedLimits
+from proxy.cluster.shared import Shared, SharedBreakers, SharedEjections, SharedLimits, SharedSessions
 from proxy.core.ports import ManualClock
+from proxy.fleet.bindings import BindingTable
 from proxy.fleet.store import Fleet
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.settings import BreakerSettings
@@ -51,8 +52,8 @@ def nothing(*_: object) -> None:
 
 FLEET = Fleet(ManualClock())
 EJECTIONS = SharedEjections(dict, nothing, nothing)
-BINDINGS = PeerBindings(nothing, lambda most: [], nothing)
-BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLEET, nothing), FLEET.get, nothing)
+BINDINGS = SharedSessions(BindingTable(60.0, 0.0), ManualClock(), name="responses", publish=nothing, find=nothing)
+BREAKERS = SharedBreakers(Breakers(BreakerSettings(), ManualClock(), FLEET, nothing), FLEET.get, nothing)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLE
         (EJECTIONS, b'["p"]'),
         (EJECTIONS, b'[["p",[5]]]'),
         (BINDINGS, b"5"),
-        (BINDINGS, b'[["resp_1",["p"]]]'),
-        (BINDINGS, b'[["a","b"],["resp_1"]]'),
+        (BINDINGS, b'[[1,"00",0.0,["p"]]]'),
+        (BINDINGS, b'[[1,"00",0.0,"b"],["00"]]'),
         (BREAKERS, b"["),
         (BREAKERS, b'[["p"],"opened"]'),
         (BREAKERS, b'[["p","ajar"]]'),

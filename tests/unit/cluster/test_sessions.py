@@ -12,7 +12,7 @@ from proxy.cluster.messages import FrameKind, InvalidMessage
 from proxy.cluster.shared import PER_RECORD, SharedSessions
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
-from proxy.plugins.sessions import SessionTable
+from proxy.fleet.bindings import BindingTable
 
 TTL = 100.0
 
@@ -22,7 +22,7 @@ class Worker:
 
     def __init__(self, name: str = "table") -> None:
         self.clock = ManualClock(1000.0)
-        self.table = SessionTable(TTL, 10.0)
+        self.table = BindingTable(TTL, 10.0)
         self.pods = {name: Endpoint(name) for name in ("a", "b")}
         self.listeners: list[Worker] = []
         self.shared = SharedSessions(self.table, self.clock, name=name, publish=self._tell, find=self.pods.get)

@@ -2,7 +2,7 @@
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
-from proxy.fleet.bindings import Bindings, SharedBindings
+from proxy.fleet.bindings import Bindings
 
 A, B = Endpoint("a"), Endpoint("b")
 
@@ -37,7 +37,7 @@ def test_expired_bindings_are_dropped_when_another_is_made() -> None:
         bindings.bind(f"r{number}", A)
     clock.advance(10)
     bindings.bind("new", B)
-    assert len(bindings) == 1
+    assert len(bindings.table) == 1
 
 
 def test_the_least_recently_used_binding_is_evicted_first() -> None:
@@ -63,18 +63,4 @@ def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
     bindings.bind("r", A)
     bindings.bind("r", B)
     assert bindings.find("r") is B
-    assert len(bindings) == 1
-
-
-def test_shared_bindings_publish_local_ones_only() -> None:
-    published: list[tuple[str, str]] = []
-    bindings = SharedBindings(
-        ManualClock(), lambda response_id, endpoint: published.append((response_id, endpoint.name))
-    )
-    here, there = Endpoint("here"), Endpoint("there")
-    bindings.bind("r1", here)
-    bindings.bound_elsewhere("r2", there)
-    assert published == [("r1", "here")]
-    assert bindings.find("r2") is there
-    assert bindings.recent(1) == [("r2", there)]
-    assert bindings.recent(9) == [("r1", here), ("r2", there)]
+    assert len(bindings.table) == 1

@@ -10,9 +10,9 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
+from proxy.fleet.bindings import BindingTable
 from proxy.latency.forecast import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.plugins.sessions import SessionTable
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, fault, make, pod, request
 
 BY_ID: dict[str, Any] = {"strategy": "session_id"}
@@ -286,7 +286,7 @@ class TestRebalance:
 
 class TestTable:
     def test_bindings_of_other_processes_count_unless_older(self) -> None:
-        mine, its, a, b = SessionTable(100, 100), SessionTable(100, 100), pod("a"), pod("b")
+        mine, its, a, b = BindingTable(100, 100), BindingTable(100, 100), pod("a"), pod("b")
         mine.on_bind = lambda key, endpoint: its.receive(key, endpoint, 5.0)
         its.bind("s", b, now=1.0)
         mine.bind("s", a, now=5.0)
@@ -296,26 +296,26 @@ class TestTable:
         assert its.get("s", now=6.0) is b
 
     def test_recent_sessions_are_listed_oldest_first(self) -> None:
-        table, a = SessionTable(ttl=100, sweep_every=100), pod("a")
+        table, a = BindingTable(ttl=100, sweep_every=100), pod("a")
         for at, session in enumerate("xyzx"):
             table.bind(session, a, now=float(at))
         assert [used_at for _, _, used_at in table.recent(2)] == [2.0, 3.0]
 
     def test_the_table_is_bounded_and_drops_the_longest_unused(self) -> None:
-        table, a = SessionTable(ttl=100, sweep_every=100, most=2), pod("a")
+        table, a = BindingTable(ttl=100, sweep_every=100, most=2), pod("a")
         for session in ("x", "y", "x", "z"):
             table.bind(session, a, now=1.0)
         assert [table.get(session, now=1.0) for session in "xyz"] == [a, None, a]
 
     def test_expired_sessions_are_removed_from_memory(self) -> None:
-        table, a = SessionTable(ttl=10, sweep_every=5), pod("a")
+        table, a = BindingTable(ttl=10, sweep_every=5), pod("a")
         for second in range(100):
             table.bind(str(second), a, now=float(second))
         assert len(table) <= 15
 
 
 def test_invented_session_names_use_no_memory() -> None:
-    table, a = SessionTable(300.0, 10.0), pod("a")
+    table, a = BindingTable(300.0, 10.0), pod("a")
     long = "x" * 60_000 + "\udcff"
     table.bind(long, a, now=0.0)
     assert table.get(long, now=1.0) is a

@@ -22,13 +22,22 @@ from proxy.core.errors import (
 from proxy.core.ports import ManualClock
 from proxy.core.request import TIME_LIMIT, InferenceRequest
 from proxy.fleet.store import Fleet
-from proxy.reliability.breaker import LEAVING, OPEN, PROBED, PROBES, RESTING, UNREACHABLE, Breakers
+from proxy.reliability.breaker import (
+    LEAVING,
+    OPEN,
+    PROBED,
+    PROBES,
+    RESTING,
+    UNREACHABLE,
+    BreakerPeers,
+    Breakers,
+)
 from proxy.reliability.settings import BreakerSettings
 
 FAILED = UpstreamFailed("nonsense")
 
 
-class World:
+class World(BreakerPeers):
     """One pod, its breaker, and timers that go off when time passes."""
 
     def __init__(self, probes: int = PROBES, **settings: float) -> None:
@@ -40,7 +49,8 @@ class World:
         self.tries = 0
         self.others_first = 0.0
         wanted = BreakerSettings(**settings)  # type: ignore[arg-type]
-        self.breakers = Breakers(wanted, self.clock, cast(Fleet, self), self._later, self, probes)
+        self.breakers = Breakers(wanted, self.clock, cast(Fleet, self), self._later, probes)
+        self.breakers.peers = self
 
     def eject(self, endpoint: Endpoint, why: str) -> None:
         self.reasons.add(why)

@@ -14,10 +14,11 @@ from proxy.cluster.membership import member_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.shared import PeerBindings, SharedBreakers, SharedEjections
+from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedSessions
 from proxy.cluster.transport import Broker, Link
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, SystemClock
+from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
 from proxy.reliability.breaker import Breakers
@@ -34,8 +35,6 @@ class Member:
         self.pod = Endpoint("a")
         self.ledger = Ledger(SystemClock())
         self.received: list[tuple[FrameKind, bytes]] = []
-        self.bound: dict[str, str] = {}
-        self.own_bound: list[tuple[str, Endpoint]] = []
         self.own_ejections: dict[str, list[str]] = {}
         self.peer_ejections: dict[int, Mapping[str, Sequence[str]]] = {}
         """The ejections of other processes, by their number."""
@@ -62,16 +61,23 @@ class Member:
         self.ejections = SharedEjections(
             lambda: self.own_ejections, self.peer_ejections.__setitem__, self.replica.publish_local
         )
-        self.bindings = PeerBindings(self.bound.__setitem__, lambda most: self.own_bound, publish)
+        self.bindings = Bindings(SystemClock())
+        responses = SharedSessions(
+            self.bindings.table, SystemClock(), name="responses", publish=publish, find=lambda name: self.pod
+        )
         self.shared_breakers = SharedBreakers(
-            lambda: cast(Breakers, self), lambda name: self.pod, publish, lambda: self.replica.place
+            cast(Breakers, self), lambda name: self.pod, publish, lambda: self.replica.place
         )
         self.replica.state.put(
             ejections=[self.ejections],
-            bindings=[self.bindings],
+            bindings=[responses],
             breakers=[self.shared_breakers],
             indexes=[self.index],
         )
+
+    @property
+    def knows_response(self) -> bool:
+        return self.bindings.table.get("resp-1", SystemClock().now()) is self.pod
 
     def hear(self, endpoint: Endpoint, is_open: bool) -> None:
         """As breakers do, also below."""
@@ -112,7 +118,7 @@ class Bus:
             garbled=self.garbled,
             snapshot=lambda: [(FrameKind.ROLL, ROLL)],
         )
-        self.breakers = SharedBreakers(lambda: cast(Breakers, self), lambda name: None, self.replica.publish)
+        self.breakers = SharedBreakers(cast(Breakers, self), lambda name: None, self.replica.publish)
         self.broker = Broker(self.replica, self.vanished.append, self.dropped, shares=shares)
 
     async def join(self, number: int) -> Member:
@@ -149,12 +155,12 @@ async def test_changes_of_one_worker_reach_all_others_and_the_broker() -> None:
         one, two, three = [await it.join(number) for number in (1, 2, 3)]
         one.dispatch(2)
         one.remember([1, 2, 3])
-        one.bindings.bound("resp-1", one.pod)
+        one.bindings.bind("resp-1", one.pod)
         await until(lambda: all(each.pod.load.requests == 2 for each in (two, three)))
         await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
-        await until(lambda: two.bound == three.bound == {"resp-1": "a"})
+        await until(lambda: two.knows_response and three.knows_response)
         assert one.pod.load.remote_requests == 0
-        assert FrameKind.BINDINGS in [kind for worker, kind, _ in it.received if worker == 1]
+        assert FrameKind.SESSIONS in [kind for worker, kind, _ in it.received if worker == 1]
 
 
 async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
@@ -164,12 +170,12 @@ async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
         two.dispatch(3)
         one.remember([1, 2, 3])
         two.reserve([4, 5])
-        one.own_bound.append(("resp-1", one.pod))
+        one.bindings.bind("resp-1", one.pod)
         await until(lambda: two.depth([1, 2, 3]) == 3)
         late = await it.join(3)
         await until(lambda: late.pod.load.requests == 5)
         await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2)
-        await until(lambda: late.bound == {"resp-1": "a"})
+        await until(lambda: late.knows_response)
 
 
 async def test_a_vanished_worker_is_removed_at_once() -> None:
@@ -211,7 +217,7 @@ async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> Non
         link = cast(Link, slow.replica._transport)
         link._transport.pause_reading()
         for _ in range(40):
-            one.replica._batch.send(record(FrameKind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
+            one.replica._batch.send(record(FrameKind.SESSIONS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         one.reserve([1, 2])
@@ -242,8 +248,8 @@ async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() ->
         one, two = [await it.join(number) for number in (1, 2)]
         one.replica._batch.send(b"\x11\xff\xff")
         one.replica._batch.send(record(FrameKind.LOAD, b"\xff" * 9))
-        one.replica._batch.send(record(FrameKind.BINDINGS, b"{]"))
-        one.replica._batch.send(record(FrameKind.BINDINGS, b"[1]"))
+        one.replica._batch.send(record(FrameKind.SESSIONS, b"{]"))
+        one.replica._batch.send(record(FrameKind.SESSIONS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
         assert two.garbled.value == 4
@@ -280,7 +286,8 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
-    link = await Link.over(ours, lambda _: None, lambda: None, member.replica._resync, member.dropped, 100_000)
+    link = Link(lambda _: None, lambda: None, member.replica._resync, member.dropped, 100_000)
+    await link.open(ours)
     member.replica.use(link)
     theirs.setblocking(False)
     member.dispatch(2)
@@ -299,8 +306,8 @@ async def test_without_shared_state_workers_get_the_pods_only() -> None:
     it = Bus(shares=False)
     one, two = await it.join(1), await it.join(2)
     one.dispatch(2)
-    one.bindings.bound("resp-1", one.pod)
-    await until(lambda: (1, FrameKind.BINDINGS) in [(worker, kind) for worker, kind, _ in it.received])
+    one.bindings.bind("resp-1", one.pod)
+    await until(lambda: (1, FrameKind.SESSIONS) in [(worker, kind) for worker, kind, _ in it.received])
     it.replica.publish(FrameKind.METRICS, b"{}")
     await until(lambda: (FrameKind.METRICS, b"{}") in two.received)
     assert two.pod.load.requests == 0
@@ -316,10 +323,10 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
         it.replica.state.put(breakers=[it.breakers])
         one.replica._batch.send(record(FrameKind.BREAKER, b"{]"))
         one.replica._batch.send(record(FrameKind.BREAKER, b'[["a"],"opened"]'))
-        one.bindings.bound("resp-1", one.pod)
-        await until(lambda: two.bound and any(kind is FrameKind.BINDINGS for _, kind, _ in it.received))
+        one.bindings.bind("resp-1", one.pod)
+        await until(lambda: two.knows_response and any(kind is FrameKind.SESSIONS for _, kind, _ in it.received))
         assert it.garbled.value == two.garbled.value == 2
-        assert it.broker.workers == [1, 2]
+        assert list(it.broker.links) == [1, 2]
 
 
 async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(

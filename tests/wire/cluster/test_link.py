@@ -19,8 +19,10 @@ async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> No
         received.append(packet.body)
         broker.publish(local(b"so did the others"))
 
-    broker = await Link.over(ours, receive, _nothing, _nothing, Counter())
-    worker = await Link.over(theirs, lambda *_: None, _nothing, _nothing, Counter())
+    broker = Link(receive, _nothing, _nothing, Counter())
+    worker = Link(lambda *_: None, _nothing, _nothing, Counter())
+    await broker.open(ours)
+    await worker.open(theirs)
     sent = [bytes([number]) * 50_000 for number in range(20)]
     for records in sent:
         worker.publish(local(records))

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from proxy.cluster.messages import BROKER, FrameKind, record
-from proxy.cluster.questions import MOST_OPEN, Questions, WorkerModelReads, WorkerUnreachable
+from proxy.cluster.questions import MOST_OPEN, Questions, WorkerUnreachable
+from proxy.cluster.worker import WorkerModelReads
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NotFound
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.cluster.test_bus import Bus, bus
 
@@ -26,29 +28,44 @@ async def question_bus() -> AsyncIterator[tuple[Bus, Questions, Questions]]:
         yield it, it.broker.questions, worker.replica.questions
 
 
-async def echo(argument: Any) -> bytes:
-    return repr(argument).encode()
+async def one(argument: Any) -> None:
+    pass
+
+
+async def echo(*arguments: Any) -> Any:
+    return arguments
 
 
 async def test_both_sides_send_queries_and_get_replies_in_any_order() -> None:
     async with question_bus() as (_, supervisor, worker):
         gate = asyncio.Event()
 
-        async def late(argument: Any) -> bytes:
+        async def late() -> str:
             await gate.wait()
-            return b"late"
+            return "late"
 
         worker.handlers.update(echo=echo, late=late)
         supervisor.handlers["echo"] = echo
         waiting = asyncio.create_task(supervisor.ask(1, "late"))
-        assert await supervisor.ask(1, "echo", ["a", 1]) == b"['a', 1]"
-        assert await worker.ask(BROKER, "echo", "b") == b"'b'"
+        assert await supervisor.ask(1, "echo", "a", [1]) == ["a", [1]]
+        assert await worker.ask(BROKER, "echo", "b") == ["b"]
         gate.set()
-        assert await waiting == b"late"
+        assert await waiting == "late"
+
+
+async def test_a_refusal_of_the_other_process_is_raised_at_the_caller() -> None:
+    async def refuses() -> None:
+        raise NotFound("There is no such decision.", param="name")
+
+    async with question_bus() as (_, supervisor, worker):
+        worker.handlers["refuses"] = refuses
+        with pytest.raises(NotFound, match="no such decision") as refusal:
+            await supervisor.ask(1, "refuses")
+        assert (refusal.value.status, refusal.value.param) == (404, "name")
 
 
 async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
-    async def fails(argument: Any) -> bytes:
+    async def fails() -> None:
         raise OSError("no such file")
 
     async with question_bus() as (_, supervisor, worker):
@@ -63,9 +80,8 @@ async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog
 
 
 async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
-    async def never(argument: Any) -> bytes:
+    async def never() -> None:
         await asyncio.Event().wait()
-        return b""
 
     async with question_bus() as (it, supervisor, worker):
         worker.handlers["never"] = never
@@ -89,22 +105,23 @@ async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
     async with question_bus() as (it, supervisor, worker):
         worker.handlers["echo"] = echo
         send = it.members[1].replica._send_direct
-        for body in (b"", b"\1\0\0\0{]", b'\1\0\0\0["nobody knows this",1]', b'\1\0\0\0["echo"]'):
+        supervisor.handlers["one"] = one
+        for body in (b"", b"[1,{", b'[1,"unknown",[]]', b'[1,"one"]', b'[1,"one",[1,2]]'):
             send(BROKER, record(FrameKind.QUESTION, body))
-        for body in (b"\1", b"\xff\xff\0\0\1late"):
+        for body in (b"[1", b'[65535,"late",null]'):
             send(BROKER, record(FrameKind.REPLY, body))
-        await until(lambda: it.garbled.value == 5)
-        assert await supervisor.ask(1, "echo", 1) == b"1"
+        await until(lambda: it.garbled.value == 6)
+        assert await supervisor.ask(1, "echo", 1) == [1]
 
 
 async def test_queries_beyond_the_limit_are_refused_and_leave_no_trace() -> None:
     gate, open_at_once = asyncio.Event(), 0
 
-    async def slow(argument: Any) -> bytes:
+    async def slow() -> str:
         nonlocal open_at_once
         open_at_once += 1
         await gate.wait()
-        return b"done"
+        return "done"
 
     async with question_bus() as (_, supervisor, worker):
         worker.handlers["slow"] = slow
@@ -113,9 +130,9 @@ async def test_queries_beyond_the_limit_are_refused_and_leave_no_trace() -> None
         assert open_at_once == MOST_OPEN
         gate.set()
         results = await asyncio.gather(*flood, return_exceptions=True)
-        assert results.count(b"done") == MOST_OPEN
-        assert {str(one) for one in results if one != b"done"} == {"too many questions at a time"}
-        assert await supervisor.ask(1, "slow") == b"done"
+        assert results.count("done") == MOST_OPEN
+        assert {str(one) for one in results if one != "done"} == {"too many questions at a time"}
+        assert await supervisor.ask(1, "slow") == "done"
         assert not worker._open
 
 
@@ -123,17 +140,16 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
     async with question_bus() as (it, supervisor, worker):
         seen: list[Any] = []
 
-        async def read(argument: Any) -> bytes:
-            seen.append(argument)
+        async def read(*pod: str) -> None:
+            seen.append(pod)
             it.replica.publish(FrameKind.POD, b"found")
-            return b""
 
         supervisor.handlers.update({"read-models": read, "read-pod": read})
         reads = WorkerModelReads(worker)
         await reads.next_round()
         assert (FrameKind.POD, b"found") in it.members[1].received
         reads.read_soon(Endpoint("a"))
-        await until(lambda: seen == [None, "a"])
+        await until(lambda: seen == [(), ("a",)])
 
 
 async def test_the_end_of_the_link_ends_reads_of_models(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,31 @@
+"""The options that name a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy.config.load import ConfigReader
+
+config_option = click.option(
+    "-c", "--config", type=click.Path(path_type=Path), help="YAML file: kvlane's own, or an EndpointPickerConfig."
+)
+pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
+
+
+def reader(
+    config: Path | None,
+    pods: tuple[str, ...],
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ConfigReader:
+    """Return the reader of the configuration. `pods` replace the static pods of the file."""
+    if config is None and not pods:
+        raise click.UsageError("no pods are configured: give -c FILE, or --pod URL for each pod")
+    overrides = dict(overrides or {})
+    if pods:
+        overrides["pods"] = {"static": [{"url": url} for url in pods]}
+    return ConfigReader(config, overrides, environ)
