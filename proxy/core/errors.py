@@ -303,6 +303,11 @@ class TriedByGateway(ConnectFailed):
         self.then = then
 
 
+class GatewayOverflow(ConnectFailed):
+    """A circuit breaker of the gateway in front is open: it has as many requests as it permits itself. The pod is not
+    at fault."""
+
+
 class StreamInterrupted(UpstreamFailed):
     """The stream was interrupted after a part had reached the client. Another pod can continue it with the request
     `rest`."""

@@ -9,7 +9,15 @@ from typing import Any, cast
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import BadGateway, GatewayTimeout, TriedByGateway, UnknownModel, UpstreamTimedOut
+from proxy.core.errors import (
+    BadGateway,
+    GatewayOverflow,
+    GatewayTimeout,
+    TriedByGateway,
+    UnknownModel,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.ports import Race, Relay
 from proxy.extproc.messages import (
     DESTINATION,
@@ -69,7 +77,7 @@ class EnvoyRelay(Relay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
-        except (TriedByGateway, BadGateway, UnknownModel):
+        except (TriedByGateway, GatewayOverflow, BadGateway, UnknownModel):
             attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
@@ -144,10 +152,11 @@ class EnvoyRelay(Relay):
         return message
 
     def _judge(self, head: Any, attempt: Attempt) -> None:
-        """Check that the chosen pod responded. Raise TriedByGateway, BadGateway or GatewayTimeout."""
+        """Check that the chosen pod responded. Raise TriedByGateway, GatewayOverflow, BadGateway or
+        GatewayTimeout."""
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
-            raise _failure(details)
+            raise failure(details)
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
         if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
@@ -255,13 +264,19 @@ def _status(text: str) -> int:
     raise BadGateway("The gateway passed a response on that has no valid status.")
 
 
-def _failure(details: str) -> TriedByGateway | BadGateway | GatewayTimeout:
+NOT_REACHED = ("no_healthy_upstream", "connection_failure", "connection_timeout", "refused")
+"""Parts of the details of a request that no pod has received."""
+
+
+def failure(details: str) -> UpstreamFailed | BadGateway | GatewayTimeout:
     """Return the error for a response of the gateway itself, from its response code details."""
-    if "timeout" in details and "connection" not in details:
+    if "{overflow" in details:
+        return GatewayOverflow(f"the gateway has reached a limit: {details}")
+    if any(each in details for each in NOT_REACHED):
+        return TriedByGateway(f"the gateway has no connection: {details}", None)
+    if "timeout" in details or "max_stream_duration" in details:
         return GatewayTimeout("The pod did not respond in time.")
-    if "connection_termination" in details or "upstream_reset_after" in details:
-        return BadGateway("The pod closed the connection before it responded; retry shortly.")
-    return TriedByGateway(f"the gateway has no connection: {details}", None)
+    return BadGateway("The pod closed the connection, or sent no valid response; retry shortly.")
 
 
 MOST_PIECES = 64

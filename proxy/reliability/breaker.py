@@ -12,6 +12,7 @@ from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
     Declined,
+    GatewayOverflow,
     OutOfFiles,
     RankOutOfRange,
     UpstreamFailed,
@@ -132,7 +133,7 @@ class Breakers(Listener):
         if circuit is not None and attempt in circuit.probes:
             circuit.probes.discard(attempt)
             self._fleet.uneject(endpoint, PROBED)
-        if isinstance(error, OutOfFiles):
+        if isinstance(error, OutOfFiles | GatewayOverflow):
             return
         if isinstance(error, ConnectFailed):
             self._eject_for(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)

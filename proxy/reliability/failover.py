@@ -19,10 +19,12 @@ from proxy.core.errors import (
     ConnectFailed,
     Declined,
     FileLimitReached,
+    GatewayOverflow,
     GatewayTimeout,
     OutOfFiles,
     RankOutOfRange,
     RequestError,
+    Saturated,
     StreamInterrupted,
     SuspectedPoison,
     TriedByGateway,
@@ -297,6 +299,8 @@ class Failover:
             return self._passed_over(attempt, error)
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
+        if isinstance(error, GatewayOverflow):
+            raise Saturated("The gateway has reached its limit of requests; retry shortly.") from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)

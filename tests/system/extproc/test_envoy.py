@@ -286,6 +286,23 @@ async def test_an_unreachable_pod_is_avoided_after_one_request(tmp_path: Path) -
         await until(lambda: s.app.ledger.in_flight == 0)
 
 
+def permitting_one_request(config: dict[str, Any]) -> None:
+    config["static_resources"]["clusters"][0]["circuit_breakers"] = {"thresholds": [{"max_requests": 1}]}
+
+
+async def test_a_limit_of_the_gateway_is_no_failure_of_a_pod(tmp_path: Path) -> None:
+    async with through_envoy(tmp_path, 2, SLOW, edit=edited(permitting_one_request)) as s:
+        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
+            await running.content.readline()
+            for _ in range(3):
+                response, refused = await s.chat()
+                assert (response.status, refused["error"]["code"]) == (429, "saturated")
+            assert response.headers["retry-after"] == "1"
+            assert not s.app.fleet.own_ejections()
+        await s.idle()
+        assert (await s.chat())[0].status == 200
+
+
 async def test_the_served_pod_is_read_from_a_gateway_with_fallbacks(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, gone):
         response, _ = await s.chat(PROMPT)
