@@ -213,7 +213,7 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
     def decide() -> None:
         record = DecisionRecord(is_wanted=True)
-        decision = schedule(request, parts.endpoints, 0, record)
+        decision = schedule(request, parts.endpoints, record)
         explained.decided(request, parts.endpoints, decision, 0.0, record)
         request.state.pop(ENTRY)  # each request has its own
 
@@ -224,7 +224,7 @@ def _kept_legs(parts: Parts) -> Step:
     """Observers of one attempt, without plugins."""
     scheduling, attempt, call = parts.scheduling(), parts.attempt, Call()
     explained, record = parts.keeping(scheduling), DecisionRecord(is_wanted=True)
-    decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, 0, record)
+    decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, record)
     explained.decided(attempt.request, parts.endpoints, decision, 0.0, record)
 
     def leg() -> None:

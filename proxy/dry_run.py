@@ -236,7 +236,7 @@ class DryRun:
     ) -> Decision:
         if profile:
             return scheduler.alone(profile, request, candidates, record)
-        decision = scheduler.schedule(request, candidates, 0, record)
+        decision = scheduler.schedule(request, candidates, record)
         return steer(request, decision, self.process.fleet.draining) if self.process.fleet.draining else decision
 
 

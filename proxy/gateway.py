@@ -64,8 +64,10 @@ class Gateway:
     request_timeout: float = math.inf
     """Seconds that a request may take, unless its client sets less."""
     hedging: Hedging | None = None
-    resolver: Resolver | None = None
-    names: models.Resolver | None = None
+    authorizer: Resolver | None = None
+    """Checks whether the key may use the model, then maps the model; see `serving`."""
+    model_names: models.Resolver | None = None
+    """The configured names of models: fallbacks of a request, and what /v1/models lists."""
     model_reads: ModelReads | None = None
     """None if the models of pods are not read on demand."""
     expose_endpoint: bool = True
@@ -97,8 +99,8 @@ class Gateway:
             parsed = await self.parser.parse_apart(*parser_arguments(client_request))
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(client_request, parsed, model, self.request_timeout)
-        if self.resolver is not None:
-            request = self.resolver.resolve(request, client_request.identity)
+        if self.authorizer is not None:
+            request = self.authorizer.resolve(request, client_request.identity)
             if client_request.identity is not None and client_request.identity.models is not None:
                 self._check_models(client_request, client_request.identity.models, parsed, request)
         if self.ask_for_usage:
@@ -124,13 +126,13 @@ class Gateway:
     def models(self) -> list[dict[str, Any]]:
         """Return the cards of /v1/models of all live pods, one per id."""
         cards = self.fleet.models()
-        return cards if self.names is None else self.names.listed(cards)
+        return cards if self.model_names is None else self.model_names.listed(cards)
 
     def _send(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> Awaitable[None]:
         """Send the request to a pool, under each name of its model in turn if it has several."""
-        if request.naming is None or self.names is None or parsed.previous_response_id:
+        if request.naming is None or self.model_names is None or parsed.previous_response_id:
             return self.pools.send(request, parsed, relay)
-        return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
+        return self.model_names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
     def _check_models(
         self, client_request: ClientRequest, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest
@@ -171,8 +173,9 @@ class Gateway:
         produces: bool = True,
         sender: Hedge | SplitRequest | None = None,
     ) -> None:
-        """Send the request to the chosen pod of the pool and, while nothing has reached the client, to others after it.
-        `sender` sends its attempts in another way: hedged, or split among pods."""
+        """Send the request to the chosen pod of the pool. While an attempt fails before its response started, or, for
+        continued models, with a request for the rest of it (StreamInterrupted), send it to the next pod. `sender` sends
+        its attempts in another way: hedged, or split among pods."""
         endpoints, production, recorder = pool.pods.endpoints_for(request.model), pool.production, self.recorder
         is_skipped = next(recorder.skips)
         record = None if is_skipped and recorder.wants is None else recorder.record(request, is_skipped)
@@ -196,7 +199,7 @@ class Gateway:
                 # `with Running(…)` takes 0.7 % more instructions of a request.
                 started(self, pool, attempt)
                 try:
-                    await relay.relay(attempt)
+                    await relay.relay(attempt)  # returns for a failure after the start too: see `attempt.ending`
                 except BaseException as error:
                     ended(attempt, error)
                     raise
@@ -217,8 +220,8 @@ class Gateway:
         candidates: Sequence[Endpoint],
         record: DecisionRecord | None,
     ) -> Decision:
-        """Return the decision. Nothing waits from here until `started` reserves the pod, so decision and reservation
-        are one step."""
+        """Return the decision. Nothing waits from here until `started` calls the ledger, the listener that reserves the
+        pod, so decision and reservation are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
             return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()
@@ -227,7 +230,7 @@ class Gateway:
         for gate in pool.gates:
             candidates = gate.narrow(request, candidates)
         try:
-            decision = pool.scheduling.scheduler.schedule(request, candidates, 0, record)
+            decision = pool.scheduling.scheduler.schedule(request, candidates, record)
         except RequestError as error:
             for refused in pool.listeners.refused:
                 try:
@@ -284,7 +287,7 @@ def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
         except Exception:  # noqa: BLE001  # the request goes on
             listeners.failed(listener, attempt.request.id)
     is_recorded = attempt.record is not None
-    for hook in listeners.pre_request:
+    for hook in listeners.pre_request_hooks:
         try:
             if is_recorded:
                 listeners.call_recorded(hook, attempt)
@@ -295,13 +298,14 @@ def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
 
 
 def ended(attempt: Attempt, error: BaseException | None) -> None:
-    """Call the listeners of an attempt that has ended with this error, if any."""
+    """Call the listeners of an attempt that has ended. `error` is what the relay raised; None does not mean success,
+    which `attempt.ending` says."""
     listeners, endpoint = attempt.listeners, attempt.endpoint
     called = listeners.attempt_ended
     if attempt.ending is None:
         attempt.ending = Ending.CLIENT_GONE if isinstance(error, asyncio.CancelledError) else Ending.UPSTREAM_FAILED
     if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
-        called = listeners.attempt_failed + called
+        called = listeners.attempt_judged + called
         if isinstance(error, UpstreamFailed):
             attempt.error = str(error)
     if attempt.response_id:
@@ -312,7 +316,7 @@ def ended(attempt: Attempt, error: BaseException | None) -> None:
         except Exception:  # noqa: BLE001  # the other listeners are still called
             listeners.failed(listener, attempt.request.id)
     is_recorded = attempt.record is not None
-    for hook in listeners.post_response:
+    for hook in listeners.post_response_hooks:
         try:
             if is_recorded:
                 listeners.call_recorded(hook, attempt)

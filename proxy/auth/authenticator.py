@@ -25,6 +25,9 @@ from proxy.openai.events import with_usage
 if TYPE_CHECKING:
     from proxy.auth.jwt_tokens import JwtVerifier  # needs an extra, so it is imported late
 
+log = logging.getLogger(__name__)
+
+
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 """URL -> status and body. Raises `outbound.FAILURES`."""
 
@@ -202,8 +205,6 @@ def _digest_of(key: ApiKey) -> bytes:
     text = key.hash or hashed((key.key or "").strip())
     return bytes.fromhex(text.partition(":")[2])
 
-
-log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds between two looks at the file."""

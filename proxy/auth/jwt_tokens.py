@@ -22,6 +22,9 @@ from proxy.core.ports import Clock, Identity
 from proxy.core.request import frozen
 from proxy.core.tasks import Tasks
 
+log = logging.getLogger(__name__)
+
+
 REMEMBERED = 10_000
 """Verified tokens that are remembered: one verification takes about 100 µs."""
 
@@ -182,8 +185,6 @@ def _time(claim: Any) -> float | None:
         return None
     return float(claim)
 
-
-log = logging.getLogger(__name__)
 
 REFRESH = 300.0
 """Seconds between two reads of the issuer's keys."""

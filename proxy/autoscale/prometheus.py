@@ -20,6 +20,9 @@ from proxy.autoscale.policy import MetricSample, number
 from proxy.autoscale.settings import PROMQL, PrometheusSettings, ScalingPolicy
 from proxy.core.ports import Clock
 
+log = logging.getLogger(__name__)
+
+
 TIMEOUT = 5.0
 """Seconds for the response to one query."""
 
@@ -59,9 +62,6 @@ def _identity(settings: PrometheusSettings) -> tuple[dict[str, str], ssl.SSLCont
     """Return the authentication headers and the TLS context. Raise OSError or ValueError for unusable files."""
     token = Path(settings.token_file).read_text().strip() if settings.token_file else settings.token
     return outbound.bearer(token), outbound.tls_context(settings.ca_file) if settings.ca_file else True
-
-
-log = logging.getLogger(__name__)
 
 
 class QueryFailed(Exception):

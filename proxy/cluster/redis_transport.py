@@ -15,6 +15,9 @@ from typing import Any, cast
 from proxy.cluster.settings import ReplicaSettings, StoreAddress, address_of
 from proxy.core.errors import ConfigError, Problem
 
+log = logging.getLogger(__name__)
+
+
 _PART = object()
 """The parser's result while a reply is incomplete."""
 
@@ -96,8 +99,6 @@ def _beginning(channel: str) -> bytes:
     name = channel.encode()
     return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(name), name)
 
-
-log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 2.0
 """Seconds to connect to each host that may be tried."""

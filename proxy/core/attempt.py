@@ -53,9 +53,12 @@ class Usage(NamedTuple):
 
 class Attempt:
     """Created after the decision; over when its PostResponse hooks have run. Times are monotonic seconds, None before
-    the event. The relay sets `sent_at`, `status` (of the pod's response), `first_byte_at`, `last_byte_at`,
-    `response_bytes`, `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
-    `response_headers`."""
+    the event. The relay sets `sent_at`, `status`, `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`, `usage`,
+    `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
+
+    Two moments differ. The response has *started* once its head goes to the client: `status` is set, and no other pod
+    is tried except to continue the stream. The *first byte* is the first one of the body: `first_byte_at`, the event
+    `first_byte` and `timeouts.firstByte`."""
 
     error: str = ""
     """Why the attempt failed, for the access log. On the class, because only failed attempts have one."""
@@ -86,6 +89,7 @@ class Attempt:
         self.sent_at: float | None = None
         """When the request was last written to a connection of the pod; None: nothing was sent."""
         self.status: int | None = None
+        """The status that the pod sent; None unless its response was relayed: not for one that was retried instead."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
         self.chunks: int = 0
@@ -95,7 +99,7 @@ class Attempt:
         """The id of a `/v1/responses` response. Later requests about it must reach the same pod."""
         self.ending: Ending | None = None
         self.charge: tuple[int, int] | None = None
-        """Prompt and completion tokens that `fleet.ledger`, its only writer, counts on the pod for this attempt."""
+        """Prompt and completion tokens that `fleet.ledger`, which alone sets it, counts on the pod for this attempt."""
         self.retries: Any = None
         """Failed attempts of the current round of retries; read and written by `reliability.failover` only."""
         self.is_continuation: bool = False
@@ -105,10 +109,13 @@ class Attempt:
         prediction."""
 
     def note_first_byte(self, now: float) -> None:
-        """Record the first byte of the response. `now` is monotonic seconds."""
+        """Record the first byte of the body, and call the listeners. `now` is monotonic seconds."""
         self.first_byte_at = now
         for listener in self.listeners.first_byte:
-            listener(self)
+            try:
+                listener(self)
+            except Exception:  # noqa: BLE001  # the response goes on
+                self.listeners.failed(listener, self.request.id)
 
     @property
     def succeeded(self) -> bool:

@@ -24,7 +24,6 @@ class ProfileRun:
     """The identity of one run of a profile; passed to every filter, scorer and picker."""
 
     profile: str
-    attempt: int = 0
     shadow: bool = False
 
 

@@ -180,7 +180,7 @@ class Endpoint:
     """All ranks of the pod, in order."""
     in_flight_at_scrape: int = field(init=False, repr=False)
     """Requests in flight when the last scrape was sent, as far as this process knows."""
-    ledger: dict[str, Any] = field(init=False, repr=False)
+    load_fields: dict[str, Any] = field(init=False, repr=False)
     """The dictionary of `load`, which `charge` and `fleet.ledger` write to."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
     _views: dict[int, LoadView] = field(init=False, repr=False)
@@ -194,7 +194,7 @@ class Endpoint:
         """A pod that is created with metrics and load counts as scraped under this load."""
         role = self.role or self.labels.get(ROLE_LABEL, "")
         labels = {ROLE_LABEL: role, **self.labels} if role else self.labels
-        update(self, role=role, labels=labels, lead=self, ranks=(self,), ledger=vars(self.load))
+        update(self, role=role, labels=labels, lead=self, ranks=(self,), load_fields=vars(self.load))
         self.publish(self.metrics, self.load.requests)
 
     @property
@@ -219,7 +219,7 @@ class Endpoint:
 
     def charge(self, requests: int, tokens: int) -> None:
         """Change the number of requests in flight. New ones count as running while none waits, else as waiting."""
-        load = self.ledger
+        load = self.load_fields
         load["requests"] = in_flight = load["requests"] + requests
         load["crowding"] = in_flight / self.weight if in_flight else 0.0
         load["tokens"] += tokens

@@ -213,7 +213,7 @@ class NoEndpoints(RequestError, status=503, type="server_error", code="no_endpoi
 
 
 class AllFailed(BadGateway):
-    """All attempts failed before the first byte of a response, so the client can send the request again."""
+    """All attempts failed before a response started, so the client can send the request again."""
 
 
 NO_POD = "No pod is ready. Retry shortly."

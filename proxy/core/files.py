@@ -14,6 +14,9 @@ from typing import TypeVar
 from proxy.core.errors import Unreadable
 from proxy.core.log_limit import LogLimit
 
+log = logging.getLogger(__name__)
+
+
 T = TypeVar("T")
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -77,8 +80,6 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
         return None
     return stat.st_ctime_ns, stat.st_ino, stat.st_size  # ctime: a corrected mode counts, too
 
-
-log = logging.getLogger(__name__)
 
 CANNOT_CONNECT, CANNOT_ACCEPT = "connect", "accept"
 

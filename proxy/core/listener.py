@@ -58,11 +58,12 @@ class Listener:
         `attempt_started`."""
 
     def first_byte(self, attempt: Attempt) -> None:
-        """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
+        """The first byte of the body of a pod's response arrived; `status` and `first_byte_at` are set."""
 
-    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt ended that breakers must see: it failed, or other requests failed on its pod
-        (`Endpoint.is_watched`). Called before `attempt_ended`."""
+    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt ended that is evidence about its pod. Called before `attempt_ended`, for every attempt except a
+        complete response with status 200 on a pod that is not watched (`Endpoint.is_watched`): so also for other
+        statuses, for clients that left, and for successes on a pod that breakers watch."""
 
     def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt ended whose response the pod keeps under `attempt.response_id`. Called before `attempt_ended`."""
@@ -70,7 +71,8 @@ class Listener:
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.
 
-        `error`: what the relay raised, if anything."""
+        `error`: what the relay raised, if anything. A response that fails after it has started raises nothing: look at
+        `attempt.ending`."""
 
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
@@ -87,12 +89,12 @@ class Hooks:
     __slots__ = ()
 
     @property
-    def on_attempt_started(self) -> Sequence[Hook]:
+    def pre_request_hooks(self) -> Sequence[Hook]:
         """Return the PreRequest hooks."""
         return ()
 
     @property
-    def on_attempt_ended(self) -> Sequence[Hook]:
+    def post_response_hooks(self) -> Sequence[Hook]:
         """Return the PostResponse hooks."""
         return ()
 
@@ -116,15 +118,15 @@ class Listeners:
         "_failed",
         "all",
         "attempt_ended",
-        "attempt_failed",
+        "attempt_judged",
         "attempt_started",
         "call_recorded",
         "decided",
         "first_byte",
         "forget",
         "hook_failed",
-        "post_response",
-        "pre_request",
+        "post_response_hooks",
+        "pre_request_hooks",
         "probe_started",
         "refused",
         "request_ended",
@@ -141,11 +143,11 @@ class Listeners:
         self.first_byte: tuple[Callable[[Attempt], object], ...] = tuple(
             each.first_byte for each in _overriding(self.all, "first_byte")
         )
-        self.attempt_failed = tuple(each.attempt_failed for each in _overriding(self.all, "attempt_failed"))
+        self.attempt_judged = tuple(each.attempt_judged for each in _overriding(self.all, "attempt_judged"))
         self.response_stored = tuple(each.response_stored for each in _overriding(self.all, "response_stored"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
-        self.pre_request, self.post_response = hooks.on_attempt_started, hooks.on_attempt_ended
+        self.pre_request_hooks, self.post_response_hooks = hooks.pre_request_hooks, hooks.post_response_hooks
         self.call_recorded, self.hook_failed, self.forget = hooks.call_recorded, hooks.hook_failed, hooks.forget
 
     def plus(self, *more: Listener, hooks: Hooks = NO_HOOKS) -> Listeners:

@@ -263,7 +263,7 @@ class Relay(Protocol):
         """Send the client the response that `collect` returned for `attempt`, and end."""
 
 
-Reserve = Callable[[Attempt], AbstractContextManager[None]]
+AttemptScope = Callable[[Attempt], AbstractContextManager[None]]
 """The context of an attempt: PreRequest on entry, PostResponse on exit."""
 
 

@@ -19,6 +19,8 @@ from proxy.core.params import Invalid, suggestion
 from proxy.core.plugin import Plugin
 from proxy.core.ports import Clock
 
+log = logging.getLogger(__name__)
+
 
 def in_package(package: str, named_by: str) -> Iterator[type[Any]]:
     """Return the classes with a class variable `named_by` of their own."""
@@ -118,8 +120,6 @@ def injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
         if field.init and kinds[field.name] in ports
     }
 
-
-log = logging.getLogger(__name__)
 
 Count = Callable[[str, str], None]
 """Called once per faulty call with the name of the plugin and the kind of fault."""

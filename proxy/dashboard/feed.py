@@ -25,6 +25,9 @@ from proxy.flowcontrol.controller import FlowControl
 if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
 
+log = logging.getLogger(__name__)
+
+
 PODS_AT_ONCE = 50
 """Number of pods that are read without a pause: half a millisecond."""
 
@@ -172,8 +175,6 @@ def scaling(pools: Mapping[str, ScaledPool]) -> list[dict[str, Any]]:
         found.append(about)
     return found
 
-
-log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 MOST_VIEWERS = 32

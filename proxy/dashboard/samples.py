@@ -16,6 +16,9 @@ from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import Clock
 from proxy.telemetry.metrics import PREFIX, Family, Histogram
 
+log = logging.getLogger(__name__)
+
+
 Labels = tuple[str, ...]
 Buckets = Sequence[tuple[float, float]]
 """Upper bound -> observations up to it, the format of `autoscale.quantile`."""
@@ -126,8 +129,6 @@ def _sum(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     grown = [now - was for was, now in pairs if was is not None and now is not None]
     return sum(grown) if grown else None
 
-
-log = logging.getLogger(__name__)
 
 INTERVAL = 5.0
 LONGEST = 3 * INTERVAL

@@ -23,7 +23,7 @@ from proxy.core.errors import (
     SuspectedPoison,
     UpstreamFailed,
 )
-from proxy.core.ports import Clock, Random, Relay, Reserve
+from proxy.core.ports import AttemptScope, Clock, Random, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector, Split
@@ -86,7 +86,7 @@ class SplitRequests:
         self.prefill_timeout = settings.prefill_timeout
 
     def of(
-        self, request: InferenceRequest, decision: Decision, relay: Relay, reserve: Reserve
+        self, request: InferenceRequest, decision: Decision, relay: Relay, scope_of: AttemptScope
     ) -> tuple[Decision, SplitRequest | None]:
         """Return None, and the decision without stages, if one pod has to do everything. Raise RequestError if no pod
         can."""
@@ -109,7 +109,7 @@ class SplitRequests:
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
             return decision._replace(prefill=(), encode=(), split_outcome=why), None
-        return decision, SplitRequest(self, fields, relay, reserve)
+        return decision, SplitRequest(self, fields, relay, scope_of)
 
 
 class Transfer(NamedTuple):
@@ -142,7 +142,7 @@ class SplitRequest:
     fields: dict[str, Any]
     """Of the client's body."""
     relay: Relay
-    reserve: Reserve
+    scope_of: AttemptScope
     tried: list[Endpoint] = field(default_factory=list)
     """The prefill pods that were tried."""
     transfer: Transfer | None = None
@@ -169,7 +169,7 @@ class SplitRequest:
         if has_stages:
             attempt.stage = Stage.DECODE
         failure, is_left_alone = None, False
-        with self.reserve(attempt), ExitStack() as held:
+        with self.scope_of(attempt), ExitStack() as held:
             if self.encoded is None:
                 with _no_fault_of(attempt):
                     self.encoded = await self._encode(attempt)
@@ -192,7 +192,7 @@ class SplitRequest:
             is_left_alone = True
         if is_left_alone:
             again = self._again(attempt)
-            with self.reserve(again):
+            with self.scope_of(again):
                 await self._whole(again)
 
     async def _whole(self, attempt: Attempt) -> None:
@@ -328,7 +328,7 @@ class SplitRequest:
         """Read the cached tokens of the response; the decode pod has the cache, or does not begin. Failures are added
         to `lost`."""
         try:
-            with self.reserve(prefill):
+            with self.scope_of(prefill):
                 body = await self.relay.collect(prefill, self.shared.prefill_timeout)
                 self.shared.ledger.first_byte(prefill)
             attempt.cached_to_report = prefill.usage.cached_tokens if prefill.usage else None
@@ -377,7 +377,7 @@ class SplitRequest:
                 prepare(attempt)
             try:
                 with ExitStack() as open_attempt:
-                    open_attempt.enter_context(self.reserve(attempt))
+                    open_attempt.enter_context(self.scope_of(attempt))
                     response = await self.relay.collect(attempt, self.shared.prefill_timeout)
                     self.shared.ledger.first_byte(attempt)
                     if held is not None:

@@ -1,4 +1,4 @@
-"""The load of each pod by this process and its peers: the only writer of `endpoint.load`."""
+"""The load of each pod by this process and its peers. `endpoint.load` changes by this module and `Endpoint.charge`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ledger(Listener):
         if charge := attempt.charge:
             prefill, output = charge
             attempt.charge = (0, output)
-            attempt.endpoint.ledger["tokens"] -= prefill
+            attempt.endpoint.load_fields["tokens"] -= prefill
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
         if charge := attempt.charge:
@@ -88,7 +88,7 @@ class Ledger(Listener):
         """Add work. Instead of decaying all past work, later work counts for more, by a factor that grows with time.
         The sum is kept as a logarithm, which does not overflow; the past is never e^700 times the work of one
         request."""
-        load = endpoint.ledger
+        load = endpoint.load_fields
         added = log(work / endpoint.weight) + self._clock.now() / RECENT_SECONDS
         load["recent"] = added + log1p(exp(load["recent"] - added))
 

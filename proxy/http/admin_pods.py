@@ -23,6 +23,9 @@ from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import json_body, json_response
 from proxy.http.settings import PodTlsContexts
 
+log = logging.getLogger(__name__)
+
+
 LONGEST_WAIT = 600.0
 """Seconds that a response may wait for a pod to drain."""
 
@@ -224,8 +227,6 @@ def seconds_of(text: str) -> float:
         raise BadRequest(f"wait: {LONGEST_WAIT:g} s at most", param="wait")
     return seconds
 
-
-log = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=5)
 """Loading an adapter or waking an engine takes minutes."""

@@ -348,7 +348,7 @@ async def _pump(upload: Upload, connection: PodConnection, answer: Response, chu
 
 class ResponseRace:
     """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces
-    itself before it writes its first byte; at that moment the other attempts are ended, so none of them writes."""
+    itself before it starts; at that moment the other attempts are ended, so none of them writes."""
 
     def __init__(
         self, relay: ClientRelay, client_request: HttpRequest, context: RelayContext, begins: Callable[[Attempt], None]

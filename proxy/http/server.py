@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from proxy.auth.authenticator import Authenticator
     from proxy.gateway import Gateway
 
+log = logging.getLogger(__name__)
+
+
 BACKLOG = 1024
 
 
@@ -61,9 +64,6 @@ def port_of(listening: Sequence[asyncio.Server]) -> int:
     """Return the port that all of them share."""
     port: int = listening[0].sockets[0].getsockname()[1]
     return port
-
-
-log = logging.getLogger(__name__)
 
 
 class Handshake(asyncio.Protocol):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from proxy.auth.authenticator import Authenticator
     from proxy.gateway import Gateway
 
+log = logging.getLogger(__name__)
+
+
 OPEN_PATHS = ("/health", "/ping")
 """Paths for load balancers, which need no key."""
 
@@ -121,8 +124,6 @@ class Cors:
         client_request.answer(200, fields, b"")
         self._done(client_request)
 
-
-log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
 INTERNAL = Reason.INTERNAL

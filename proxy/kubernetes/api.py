@@ -19,6 +19,9 @@ from proxy import outbound
 from proxy.core.ports import Clock, Random
 from proxy.kubernetes.settings import ApiServer
 
+log = logging.getLogger(__name__)
+
+
 Object = Mapping[str, Any]
 """As the server writes it."""
 
@@ -210,8 +213,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
 def _why(error: BaseException) -> str:
     return str(error) or ("no response in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -35,6 +35,9 @@ from proxy.telemetry.metrics import Catalogue
 if TYPE_CHECKING:
     from proxy.fleet.store import Fleet
 
+log = logging.getLogger(__name__)
+
+
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
@@ -262,8 +265,6 @@ class ModelSeries:
     def fell_back(self, model: str, to: str) -> None:
         self._catalogue.fallbacks.cell(model, to).add()
 
-
-log = logging.getLogger(__name__)
 
 WAKE_UP = "/wake_up"
 

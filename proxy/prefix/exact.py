@@ -23,6 +23,9 @@ from proxy.core.ports import AllCleared, BlockHash, BlocksRemoved, BlocksStored,
 from proxy.core.request import BYTES_PER_TOKEN
 from proxy.prefix.hashing import Chain, chained, namespace
 
+log = logging.getLogger(__name__)
+
+
 Masks = dict[int, int]
 """Chained hash of a block -> a bit for every shelf that has it."""
 
@@ -145,8 +148,6 @@ def _with_keys(piece: bytes, keys: Sequence[Any] | None) -> bytes:
     """Return a block with media, which differs from everything that kvlane tokenises."""
     return piece if not keys else piece + repr(keys).encode("utf-8", "surrogatepass")
 
-
-log = logging.getLogger(__name__)
 
 PAIR_BYTES = 200
 """Bytes of a block on a pod: two integers and their share of a dictionary that has just grown; measured, rounded up."""

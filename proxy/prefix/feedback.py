@@ -232,7 +232,7 @@ MOST_LEGS = 1000
 
 
 def figures(attempt: Attempt) -> Figures:
-    """Return the figures of an attempt with predicted hits whose first byte has arrived; None without predictions."""
+    """Return the figures of an attempt with predicted hits whose first byte has arrived."""
     prompt = attempt.request.prompt
     return (attempt.started_at, attempt.first_byte_at, attempt.predicted_cached_tokens, prompt.tokens)
 

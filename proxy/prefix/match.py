@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-from proxy.core.endpoint import Endpoint
-from proxy.core.request import DataKey, Prompt
-from proxy.prefix.hashing import Chain, ConversationTurn, chained, namespace
-
-if TYPE_CHECKING:
-    from proxy.prefix.exact import ExactIndex
-    from proxy.prefix.index import PrefixIndex
 from io import BytesIO
 from itertools import repeat
 from math import gcd
+from typing import TYPE_CHECKING, Protocol
 
-from proxy.core.request import BYTES_PER_TOKEN
+from proxy.core.endpoint import Endpoint
+from proxy.core.request import BYTES_PER_TOKEN, DataKey, Prompt
+from proxy.prefix.hashing import Chain, ConversationTurn, chained, namespace
 
 if TYPE_CHECKING:
     from proxy.prefix.exact import ExactIndex

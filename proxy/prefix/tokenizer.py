@@ -29,6 +29,9 @@ from proxy.prefix.chat import Uncertain, arguments, refuse_what_steers, without_
 from proxy.prefix.hashing import packed
 from proxy.telemetry.lines import guard_standard_error
 
+log = logging.getLogger(__name__)
+
+
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """Texts -> their token ids, each separately and without surrounding special tokens."""
 
@@ -415,8 +418,6 @@ def _given(fields: dict[str, Any], name: str) -> Rendered:
 def _text(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
 
-
-log = logging.getLogger(__name__)
 
 AT_ONCE = 2048
 """Characters of uncached text that are tokenised on the event loop, in a millisecond. More use a thread, because the

@@ -17,6 +17,9 @@ from proxy.core.state import Draft
 from proxy.prefix.chat import Uncertain, refuse_what_steers
 from proxy.prefix.hashing import packed
 
+log = logging.getLogger(__name__)
+
+
 MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
 
 
@@ -37,8 +40,6 @@ class TokenSource(Tokenizers):
     def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer:
         return self.draft.get(object(), lambda: RemoteTokens(tokenizer))
 
-
-log = logging.getLogger(__name__)
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 

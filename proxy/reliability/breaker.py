@@ -125,7 +125,7 @@ class Breakers(Listener):
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
             self._recover(attempt.endpoint.lead)
 
-    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
+    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
         endpoint = attempt.endpoint.lead
         if endpoint.state is GONE:
             return

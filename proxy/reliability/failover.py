@@ -1,4 +1,4 @@
-"""Retries: the next endpoint for a request whose attempt failed before the client received a byte."""
+"""Retries: the next endpoint after an attempt that failed before its response started, or for the rest of a stream."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Poison(Listener):
         self._broken: deque[tuple[float, Endpoint, Crashes]] = deque()
         """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
-    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
+    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
         """Record an attempt that failed after its pod was connected, whether or not the client received a part."""
         if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
             return

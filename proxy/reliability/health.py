@@ -19,6 +19,9 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
 from proxy.reliability.settings import HealthSettings
 
+log = logging.getLogger(__name__)
+
+
 UNHEALTHY, FAILS_INFERENCE = "fails its health checks", "fails its inference checks"
 
 NO_SUCH_PATH = (404, 405, 501)
@@ -174,8 +177,6 @@ async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool 
         return False
     return None if 400 <= status < 500 else status == 200
 
-
-log = logging.getLogger(__name__)
 
 STALLED = "makes no progress"
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.ports import Clock, Gate, Race, Relay, Reserve
+from proxy.core.ports import AttemptScope, Clock, Gate, Race, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.reliability.failover import Failover, RetryBudget
@@ -32,7 +32,7 @@ KINDS = 200
 
 
 class FirstByteTimes:
-    """FirstByteTimes to first byte, in seconds, of one kind of requests."""
+    """Recent times to first byte of one kind of requests, in seconds."""
 
     __slots__ = ("_added", "_seen", "late")
 
@@ -118,17 +118,19 @@ class Hedging:
         self.budget = budget
         self._settings = settings
 
-    def around(self, serve_in: ServeIn, reserve: Reserve) -> ServeIn:
+    def around(self, serve_in: ServeIn, scope_of: AttemptScope) -> ServeIn:
         """Return `serve_in` with a hedge for each request that may have one."""
 
         def placed(pool: HedgedPool, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
-            return serve_in(pool, request, parsed, relay, sender=self._of(pool, request, relay, reserve))
+            return serve_in(pool, request, parsed, relay, sender=self._of(pool, request, relay, scope_of))
 
         return placed
 
-    def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, reserve: Reserve) -> Hedge | None:
+    def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, scope_of: AttemptScope) -> Hedge | None:
         wanted = request.priority >= self._settings.priority_at_least and bool(request.body)
-        return Hedge(self, pool.gates, relay, reserve) if wanted and not request.path.startswith(TWICE_STORED) else None
+        return (
+            Hedge(self, pool.gates, relay, scope_of) if wanted and not request.path.startswith(TWICE_STORED) else None
+        )
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ class Hedge:
     shared: Hedging
     gates: Sequence[Gate]
     relay: Relay
-    reserve: Reserve
+    scope_of: AttemptScope
 
     async def run(self, attempt: Attempt) -> None:
         """Relay the attempt, hedged if it is late. Raise as `Relay.relay` does."""
@@ -147,7 +149,7 @@ class Hedge:
         race = None if delay is None else self.relay.race(self._response_started)
         try:
             if race is None:
-                with self.reserve(attempt):
+                with self.scope_of(attempt):
                     await self.relay.relay(attempt)
             else:
                 await self._run(race, attempt, delay)
@@ -174,7 +176,7 @@ class Hedge:
     def _started(self, tasks: Tasks, entered: ExitStack, race: Race, attempt: Attempt) -> asyncio.Task[Any]:
         """Reserve the pod at once, in the event-loop tick of the decision, and release it when the relay has ended."""
         reservation = ExitStack()
-        reservation.enter_context(self.reserve(attempt))
+        reservation.enter_context(self.scope_of(attempt))
         entered.callback(_left, reservation, attempt)
         return tasks.start(_relayed(reservation, race, attempt), f"hedged attempt to {attempt.endpoint.name}")
 

@@ -76,11 +76,11 @@ class Scheduling(Hooks):
     faults: PluginFaults
 
     @property
-    def on_attempt_started(self) -> Sequence[Hook]:
+    def pre_request_hooks(self) -> Sequence[Hook]:
         return tuple(plugin.pre_request for plugin in self.pre_request)
 
     @property
-    def on_attempt_ended(self) -> Sequence[Hook]:
+    def post_response_hooks(self) -> Sequence[Hook]:
         return tuple(plugin.post_response for plugin in self.post_response)
 
     def call_recorded(self, hook: Hook, attempt: Attempt) -> None:

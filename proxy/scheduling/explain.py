@@ -34,7 +34,7 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
     endpoints = [stated.endpoint(ports[Clock].now()) for stated in state.endpoints]
     await _produce(scheduling, request, endpoints, state.prefix_match())
     try:
-        decision = scheduling.scheduler.schedule(request, endpoints, 0, record)
+        decision = scheduling.scheduler.schedule(request, endpoints, record)
         outcome = {"decision": _described(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}

@@ -40,14 +40,14 @@ class Profile:
     picker: GuardedPicker
     shadow: bool = False
     spared: float = 0
-    _first_attempt: ProfileRun = field(init=False)
+    _run: ProfileRun = field(init=False)
     _totals: Totals = field(init=False)
     _order: Order = field(init=False)
     _unguarded: tuple[Totals, Order] | None = field(init=False, default=None)
     """Scorer and order of the plugins of a profile with one scorer and a built-in picker."""
 
     def __post_init__(self) -> None:
-        self._first_attempt = ProfileRun(self.name, 0, self.shadow)
+        self._run = ProfileRun(self.name, self.shadow)
         self._totals, self._order = self.scoring.unguarded(), self.picker.order
         scorer = self.scoring.sole
         if scorer is not None and self.picker.is_trusted:
@@ -57,12 +57,11 @@ class Profile:
         self,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> ProfileResult:
         """Filter, score and pick. Raise Saturated or NoEndpoints with the profile and the filter that removed the last
         endpoints."""
-        run = ProfileRun(self.name, attempt, self.shadow)
+        run = self._run
         if record is not None:
             return self._recorded(run, request, tuple(endpoints), record)
         candidates = self._filter(run, request, tuple(endpoints))
@@ -73,14 +72,13 @@ class Profile:
         self,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> Sequence[Endpoint]:
         """Return the endpoints of `run` without the objects for its scores: a decision among four pods takes 11,000
         instructions less. Raise as `run` does."""
         if record is not None:
-            return self.run(request, endpoints, attempt, record).endpoints
-        run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
+            return self.run(request, endpoints, record).endpoints
+        run = self._run
         candidates = tuple(endpoints)
         if not 0 < len(candidates) <= self.spared:
             candidates = self._filter(run, request, candidates)

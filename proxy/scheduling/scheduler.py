@@ -48,18 +48,17 @@ class Scheduler:
         self,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        attempt: int = 0,
         record: DecisionRecord | None = None,
     ) -> Decision:
         """Return the decision. Raise the RequestError that the handler, or a profile, gives as the reason for no
         decision."""
         if self._only is None:
             endpoints = tuple(endpoints)
-            decision = self._discussed(request, endpoints, attempt, record)
+            decision = self._discussed(request, endpoints, record)
         else:
-            decision = decided(self._only.name, self._only.order(request, endpoints, attempt, record))
+            decision = decided(self._only.name, self._only.order(request, endpoints, record))
         if self._shadows:
-            return decision._replace(shadows=tuple(self._shadowed(request, endpoints, attempt, record)))
+            return decision._replace(shadows=tuple(self._shadowed(request, endpoints, record)))
         return decision
 
     def alone(
@@ -73,7 +72,7 @@ class Scheduler:
         profiles = {**self._profiles, **{shadow.name: shadow for shadow in self._shadows}}
         if profile not in profiles:
             raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
-        return Decision.from_result(profiles[profile].run(request, endpoints, 0, record))
+        return Decision.from_result(profiles[profile].run(request, endpoints, record))
 
     def _only_profile(self) -> Profile | None:
         try:
@@ -84,12 +83,12 @@ class Scheduler:
             return None
 
     def _discussed(
-        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int, record: DecisionRecord | None
+        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord | None
     ) -> Decision:
         """Return the handler's decision, or the default profile's if the handler fails."""
         default = self._default()
         try:
-            decision = self._planned(request, endpoints, attempt, record)
+            decision = self._planned(request, endpoints, record)
             if _is_valid(decision, endpoints):
                 return decision
         except RequestError:
@@ -101,10 +100,10 @@ class Scheduler:
         else:
             complaint = f"returned no decision among the candidates; profile {default.name} decides"
             self._faults.report(self._name, UNUSABLE, complaint)
-        return decided(default.name, default.order(request, endpoints, attempt, record))
+        return decided(default.name, default.order(request, endpoints, record))
 
     def _planned(
-        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int, record: DecisionRecord | None
+        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord | None
     ) -> Decision:
         plan = self._handler.plan(request)
         try:
@@ -115,7 +114,7 @@ class Scheduler:
                     plan.close()
                     raise _Undecided(f"asked for the profile '{name}', which does not exist")
                 try:
-                    result = profile.run(request, endpoints, attempt, record)
+                    result = profile.run(request, endpoints, record)
                 except RequestError as error:
                     name = plan.throw(error)
                 else:
@@ -134,12 +133,12 @@ class Scheduler:
         return next(iter(self._profiles.values()))
 
     def _shadowed(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int, record: DecisionRecord | None
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None
     ) -> Iterator[ProfileResult]:
         """Yield the ranking of each shadow profile. It must not affect the request."""
         for shadow in self._shadows:
             try:
-                yield shadow.run(request, endpoints, attempt, record)
+                yield shadow.run(request, endpoints, record)
             except RequestError as error:
                 log.debug("shadow profile %s: %s", shadow.name, error)
             except Exception:

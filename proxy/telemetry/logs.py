@@ -15,6 +15,9 @@ import orjson
 from proxy.core.errors import BadRequest
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
+log = logging.getLogger(__name__)
+
+
 AUDIT = "kvlane.audit"
 """The logger of changes through the admin port; it logs at any log level."""
 
@@ -88,8 +91,6 @@ def spelt_out(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 
-
-log = logging.getLogger(__name__)
 
 ROOT = "root"
 """The level of every logger without a level of its own."""

@@ -19,6 +19,9 @@ from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Record
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import OTHER, Catalogue
 
+log = logging.getLogger(__name__)
+
+
 PATHS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
@@ -234,8 +237,6 @@ class _ModelCells:
         self.completion = catalogue.completion_tokens.cell(label)
         self.cached = catalogue.cached_tokens.cell(label)
 
-
-log = logging.getLogger(__name__)
 
 INTERVAL = 0.2
 """Seconds between batches: the largest age of the access log and the metrics' cells."""

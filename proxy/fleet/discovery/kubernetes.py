@@ -16,6 +16,9 @@ from proxy.fleet.discovery import Source
 from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME, KubernetesSettings, PodSettings, bracketed
 from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource, text, texts
 
+log = logging.getLogger(__name__)
+
+
 PODS = Resource("", "v1", "pods")
 SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
@@ -130,8 +133,6 @@ def _is_of_slices(label: str) -> bool:
 def _is_tcp(port: Mapping[str, Any]) -> bool:
     return (port.get("protocol") or "TCP") == "TCP"
 
-
-log = logging.getLogger(__name__)
 
 DEFAULT_PORTS = (8000,)
 

@@ -17,6 +17,9 @@ from proxy.http.guards import guarded
 from proxy.http.head import REMEMBERED, ResponseHead, read_response_head
 from proxy.openai.events import DONE, USAGE_LAST, USAGE_WITHIN, is_truncated, response_id_from, usage_from
 
+log = logging.getLogger(__name__)
+
+
 TAIL = 8 * 1024
 """Bytes at the end of a body that are kept, because they contain the usage."""
 
@@ -123,8 +126,6 @@ class Receiver(Protocol):
 
     def resume_writing(self) -> None: ...
 
-
-log = logging.getLogger(__name__)
 
 HEAD_LIMIT = 256 * 1024
 """Largest head of a response, in bytes."""

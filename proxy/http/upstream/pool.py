@@ -36,6 +36,9 @@ from proxy.http.rank import rank_line
 from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.connection import PodConnection
 
+log = logging.getLogger(__name__)
+
+
 IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a closing connection."""
 
@@ -263,8 +266,6 @@ def not_connected(error: OSError | ValueError) -> ConnectFailed:
     failure = ConnectRefused if isinstance(error, ConnectionRefusedError) else ConnectFailed
     return failure(f"no connection: {error}")
 
-
-log = logging.getLogger(__name__)
 
 LONGEST = 4 * 1024 * 1024
 """Bytes of a response that is collected."""

@@ -151,18 +151,16 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if status is None or status >= 300 or (attempt.ending is not COMPLETE and not _is_computed(attempt)):
             self.index.release(reservation)
             return
-        usage = attempt.usage
+        usage, is_right = attempt.usage, True
         tokens = attempt.chunks if usage is None else usage.completion_tokens
         if tokens >= SHORTEST_RESPONSE:
             self.index.answered(reservation, tokens, -(-tokens // self._block_size))
         if attempt.first_byte_at is not None:
             (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(attempt))
-        if (
-            usage is None
-            or usage.cached_tokens is None
-            or attempt.stage is DECODE  # It says what came from another pod, or nothing.
-            or self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
-        ):
+        # The cached tokens of a decode pod came from another pod.
+        if usage is not None and usage.cached_tokens is not None and attempt.stage is not DECODE:
+            is_right = self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
+        if is_right:
             self.index.settle(reservation, True)
         else:  # What was known of the pod is void; this it has.
             capacity = self._capacity_of(endpoint.metrics.block_size * endpoint.metrics.blocks)
@@ -210,8 +208,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         index.is_crowded = any(map(index.is_stuck, self._reservations.values()))
 
     def _capacity(self, tokens: int) -> int:
-        """Return the number of own blocks that fit into a KV cache of this many tokens; 0 if the pod does not report
-        its size."""
+        """Return the number of own blocks that fit into a KV cache of `tokens` tokens. `tokens` is 0 for a pod that
+        does not report it: then the configured capacity applies."""
         return tokens // self._block_size if self.auto_tune and tokens > 0 else self._fixed_capacity
 
     def _block_limit(self) -> int:

@@ -67,7 +67,7 @@ class World:
         pods = self.pods if candidates is None else candidates
         record = self.recorder.record(request, next(self.recorder.skips))
         try:
-            decision = self.scheduling.scheduler.schedule(request, pods, 0, record)
+            decision = self.scheduling.scheduler.schedule(request, pods, record)
         except RequestError as error:
             self.explained.refused(request, pods, error, record)
             raise

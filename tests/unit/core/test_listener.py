@@ -36,3 +36,17 @@ def test_a_listener_that_fails_is_logged_once_whatever_attempts_have_functions_o
     for number in range(3):
         common.at_first_byte(lambda _: None).failed(common.first_byte[0], f"request-{number}")
     assert len(caplog.records) == 1
+
+
+def test_a_listener_that_fails_at_the_first_byte_stops_neither_the_response_nor_the_other_listeners(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Listener):
+        def first_byte(self, attempt: Attempt) -> None:
+            raise RuntimeError("a defect of the listener")
+
+    counting, one = Counting(), attempt(request(), pod())
+    one.listeners = Listeners([Failing(), counting])
+    one.note_first_byte(7.0)
+    assert counting.began == 1
+    assert "Failing.first_byte" in caplog.text

@@ -14,7 +14,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.filters.candidate_sampling import CandidateSamplingFilter
 from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
-RUN = ProfileRun("default", 0)
+RUN = ProfileRun("default")
 
 
 class Held(PrefixMatch):

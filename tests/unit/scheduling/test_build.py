@@ -390,7 +390,7 @@ class TestAssembly:
         built = scheduling({"plugins": plugins, "schedulingProfiles": profiles})
         a, b, prefill = pod("a", waiting=9), pod("b"), pod("prefill")
         update(prefill, role="prefill")
-        decision = built.scheduler.schedule(request(), [a, b, prefill], 0, record)
+        decision = built.scheduler.schedule(request(), [a, b, prefill], record)
         assert ranking(decision) == ["b", "a"]
         (run,) = record.runs
         assert (run.profile, run.filters, run.scored) == ("p", {"decode-filter": ["prefill"]}, (a, b))
@@ -416,7 +416,7 @@ class TestAssembly:
         endpoint = pod("a")
         attempt = Attempt(request(), Decision(endpoint), endpoint, 0, 0.0)
         attempt.record = DecisionRecord(lambda point, kind, name, seconds: took.append((point, kind, name)))
-        for hook in (*built.on_attempt_started, *built.on_attempt_ended):
+        for hook in (*built.pre_request_hooks, *built.post_response_hooks):
             built.call_recorded(hook, attempt)
         name = "approx-prefix-cache-producer"
         assert took == [("PreRequest", name, name), ("PostResponse", name, name)]
@@ -428,7 +428,7 @@ class TestAssembly:
         document = {"plugins": types("kv-cache-utilization-scorer")}
         built = scheduling(document, faults=counted(reported))
         for record in (None, DecisionRecord(), None, DecisionRecord()):
-            built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)], 0, record)
+            built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)], record)
         assert reported == [("kv-cache-utilization-scorer", "out-of-range")] * 4
         assert len([record for record in caplog.records if "outside [0, 1]" in record.message]) == 1
 

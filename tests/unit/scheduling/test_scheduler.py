@@ -239,7 +239,7 @@ def test_a_failing_shadow_is_isolated() -> None:
     assert scheduler(decides_by("all"), keeps("all", "a"), shadows=shadows).schedule(request(), [A]).target is A
 
 
-def test_plugins_get_profile_attempt_and_shadow() -> None:
+def test_plugins_get_profile_and_shadow() -> None:
     runs: list[ProfileRun] = []
 
     class Noting(Scorer):
@@ -249,5 +249,5 @@ def test_plugins_get_profile_attempt_and_shadow() -> None:
 
     noting = [(Noting(), 1.0)]
     deciding, shadow = profile("d", scorers=noting), profile("s", scorers=noting, shadow=True)
-    scheduler(decides_by("d"), deciding, shadows=[shadow]).schedule(request(), [A], attempt=2)
-    assert runs == [ProfileRun("d", 2), ProfileRun("s", 2, shadow=True)]
+    scheduler(decides_by("d"), deciding, shadows=[shadow]).schedule(request(), [A])
+    assert runs == [ProfileRun("d"), ProfileRun("s", shadow=True)]
