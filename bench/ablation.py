@@ -36,7 +36,7 @@ from proxy.plugins.scorers import latency as scorer
 SLOW = 3.0
 """Times."""
 
-TENANT_ROOM, TENANT_RATE = 100_000, 40.0
+TENANT_CAPACITY, TENANT_RATE = 100_000, 40.0
 """Tokens that a pod can hold, requests per second."""
 
 CONFIG = """
@@ -100,7 +100,7 @@ def _situations(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Experi
     yield "trace", (traffic(trace=options.trace), options.load)
     yield "a slow pod", (traffic(SLOW, trace=options.trace), options.load)
     yield "shared prompt", (traffic(generator="shared-prompt"), options.load)
-    yield "tenants", (traffic(generator="tenants", kv_tokens=TENANT_ROOM, known_capacity=TENANT_RATE), 1.0)
+    yield "tenants", (traffic(generator="tenants", kv_tokens=TENANT_CAPACITY, known_capacity=TENANT_RATE), 1.0)
     yield "agents", (traffic(generator="agents"), options.load)
     yield "conversations", (traffic(generator="conversations"), options.load)
 
@@ -134,10 +134,10 @@ def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]
     return _costs(forecast._replace(match=None), endpoints)
 
 
-def _unreserved(model: PodModel, *leg: Any) -> Work:
+def _unreserved(model: PodModel, *attempt: Any) -> Work:
     """What was sent is known when something else befalls the pod."""
     before = {name: getattr(model, name) for name in ("rest", "due", "patience", "valid_until", "head")}
-    sent = _dispatch(model, *leg)
+    sent = _dispatch(model, *attempt)
     for name, value in before.items():
         setattr(model, name, value)
     model.view = model.endpoint.view

@@ -2,10 +2,10 @@
 
     python bench/agreement.py [--venv DIR] [--requests 400] [--generator conversations,shared-prompt,documents,burst]
 
-The program stands in front of four simulated pods and is sent a generated workload, one request at a time while
-earlier ones are being answered. For each, the emulation is asked where it would send it, and then told where it went,
-so that one difference does not make others. A request agrees if the program's choice is among those that the emulation
-holds for equal; where it holds several for equal, `alone` leaves such requests out.
+The program runs before four simulated pods and gets a generated workload, one request at a time while earlier ones are
+served. For each request, the emulation first chooses a pod and then records the program's choice, so that one
+difference does not cause others. A request agrees if the program's choice is one of the pods that the emulation ranks
+as equal. `alone` leaves out the requests with several equal pods.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Agreement:
             self.agreed_alone += chosen in acceptable
 
 
-class Beside:
+class Comparison:
     """One router that serves, and the emulation that watches it."""
 
     def __init__(self, session: aiohttp.ClientSession, fleet: SimFleet, url: str) -> None:
@@ -71,13 +71,13 @@ class Beside:
             acceptable = self._emulated.acceptable(job, range(PODS))
             affine = self._emulated.owner(job, range(PODS)) is not None
             came = [_served(pod) for pod in self._fleet.pods]
-            answered = asyncio.ensure_future(self._send(job))
-            self._open.add(answered)
+            sent = asyncio.ensure_future(self._send(job))
+            self._open.add(sent)
             chosen = await self._arrival(came)
             self.found.add(acceptable, chosen, affine=affine)
             self._emulated.remember(job, chosen)
             self._emulated.in_flight[chosen] += 1
-            answered.add_done_callback(lambda task, pod=chosen: self._ended(task, pod))
+            sent.add_done_callback(lambda task, pod=chosen: self._ended(task, pod))
             await asyncio.sleep(pause * (index % 8 == 7))
         await asyncio.gather(*self._open)
 
@@ -126,10 +126,10 @@ async def _agreement(name: str, options: argparse.Namespace) -> Agreement:
         stack.push_async_callback(asyncio.to_thread, starting.__exit__, None, None, None)
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        beside = Beside(session, fleet, f"http://127.0.0.1:{router.port}")
+        comparison = Comparison(session, fleet, f"http://127.0.0.1:{router.port}")
         made = generate(name, options.requests, 30.0, Random(1))
-        await beside.compare(made.jobs, options.pause)
-        return beside.found
+        await comparison.compare(made.jobs, options.pause)
+        return comparison.found
 
 
 def _options() -> argparse.Namespace:

@@ -132,7 +132,7 @@ def play(
 ) -> Played:
     """`pods` at the beginning: all there can be, unless given. Raises ConfigError for a wrong policy."""
     clock, fleet = ManualClock(), Fleet(shape)
-    fleet.begin(_fixed(jobs, shape, pods or shape.pods))
+    fleet.start(_fixed(jobs, shape, pods or shape.pods))
     make: Mapping[str, Callable[[], Scaler]] = {
         "fixed": Fixed,
         MEAN: Fixed,

@@ -3,7 +3,7 @@
     python bench/blocks.py [TRACE] [--pods 8] [--pod-tokens 500000] [--block 64 ...] [--requests 12000] [--json]
 
 The production scheduler with the default profile, the production hashing and index, and simulated pods on a virtual
-clock: a pod prefills one prompt after the other at 10,000 tokens a second, then needs 20 ms per token of the answer. It
+clock: a pod prefills one prompt after the other at 10,000 tokens a second, then needs 20 ms per output token. It
 caches blocks of 16 tokens, as many as `--pod-tokens` are; what was used longest ago goes first.
 
 - `engine` is the share of the prompt tokens that the pods had cached when the prompts came: what placement achieved.
@@ -19,7 +19,7 @@ and `hash_ids`, an id for each 512 tokens; each id becomes a text of its own. It
 prompts as long as they are in production, and that small blocks win nothing where prompts share multiples of 512
 tokens. It cannot show what they win: where two prompts part within 512 tokens, the trace says that all 512 differ. The
 others are made for that, with random lengths throughout. `chat` are conversations under one of 40 system prompts;
-`ask` are single questions about one of 4000 documents, of which a pod holds a fifth.
+`ask` are single questions about one of 4000 documents; a pod holds a fifth of them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Arrival:
 
     at: float
     prompt: Callable[[], bytes]
-    answer_tokens: int
+    output_tokens: int
 
 
 @dataclass
@@ -138,14 +138,14 @@ def _options() -> argparse.Namespace:
 def traced(path: Path) -> list[Arrival]:
     draw = Random(1)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        said = [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in lines]
     arrivals = [
         Arrival(
             one["timestamp"] / 1000 + draw.random() * TRACE_SPREAD,
             partial(_text, one["hash_ids"], one["input_length"]),
             one["output_length"],
         )
-        for one in said
+        for one in entries
     ]
     return sorted(arrivals, key=lambda arrival: arrival.at)
 
@@ -172,10 +172,10 @@ def _conversation(draw: Random, system: bytes, began: float) -> Iterator[Arrival
     text, at = bytearray(system), began
     for _ in range(draw.randint(1, 2 * TURNS)):
         text += draw.randbytes(_length(draw, 60, 1.0))
-        answer = draw.randbytes(_length(draw, 200, 0.8))
-        tokens = len(answer) // BYTES_PER_TOKEN
+        response = draw.randbytes(_length(draw, 200, 0.8))
+        tokens = len(response) // BYTES_PER_TOKEN
         yield Arrival(at, partial(_beginning, text, len(text)), tokens)
-        text += answer
+        text += response
         at += tokens * SECONDS_PER_TOKEN + draw.expovariate(1 / THINKING_SECONDS)
 
 
@@ -216,7 +216,7 @@ class Pod:
     def __post_init__(self) -> None:
         self.cached = PrefixIndex(self.clock, UNLIMITED, depths=ENGINE_DEPTHS)
 
-    def take(self, hashes: Chain, prompt_tokens: int) -> tuple[int, float]:
+    def allocate(self, hashes: Chain, prompt_tokens: int) -> tuple[int, float]:
         """Tokens it had cached, and when the first token comes."""
         hit = self.cached.match(hashes).get(self.endpoint, 0) * ENGINE_BLOCK
         self.cached.confirm(self.cached.reserve((hashes,), self.endpoint, self.tokens // ENGINE_BLOCK))
@@ -295,19 +295,19 @@ class Replay:
         attempt = Attempt(request, decision, decision.target, 0, self._clock.now())
         self._ledger.attempt_started(attempt)
         self._timed("book", lambda: producer.pre_request(attempt, attempt.endpoint))
-        self._at_the_pod(attempt, prompt, arrival.answer_tokens)
+        self._at_the_pod(attempt, prompt, arrival.output_tokens)
 
-    def _at_the_pod(self, attempt: Attempt, prompt: Prompt, answer_tokens: int) -> None:
+    def _at_the_pod(self, attempt: Attempt, prompt: Prompt, output_tokens: int) -> None:
         pod = self._pods[attempt.endpoint]
-        hit, first_token_at = pod.take(_engine_chain(prompt.parts[0]), prompt.tokens)
-        pod.in_use += prompt.tokens + answer_tokens
+        hit, first_token_at = pod.allocate(_engine_chain(prompt.parts[0]), prompt.tokens)
+        pod.in_use += prompt.tokens + output_tokens
         attempt.status, attempt.ending = 200, Ending.COMPLETE
-        attempt.usage = Usage(prompt.tokens, answer_tokens, hit)
+        attempt.usage = Usage(prompt.tokens, output_tokens, hit)
         self._prompt_tokens += prompt.tokens
         self._engine_tokens += hit
         self._index_tokens += attempt.predicted_cached_tokens or 0
         self._ttft += first_token_at - self._clock.now()
-        end = first_token_at + answer_tokens * SECONDS_PER_TOKEN
+        end = first_token_at + output_tokens * SECONDS_PER_TOKEN
         heapq.heappush(self._running, (end, next(self._lap), attempt))
 
     def _end_until(self, moment: float) -> None:

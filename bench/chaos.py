@@ -4,8 +4,9 @@
 
 A proxy stands before simulated pods that meet the faults of `bench/disorder/faults.py`: each by the seed and the
 request's id, so that a run can be repeated. Meanwhile pods are drained, removed and added, and, where the proxy reads
-its configuration again on SIGHUP, it is told to. Then there is quiet, and what clients saw, what the proxy logged and
-counted and what the pods remember must agree: `bench/disorder/ledger.py` has the claims. Exits with 1 if one fails.
+its configuration again on SIGHUP, it gets that signal. Then the load stops, and what clients saw, what the proxy
+logged and counted and what the pods remember must agree: `bench/disorder/ledger.py` has the claims. Exits with 1 if
+one fails.
 
 Lost is a request that got an error, or no response, before any byte of a response had been sent, although a
 pod was well, known and not asked for it, from two seconds before the request to its end; unless a limit that is
@@ -109,12 +110,12 @@ async def _put_to_the_test(program: Program, fleet: SimFleet, options: argparse.
         lines=program.access_log(),
         records=[[record for record in pod.requests if record.method == "POST"] for pod in fleet.pods],
         unwell=[*churn.away, *(each for number, pod in enumerate(fleet.pods) for each in _unwell(number, pod))],
-        doubts=watch.doubts,
+        ejections=watch.ejections,
         resets=[reset for number, pod in enumerate(fleet.pods) for reset in _resets(number, pod)],
         samples=await program.metrics(),
         still_open=[len(pod.requests.open) for pod in fleet.pods],
         complaints=program.complaints(),
-        asked=options.requests,
+        requested=options.requests,
         replaced=options.workers > 1 and churn.done["reloads"] > 0,
         leftovers=_leftovers(before, after),
     )

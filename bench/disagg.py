@@ -14,8 +14,8 @@ finishes per second if no request is split and no pod idles.
     predicted    where that is predicted to be better (predicted-latency-pd-decider)
 
 The verdict holds `predicted` against the better one of `whole` and `always`, mix by mix, fleet by fleet and load by
-load: by the mean time to the whole answer, and by the share of requests that keep both objectives. Behind ± is half the
-width of the 95 % interval over the seeds; all policies get each seed.
+load: by the mean time to the complete response, and by the share of requests that keep both objectives. Behind ± is
+half the width of the 95 % interval over the seeds; all policies get each seed.
 """
 
 from __future__ import annotations
@@ -110,15 +110,15 @@ class Cell:
         """Share by which the mean time to the complete response exceeds that of the better simple policy; and half
         the width of its interval."""
         best = min(SIMPLE, key=lambda policy: self.found[policy]["e2e_mean"])
-        return self._beside(best, "e2e_mean", lambda one, other: one / other - 1.0)
+        return self._against(best, "e2e_mean", lambda one, other: one / other - 1.0)
 
     @property
     def worse(self) -> tuple[float, float]:
         """Share of all requests that keep their objectives with the better simple policy, and do not here."""
         best = max(SIMPLE, key=lambda policy: self.found[policy]["goodput"])
-        return self._beside(best, "goodput", lambda one, other: other - one)
+        return self._against(best, "goodput", lambda one, other: other - one)
 
-    def _beside(self, policy: str, figure: str, difference: Callable[[float, float], float]) -> tuple[float, float]:
+    def _against(self, policy: str, figure: str, difference: Callable[[float, float], float]) -> tuple[float, float]:
         pairs = zip(self.runs["predicted"], self.runs[policy], strict=True)
         return report.summary([{figure: difference(one[figure], other[figure])} for one, other in pairs])[figure]
 
@@ -183,8 +183,8 @@ def _configuration(roles: Sequence[str], decider: Mapping[str, Any] | None) -> d
 def _rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
     for cell in cells:
         for policy, found in cell.found.items():
-            said = [format(found[name] * unit, form) for name, (_, form, unit) in FIGURES.items()]
-            yield [cell.mix, cell.fleet, f"{cell.load:g}", policy, *said]
+            formatted = [format(found[name] * unit, form) for name, (_, form, unit) in FIGURES.items()]
+            yield [cell.mix, cell.fleet, f"{cell.load:g}", policy, *formatted]
 
 
 def _verdict(cells: Sequence[Cell]) -> Iterator[list[str]]:
@@ -205,7 +205,10 @@ def _verdict(cells: Sequence[Cell]) -> Iterator[list[str]]:
 def _charts(cells: Sequence[Cell]) -> Iterator[Chart]:
     """For each mix, against the load: the fleet that splits nothing, and the others as they do."""
     for mix in dict.fromkeys(cell.mix for cell in cells):
-        for figure, title in (("e2e_mean", "mean time to the whole answer"), ("goodput", "requests within objectives")):
+        for figure, title in (
+            ("e2e_mean", "mean time to the complete response"),
+            ("goodput", "requests within objectives"),
+        ):
             series: dict[str, list[tuple[float, float, float]]] = {}
             for cell in cells:
                 for policy, found in cell.found.items() if cell.mix == mix else ():
@@ -234,7 +237,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines in Mooncake's format, for the mix `trace`"
     )
-    parser.add_argument("--mix", type=_names, metavar="NAME,…", help=", ".join(GENERATORS) + ", PROMPT+ANSWER  [seven]")
+    parser.add_argument("--mix", type=_names, metavar="NAME,…", help=", ".join(GENERATORS) + ", PROMPT+OUTPUT  [seven]")
     parser.add_argument("--fleet", type=_names, default=list(FLEETS), metavar="NAME,…", help=", ".join(FLEETS))
     parser.add_argument("--policy", type=_names, default=list(DECIDERS), metavar="NAME,…", help=", ".join(DECIDERS))
     parser.add_argument("--load", type=_numbers, default=[0.4, 0.7], metavar="SHARE,…")

@@ -58,7 +58,7 @@ async def measure(requests: int) -> dict[str, dict[str, Any]]:
         process = await _kvlane(folder, urls, port, admin, picker)
         stack.callback(process.terminate)
         ways = {"data port": f"http://127.0.0.1:{port}"}
-        for name, edit in {"behind Envoy": lambda config: None, "behind Envoy, no answers shown": _blind}.items():
+        for name, edit in {"behind Envoy": lambda config: None, "behind Envoy, no responses shown": _blind}.items():
             place = folder / name
             place.mkdir()
             ways[name] = await stack.enter_async_context(envoy(picker, place, edit))

@@ -162,12 +162,12 @@ def _request(stream_events: int) -> bytes:
 
 @asynccontextmanager
 async def _pod() -> AsyncIterator[str]:
-    server = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(_respond, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = next(

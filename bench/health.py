@@ -118,7 +118,7 @@ class Ticker:
         self._collecting = 0.0
         gc.callbacks.append(self._collected)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         del self._late[:], self._busy[:], self._collections[:]
 
     def report(self) -> dict[str, float]:
@@ -160,16 +160,16 @@ async def serve(config: Path, control: int, collector: str) -> None:
 async def _obey(app: App, ticker: Ticker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while line := await reader.readline():
         word, *arguments = json.loads(line)
-        answer: Any = None
+        result: Any = None
         if word == "begin":
-            ticker.begin()
+            ticker.start()
         elif word == "report":
-            answer = ticker.report()
+            result = ticker.report()
         elif word == "fill":
             await _fill(app, *arguments)
         elif word == "pods":
-            answer = len(app.fleet.ready)
-        writer.write(json.dumps(answer).encode() + b"\n")
+            result = len(app.fleet.ready)
+        writer.write(json.dumps(result).encode() + b"\n")
     writer.close()
 
 
@@ -201,9 +201,9 @@ class Proxy:
     async def tell(self, *words: Any) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._control)
         writer.write(json.dumps(words).encode() + b"\n")
-        answer = json.loads(await reader.readline())
+        reply = json.loads(await reader.readline())
         writer.close()
-        return answer
+        return reply
 
     async def set_pods(self, ports: list[int], weight: float = 1.0) -> None:
         """Returns when they are ready and no others are."""
@@ -254,13 +254,13 @@ async def _client(port: int, request: Callable[[], bytes], wait: float, times: i
     due = time.monotonic()
     for _ in range(times):
         writer.write(request())
-        await _answer(reader)
+        await _read_response(reader)
         due += pace
         await asyncio.sleep(max(0.0, due - time.monotonic()))
     writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader) -> bytes:
+async def _read_response(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))

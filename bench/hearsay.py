@@ -4,7 +4,7 @@
 
 The gateway, scheduler, index and ledger of each proxy, all in one process on a virtual clock: no sockets, no store, and
 no CPU that one takes from the other. What a proxy does is gathered for a while, and heard by the others a moment later,
-in the bytes that go over the store; `delays` are milliseconds between the two, of which the first half is spent
+in the bytes that go over the store; `delays` are milliseconds between the two; the first half is spent
 gathering. Which blocks are where, and that a pod has less to do, is gathered for `--rest`, if that is longer. Each
 request is with any of the proxies. Contrasts: one proxy, and proxies that share nothing.
 """
@@ -113,8 +113,8 @@ class Sharing(Kvlane):
     """`said` is called when it has something for others, once until that is taken; `said_later` where it may wait, for
     the rest of all there is to say."""
 
-    said: Callable[[], None]
-    said_later: Callable[[], None]
+    publish: Callable[[], None]
+    publish_later: Callable[[], None]
     ledger: SharedLedger
 
     def __init__(self, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random) -> None:
@@ -123,7 +123,7 @@ class Sharing(Kvlane):
         roster = PodNumbers()
         for endpoint in self._endpoints:
             roster.added(endpoint)
-        self._heard_loads = PeerLoads(roster.get, self.ledger.elsewhere)
+        self._peer_loads = PeerLoads(roster.get, self.ledger.elsewhere)
         self._indexes = []
         for number, producer in enumerate(self.schedulings[DEFAULT_POOL].plugins(ApproxPrefixCacheProducer)):
             producer.index = SharedIndex(
@@ -139,10 +139,10 @@ class Sharing(Kvlane):
         return SharedLedger(self._clock, self._loads.dispatched, self._loads.eased)
 
     def _touch(self) -> None:
-        self.said()
+        self.publish()
 
     def _touch_later(self) -> None:
-        self.said_later()
+        self.publish_later()
 
     def news(self, all_there_is: bool) -> bytes:
         rest = [index.collect_changes() for index in self._indexes] if all_there_is else []
@@ -151,7 +151,7 @@ class Sharing(Kvlane):
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
             if kind is FrameKind.LOAD:
-                self._heard_loads.receive(peer, kind, body)
+                self._peer_loads.receive(peer, kind, body)
             else:
                 for index in self._indexes:
                     index.receive(peer, kind, body)
@@ -174,8 +174,8 @@ class Proxies(Policy):
         self._order = self.batches = 0
         for number, proxy in enumerate(self._proxies):
             later = max(0.0, rest - delay / 2)
-            proxy.said = self._saying(number, 0.0, all_there_is=not later)
-            proxy.said_later = self._saying(number, later, all_there_is=True)
+            proxy.publish = self._saying(number, 0.0, all_there_is=not later)
+            proxy.publish_later = self._saying(number, later, all_there_is=True)
 
     def place(self, index: int, job: Job, now: float) -> int | None:
         self._catch_up(now)

@@ -38,7 +38,7 @@ from proxy.core.request import Prompt
 from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.index import PrefixIndex
 
-ROOM = 1 << 30
+CAPACITY = 1 << 30
 PROMPT_KB = (1, 32, 128)
 BLOCK_TOKENS = (64, 128, 256, 512)
 
@@ -100,7 +100,7 @@ def measure_memory(shape: str, pods: int, pairs: int) -> dict[str, object]:
     tracemalloc.start()
     index = PrefixIndex(SystemClock(), max_siblings=16)
     for hashes, endpoint in SHAPES[shape](endpoints):
-        index.confirm(index.reserve((hashes,), endpoint, ROOM))
+        index.confirm(index.reserve((hashes,), endpoint, CAPACITY))
         if index.pairs >= pairs:
             break
     del hashes
@@ -122,16 +122,16 @@ def measure_time(kb: int, tokens: int, rounds: int) -> dict[str, object]:
     (hashes,) = chains(Prompt((prompt,)), "model", tokens, 2048)
     index = PrefixIndex(SystemClock(), max_siblings=16)
     for number in range(2000):
-        index.confirm(index.reserve((fresh_chain(number, 16),), endpoints[number % 8], ROOM))
+        index.confirm(index.reserve((fresh_chain(number, 16),), endpoints[number % 8], CAPACITY))
     result: dict[str, object] = {"KB": kb, "block": tokens, "hashes": len(hashes)}
     result["hash"] = best(lambda: chains(Prompt((prompt,)), "model", tokens, 2048), rounds)
     result["match cold"] = best(lambda: index.match(hashes), rounds)
     result["settle cold"] = best_of_fresh(index, endpoints[0], len(hashes), rounds)
     for position, endpoint in enumerate(endpoints, 1):
         part = hashes[: max(1, len(hashes) * position // 8)]
-        index.confirm(index.reserve((part,), endpoint, ROOM))
+        index.confirm(index.reserve((part,), endpoint, CAPACITY))
     result["match warm"] = best(lambda: index.match(hashes), rounds)
-    result["settle warm"] = best(lambda: index.confirm(index.reserve((hashes,), endpoints[7], ROOM)), rounds)
+    result["settle warm"] = best(lambda: index.confirm(index.reserve((hashes,), endpoints[7], CAPACITY)), rounds)
     return result
 
 
@@ -141,18 +141,18 @@ def measure_pauses() -> dict[str, object]:
     def full_of_scraps(clock: ManualClock) -> PrefixIndex:
         index = PrefixIndex(clock, max_siblings=16, ttl=3600)
         for number in range(31250):
-            index.confirm(index.reserve((fresh_chain(number, 1),), pod, ROOM))
+            index.confirm(index.reserve((fresh_chain(number, 1),), pod, CAPACITY))
         return index
 
-    def longest(index: PrefixIndex, endpoint: Endpoint, room: int) -> float:
-        return max(timed(lambda: index.reserve((fresh_chain(-1, 1),), endpoint, room)) for _ in range(20))
+    def longest(index: PrefixIndex, endpoint: Endpoint, capacity: int) -> float:
+        return max(timed(lambda: index.reserve((fresh_chain(-1, 1),), endpoint, capacity)) for _ in range(20))
 
     clock = ManualClock()
     forgetful, shrunk, expired = (full_of_scraps(clock) for _ in range(3))
-    forgetting = max(timed(lambda: forgetful.forget(pod)), longest(forgetful, other, ROOM))
+    forgetting = max(timed(lambda: forgetful.forget(pod)), longest(forgetful, other, CAPACITY))
     evicting = longest(shrunk, pod, 15_000)
     clock.advance(4000)
-    expiring = longest(expired, other, ROOM)
+    expiring = longest(expired, other, CAPACITY)
     return {"forget": forgetting, "evict": evicting, "expire": expiring, "ceiling": longest_at_the_ceiling()}
 
 
@@ -161,7 +161,7 @@ def longest_at_the_ceiling() -> float:
     pauses: list[float] = []
     for number in range(12_000):
         chain_ = fresh_chain(number, 160)
-        pauses.append(timed(lambda: index.confirm(index.reserve((chain_,), pods[number % 1000], ROOM))))  # noqa: B023
+        pauses.append(timed(lambda: index.confirm(index.reserve((chain_,), pods[number % 1000], CAPACITY))))  # noqa: B023
     return max(pauses[-1000:])
 
 
@@ -181,7 +181,7 @@ def best_of_fresh(index: PrefixIndex, endpoint: Endpoint, hashes: int, rounds: i
 
     def round_of_calls() -> float:
         unseen = [fresh_chain(next(lap), hashes) for _ in range(number)]
-        return timeit.timeit(lambda: index.confirm(index.reserve((unseen.pop(),), endpoint, ROOM)), number=number)
+        return timeit.timeit(lambda: index.confirm(index.reserve((unseen.pop(),), endpoint, CAPACITY)), number=number)
 
     return round(min(round_of_calls() for _ in range(rounds)) / number * 1e6, 2)
 

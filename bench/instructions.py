@@ -118,28 +118,28 @@ def _request(body: bytes) -> bytes:
 def _load(clients: list[socket.socket], request: bytes, number: int) -> None:
     """So many requests; each client sends its next one after its response."""
     left = number
-    answers: dict[socket.socket, bytes] = {}
+    responses: dict[socket.socket, bytes] = {}
     with selectors.DefaultSelector() as waiting:
         for client in clients:
             waiting.register(client, selectors.EVENT_READ)
-        while left or answers:
+        while left or responses:
             for client in clients:
-                if left and client not in answers:
-                    answers[client] = b""
+                if left and client not in responses:
+                    responses[client] = b""
                     left -= 1
                     client.sendall(request)
             for key, _ in waiting.select():
                 client = key.fileobj
                 assert isinstance(client, socket.socket)
-                answers[client] += client.recv(1 << 18)
-                if _is_whole(answers[client]):
-                    del answers[client]
+                responses[client] += client.recv(1 << 18)
+                if _is_whole(responses[client]):
+                    del responses[client]
 
 
-def _is_whole(answer: bytes) -> bool:
-    head, end, body = answer.partition(b"\r\n\r\n")
+def _is_whole(raw: bytes) -> bool:
+    head, end, body = raw.partition(b"\r\n\r\n")
     if end and b" 200 " not in head[:16]:
-        sys.exit(f"not a good answer: {answer[:500]!r}")
+        sys.exit(f"not a good response: {raw[:500]!r}")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     return bool(end) and (body.endswith(b"0\r\n\r\n") if length is None else len(body) >= int(length[1]))
 

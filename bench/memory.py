@@ -4,8 +4,8 @@
 
 Streams: all are open at once, an event each a second, and each must arrive whole. Index: four pods whose KV caches hold
 `--index-blocks` blocks of 64 tokens together are sent prompts as fast as they take them, until long after the index is
-full; those of a trace (JSON lines, or gzip of them, with `hash_ids`: an id for each block of 512 tokens), or 12,000
-prompts of conversations that share 40 system prompts.
+full: the prompts of a trace (JSON lines, or gzip of them, with `hash_ids`: an id for each block of 512 tokens), or
+12,000 prompts of conversations that share 40 system prompts.
 """
 
 from __future__ import annotations

@@ -116,11 +116,11 @@ def steps() -> Iterator[tuple[str, str, Callable[[Parts], Step]]]:
     yield "request", "schedule 1 KB, as shipped", _schedule
     yield "request", "schedule 1 KB, untimed plugins", lambda parts: _schedule(parts, timed=False)
     yield "request", "schedule 1 KB, decision kept", lambda parts: _schedule(parts, kept=True)
-    yield "request", "a kept decision's legs and end", _kept_legs
+    yield "request", "a kept decision's attempts and end", _kept_attempts
     yield "request", "ledger in and out", _ledger
     yield "request", "observe decided", _decided
     yield "request", "observe first byte", _first_byte
-    yield "request", "observe leg ended", _leg_ended
+    yield "request", "observe attempt ended", _attempt_ended
     yield "request", "observe request ended, logged", lambda parts: _request_ended(parts, parts.logging_observer)
     yield "request", "observe request ended, no log", lambda parts: _request_ended(parts, parts.observer)
     yield "request", "usage from the end of a stream", lambda parts: lambda: usage_from(TAIL)
@@ -220,20 +220,20 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
     return decide
 
 
-def _kept_legs(parts: Parts) -> Step:
+def _kept_attempts(parts: Parts) -> Step:
     """Observers of one attempt, without plugins."""
     scheduling, attempt, call = parts.scheduling(), parts.attempt, Call()
     explained, record = parts.keeping(scheduling), DecisionRecord(is_wanted=True)
     decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, record)
     explained.decided(attempt.request, parts.endpoints, decision, 0.0, record)
 
-    def leg() -> None:
+    def one_attempt() -> None:
         explained.attempt_started(attempt)
         explained.attempt_ended(attempt, None)
         explained.request_ended(call, 200, Ending.COMPLETE, attempt, 0)
         attempt.request.state[ENTRY].attempts.clear()
 
-    return leg
+    return one_attempt
 
 
 def _ledger(parts: Parts) -> Step:
@@ -258,7 +258,7 @@ def _first_byte(parts: Parts) -> Step:
     return _in_batches(parts.observer, lambda: parts.observer.first_byte(parts.attempt))
 
 
-def _leg_ended(parts: Parts) -> Step:
+def _attempt_ended(parts: Parts) -> Step:
     return _in_batches(parts.observer, lambda: parts.observer.attempt_ended(parts.attempt))
 
 

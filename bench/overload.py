@@ -112,15 +112,15 @@ async def _measure(url: str, proxy: subprocess.Popen[bytes], seconds: float) -> 
 async def _capacity(http: aiohttp.ClientSession, url: str, seconds: float) -> float:
     """Requests a second of as many clients as there are slots, after three seconds of warming up."""
     run = Run(0.0)
-    begin = time.monotonic() + 3.0
+    start = time.monotonic() + 3.0
 
     async def client() -> None:
-        while time.monotonic() < begin + seconds:
+        while time.monotonic() < start + seconds:
             await _ask(http, url, "a", run)
 
     async with Tasks() as tasks:
         await asyncio.gather(*(tasks.start(client(), "client") for _ in range(PODS * SLOTS)))
-    return sum(1 for one in run.ended if one.status == 200 and begin <= one.at < begin + seconds) / seconds
+    return sum(1 for one in run.ended if one.status == 200 and start <= one.at < start + seconds) / seconds
 
 
 async def _overload(http: aiohttp.ClientSession, url: str, run: Run, pid: int, seconds: float) -> None:
@@ -130,15 +130,15 @@ async def _overload(http: aiohttp.ClientSession, url: str, run: Run, pid: int, s
     due = run.began
     async with Tasks() as tasks:
         tasks.start(_late(run), "lateness")
-        asked = []
+        requests = []
         while due < run.began + seconds:
             due += rng.expovariate(run.capacity * TIMES)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             who = rng.choices(names, weights)[0]
-            asked.append(tasks.start(_ask(http, url, who, run), "request"))
-            if len(asked) % 50 == 0:
+            requests.append(tasks.start(_ask(http, url, who, run), "request"))
+            if len(requests) % 50 == 0:
                 run.rss.append(_rss(pid))
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
     run.rss.append(_rss(pid))
 
 
@@ -174,7 +174,7 @@ def _figures(run: Run, seconds: float) -> dict[str, Any]:
     good = [one for one in counted if one.status == 200]
     served = Counter(one.who for one in good)
     fair = sum(served[who] for who in SHARES)
-    at_the_door = [one.whole for one in counted if one.reason == "rejected-saturated"]
+    saturated = [one.whole for one in counted if one.reason == "rejected-saturated"]
     refused = Counter(one.reason for one in counted if one.status != 200)
     return {
         "capacity": run.capacity,
@@ -184,7 +184,7 @@ def _figures(run: Run, seconds: float) -> dict[str, Any]:
         "chat_ttft": _percentiles([one.first for one in good if one.who == "chat"]),
         "chat_not_served": sum(1 for one in counted if one.who == "chat" and one.status != 200),
         "refused": dict(refused),
-        "refused_after": _percentiles(at_the_door),
+        "refused_after": _percentiles(saturated),
         "load_late": _percentiles(run.late),
         "made_room_after": _percentiles([one.whole for one in counted if one.reason == "evicted-queue-pressure"]),
     }

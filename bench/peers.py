@@ -110,8 +110,8 @@ def version(peer: Peer, executable: str) -> str:
         command = [str(python), "-c", ask]
     else:
         command = [executable, "-v"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    match = re.search(r"\d+\.\d[\w.]*", said.stdout + said.stderr)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"\d+\.\d[\w.]*", completed.stdout + completed.stderr)
     return match.group() if match else "?"
 
 

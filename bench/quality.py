@@ -21,17 +21,17 @@ configuration, or one of these:
     oracle          knows every pod's cache and queue exactly, and takes the pod with the least time to first token
 
 Over sockets, round-robin, random, least-requests, power-of-two and cache-aware are done by nginx, HAProxy and
-sglang-router. Of the others, but for kvlane's own, the choices are those of the virtual clock: each request is sent
-straight to the pod it got there. Any program of bench/peers.py can be named as well.
+sglang-router. The other routers, except kvlane's own, choose on the virtual clock: each request is sent
+straight to the pod that it got there. Any program of bench/peers.py can be named as well.
 
 `--compare` measures both modes with the same requests and prints how far they are apart. `--sweep` goes through loads
 from 0.2 to 1.2 and says where each policy breaks.
 
 Load 1.0 is measured: what the fleet finishes per second if all requests stand in one queue and a pod takes the next one
-whenever it has nobody waiting. No pod idles then, and prefixes are found as chance has it; a router that finds more of
+whenever its own queue is empty. No pod idles then, and prefixes are found as chance has it; a router that finds more of
 them may carry more.
 
-Every seed spreads the arrivals of the trace anew (or makes up another workload), and draws the routers' dice and the
+Every seed spreads the arrivals of the trace again (or makes up another workload), and draws the routers' dice and the
 noise again. With --requests, every seed uses another part of the trace, with its own load 1 if it is 2000 or more.
 ± is half of the 95 % interval over the seeds.
 """
@@ -169,10 +169,10 @@ def _description(experiment: Experiment) -> str:
     source, scenario = experiment.source, experiment.scenario
     jobs, full = source.jobs, " or ".join(f"{rate:.3f}" for rate in dict.fromkeys(experiment.capacities))
     known = f"{reusable_share(jobs):.1%} of the prompt tokens were there before"
-    prompt, answer = (report.mean([getattr(job, name) for job in jobs]) for name in ("prompt_tokens", "output_tokens"))
-    part = f", of which {experiment.requests} a run" if 0 < experiment.requests < len(jobs) else ""
+    prompt, output = (report.mean([getattr(job, name) for job in jobs]) for name in ("prompt_tokens", "output_tokens"))
+    part = f", {experiment.requests} of them in each run" if 0 < experiment.requests < len(jobs) else ""
     return (
-        f"{source.name}: {len(jobs)} requests{part} of {prompt:.0f} + {answer:.0f} tokens, {known};"
+        f"{source.name}: {len(jobs)} requests{part} of {prompt:.0f} + {output:.0f} tokens, {known};"
         f" {_fleet(scenario)}; load 1: {full} requests/s"
     )
 
@@ -196,10 +196,10 @@ def _revision() -> str:
     """Of the checkout, if it is one."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        said = subprocess.run(command, cwd=routers.ROOT, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, cwd=routers.ROOT, capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return said.stdout.strip()
+    return completed.stdout.strip()
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:
@@ -280,7 +280,7 @@ def _numbers(text: str) -> list[float]:
 def _hardware(text: str) -> str:
     for name in text.split("+"):
         if name not in HARDWARE:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(HARDWARE)}")
+            raise argparse.ArgumentTypeError(f"{name} is unknown; choose from {', '.join(HARDWARE)}")
     return text
 
 

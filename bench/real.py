@@ -7,9 +7,10 @@ Users have chats that continue the engines' own responses, each at their own pac
 kvlane with nothing but a `round-robin-picker` take turns, each run a process without a past, each with words that no
 engine has seen. Hits are what the engines report as `cached_tokens`.
 
-What an uncached token costs is measured on the idle engines between the runs: prompts of one length, of which more and
-more is new. Times the tokens that round robin has computed and the default has not, per request, it is the difference
-that the hits alone promise for the mean time to first token. What is found beyond that is less waiting, or chance.
+What an uncached token costs is measured on the idle engines between the runs: prompts of one length with a growing
+share of new tokens. Times the tokens that round robin has computed and the default has not, per request, it is the
+difference that the hits alone promise for the mean time to first token. What is found beyond that is less waiting, or
+chance.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tests.vllm.fleet import MODEL, Fleet
 SYSTEM_WORDS, QUESTION_WORDS = (200, 400), (60, 160)
 """Of about 3.5 tokens each: contexts of 1,000 tokens in the first turn and up to 3,000 in the last."""
 
-ANSWER_TOKENS = 32
+OUTPUT_TOKENS = 32
 PROBED = 2_000
 """Tokens of a prompt that is a probe: a context in the middle of the conversations."""
 
@@ -153,27 +154,27 @@ async def _converse(session: aiohttp.ClientSession, url: str, talk: Talk) -> lis
     for question, pause in zip(talk.questions, talk.pauses, strict=True):
         await asyncio.sleep(pause)
         messages.append({"role": "user", "content": question})
-        turn, answer = await _ask(session, url, messages)
-        messages.append({"role": "assistant", "content": answer})
+        turn, response = await _ask(session, url, messages)
+        messages.append({"role": "assistant", "content": response})
         turns.append(turn)
     return turns
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, messages: Sequence[dict[str, str]]) -> tuple[Turn, str]:
-    body = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
+    body = {"model": MODEL, "messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    sent, first, said, usage = time.perf_counter(), 0.0, "", None
+    sent, first, output, usage = time.perf_counter(), 0.0, "", None
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.content:
             if line.startswith(b"data: {"):
                 first = first or time.perf_counter() - sent
                 event = json.loads(line[6:])
-                said += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                output += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
                 usage = event.get("usage") or usage
     assert usage is not None, f"no usage in the response of {response.headers['x-kvlane-endpoint']}"
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Turn(first, usage["prompt_tokens"], cached, response.headers["x-kvlane-endpoint"]), said
+    return Turn(first, usage["prompt_tokens"], cached, response.headers["x-kvlane-endpoint"]), output
 
 
 def rows(runs: dict[str, list[list[Turn]]], probes: dict[int, list[float]]) -> list[list[str]]:

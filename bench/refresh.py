@@ -31,7 +31,7 @@ from proxy.fleet.store import Fleet
 from proxy.http.upstream.pool import PooledFetcher
 
 EXPOSITION_BYTES = 69_000
-ANSWER = b'{"object":"chat.completion","choices":[]}'
+RESPONSE = b'{"object":"chat.completion","choices":[]}'
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"bench"}]}'
 
 
@@ -63,8 +63,8 @@ def exposition() -> bytes:
 class _Pod(asyncio.Protocol):
     """Respond to every request by its path, with minimal HTTP."""
 
-    def __init__(self, answers: dict[bytes, bytes]) -> None:
-        self._answers = answers
+    def __init__(self, responses: dict[bytes, bytes]) -> None:
+        self._responses = responses
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -72,21 +72,21 @@ class _Pod(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for request in data.split(b"\r\n\r\n")[:-1]:
-            self._transport.write(self._answers[request.split(b" ", 2)[1]])
+            self._transport.write(self._responses[request.split(b" ", 2)[1]])
 
 
 async def serve(pods: int) -> None:
     """Opens a port per pod, prints them as JSON, and serves until it is ended."""
-    answers = {
+    responses = {
         path: b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         for path, body in (
             (b"/metrics", exposition()),
             (b"/v1/models", MODELS),
-            (b"/v1/chat/completions", ANSWER),
+            (b"/v1/chat/completions", RESPONSE),
         )
     }
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: _Pod(answers), "127.0.0.1", 0) for _ in range(pods)]
+    servers = [await loop.create_server(lambda: _Pod(responses), "127.0.0.1", 0) for _ in range(pods)]
     print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)
     await asyncio.Event().wait()
 

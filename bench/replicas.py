@@ -80,7 +80,7 @@ LARGE = ("--gpu", "generic-8b", "--gpu-blocks", "25600", "--time-scale", "4")
 LONGEST = 100_000
 """Tokens of a request of a trace."""
 
-LONG_ANSWER = 300
+LONG_OUTPUT = 300
 """Tokens, so that many requests are in flight when something happens."""
 
 PAUSE = 10.0
@@ -124,7 +124,7 @@ class Served:
     command: list[str]
     process: subprocess.Popen[bytes] | None = None
     open: int = 0
-    is_asked: bool = False
+    is_queried: bool = False
     """Whether the balancer deals requests to it."""
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class Served:
 
     def kill(self) -> None:
         assert self.process is not None
-        self.is_asked = False
+        self.is_queried = False
         self.process.kill()
         self.process.wait()
         self.process = None
@@ -157,9 +157,9 @@ def _turns(rng: random.Random, seconds: float, rate: float, tokens: int = 24) ->
         messages = [{"role": "system", "content": rng.choice(systems)}]
         for _ in range(TURNS):
             messages.append({"role": "user", "content": _prose(rng, TURN_BYTES)})
-            asked = {"model": "sim", "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+            body = {"model": "sim", "messages": messages, "max_tokens": tokens, "ignore_eos": True}
             options = {"stream": True, "stream_options": {"include_usage": True}}
-            found.append((at, orjson.dumps({**asked, **options})))
+            found.append((at, orjson.dumps({**body, **options})))
             messages.append({"role": "assistant", "content": _prose(rng, 200)})
             at += 1.0 + rng.expovariate(1 / THINK)
     return sorted(turn for turn in found if turn[0] <= seconds)
@@ -181,24 +181,24 @@ async def _play(
     loop = asyncio.get_running_loop()
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session, Tasks() as tasks:
-        start, asked = loop.time(), []
+        start, requests = loop.time(), []
         for at, request_body in turns:
             await asyncio.sleep(start + at - loop.time())
-            proxy = rng.choice([proxy for proxy in proxies if proxy.is_asked])
-            asked.append(tasks.start(_ask(session, proxy, request_body, outcome, path), "question"))
-        if asked:
-            await asyncio.wait(asked, timeout=GRACE)
+            proxy = rng.choice([proxy for proxy in proxies if proxy.is_queried])
+            requests.append(tasks.start(_ask(session, proxy, request_body, outcome, path), "question"))
+        if requests:
+            await asyncio.wait(requests, timeout=GRACE)
 
 
 async def _ask(session: aiohttp.ClientSession, proxy: Served, request_body: bytes, outcome: Outcome, path: str) -> None:
-    asked, process = time.perf_counter(), proxy.process
+    started, process = time.perf_counter(), proxy.process
     headers = {"content-type": "application/json"}
     proxy.open += 1
     try:
         async with session.post(f"http://127.0.0.1:{proxy.port}{path}", data=request_body, headers=headers) as response:
             response.raise_for_status()
             begun = await response.content.readany()
-            first = time.perf_counter() - asked
+            first = time.perf_counter() - started
             usage = demo._usage(begun + await response.read())
     except (aiohttp.ClientError, TimeoutError):
         if proxy.process is process:
@@ -274,10 +274,10 @@ async def _ready(proxy: Served, others: int) -> None:
     async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"http://127.0.0.1:{proxy.admin}/readyz") as answer:
-                    said = await answer.json()
-                    if said["pods"]["ready"] == PODS and len(said.get("replicas", {}).get("others", ())) >= others:
-                        proxy.is_asked = True
+                async with session.get(f"http://127.0.0.1:{proxy.admin}/readyz") as response:
+                    body = await response.json()
+                    if body["pods"]["ready"] == PODS and len(body.get("replicas", {}).get("others", ())) >= others:
+                        proxy.is_queried = True
                         return
             await asyncio.sleep(0.05)
 
@@ -310,7 +310,7 @@ async def faults(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     outcome, rows = Outcome(), {}
     with tempfile.TemporaryDirectory() as folder:
         async with store(Path(folder)) as redis, Wall(redis.port) as wall, _proxies(2, wall.url) as proxies:
-            turns = _turns(random.Random(1), 60.0, options.rate, LONG_ANSWER)
+            turns = _turns(random.Random(1), 60.0, options.rate, LONG_OUTPUT)
             async with Tasks() as tasks:
                 load = tasks.start(_play(turns, proxies, random.Random(1), outcome), "load")
                 await asyncio.sleep(4)
@@ -386,7 +386,7 @@ async def _settled(proxies: list[Served], together: bool) -> tuple[float, float]
     began, in_a_row, known = time.monotonic(), 0, float("inf")
     async with aiohttp.ClientSession() as session:
         while in_a_row < 5:
-            alive = [proxy for proxy in proxies if proxy.is_asked]
+            alive = [proxy for proxy in proxies if proxy.is_queried]
             others = len(alive) - 1 if together else 0
             if all([await _others(session, proxy) == others for proxy in alive]):
                 known = min(known, time.monotonic() - began)
@@ -399,8 +399,8 @@ async def _settled(proxies: list[Served], together: bool) -> tuple[float, float]
 
 
 async def _others(session: aiohttp.ClientSession, proxy: Served) -> int:
-    async with session.get(f"http://127.0.0.1:{proxy.admin}/readyz") as answer:
-        return len((await answer.json())["replicas"]["others"])
+    async with session.get(f"http://127.0.0.1:{proxy.admin}/readyz") as response:
+        return len((await response.json())["replicas"]["others"])
 
 
 async def _is_right(session: aiohttp.ClientSession, proxy: Served, those: list[Served]) -> bool:
@@ -412,8 +412,8 @@ async def _is_right(session: aiohttp.ClientSession, proxy: Served, those: list[S
 
 
 async def _in_flight(session: aiohttp.ClientSession, proxy: Served) -> int:
-    async with session.get(f"http://127.0.0.1:{proxy.admin}/metrics") as answer:
-        samples = SampleReader([IN_FLIGHT]).read(await answer.read())
+    async with session.get(f"http://127.0.0.1:{proxy.admin}/metrics") as response:
+        samples = SampleReader([IN_FLIGHT]).read(await response.read())
     return int(sum(sample.value for sample in samples.get(IN_FLIGHT, ())))
 
 
@@ -438,7 +438,7 @@ async def _cost_of(url: str, rate: int, turns: int, work: int = 101) -> dict[str
     async with RedisConnection(settings(url), ("unheard",)) as line:
         for _ in range(ROUNDS):
             alone.append(_ticks(rate, turns))
-            cost, size = await _told(rate, turns, Proxy(settings(url, lease=60.0)), line, work)
+            cost, size = await _published(rate, turns, Proxy(settings(url, lease=60.0)), line, work)
             costs.append(cost)
             sent += size
     return {
@@ -543,7 +543,7 @@ def _ticks(rate: int, turns: int) -> float:
     return time.process_time() - began
 
 
-async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection, work: int) -> tuple[float, int]:
+async def _published(rate: int, turns: int, proxy: Proxy, line: RedisConnection, work: int) -> tuple[float, int]:
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
     millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment

@@ -198,7 +198,7 @@ class Rig:
         with (folder / "log").open("ab") as log:
             running = self._start(program.name, command, self.proxy_cores, site, log, program.folder)
         until = time.monotonic() + READY_SECONDS
-        while not _answers(site.port):
+        while not _responds(site.port):
             if running.process.poll() is not None or time.monotonic() > until:
                 tail = (folder / "log").read_text(errors="replace")[-2000:]
                 sys.exit(f"{program.name} does not serve: {' '.join(command)}\n{tail}")
@@ -274,14 +274,14 @@ def ask(port: int, body: bytes) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     with contextlib.closing(connection):
         connection.request("POST", PATH, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-    if answer.status != 200:
-        sys.exit(f"port {port} answered {answer.status}: {content[:500].decode(errors='replace')}")
-    asked = json.loads(body)
-    good = content.count(b"data: ") == asked["max_tokens"] + 1 and content.endswith(b"data: [DONE]\n\n")
-    if not (good if asked["stream"] else b'"choices"' in content):
-        sys.exit(f"port {port} answered 200 with something else: {content[-500:].decode(errors='replace')}")
+        response = connection.getresponse()
+        content = response.read()
+    if response.status != 200:
+        sys.exit(f"port {port} answered {response.status}: {content[:500].decode(errors='replace')}")
+    sent = json.loads(body)
+    good = content.count(b"data: ") == sent["max_tokens"] + 1 and content.endswith(b"data: [DONE]\n\n")
+    if not (good if sent["stream"] else b'"choices"' in content):
+        sys.exit(f"port {port} responded 200 with an unexpected body: {content[-500:].decode(errors='replace')}")
     return content
 
 
@@ -326,7 +326,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _answers(port: int) -> bool:
+def _responds(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     with contextlib.closing(connection):
         try:

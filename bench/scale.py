@@ -56,7 +56,7 @@ from tests.helpers.cluster.virtual import VirtualLoop
 FIRST_BYTE, END, THINK = 0.2, 1.0, 0.2
 TRANSIT = 0.0005
 WARM = 2.5
-"""Seconds of requests that do not count: of conversations that had begun before, of which nobody knows."""
+"""Seconds of requests that are not counted: they continue conversations from before the start."""
 
 BLOCKS, TURNS = 5, 8
 """Of 64 tokens that each turn adds."""
@@ -117,9 +117,9 @@ class Store:
         self._listeners: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
         self._passing: deque[tuple[str, bytes]] = deque()
 
-    def line(self, settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
+    def line(self, settings: ReplicaSettings, channels: Sequence[str], deliver: Callable[[bytes], None]) -> MemoryLine:
         for channel in channels:
-            self._listeners[channel].append(heard)
+            self._listeners[channel].append(deliver)
         return MemoryLine(self)
 
     def publish(self, channel: str, message: bytes) -> None:
@@ -128,8 +128,8 @@ class Store:
 
     def _deliver(self) -> None:
         channel, message = self._passing.popleft()
-        for heard in self._listeners[channel]:
-            heard(message)
+        for deliver in self._listeners[channel]:
+            deliver(message)
 
 
 class MemoryLine:
@@ -214,8 +214,8 @@ class Host:
             self.replica.added(pod)
         settings = ReplicaSettings(store="redis://memory", name=f"host-{number}", lease=10.0)
 
-        def line(given: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
-            self.lines.append(store.line(given, channels, heard))
+        def line(given: ReplicaSettings, channels: Sequence[str], deliver: Callable[[bytes], None]) -> MemoryLine:
+            self.lines.append(store.line(given, channels, deliver))
             return self.lines[-1]
 
         self.deployment = Deployment(
@@ -266,7 +266,7 @@ class Simulation:
         self._sent_at: dict[str, deque[float]] = defaultdict(deque)
         self._staleness: list[float] = []
         self._hosts = [
-            Host(number, pods, store, loop, self._heard if number == 0 else lambda name, work: None)
+            Host(number, pods, store, loop, self._receive if number == 0 else lambda name, work: None)
             for number in range(replicas)
         ]
         self._built = _resident() - before
@@ -289,7 +289,7 @@ class Simulation:
             sent = sum(host.series.sent.value for host in self._hosts)
             for _ in range(int(seconds * 10)):
                 await asyncio.sleep(0.1)
-                self._look()
+                self._sample()
                 self._account()
             return self._row(sum(host.series.sent.value for host in self._hosts) - sent)
 
@@ -328,12 +328,12 @@ class Simulation:
         pod.charge(-1, 0)
         host.add("publish", lambda: loads.eased(pod))
 
-    def _heard(self, name: str, work: int) -> None:
+    def _receive(self, name: str, work: int) -> None:
         sent = self._sent_at[name]
         if work and sent:
             self._staleness.append(self._loop.time() - sent.popleft())
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         """As the first replica sees it: its own and all others'."""
         seen = [pod.load.requests for pod in self._hosts[0].pods.values()]
         self._crowding.append(max(seen) / max(1e-9, statistics.mean(seen)))

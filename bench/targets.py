@@ -70,7 +70,7 @@ class Bench:
     generated: Callable[[str], Experiment]
 
     def mean(self, experiment: Experiment, policy: str, load: float, figure: str) -> float:
-        """Over the seeds of which there is one: nan if there is none."""
+        """Return the mean over the seeds with a value; nan without any."""
         return mean([run[figure] for run in _runs(experiment, policy, load) if not math.isnan(run[figure])])
 
     def best(self, experiment: Experiment, load: float, figure: str, *, least: bool = True) -> tuple[str, float]:

@@ -34,7 +34,7 @@ from rig import say, table
 from bench.placement.report import mean, percentile
 from bench.validation import real
 from bench.validation.calibrate import Constants, Probes
-from bench.validation.script import Answer, ids, script
+from bench.validation.script import TurnResult, ids, script
 from bench.validation.simulated import Simulated
 from proxy.lab.sim import SimConfig
 
@@ -66,7 +66,7 @@ async def _compare(url: str, model: str, options: argparse.Namespace) -> dict[st
             await probes.round()
             sessions = script(options.seed, options.seed * 1_000 + run, options.requests, options.rate)
             played.append(await engine.play(sessions))
-            first = mean([answer.first_token for answer in played[-1]])
+            first = mean([response.first_token for response in played[-1]])
             say(f"run {run + 1}: {len(played[-1])} requests, TTFT {first:.3f} s")
     constants = probes.constants()
     _describe(constants)
@@ -82,33 +82,33 @@ async def _compare(url: str, model: str, options: argparse.Namespace) -> dict[st
     return {
         "constants": asdict(constants),
         "probes": {"alone": list(probes.alone.items()), "together": list(probes.together.items())},
-        "real": [[asdict(answer) for answer in run] for run in played],
-        "simulated": [asdict(answer) for answer in simulated],
+        "real": [[asdict(response) for response in run] for run in played],
+        "simulated": [asdict(response) for response in simulated],
     }
 
 
-def _rows(played: Sequence[Sequence[Answer]], simulated: Sequence[Answer]) -> list[list[str]]:
+def _rows(played: Sequence[Sequence[TurnResult]], simulated: Sequence[TurnResult]) -> list[list[str]]:
     measured = [_median(repeated) for repeated in zip(*played, strict=True)]
     rows = [["", "real", "simulated", "error"]]
     for title, name in (("TTFT", "first_token"), ("TPOT", "per_token")):
-        one, other = ([getattr(answer, name) for answer in side] for side in (measured, simulated))
+        one, other = ([getattr(response, name) for response in side] for side in (measured, simulated))
         for head, figure in (
             ("mean", mean),
             ("p50", lambda all_: percentile(sorted(all_), 0.5)),
             ("p90", lambda all_: percentile(sorted(all_), 0.9)),
         ):
             rows.append(_row(f"{title} {head}", figure(one), figure(other)))
-    cached = [sum(answer.cached_tokens for answer in side) for side in (*played, simulated)]
+    cached = [sum(response.cached_tokens for response in side) for side in (*played, simulated)]
     rows.append(["cached tokens", f"{min(cached[:-1])} to {max(cached[:-1])}", str(cached[-1]), ""])
     equal = sum(a.cached_tokens == b.cached_tokens for run in played for a, b in zip(run, simulated, strict=True))
     rows.append(["requests with equal cached_tokens", f"{equal} of {len(played) * len(simulated)}", "", ""])
     return rows
 
 
-def _median(repeated: Sequence[Answer]) -> Answer:
+def _median(repeated: Sequence[TurnResult]) -> TurnResult:
     """Of the same request in all runs: what else the machine does disturbs one or the other."""
-    first_token = median(answer.first_token for answer in repeated)
-    return replace(repeated[0], first_token=first_token, per_token=median(answer.per_token for answer in repeated))
+    first_token = median(response.first_token for response in repeated)
+    return replace(repeated[0], first_token=first_token, per_token=median(response.per_token for response in repeated))
 
 
 def _row(title: str, one: float, other: float) -> list[str]:

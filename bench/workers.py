@@ -1,4 +1,4 @@
-"""What workers are worth: whether several place as well as one, and what a request costs with them.
+"""The value of several workers: their placement compared with one, and their cost per request.
 
     python bench/workers.py [--seconds 20] [--rounds 3] [--only placement|cost] [--json]
 
@@ -123,13 +123,13 @@ async def _round(
         documents = [prose_of(rng) for _ in range(demo.DOCUMENTS)]
         loop = asyncio.get_running_loop()
         start, at = loop.time(), 0.0
-        asked = []
+        sent = []
         while (at := at + rng.expovariate(options.rate)) < options.seconds:
             body = demo._question(rng.choice(documents), rng.randrange(10**6))
             await asyncio.sleep(start + at - loop.time())
             work = _ask(session, f"http://127.0.0.1:{supervisor.port}{PATH}", body, outcome)
-            asked.append(tasks.start(work, "question"))
-        await asyncio.wait(asked, timeout=GRACE)
+            sent.append(tasks.start(work, "question"))
+        await asyncio.wait(sent, timeout=GRACE)
 
 
 def prose_of(rng: random.Random) -> str:
@@ -137,12 +137,12 @@ def prose_of(rng: random.Random) -> str:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
-    asked = time.perf_counter()
+    started = time.perf_counter()
     try:
         async with session.post(url, data=body, headers={"content-type": "application/json"}) as response:
             response.raise_for_status()
             await response.content.readany()
-            first = time.perf_counter() - asked
+            first = time.perf_counter() - started
             usage = demo._usage(await response.read())
     except aiohttp.ClientError:
         outcome.failed += 1

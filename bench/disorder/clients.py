@@ -111,7 +111,7 @@ class Clients:
 
             async def one_after_the_other() -> None:
                 for ask in planned:  # each client takes the next one that is left
-                    seen.append(await look(session, ask))  # noqa: PERF401
+                    seen.append(await probe(session, ask))  # noqa: PERF401
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._at_once):
@@ -119,7 +119,7 @@ class Clients:
         return seen
 
 
-async def look(session: aiohttp.ClientSession, ask: Ask) -> Seen:
+async def probe(session: aiohttp.ClientSession, ask: Ask) -> Seen:
     now = asyncio.get_running_loop().time
     seen = Seen(ask, now())
     try:

@@ -42,7 +42,7 @@ AGREES = {
 }
 """What a line says of the outcome, by what the client saw. One that leaves may leave just after the end."""
 
-BOUND, NOBODY = "bound", "nobody left"
+BOUND, NO_POD_LEFT = "bound", "no pod left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Evidence:
     lines: Mapping[str, Sequence[Line]]
     records: Sequence[Sequence[RequestRecord]]
     unwell: Sequence[tuple[int, float, float]]
-    doubts: Sequence[tuple[int, float, float]]
+    ejections: Sequence[tuple[int, float, float]]
     samples: Samples
     resets: Sequence[tuple[int, float]] = ()
     """When which pod broke off all its connections."""
     still_open: Sequence[int] = ()
     """Calls in flight on each pod, after everything."""
     complaints: Sequence[str] = ()
-    asked: int = 0
+    requested: int = 0
     replaced: bool = False
     leftovers: Sequence[str] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ def findings(evidence: Evidence) -> list[Finding]:
         ("the pods' logs say what the access log says", _pods_agree),
         ("the metrics count what the access log lists", _metrics_agree),
         ("nothing is lost that another pod could have served", _lost),
-        ("no broken answer looks whole", _deceptive),
+        ("no broken response looks complete", _deceptive),
         ("every cancel reaches its pod", _cancels),
         ("nothing is in flight or queued in the end", _in_flight),
         ("memory and descriptors are as before", lambda evidence: list(evidence.leftovers)),
@@ -109,12 +109,12 @@ def unserved(evidence: Evidence) -> Counter[str]:
 
 def accounts(evidence: Evidence, limit: int) -> list[str]:
     """For the first lost requests: their faults by pod, and the pods that were skipped."""
-    told = []
+    problems = []
     for seen in evidence.seen:
         if why := why_unserved(evidence, seen):
             calls = [f"{pod} {record.fault} {record.status}" for pod, record in evidence.visits.get(seen.ask.id, ())]
-            told.append(f"{seen.ask.id} after {seen.ended - seen.began:.2f} s: {why}; {calls}")
-    return told[:limit]
+            problems.append(f"{seen.ask.id} after {seen.ended - seen.began:.2f} s: {why}; {calls}")
+    return problems[:limit]
 
 
 def cancel_seconds(evidence: Evidence) -> list[float]:
@@ -133,7 +133,7 @@ def why_unserved(evidence: Evidence, seen: Seen) -> str:
     """Empty for requests with a response; "lost" if a healthy pod was not tried, and no limit that is
     configured forbids it."""
     if seen.saw is Saw.NOTHING:
-        return "lost: no answer"
+        return "lost: no response"
     if seen.saw is not Saw.REFUSED:
         return ""
     calls = evidence.visits.get(seen.ask.id, ())
@@ -141,16 +141,16 @@ def why_unserved(evidence: Evidence, seen: Seen) -> str:
         return f"{BOUND}: its deadline"
     spare = _spare(evidence, seen)
     if not spare:
-        return f"{NOBODY}: every pod was asked, or not well"
-    if not spare - _among(evidence.doubts, seen):
-        return f"{NOBODY}: every pod was asked, or not well, or in doubt"
+        return f"{NO_POD_LEFT}: every pod was tried or not ready"
+    if not spare - _ejected_during(evidence.ejections, seen):
+        return f"{NO_POD_LEFT}: every pod was tried, not ready or ejected"
     return _bound(evidence, seen, [record for _, record in calls]) or f"lost: {seen.status} {seen.reason}".rstrip()
 
 
 def _spare(evidence: Evidence, seen: Seen) -> set[int]:
     """Pods that were well all the time, and were not asked."""
-    asked = {pod for pod, _ in evidence.visits.get(seen.ask.id, ())}
-    return set(range(len(evidence.records))) - asked - _among(evidence.unwell, seen)
+    tried = {pod for pod, _ in evidence.visits.get(seen.ask.id, ())}
+    return set(range(len(evidence.records))) - tried - _ejected_during(evidence.unwell, seen)
 
 
 def _bound(evidence: Evidence, seen: Seen, calls: Sequence[RequestRecord]) -> str:
@@ -164,13 +164,15 @@ def _bound(evidence: Evidence, seen: Seen, calls: Sequence[RequestRecord]) -> st
     return ""
 
 
-def _among(spans: Sequence[tuple[int, float, float]], seen: Seen) -> set[int]:
+def _ejected_during(spans: Sequence[tuple[int, float, float]], seen: Seen) -> set[int]:
     return {pod for pod, since, until in spans if since <= seen.ended and until >= seen.began - SURE}
 
 
 def _endings(evidence: Evidence) -> list[str]:
     against = (
-        [f"{evidence.asked} asked, {len(evidence.seen)} came back"] if evidence.asked != len(evidence.seen) else []
+        [f"{evidence.requested} sent, {len(evidence.seen)} returned"]
+        if evidence.requested != len(evidence.seen)
+        else []
     )
     for seen in evidence.seen:
         lines = len(evidence.lines.get(seen.ask.id, ()))
@@ -190,7 +192,7 @@ def _log_agrees(evidence: Evidence) -> list[str]:
 
 def _pods_agree(evidence: Evidence) -> list[str]:
     against = [
-        f"{name}: {whole} pods answered it in full: {[(pod, record.fault, record.ended) for pod, record in calls]}"
+        f"{name}: {whole} pods sent a complete response: {[(pod, record.fault, record.ended) for pod, record in calls]}"
         for name, calls in evidence.visits.items()
         if (whole := sum(_arrived(evidence, *call) and call[1].fault != FaultKind.ERROR_FIRST.value for call in calls))
         > 1
@@ -200,10 +202,10 @@ def _pods_agree(evidence: Evidence) -> list[str]:
             pod = int(lines[0]["endpoint"].removeprefix("pod-"))
             if not any(_may_be_whole(evidence, *call) for call in evidence.visits.get(name, ()) if call[0] == pod):
                 against.append(f"{name}: complete by the log, not by {lines[0]['endpoint']}")
-    # What nobody asked is the proxy's own: it has pods that it doubts generate one token.
-    asked = {seen.ask.id for seen in evidence.seen}
+    # Requests without a client are the proxy's own: it lets ejected pods generate one token.
+    requested = {seen.ask.id for seen in evidence.seen}
     against += [
-        f"{name}: on a pod, but not in the log" for name in evidence.visits.keys() & (asked - evidence.lines.keys())
+        f"{name}: on a pod, but not in the log" for name in evidence.visits.keys() & (requested - evidence.lines.keys())
     ]
     return against
 
@@ -238,7 +240,7 @@ def _label(line: Line) -> str:
 def _lost(evidence: Evidence) -> list[str]:
     return [
         f"{seen.ask.id}: {why}; asked: {[pod for pod, _ in evidence.visits.get(seen.ask.id, ())]}, not asked:"
-        f" {sorted(_spare(evidence, seen) - _among(evidence.doubts, seen))} {seen.error}"
+        f" {sorted(_spare(evidence, seen) - _ejected_during(evidence.ejections, seen))} {seen.error}"
         for seen in evidence.seen
         if (why := why_unserved(evidence, seen)).startswith("lost")
     ]

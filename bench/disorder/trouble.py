@@ -13,7 +13,7 @@ from bench.disorder.program import Program
 EVERY = 0.5
 AWAY = 0.6
 RELOAD_EVERY = 10.0
-LOOK_EVERY = 0.1
+READ_EVERY = 0.1
 
 
 class Churn:
@@ -73,7 +73,7 @@ class Watch:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self.doubts: list[tuple[int, float, float]] = []
+        self.ejections: list[tuple[int, float, float]] = []
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -86,6 +86,6 @@ class Watch:
                     pods = (await response.json())["pods"]
                 looked = now()
                 found = {int(pod["name"].removeprefix("pod-")) for pod in pods if pod["state"] != "ready"}
-                self.doubts += [(pod, last, looked) for pod in found | unready]
+                self.ejections += [(pod, last, looked) for pod in found | unready]
                 last, unready = looked, found
-                await asyncio.sleep(LOOK_EVERY)
+                await asyncio.sleep(READ_EVERY)

@@ -16,7 +16,7 @@ _CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamResult:
     """Times are in seconds of the event loop, None for missing events; `pod` is what the router reports."""
 
     sent: float = 0.0
@@ -36,19 +36,19 @@ class Answer:
         return int(found[-1]) if found else None
 
 
-async def ask(port: int, path: str, body: bytes, session: str = "") -> Answer:
+async def ask(port: int, path: str, body: bytes, session: str = "") -> StreamResult:
     """Never raise for faults of the other side: an incomplete response shows how far it came. `session` is what
     the client calls its conversation."""
     loop = asyncio.get_running_loop()
-    asking = _Asking(loop, _request(path, body, session))
+    exchange = _ResultReader(loop, _request(path, body, session))
     try:
-        await loop.create_connection(lambda: asking, "127.0.0.1", port)
+        await loop.create_connection(lambda: exchange, "127.0.0.1", port)
     except OSError:
-        return asking.answer
+        return exchange.result
     try:
-        return await asking.done
+        return await exchange.done
     finally:
-        asking.transport.abort()
+        exchange.transport.abort()
 
 
 def _request(path: str, body: bytes, session: str) -> bytes:
@@ -57,27 +57,27 @@ def _request(path: str, body: bytes, session: str) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-class _Asking(asyncio.Protocol):
+class _ResultReader(asyncio.Protocol):
     """Bytes of the response are read once; the first event of the stream is the first token."""
 
     transport: asyncio.Transport
 
     def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
-        self.answer = Answer()
-        self.done: asyncio.Future[Answer] = loop.create_future()
+        self.result = StreamResult()
+        self.done: asyncio.Future[StreamResult] = loop.create_future()
         self._now = loop.time
         self._request = request
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclasses of it
-        self.answer.sent = self._now()
+        self.result.sent = self._now()
         transport.write(self._request)
         self._request = b""
 
     def data_received(self, data: bytes) -> None:
-        answer = self.answer
-        if not answer.status:
+        result = self.result
+        if not result.status:
             self._head += data
             head, found, data = self._head.partition(b"\r\n\r\n")
             if not found:
@@ -85,16 +85,16 @@ class _Asking(asyncio.Protocol):
             self._read_head(head)
         if not data:
             return
-        answer.last = self._now()
-        if answer.first is None and b"data:" in data:
-            answer.first = answer.last
-        answer.tail = (answer.tail + data)[-TAIL:]
+        result.last = self._now()
+        if result.first is None and b"data:" in data:
+            result.first = result.last
+        result.tail = (result.tail + data)[-TAIL:]
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
-            self.done.set_result(self.answer)
+            self.done.set_result(self.result)
 
     def _read_head(self, head: bytes) -> None:
         status, pod = _STATUS.match(head), _POD.search(head)
-        self.answer.status = int(status[1]) if status else -1
-        self.answer.pod = pod[1].decode() if pod else ""
+        self.result.status = int(status[1]) if status else -1
+        self.result.pod = pod[1].decode() if pod else ""

@@ -18,8 +18,8 @@ CREWS, QUESTIONS = 0.65, 0.9
 """Of the requests so many come from crews; up to here they are questions; the rest are documents."""
 
 PER_CREW = 38.0
-"""Requests of a crew on average: two rounds, each of one request of the lead and those of 3.5 agents with 5 steps; and
-the lead's last word."""
+"""The mean requests of a crew: two rounds, each of one request of the lead and 5 requests of each of 3.5 agents; and
+the lead's last request."""
 
 BEFORE = 120.0
 """Seconds before the first request in which crews begin too."""
@@ -43,7 +43,7 @@ class Context:
         self.tokens += tokens
         self.ids += self._chunks(self.tokens - len(self.ids) * CHUNK)
 
-    def answer(self, at: float, tokens: int, session: str) -> Job:
+    def next_turn(self, at: float, tokens: int, session: str) -> Job:
         """Request now, and add it to the conversation."""
         ids, prompt = self.ids, self.tokens
         self.add(tokens)
@@ -77,7 +77,7 @@ def _crew(now: float, tools: Context, rng: Random) -> list[Job]:
     lead.add(rng.randint(200, 2_000))
     jobs = []
     for _ in range(rng.randint(1, 3)):
-        jobs.append(lead.answer(now, rng.randint(150, 500), name))
+        jobs.append(lead.next_turn(now, rng.randint(150, 500), name))
         now += jobs[-1].output_tokens * SECONDS_PER_TOKEN
         backs = []
         for agent in range(rng.randint(2, 5)):
@@ -86,7 +86,7 @@ def _crew(now: float, tools: Context, rng: Random) -> list[Job]:
             backs.append(work[-1].arrival + work[-1].output_tokens * SECONDS_PER_TOKEN)
         lead.add(len(backs) * rng.randint(100, 400))
         now = max(backs)
-    jobs.append(lead.answer(now, rng.randint(300, 800), name))
+    jobs.append(lead.next_turn(now, rng.randint(300, 800), name))
     return jobs
 
 
@@ -95,7 +95,7 @@ def _agent(now: float, context: Context, name: str, rng: Random) -> list[Job]:
     context.add(rng.randint(50, 300))
     steps = []
     for _ in range(rng.randint(2, 8)):
-        steps.append(context.answer(now, rng.randint(20, 200), name))
+        steps.append(context.next_turn(now, rng.randint(20, 200), name))
         now += steps[-1].output_tokens * SECONDS_PER_TOKEN + rng.expovariate(1 / TOOL_SECONDS)
         context.add(min(8_000, int(rng.paretovariate(1.1) * 100)))
     return steps
@@ -104,9 +104,9 @@ def _agent(now: float, context: Context, name: str, rng: Random) -> list[Job]:
 def _question(now: float, assistant: Context, rng: Random) -> Job:
     chat = assistant.branch()
     chat.add(min(4_000, int(rng.lognormvariate(5.5, 1.0)) + 20))
-    return chat.answer(now, rng.randint(50, 400), f"question at {now}")
+    return chat.next_turn(now, rng.randint(50, 400), f"question at {now}")
 
 
 def _document(now: float, context: Context, rng: Random) -> Job:
     context.add(rng.randint(6_000, 28_000))
-    return context.answer(now, rng.randint(200, 600), f"document at {now}")
+    return context.next_turn(now, rng.randint(200, 600), f"document at {now}")

@@ -19,7 +19,7 @@ from proxy.lab.simulation import Simulation, SimulationOutcome
 from proxy.lab.workload import Workload, load_trace
 
 GENERATED = 8_000
-"""Requests, unless it is said how many."""
+"""The default number of requests."""
 
 FIRST_GUESS = 50.0
 """Requests per second that a workload is made up for, before it is known how many the fleet takes."""

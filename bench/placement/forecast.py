@@ -1,7 +1,7 @@
 """When a request would have its first token if a pod got it now: its engine played forward with nothing hidden.
 
-No requests but those that are there are expected; they would stand behind it anyway. What is evicted meanwhile is
-followed in the order of eviction; pre-emptions are not foreseen.
+No further requests are expected; they would wait behind it anyway. Evictions are simulated in their order;
+pre-emptions are not foreseen.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Forecast:
     def first_token(self, before: float = math.inf) -> float:
         """On the virtual clock; infinite if it will not come `before` some time."""
         while self._at < before:
-            prefilled = self._take_step()
+            prefilled = self._run_step()
             for sequence, computed in prefilled:
                 if sequence is self._newcomer and computed == sequence.tokens:
                     return self._at
@@ -76,7 +76,7 @@ class Forecast:
             self._end_decoding()
         return math.inf
 
-    def _take_step(self) -> list[tuple[CountedRequest, int]]:
+    def _run_step(self) -> list[tuple[CountedRequest, int]]:
         """One, or all that only decode up to the next end; returns whose prompts got how far."""
         budget = self._config.max_num_batched_tokens - self._decoding
         self._open(self._opening[self._step % self._size])

@@ -10,7 +10,7 @@ with a normal deviation, kept within 70 % of the mean; then it says a token ever
 Requests beyond `most` wait in line. The KV cache holds whole blocks of prompts, found by others from the moment the
 request starts, and evicts the least recently used ones.
 
-Two things differ from the original: a request that finds too few free blocks waits, where that one answers with an
+Two things differ from the original: a request that finds too few free blocks waits, where the original responds with an
 error; and the time between tokens does not deviate, which cancels out over a complete response.
 """
 
@@ -49,14 +49,16 @@ class ForeignTiming:
 
 
 class Course:
-    """What runs at `at`, and how it goes on while nobody joins. All that decode are equally fast, so that one count of
-    tokens serves all of them: `said` is what one who had decoded from the beginning would have said."""
+    """The sequences that run at `at`, and their progress while no other joins.
+
+    All decode at the same speed, so one count of tokens serves all: `reported` is the output of a sequence that had
+    decoded from the beginning."""
 
     def __init__(self, timing: ForeignTiming, slowdown: float) -> None:
         self.timing = timing
         self.slowdown = slowdown
         self.at = 0.0
-        self.said = 0.0
+        self.reported = 0.0
         self.prefilling: list[tuple[float, int, CountedRequest]] = []
         """A heap of (time of the first token, order, sequence)."""
         self.decoding: list[tuple[float, int, CountedRequest]] = []
@@ -72,31 +74,31 @@ class Course:
         """When the next first or last token comes."""
         soonest = self.prefilling[0][0] if self.prefilling else math.inf
         if self.decoding:
-            soonest = min(soonest, self.at + max(0.0, self.decoding[0][0] - self.said) * self._token())
+            soonest = min(soonest, self.at + max(0.0, self.decoding[0][0] - self.reported) * self._token())
         return soonest
 
     def copy(self) -> Course:
         other = Course(self.timing, self.slowdown)
-        other.at, other.said, other._order = self.at, self.said, self._order
+        other.at, other.reported, other._order = self.at, self.reported, self._order
         other.prefilling, other.decoding = list(self.prefilling), list(self.decoding)
         return other
 
     def pass_to(self, now: float) -> None:
         """No token that `until` speaks of comes before."""
         if self.decoding:
-            self.said += (now - self.at) / self._token()
+            self.reported += (now - self.at) / self._token()
         self.at = now
 
-    def begin(self, sequence: CountedRequest, first_token: float) -> None:
+    def start(self, sequence: CountedRequest, first_token: float) -> None:
         self._order += 1
         heappush(self.prefilling, (first_token, self._order, sequence))
 
-    def take(self) -> EngineEvent:
+    def pop(self) -> EngineEvent:
         """The token that comes at `until`, which has been passed to."""
         if self.prefilling and self.prefilling[0][0] <= self.at:
             _, order, sequence = heappop(self.prefilling)
             if sequence.max_tokens > 1:
-                heappush(self.decoding, (self.said + sequence.max_tokens - 1, order, sequence))
+                heappush(self.decoding, (self.reported + sequence.max_tokens - 1, order, sequence))
             return EngineEvent(sequence, True, sequence.max_tokens <= 1)
         return EngineEvent(heappop(self.decoding)[2], False, True)
 
@@ -124,7 +126,7 @@ class ForeignEngine(CachingEngine):
 
     def finish(self) -> list[EngineEvent]:
         self._course.pass_to(self.until)
-        event = self._course.take()
+        event = self._course.pop()
         if event.last:
             self.running.remove(event.sequence)
             self.cache.release(event.sequence)
@@ -144,10 +146,10 @@ class ForeignEngine(CachingEngine):
                 took = self.timing.prefill(sequence.prompt - cached, course.running + 1) * course.slowdown
                 if sequence is newcomer:
                     return course.at + took, cached
-                course.begin(sequence, course.at + took)
+                course.start(sequence, course.at + took)
                 came.update(sequence.parts)
             course.pass_to(course.until)
-            course.take()
+            course.pop()
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.timing.most and self.cache.fits(self.waiting[0]):
@@ -161,4 +163,4 @@ class ForeignEngine(CachingEngine):
         self.running.append(sequence)
         mean = self.timing.prefill(sequence.prompt - sequence.cached, len(self.running))
         took = min(max(self._rng.gauss(mean, self.timing.deviation), mean * (1 - FARTHEST)), mean * (1 + FARTHEST))
-        self._course.begin(sequence, self._course.at + took * self._pace.factor())
+        self._course.start(sequence, self._course.at + took * self._pace.factor())

@@ -127,8 +127,8 @@ def bimodal(requests: int, rate: float, rng: Random) -> Jobs:
         now += rng.expovariate(rate)
         is_long = rng.random() < 0.2
         prompt = rng.randint(16_000, 32_000) if is_long else rng.randint(200, 600)
-        answer = rng.randint(300, 600) if is_long else rng.randint(100, 200)
-        jobs.append(Job(now, prompt, answer, text.chunks(prompt)))
+        output = rng.randint(300, 600) if is_long else rng.randint(100, 200)
+        jobs.append(Job(now, prompt, output, text.chunks(prompt)))
     return jobs
 
 
@@ -137,7 +137,7 @@ def mixed_day(requests: int, rate: float, rng: Random) -> Jobs:
     return day(requests, rate, rng, _Text().chunks)
 
 
-def _lengths(prompt: int, answer: int) -> Callable[[int, float, Random], Jobs]:
+def _lengths(prompt: int, output: int) -> Callable[[int, float, Random], Jobs]:
     """Lengths vary by half; nothing is shared."""
 
     def make(requests: int, rate: float, rng: Random) -> Jobs:
@@ -146,7 +146,7 @@ def _lengths(prompt: int, answer: int) -> Callable[[int, float, Random], Jobs]:
         for _ in range(requests):
             now += rng.expovariate(rate)
             tokens = rng.randint(prompt // 2, prompt + prompt // 2)
-            jobs.append(Job(now, tokens, rng.randint(answer // 2, answer + answer // 2), text.chunks(tokens)))
+            jobs.append(Job(now, tokens, rng.randint(output // 2, output + output // 2), text.chunks(tokens)))
         return jobs
 
     return make
@@ -175,7 +175,7 @@ class _Sessions:
     system_tokens: int
     turns: tuple[int, int]
     added: tuple[int, int]
-    answer: tuple[int, int]
+    output: tuple[int, int]
     pause: float
 
     def session(self, start: float, system: Chunks, text: _Text, rng: Random) -> Jobs:
@@ -185,12 +185,12 @@ class _Sessions:
         for _ in range(rng.randint(*self.turns)):
             tokens += rng.randint(*self.added)
             ids += text.chunks(tokens - len(ids) * CHUNK)
-            answer = rng.randint(*self.answer)
-            said = ids + text.chunks(tokens + answer - len(ids) * CHUNK)
-            jobs.append(Job(now, tokens, answer, ids, continued=said, session=name))
-            ids = said
-            tokens += answer
-            now += answer * SECONDS_PER_TOKEN + rng.expovariate(1 / self.pause)
+            output = rng.randint(*self.output)
+            spoken = ids + text.chunks(tokens + output - len(ids) * CHUNK)
+            jobs.append(Job(now, tokens, output, ids, continued=spoken, session=name))
+            ids = spoken
+            tokens += output
+            now += output * SECONDS_PER_TOKEN + rng.expovariate(1 / self.pause)
         return jobs
 
 

@@ -88,9 +88,9 @@ def _hits(results: Sequence[Measured]) -> str:
     bars = []
     for one in last:
         actual, predicted = (100 * one["figures"][name][0] for name in ("hit", "hit_predicted"))
-        said = "" if math.isnan(predicted) else f'<i class="ghost" style="width:{predicted:.1f}%"></i>'
+        marker = "" if math.isnan(predicted) else f'<i class="ghost" style="width:{predicted:.1f}%"></i>'
         label = f"{actual:.1f} %" + ("" if math.isnan(predicted) else f" <small>expected {predicted:.1f} %</small>")
-        bar = f'<div class="bar"><i style="width:{actual:.1f}%"></i>{said}</div>'
+        bar = f'<div class="bar"><i style="width:{actual:.1f}%"></i>{marker}</div>'
         bars.append(f"<tr><th>{escape(one['policy'])}</th><td>{bar}</td><td>{label}</td></tr>")
     caption = f"Cache hits at load {most:g}: share of the prompt tokens, and what the router expected"
     return f'<h2>{caption}</h2><div class="scroll"><table class="bars">{"".join(bars)}</table></div>'

@@ -66,17 +66,17 @@ async def _serve(configs: list[SimConfig], pipe: Connection) -> None:
     async with SimFleet(len(configs), configs) as fleet:
         ports = [pod.port for pod in fleet.pods]
         pipe.send(ports)
-        said: asyncio.Queue[tuple[str, int] | None] = asyncio.Queue()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), _listen, pipe, said)
-        while (command := await said.get()) is not None:
+        events: asyncio.Queue[tuple[str, int] | None] = asyncio.Queue()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), _listen, pipe, events)
+        while (command := await events.get()) is not None:
             what, index = command
             pod = fleet.pods[index]
             await (pod.kill() if what == "kill" else pod.start(port=ports[index]))
 
 
-def _listen(pipe: Connection, said: asyncio.Queue[tuple[str, int] | None]) -> None:
+def _listen(pipe: Connection, events: asyncio.Queue[tuple[str, int] | None]) -> None:
     try:
-        said.put_nowait(pipe.recv())
+        events.put_nowait(pipe.recv())
     except (EOFError, OSError):
         asyncio.get_running_loop().remove_reader(pipe.fileno())
-        said.put_nowait(None)
+        events.put_nowait(None)

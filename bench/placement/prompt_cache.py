@@ -44,7 +44,7 @@ class PromptCache:
         self.pool.release(sequence.parts)
 
     def foreseen(self, sequence: CountedRequest, came: Mapping[int, int]) -> int:
-        """Tokens that are here, or came with those that began before it: blocks by the name of their chunk."""
+        """Return the tokens that are cached, or came with sequences that started before: blocks by their chunk."""
         matched = 0
         for name, blocks in sequence.parts:
             here = min(blocks, max(self.pool.resident(name), came.get(name, 0)))
@@ -55,8 +55,9 @@ class PromptCache:
 
 
 class CachingEngine:
-    """What is said of them to those who use them as a `proxy.lab.engine.CountingEngine`; what an engine does with
-    time is its own. Prompts neither stay nor come."""
+    """The cache interface of a `proxy.lab.engine.CountingEngine`, without a cache.
+
+    Each engine has its own timing. Prompts are neither kept nor transferred."""
 
     fetching = 0
 

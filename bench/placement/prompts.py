@@ -10,11 +10,11 @@ from proxy.lab.sim.sequence import text_hash
 from proxy.lab.workload import Job, prompt_text
 
 
-def answers(jobs: Iterable[Job]) -> dict[int, bytes]:
+def responses(jobs: Iterable[Job]) -> dict[int, bytes]:
     """Return the required responses by the hash of the prompt, so that later prompts continue them."""
-    return {text_hash(prompt_text(job)): _answer(job) for job in jobs if job.continued}
+    return {text_hash(prompt_text(job)): _response(job) for job in jobs if job.continued}
 
 
-def _answer(job: Job) -> bytes:
+def _response(job: Job) -> bytes:
     whole = replace(job, ids=job.continued, prompt_tokens=job.prompt_tokens + job.output_tokens)
     return prompt_text(whole)[job.prompt_tokens * BYTES_PER_TOKEN :]

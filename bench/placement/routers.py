@@ -88,7 +88,7 @@ def started(program: Program | Given, pods: Sequence[int], folder: Path) -> Iter
         )
     running = Running(program.name, site, process)
     try:
-        _await_answer(running, command)
+        _await_response(running, command)
         own = program.folder == ROOT
         yield Router(program.name, program.version, port, f"http://127.0.0.1:{spare}/metrics" if own else "")
     finally:
@@ -100,9 +100,9 @@ def _kvlane(config: str, slower: float, site: Site) -> list[str]:
     return [*command, str(site.port), str(site.spare), *site.urls]
 
 
-def _await_answer(running: Running, command: list[str]) -> None:
+def _await_response(running: Running, command: list[str]) -> None:
     until = time.monotonic() + READY_SECONDS
-    while not _answers(running.site.port):
+    while not _responds(running.site.port):
         if running.process.poll() is not None or time.monotonic() > until:
             tail = (running.site.folder / "log").read_text(errors="replace")[-2000:]
             sys.exit(f"{running.name} does not serve: {' '.join(command)}\n{tail}")
@@ -110,9 +110,9 @@ def _await_answer(running: Running, command: list[str]) -> None:
     time.sleep(SETTLE_SECONDS)
 
 
-def _answers(port: int) -> bool:
+def _responds(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as response:
+            return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False

@@ -19,9 +19,9 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from bench.placement.client import Answer, ask
+from bench.placement.client import StreamResult, ask
 from bench.placement.pod_server import PodServer, served
-from bench.placement.prompts import answers
+from bench.placement.prompts import responses
 from bench.placement.routers import Given, Router, started
 from bench.rig import Program
 from proxy.core.tasks import Tasks
@@ -66,7 +66,7 @@ def play(
     warm_up: float = 0.0,
 ) -> Played:
     """Plays the jobs through the router. `warm_up`: the share of them that what the router foresaw leaves out."""
-    known = answers(jobs)
+    known = responses(jobs)
     slow = [replace(config, time_scale=config.time_scale / slower, responses=known) for config in configs]
     with (
         tempfile.TemporaryDirectory(prefix="kvlane-bench-") as folder,
@@ -111,21 +111,21 @@ class _Run:
         timeout = aiohttp.ClientTimeout(total=10.0)
         async with aiohttp.ClientSession(timeout=timeout) as self._session, Tasks() as tasks:
             self._start = asyncio.get_running_loop().time() + HEAD_START
-            tasks.start(self._look(), "gauges")
+            tasks.start(self._sample(), "gauges")
             for restart in restarts:
                 tasks.start(self._restart(restart), "restart")
-            asked = []
+            requests = []
             for number, job in enumerate(self._jobs):
                 body = request_body(job, MODEL)
                 await self._until(job.arrival)
                 if number == self._warm:
                     tasks.start(self._note_foreseen(), "what was foreseen while warming up")
-                asked.append(tasks.start(ask(self._port(number), PATH, body, job.session), "request"))
-            await asyncio.wait(asked, timeout=PATIENCE * self._slower)
-            answers = [one.result() if one.done() else Answer() for one in asked]
+                requests.append(tasks.start(ask(self._port(number), PATH, body, job.session), "request"))
+            await asyncio.wait(requests, timeout=PATIENCE * self._slower)
+            results = [one.result() if one.done() else StreamResult() for one in requests]
             predicted = await self._predicted()
-        outcomes = [self._outcome(number, *each) for number, each in enumerate(zip(self._jobs, answers, strict=True))]
-        late = [self._fleet(one.sent) - job.arrival for job, one in zip(self._jobs, answers, strict=True) if one.sent]
+        outcomes = [self._outcome(number, *each) for number, each in enumerate(zip(self._jobs, results, strict=True))]
+        late = [self._fleet(one.sent) - job.arrival for job, one in zip(self._jobs, results, strict=True) if one.sent]
         return Played(outcomes, self._gauges, self._router.version, sum(self._preemptions), predicted, late)
 
     async def _until(self, at: float) -> None:
@@ -140,15 +140,15 @@ class _Run:
         given = self._router.given
         return self._pods.ports[given[number]] if given else self._router.port
 
-    def _outcome(self, number: int, job: Job, answer: Answer) -> SimulationOutcome:
+    def _outcome(self, number: int, job: Job, result: StreamResult) -> SimulationOutcome:
         given = self._router.given
-        pod = given[number] if given else self._index.get(answer.pod, -1)
-        if not answer.whole or answer.first is None or answer.last is None:
+        pod = given[number] if given else self._index.get(result.pod, -1)
+        if not result.whole or result.first is None or result.last is None:
             return SimulationOutcome(job, pod)
-        cached = answer.cached_tokens or 0
-        return SimulationOutcome(job, pod, self._fleet(answer.first), self._fleet(answer.last), cached)
+        cached = result.cached_tokens or 0
+        return SimulationOutcome(job, pod, self._fleet(result.first), self._fleet(result.last), cached)
 
-    async def _look(self) -> None:
+    async def _sample(self) -> None:
         """At the pods, as often as the virtual mode does."""
         at = 0.0
         while True:
@@ -182,8 +182,8 @@ class _Run:
         if not url:
             return {}
         try:
-            async with self._session.get(url) as answer:
-                return totals(await answer.read())
+            async with self._session.get(url) as response:
+                return totals(await response.read())
         except (aiohttp.ClientError, TimeoutError):
             return {}
 

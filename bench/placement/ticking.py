@@ -28,8 +28,8 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TickTiming:
-    """Seconds, sequences, chunks and tokens. The step and the batch are the original's defaults, the chunks those of
-    its recipe for a pod that prompts keep busy."""
+    """Seconds, sequences, chunks and tokens. The step and the batch are the original's defaults, the chunks the
+    values of its recipe for a pod that prompts keep busy."""
 
     step: float = 0.005
     batch: int = 256
@@ -83,7 +83,7 @@ class TickingEngine(CachingEngine):
         self._blocked: deque[CountedRequest] = deque()
         self._decoding: list[tuple[float, int, CountedRequest]] = []
         """A heap of (`_said` at its last token, order, sequence)."""
-        self._said = 0.0
+        self._reported = 0.0
         """Tokens of one who had decoded from the beginning."""
         self._order = 0
         self._ticked_at = 0.0
@@ -121,9 +121,9 @@ class TickingEngine(CachingEngine):
         for sequence in self._pass(int(self._due)):
             if sequence.max_tokens > 1:
                 self._order += 1
-                heappush(self._decoding, (self._said + sequence.max_tokens - 1, self._order, sequence))
+                heappush(self._decoding, (self._reported + sequence.max_tokens - 1, self._order, sequence))
             events.append(EngineEvent(sequence, True, sequence.max_tokens <= 1))
-        while self._decoding and self._decoding[0][0] <= self._said + ROUNDING:
+        while self._decoding and self._decoding[0][0] <= self._reported + ROUNDING:
             events.append(EngineEvent(heappop(self._decoding)[2], False, True))
         for event in events:
             if event.last:
@@ -153,7 +153,7 @@ class TickingEngine(CachingEngine):
         """Ticks until the next first or last token."""
         due = self._line.due
         if self._decoding:
-            due = min(due, max(1, math.ceil((self._decoding[0][0] - self._said) / self._tokens - ROUNDING)))
+            due = min(due, max(1, math.ceil((self._decoding[0][0] - self._reported) / self._tokens - ROUNDING)))
         return due
 
     @property
@@ -163,7 +163,7 @@ class TickingEngine(CachingEngine):
 
     def _pass(self, ticks: float) -> list[CountedRequest]:
         """Whose prompts are done by then."""
-        self._said += ticks * self._tokens
+        self._reported += ticks * self._tokens
         self._ticked_at += ticks * self._tick
         return self._line.tick(int(ticks))
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from bench.placement.report import Figures, Objectives, per_token, percentile
 from bench.scaling.fleet import ROLES
-from bench.scaling.scene import LOOK, Moment
+from bench.scaling.scene import SAMPLE, Moment
 from proxy.lab.simulation import SimulationOutcome
 
 OBJECTIVES = Objectives(first_token=2.0, per_token=0.04)
@@ -27,7 +27,7 @@ def figures(played: Played, objectives: Objectives = OBJECTIVES) -> Figures:
     """Over all requests. GPU hours count pods that start, serve or drain while the load lasts. A turn is a role
     that grows after it shrank, or the reverse."""
     attained = sum(_is_good(one, objectives) for one in played.outcomes) / len(played.outcomes)
-    hours = LOOK * sum(moment.gpus for moment in played.moments) / 3600
+    hours = SAMPLE * sum(moment.gpus for moment in played.moments) / 3600
     first = sorted(one.first_token - one.job.arrival for one in played.outcomes if one.first_token is not None)
     return {
         "requests": len(played.outcomes),

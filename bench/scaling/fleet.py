@@ -74,7 +74,7 @@ class Fleet:
     moves: int = 0
     wanted: dict[str, int] = field(default_factory=dict)
 
-    def begin(self, sizes: Mapping[str, int]) -> None:
+    def start(self, sizes: Mapping[str, int]) -> None:
         """With so many replicas of each role that serve."""
         for role, count in sizes.items():
             for _ in range(count):

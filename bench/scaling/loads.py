@@ -19,12 +19,12 @@ class Kind:
     """Mean tokens of prompt and response; each request varies by up to half."""
 
     prompt: int
-    answer: int
+    output: int
 
     def job(self, arrival: float, number: int, rng: Random) -> Job:
         """No prompt is shared: its one piece is the request's own."""
-        prompt, answer = _about(self.prompt, rng), _about(self.answer, rng)
-        return Job(arrival, prompt, answer, (number,), ends=(prompt,))
+        prompt, output = _about(self.prompt, rng), _about(self.output, rng)
+        return Job(arrival, prompt, output, (number,), ends=(prompt,))
 
 
 READ, WRITE = Kind(8_000, 100), Kind(500, 2_000)
@@ -64,7 +64,7 @@ def burst(rng: Random) -> Callable[[float], tuple[float, float]]:
     begins = [(at * 30 + rng.uniform(5, 20)) * MINUTE for at in range(3)]
 
     def rates(now: float) -> tuple[float, float]:
-        on = [at for at, begin in enumerate(begins) if begin <= now < begin + 6 * MINUTE]
+        on = [at for at, start in enumerate(begins) if start <= now < start + 6 * MINUTE]
         return (1.4 * (4 if on and on[0] % 2 == 0 else 1), 1.0 * (4 if on and on[0] % 2 else 1))
 
     return rates
@@ -83,8 +83,8 @@ def mixed(rng: Random) -> Callable[[float], tuple[float, float]]:
     def rates(now: float) -> tuple[float, float]:
         read, write = _between((6.0, 1.0), (1.5, 4.0), 0.5 - 0.5 * math.cos(2 * math.pi * now / (40 * MINUTE)))
         more = [1.0, 1.0]
-        for begin, side in zip(begins, sides, strict=True):
-            if begin <= now < begin + 3 * MINUTE:
+        for start, side in zip(begins, sides, strict=True):
+            if start <= now < start + 3 * MINUTE:
                 more[side] = 2.0
         return read * _day(now) * more[0], write * _day(now) * more[1]
 
@@ -125,8 +125,8 @@ Path = Sequence[tuple[float, float]]
 def _path(rng: Random, low: float, high: float) -> Path:
     found = [(0.0, rng.uniform(low, high))]
     while found[-1][0] < 60 * MINUTE:
-        begin, level = found[-1]
-        end, reached = begin + rng.uniform(4, 12) * MINUTE, rng.uniform(low, high)
+        start, level = found[-1]
+        end, reached = start + rng.uniform(4, 12) * MINUTE, rng.uniform(low, high)
         if rng.random() < 1 / 3:
             found.append((end - MINUTE / 2, level))
         found.append((end, reached))
@@ -144,9 +144,9 @@ def _drifting(rng: Random, mean: float) -> Path:
 
 
 def _along(path: Path, now: float) -> float:
-    for (begin, level), (end, reached) in pairwise(path):
+    for (start, level), (end, reached) in pairwise(path):
         if now < end:
-            return level + (reached - level) * (now - begin) / (end - begin)
+            return level + (reached - level) * (now - start) / (end - start)
     return path[-1][1]
 
 

@@ -44,10 +44,10 @@ def write(load: str, jobs: Sequence[Job], seconds: float, found: Mapping[str, Se
 
 
 def _arrivals(panel: Any, jobs: Sequence[Job], seconds: float) -> None:
-    prompts, answers = ([0.0] * (int(seconds / BIN) + 1) for _ in range(2))
+    prompts, outputs = ([0.0] * (int(seconds / BIN) + 1) for _ in range(2))
     for job in jobs:
         prompts[int(job.arrival / BIN)] += job.prompt_tokens / BIN
-        answers[int(job.arrival / BIN)] += job.output_tokens / BIN
+        outputs[int(job.arrival / BIN)] += job.output_tokens / BIN
     minutes = [at * BIN / 60 for at in range(len(prompts))]
     panel.plot(minutes, prompts, label="of prompts")
-    panel.plot(minutes, answers, label="of answers")
+    panel.plot(minutes, outputs, label="of answers")

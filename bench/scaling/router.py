@@ -28,15 +28,15 @@ class LeastWork(Policy):
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._routes: dict[int, _Route] = {}
-        self.asked = 0
+        self.requested = 0
         """Prompt tokens of all requests so far."""
         self._prefills: deque[tuple[float, float]] = deque()
 
     def place(self, index: int, job: Job, now: float) -> int:
         pod = self._least(PREFILL)
         self._routes[index] = _Route(job, now, pod)
-        _take(pod, job.prompt_tokens)
-        self.asked += job.prompt_tokens
+        _assign(pod, job.prompt_tokens)
+        self.requested += job.prompt_tokens
         return pod.pod
 
     def stage(self, index: int) -> Stage:
@@ -47,7 +47,7 @@ class LeastWork(Policy):
         route.prefill.tokens -= route.job.prompt_tokens
         self._prefills.append((now, now - route.arrived))
         route.decode = self._least(DECODE)
-        _take(route.decode, _whole(route.job))
+        _assign(route.decode, _whole(route.job))
         return route.decode.pod
 
     def first_byte(self, index: int, now: float) -> None:
@@ -63,9 +63,9 @@ class LeastWork(Policy):
             route.decode.tokens -= _whole(route.job)
             route.decode.busy -= 1
 
-    def since(self, begin: float) -> list[float]:
+    def since(self, start: float) -> list[float]:
         """Seconds from arrival to the end of prefill, for prefills that ended after this moment."""
-        while self._prefills and self._prefills[0][0] < begin:
+        while self._prefills and self._prefills[0][0] < start:
             self._prefills.popleft()
         return [seconds for _, seconds in self._prefills]
 
@@ -73,7 +73,7 @@ class LeastWork(Policy):
         return min(self._fleet.of(role, State.SERVING), key=lambda one: one.tokens)
 
 
-def _take(pod: Replica, tokens: int) -> None:
+def _assign(pod: Replica, tokens: int) -> None:
     pod.busy += 1
     pod.tokens += tokens
 

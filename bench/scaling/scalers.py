@@ -104,28 +104,27 @@ class Kvlane(Scaler, AbstractContextManager["Kvlane"]):
     def __init__(self, pool: ScalingPolicy, clock: ManualClock) -> None:
         self._runner = asyncio.Runner()
         self._observed: Mapping[str, ObservedRole] = {}
-        self._said: dict[str, int] = {}
+        self._announced: dict[str, int] = {}
         self._loop = Loop("bench", pool, self, clock, dict.fromkeys(ROLES, self))
 
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
     def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
-        self._observed, self._said = observed, {}
+        self._observed, self._announced = observed, {}
         self._runner.run(self._loop.step())
-        return self._said
+        return self._announced
 
     async def observe(self) -> Mapping[str, ObservedRole]:
         return self._observed
 
     async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
-        self._said[role] = decision.desired[role]
+        self._announced[role] = decision.desired[role]
         return ScalingOutcome.OK
 
 
 def pool(shape: Shape, **changed: Any) -> ScalingPolicy:
-    """A policy as it is without being told otherwise, but for `DOWN`: what it has to be told are roles, metrics, ratios
-    and budget."""
+    """Return a policy with the default values, except `DOWN`, and the required roles, metrics, ratios and budget."""
     behavior = changed.get("behavior", {})
     sized_by = [(role, [_written(metric) for metric in METRICS[role]]) for role in ROLES]
     section = {

@@ -16,7 +16,7 @@ from proxy.core.ports import ManualClock
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job
 
-LOOK, INTERVAL = 1.0, 15.0
+SAMPLE, INTERVAL = 1.0, 15.0
 """Seconds between two looks at the pods, and between two decisions, for all scalers."""
 
 METRIC_WINDOW, SIGNAL_WINDOW = 15.0, 30.0
@@ -41,7 +41,7 @@ class _Seen:
     """One role at one look: prompt tokens asked so far and those not computed, KV caches in use and in demand, requests
     that wait, replicas."""
 
-    asked: int
+    requested: int
     tokens: int
     caches: float
     demanded: float
@@ -56,16 +56,16 @@ class View:
     fleet: Fleet
     router: LeastWork
     seen: dict[str, deque[_Seen]] = field(
-        default_factory=lambda: {role: deque(maxlen=int(SIGNAL_WINDOW / LOOK)) for role in ROLES}
+        default_factory=lambda: {role: deque(maxlen=int(SIGNAL_WINDOW / SAMPLE)) for role in ROLES}
     )
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         for role, past in self.seen.items():
             serving = self.fleet.of(role, State.SERVING)
             readings = [self.fleet.pods[one.pod].read(now) for one in serving]
             past.append(
                 _Seen(
-                    self.router.asked,
+                    self.router.requested,
                     sum(one.tokens for one in serving),
                     sum(one.kv_usage for one in readings),
                     sum(one.kv_usage * (1 + one.waiting / max(one.running, 1)) for one in readings),
@@ -79,7 +79,7 @@ class View:
 
     def _role(self, role: str, now: float) -> ObservedRole:
         past = list(self.seen[role])
-        recent, ready = past[-int(METRIC_WINDOW / LOOK) :], past[-1].ready
+        recent, ready = past[-int(METRIC_WINDOW / SAMPLE) :], past[-1].ready
         queue = _mean([one.waiting / max(one.ready, 1) for one in past])
         signals = {
             "queue_depth": queue,
@@ -87,7 +87,10 @@ class View:
         }
         if role == PREFILL:
             rate, (first, last) = self.fleet.shape.prefill_rate, (past[0], past[-1])
-            backlog, coming = last.tokens / rate, (last.asked - first.asked) / rate / max(len(past) - 1, 1) / LOOK
+            backlog, coming = (
+                last.tokens / rate,
+                (last.requested - first.requested) / rate / max(len(past) - 1, 1) / SAMPLE,
+            )
             metrics = {"prefill_load": coming + backlog / CLEARED}
             times = sorted(self.router.since(now - SIGNAL_WINDOW))
             if times:
@@ -117,11 +120,11 @@ class Scene(Simulation):
     def _sample_gauges(self, _: Any) -> None:
         now, fleet = self.now, self._fleet
         fleet.pass_time(now)
-        self._view.look(now)
+        self._view.sample(now)
         if now <= self._seconds:
             serving = {role: len(fleet.of(role, State.SERVING)) for role in ROLES}
             self.moments.append(Moment(now, fleet.gpus, dict(fleet.wanted), serving))
-        self._at(now + LOOK, self._sample_gauges, None)
+        self._at(now + SAMPLE, self._sample_gauges, None)
 
     def _decide(self, _: Any) -> None:
         for role, count in self._scaler.decide(self.now, self._view.observe(self.now)).items():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.validation.script import Answer, Session
+from bench.validation.script import Session, TurnResult
 from tests.helpers.ports import free_port
 from tests.vllm import tiny_model
 from tests.vllm.client import Client
@@ -69,23 +69,23 @@ class Real:
                     _read(stream, json.loads(line[6:]))
         return stream
 
-    async def play(self, sessions: Sequence[Session]) -> list[Answer]:
+    async def play(self, sessions: Sequence[Session]) -> list[TurnResult]:
         """Ordered by session and turn."""
         begun = time.perf_counter()
         played = await asyncio.gather(*(self._converse(at, one, begun) for at, one in enumerate(sessions)))
-        return [answer for answers in played for answer in answers]
+        return [response for responses in played for response in responses]
 
-    async def _converse(self, at: int, session: Session, begun: float) -> list[Answer]:
+    async def _converse(self, at: int, session: Session, begun: float) -> list[TurnResult]:
         await asyncio.sleep(begun + session.begins - time.perf_counter())
-        answers, prompt = [], []
+        responses, prompt = [], []
         for number, turn in enumerate(session.turns):
             await asyncio.sleep(turn.pause)
             prompt += turn.added
-            stream = await self.ask(prompt, turn.answer_tokens)
+            stream = await self.ask(prompt, turn.output_tokens)
             prompt += stream.ids
             found = (stream.prompt_tokens, stream.cached_tokens, stream.times[0], stream.per_token)
-            answers.append(Answer(at, number, *found))
-        return answers
+            responses.append(TurnResult(at, number, *found))
+        return responses
 
 
 @contextmanager
@@ -109,8 +109,8 @@ async def memory(session: aiohttp.ClientSession, url: str) -> tuple[int, int]:
         labels = re.search(r"^vllm:cache_config_info\{(.*)\}", await response.text(), re.M)
     if labels is None:
         raise RuntimeError("the engine does not say how much memory it has")
-    said = dict(re.findall(r'(\w+)="(\d+)"', labels[1]))
-    return int(said["num_gpu_blocks"]) - 1, int(said["block_size"])
+    labels_of = dict(re.findall(r'(\w+)="(\d+)"', labels[1]))
+    return int(labels_of["num_gpu_blocks"]) - 1, int(labels_of["block_size"])
 
 
 def _read(stream: Stream, event: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ class Turn:
 
     pause: float
     added: tuple[int, ...]
-    answer_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TurnResult:
     """One turn's. Seconds; `per_token` is that of the tokens after the first."""
 
     session: int
@@ -57,9 +57,9 @@ def script(seed: int, words: int, requests: int, rate: float) -> list[Session]:
 
 
 def _chat(rng: Random, text: Random, system: tuple[int, ...]) -> tuple[Turn, ...]:
-    begin = Turn(0.0, system + ids(text, rng.randint(30, 300)), rng.randint(16, 64))
+    start = Turn(0.0, system + ids(text, rng.randint(30, 300)), rng.randint(16, 64))
     more = (_question(rng, text) for _ in range(rng.randint(1, 4)))
-    return (begin, *more)
+    return (start, *more)
 
 
 def _question(rng: Random, text: Random) -> Turn:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from bench.validation.script import Answer, Session
+from bench.validation.script import Session, TurnResult
 from proxy.lab.sim import SamplingParams, SimConfig, SimEngine
 from proxy.lab.sim import Sequence as Asked
 from proxy.lab.sim.sequence import from_token_ids
@@ -23,9 +23,9 @@ class Simulated:
         self._prompts: dict[int, bytes] = {}
         self._live: list[tuple[Asked, int, int]] = []
 
-    def play(self, sessions: Sequence[Session]) -> list[Answer]:
+    def play(self, sessions: Sequence[Session]) -> list[TurnResult]:
         """Ordered by session and turn."""
-        answers: list[Answer] = []
+        results: list[TurnResult] = []
         for at, session in enumerate(sessions):
             self._prompts[at] = b""
             self._say(session, at, 0, session.begins)
@@ -39,8 +39,8 @@ class Simulated:
             self._submit(sessions, math.nextafter(ends, 0.0))
             self._engine.finish_step(step, ends)
             now = ends
-            answers += self._ended(sessions)
-        return sorted(answers, key=lambda answer: (answer.session, answer.turn))
+            results += self._ended(sessions)
+        return sorted(results, key=lambda result: (result.session, result.turn))
 
     def _say(self, session: Session, at: int, turn: int, after: float) -> None:
         heappush(self._due, (after + session.turns[turn].pause + self._overhead, at, turn))
@@ -50,24 +50,24 @@ class Simulated:
             arrived, at, number = heappop(self._due)
             turn = sessions[at].turns[number]
             self._prompts[at] += from_token_ids(turn.added)
-            asked = Asked(self._prompts[at], SamplingParams(turn.answer_tokens, ignore_eos=True))
-            self._engine.submit(asked, arrived)
-            self._live.append((asked, at, number))
+            turn_request = Asked(self._prompts[at], SamplingParams(turn.output_tokens, ignore_eos=True))
+            self._engine.submit(turn_request, arrived)
+            self._live.append((turn_request, at, number))
 
-    def _ended(self, sessions: Sequence[Session]) -> list[Answer]:
-        answers = []
+    def _ended(self, sessions: Sequence[Session]) -> list[TurnResult]:
+        results = []
         for entry in [entry for entry in self._live if entry[0].progress.ended is not None]:
             self._live.remove(entry)
-            asked, at, number = entry
-            answers.append(self._answer(asked, at, number))
-            self._prompts[at] += asked.response
+            turn_request, at, number = entry
+            results.append(self._result(turn_request, at, number))
+            self._prompts[at] += turn_request.response
             if number + 1 < len(sessions[at].turns):
-                self._say(sessions[at], at, number + 1, asked.progress.ended or 0.0)
-        return answers
+                self._say(sessions[at], at, number + 1, turn_request.progress.ended or 0.0)
+        return results
 
-    def _answer(self, asked: Asked, at: int, turn: int) -> Answer:
-        progress = asked.progress
+    def _result(self, turn_request: Asked, at: int, turn: int) -> TurnResult:
+        progress = turn_request.progress
         first, ended = progress.first_token or 0.0, progress.ended or 0.0
         per_token = (ended - first) / max(1, progress.generated_tokens - 1)
         waited = first - progress.arrived + self._overhead
-        return Answer(at, turn, progress.prompt_tokens, progress.cached_tokens, waited, per_token)
+        return TurnResult(at, turn, progress.prompt_tokens, progress.cached_tokens, waited, per_token)

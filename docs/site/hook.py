@@ -51,7 +51,7 @@ def place(path: str) -> str:
 
 
 def _origin(page: str) -> str | None:
-    """The path of a page whose text stands in the repository; None for those that are made here."""
+    """Return the path of a page whose text is in the repository, or None for a page that is made here."""
     named = {page: path for path, page in FROM_ELSEWHERE.items()}
     return named.get(page, None if page.startswith(f"{SHOWN}/") else f"docs/{page}")
 

@@ -36,7 +36,7 @@ def needs(program: Path, what: str) -> None:
 
 
 @asynccontextmanager
-async def door(s: Stack, client: str) -> AsyncIterator[str]:
+async def authenticator(s: Stack, client: str) -> AsyncIterator[str]:
     """The URL that a client is given: the proxy's own, or, with KVLANE_RECORD, one that writes down what passes."""
     if not os.environ.get(RECORD):
         yield s.url
@@ -45,7 +45,7 @@ async def door(s: Stack, client: str) -> AsyncIterator[str]:
         yield recorder.url
 
 
-async def said(command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> str:
+async def output_of(command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> str:
     """What the program writes on standard output; it has to end well. It and its children end with the test."""
     process = await asyncio.create_subprocess_exec(
         *command,

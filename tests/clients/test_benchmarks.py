@@ -9,13 +9,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from proxy.lab.sim import SimConfig
-from tests.clients.running import PROGRAMS, PYTHON, ROOT, door, needs, said
+from tests.clients.running import PROGRAMS, PYTHON, ROOT, authenticator, needs, output_of
 from tests.helpers.scenarios.stack import stack
 
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 QUICK = SimConfig(time_scale=5)
 REQUESTS = 12
-ANSWER = 8
+OUTPUT_TOKENS = 8
 """Tokens."""
 
 
@@ -23,30 +23,30 @@ ANSWER = 8
 async def test_vllm_bench_serve_completes_every_request(backend: str, tmp_path: Path) -> None:
     needs(VLLM, "vLLM (make test-vllm)")
     path = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}[backend]
-    asked = ["--backend", backend, "--endpoint", path, "--model", "sim", "--tokenizer", tokenizer(tmp_path)]
-    load = ["--dataset-name", "random", "--random-input-len", "20", "--random-output-len", str(ANSWER)]
+    arguments = ["--backend", backend, "--endpoint", path, "--model", "sim", "--tokenizer", tokenizer(tmp_path)]
+    load = ["--dataset-name", "random", "--random-input-len", "20", "--random-output-len", str(OUTPUT_TOKENS)]
     load += ["--num-prompts", str(REQUESTS), "--max-concurrency", "4", "--disable-tqdm"]
     result = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "result.json"]
     async with stack(2, QUICK) as s:
-        async with door(s, f"vllm-bench-{backend}") as url:
-            command = [str(VLLM), str(PROGRAMS / "vllm_bench.py"), "--base-url", url, *asked, *load, *result]
-            await said(command, {"VLLM_TARGET_DEVICE": "cpu"})
+        async with authenticator(s, f"vllm-bench-{backend}") as url:
+            command = [str(VLLM), str(PROGRAMS / "vllm_bench.py"), "--base-url", url, *arguments, *load, *result]
+            await output_of(command, {"VLLM_TARGET_DEVICE": "cpu"})
         found = json.loads((tmp_path / "result.json").read_text())
         assert (found["completed"], found["failed"]) == (REQUESTS, 0)
-        assert found["total_output_tokens"] == REQUESTS * ANSWER
+        assert found["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS
         await s.idle()
 
 
 async def test_aiperf_completes_every_request(tmp_path: Path) -> None:
     needs(aiperf := PYTHON.with_name("aiperf"), "aiperf")
-    asked = ["--model", "sim", "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer(tmp_path)]
-    load = ["--concurrency", "4", "--request-count", str(REQUESTS), "--isl", "20", "--osl", str(ANSWER)]
+    arguments = ["--model", "sim", "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer(tmp_path)]
+    load = ["--concurrency", "4", "--request-count", str(REQUESTS), "--isl", "20", "--osl", str(OUTPUT_TOKENS)]
     quiet = ["--ui", "none", "--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1"]
     quiet += ["--artifact-dir", str(tmp_path)]
     async with stack(2, QUICK) as s:
-        async with door(s, "aiperf") as url:
-            command = [str(aiperf), "profile", "--url", url, *asked, *load, *quiet]
-            await said(command, {"HF_HUB_OFFLINE": ""})  # offline it takes a folder for a name
+        async with authenticator(s, "aiperf") as url:
+            command = [str(aiperf), "profile", "--url", url, *arguments, *load, *quiet]
+            await output_of(command, {"HF_HUB_OFFLINE": ""})  # offline it takes a folder for a name
         found = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
         assert found["request_count"]["avg"] == REQUESTS
         assert not found.get("error_request_count", {}).get("avg")

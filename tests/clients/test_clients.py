@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.lab.sim import SimConfig, StepTiming
-from tests.clients.running import NODE, PROGRAMS, PYTHON, door, needs, said
+from tests.clients.running import NODE, PROGRAMS, PYTHON, authenticator, needs, output_of
 from tests.helpers.scenarios.stack import stack
 from tests.helpers.waiting import until
 
@@ -28,13 +28,13 @@ async def test_a_client_can_chat_stream_call_tools_embed_get_errors_and_cancel(c
     of_node = client == "openai-node"
     needs(NODE / "node_modules" if of_node else PYTHON, client)
     async with stack(2, SLOW) as s:
-        async with door(s, client) as url:
-            heard = json.loads(await said([*CLIENTS[client], url, *([NODE] if of_node else [])]))
-        assert len(heard["chat"].split()) == 5
-        assert heard["stream"] == heard["chat"]
-        assert heard["tool"] == {"name": "weather", "arguments": {"city": "sim"}}
-        assert heard["embeddings"] == 2
-        assert heard["error"] == {"status": 404, "code": "model_not_found"}
-        assert heard["left"]
+        async with authenticator(s, client) as url:
+            received = json.loads(await output_of([*CLIENTS[client], url, *([NODE] if of_node else [])]))
+        assert len(received["chat"].split()) == 5
+        assert received["stream"] == received["chat"]
+        assert received["tool"] == {"name": "weather", "arguments": {"city": "sim"}}
+        assert received["embeddings"] == 2
+        assert received["error"] == {"status": 404, "code": "model_not_found"}
+        assert received["left"]
         await until(lambda: sum(record.aborted for pod in s.pods for record in pod.requests) == 1, seconds=10.0)
         await s.idle()

@@ -196,15 +196,15 @@ async def test_parsing_a_large_body_does_not_delay_smaller_ones(parser: BodyPars
 
 
 async def test_a_body_that_crashes_processes_is_refused(parser: BodyParser) -> None:
-    asked = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
+    task = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
     killed: set[int] = set()
-    while not asked.done():
+    while not task.done():
         for pid in set(worker_pids(parser)) - killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         await asyncio.sleep(0.001)
     with pytest.raises(BodyTooLarge):
-        await asked
+        await task
     assert len(killed) == 2
 
 

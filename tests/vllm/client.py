@@ -14,7 +14,7 @@ TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineResponse:
     """`first_byte` is the number of seconds from sending to the first byte of the body."""
 
     status: int
@@ -74,10 +74,10 @@ class Client:
     def __init__(self, host: str) -> None:
         self.host = host
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> EngineResponse:
         return self._ask("GET", path, None, {})
 
-    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> EngineResponse:
         """`body` is sent as JSON, or as it is if it is bytes."""
         return self._ask("POST", path, body, headers or {})
 
@@ -98,7 +98,7 @@ class Client:
         except OSError:
             return False
 
-    def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Answer:
+    def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> EngineResponse:
         with self._connected() as connection:
             return _attempt(connection, method, path, body, headers)[0]
 
@@ -113,19 +113,19 @@ class Client:
 
 def _attempt(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any, headers: Mapping[str, str]
-) -> tuple[Answer, float]:
+) -> tuple[EngineResponse, float]:
     started = time.perf_counter()
     _send(connection, method, path, body, headers)
-    answer = read_answer(connection.getresponse(), started)
-    return answer, time.perf_counter() - started
+    response = read_response(connection.getresponse(), started)
+    return response, time.perf_counter() - started
 
 
-def read_answer(response: http.client.HTTPResponse, started: float) -> Answer:
+def read_response(response: http.client.HTTPResponse, started: float) -> EngineResponse:
     first = response.read(1)
     first_byte = time.perf_counter() - started
     content = first + response.read()
     headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, headers, content, first_byte)
+    return EngineResponse(response.status, headers, content, first_byte)
 
 
 def _send(

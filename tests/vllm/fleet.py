@@ -199,9 +199,9 @@ def sum_of(exposition: str, metric: str) -> float:
 def _start(stack: ExitStack, vllm: Vllm, folder: Path, start: Start) -> Engine:
     port, events, replay = free_port(), free_port(), free_port()
     command = [str(vllm.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(vllm.model)]
-    told = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": f"kv@127.0.0.1:{port}@{MODEL}"}
-    told |= {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
-    command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, "--kv-events-config", json.dumps(told)]
+    event_config = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": f"kv@127.0.0.1:{port}@{MODEL}"}
+    event_config |= {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+    command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, "--kv-events-config", json.dumps(event_config)]
     cores = sorted(os.sched_getaffinity(0))
     environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": str(cores[start.number % len(cores)]), **start.environ}
     program = Program([*command, *start.flags], folder / f"engine-{start.number}.log", environ)

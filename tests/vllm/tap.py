@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
-from tests.vllm.client import Answer, read_answer
+from tests.vllm.client import EngineResponse, read_response
 
 
 @dataclass(slots=True)
@@ -60,12 +60,12 @@ class Tap:
         """By connection: what came from the client."""
         return [bytes(each.up) for each in self._recordings]
 
-    def answer_to(self, method: str) -> Answer:
+    def response_to(self, method: str) -> EngineResponse:
         """What the server sent on the only connection that began with a request of this method."""
         (recording,) = [each for each in self._recordings if each.up.startswith(method.encode())]
         response = http.client.HTTPResponse(cast(socket.socket, _Played(bytes(recording.down))))
         response.begin()
-        return read_answer(response, 0.0)
+        return read_response(response, 0.0)
 
     def _relay(self, client: socket.socket) -> None:
         recording = Recording()
@@ -87,10 +87,10 @@ class _Played:
         return io.BytesIO(self._content)
 
 
-def pass_on(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
+def pass_on(source: socket.socket, sink: socket.socket, received: bytearray) -> None:
     with suppress(OSError):
         while piece := source.recv(65536):
-            heard += piece
+            received += piece
             sink.sendall(piece)
     with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

@@ -47,9 +47,9 @@ def test_a_stream_in_the_middle_is_aborted(fleet: Fleet, record_property: Any) -
 
 
 def test_a_complete_response_is_aborted(fleet: Fleet, record_property: Any) -> None:
-    with fleet.http.pending("/v1/completions", ENDLESS) as answer:
+    with fleet.http.pending("/v1/completions", ENDLESS) as response:
         wait_until(lambda: fleet.busy() == 1)
-        took = seconds_to_idle(fleet, answer.hang_up())
+        took = seconds_to_idle(fleet, response.hang_up())
     assert took < LONGEST
     record_property("idle after", f"{took * 1000:.0f} ms")
 

@@ -13,36 +13,36 @@ pytestmark = pytest.mark.vllm
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def asked(**fields: Any) -> dict[str, Any]:
+def body_of(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "temperature": 0, "max_tokens": 8, "ignore_eos": True, **fields}
 
 
-def without(answer: Any, *volatile: str) -> Any:
+def without(response: Any, *volatile: str) -> Any:
     """Without what differs between two equal requests."""
-    return {key: value for key, value in answer.items() if key not in ("id", "created", *volatile)}
+    return {key: value for key, value in response.items() if key not in ("id", "created", *volatile)}
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", asked(messages=HELLO)),
-        ("/v1/completions", asked(prompt="Hello world")),
-        ("/v1/completions", asked(prompt=[1000, 1001, 1002])),
-        ("/v1/completions", asked(prompt=["one", "two"], n=2, temperature=0.5, seed=7)),
-        ("/v1/messages", asked(messages=HELLO)),
+        ("/v1/chat/completions", body_of(messages=HELLO)),
+        ("/v1/completions", body_of(prompt="Hello world")),
+        ("/v1/completions", body_of(prompt=[1000, 1001, 1002])),
+        ("/v1/completions", body_of(prompt=["one", "two"], n=2, temperature=0.5, seed=7)),
+        ("/v1/messages", body_of(messages=HELLO)),
     ],
     ids=["chat", "completion", "token ids", "batch", "messages"],
 )
 def test_a_response_equals_that_of_the_engine(fleet: Fleet, path: str, body: Any) -> None:
-    answer = fleet.http.post(path, body)
-    direct = fleet.engine(answer.pod).http.post(path, body)
-    assert answer.status == 200
-    assert without(answer.json) == without(direct.json)
+    response = fleet.http.post(path, body)
+    direct = fleet.engine(response.pod).http.post(path, body)
+    assert response.status == 200
+    assert without(response.json) == without(direct.json)
 
 
 def test_a_request_without_a_model_gets_the_base_model(fleet: Fleet) -> None:
-    answer = fleet.http.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1})
-    assert (answer.status, answer.json["model"]) == (200, MODEL)
+    response = fleet.http.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1})
+    assert (response.status, response.json["model"]) == (200, MODEL)
 
 
 def test_tokenize_and_detokenize_are_inverse(fleet: Fleet) -> None:
@@ -53,7 +53,7 @@ def test_tokenize_and_detokenize_are_inverse(fleet: Fleet) -> None:
 
 
 def test_tokens_of_messages_are_counted(fleet: Fleet) -> None:
-    assert fleet.http.post("/v1/messages/count_tokens", asked(messages=HELLO)).json["input_tokens"] > 0
+    assert fleet.http.post("/v1/messages/count_tokens", body_of(messages=HELLO)).json["input_tokens"] > 0
 
 
 def test_the_models_of_all_pods_are_listed_once(fleet: Fleet) -> None:
@@ -65,7 +65,7 @@ def test_the_models_of_all_pods_are_listed_once(fleet: Fleet) -> None:
 
 
 def test_requests_for_a_lora_adapter_go_to_pods_that_loaded_it(fleet: Fleet, record_property: Any) -> None:
-    pods = [fleet.http.post("/v1/completions", asked(model=ADAPTER, prompt=f"{n}")).pod for n in range(6)]
+    pods = [fleet.http.post("/v1/completions", body_of(model=ADAPTER, prompt=f"{n}")).pod for n in range(6)]
     assert pods == [fleet.adapted.name] * 6
     record_property("requests", len(pods))
     record_property("pods that responded", len(set(pods)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.client import Answer
+from tests.vllm.client import EngineResponse
 from tests.vllm.fleet import MODEL, Fleet, proxy
 from tests.vllm.tap import Recording, Tap, pass_on
 
@@ -28,7 +28,7 @@ END = b"\n\n\r\n"
 CUTS = (1, 2, 5, 11, 23, 24, 25)
 """Events that have passed; of a chat the first has the role, behind the last token come usage and end."""
 
-ASKED: dict[str, Any] = {
+BODY: dict[str, Any] = {
     "model": MODEL,
     "max_tokens": TOKENS,
     "ignore_eos": True,
@@ -38,8 +38,8 @@ ASKED: dict[str, Any] = {
 }
 HELLO = [{"role": "user", "content": "Hello there"}]
 BODIES = {
-    "/v1/chat/completions": {**ASKED, "messages": HELLO},
-    "/v1/completions": {**ASKED, "prompt": "Hello"},
+    "/v1/chat/completions": {**BODY, "messages": HELLO},
+    "/v1/completions": {**BODY, "prompt": "Hello"},
 }
 
 
@@ -56,12 +56,12 @@ class Scissors(Tap):
         with closing(socket.create_connection(self._target)) as server:
             upwards = threading.Thread(target=pass_on, args=(client, server, recording.up))
             upwards.start()
-            self._pass_answers(server, client, recording)
+            self._pass_responses(server, client, recording)
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
             upwards.join()
 
-    def _pass_answers(self, server: socket.socket, client: socket.socket, recording: Recording) -> None:
+    def _pass_responses(self, server: socket.socket, client: socket.socket, recording: Recording) -> None:
         with suppress(OSError):
             while piece := server.recv(65536):
                 if b"POST " not in recording.up or self.has_cut:
@@ -92,9 +92,9 @@ reliability: {{continuation: {{models: ["{MODEL}"]}}, drain: {{settle: 0s}}}}
 """
             with proxy([], tmp_path / f"proxy-{events}.log", config) as continuing:
                 while not first.has_cut:
-                    answer = continuing.http.post(path, body)
-        assert answer.status == 200
-        seen = read(answer)
+                    response = continuing.http.post(path, body)
+        assert response.status == 200
+        seen = read(response)
         assert set(seen["ids"]) == {seen["ids"][0]}
         assert seen["roles"] == whole["roles"]
         assert 0 < seen["usage"]["completion_tokens"] <= TOKENS
@@ -107,16 +107,16 @@ reliability: {{continuation: {{models: ["{MODEL}"]}}, drain: {{settle: 0s}}}}
     record_property("usages that are the same", usages)
 
 
-def read(answer: Answer) -> dict[str, Any]:
-    lines = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+def read(body: EngineResponse) -> dict[str, Any]:
+    lines = [line.removeprefix("data: ") for line in body.body.decode().split("\n\n") if line]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
-    assert not any("error" in event for event in events), answer.body
+    assert not any("error" in event for event in events), body.body
     choices = [event["choices"][0] for event in events if event["choices"]]
-    said = [choice.get("delta", {"content": choice.get("text")}) for choice in choices]
+    deltas = [choice.get("delta", {"content": choice.get("text")}) for choice in choices]
     return {
         "ids": [(event["id"], event["created"], event["model"]) for event in events],
-        "text": "".join(part.get("content") or "" for part in said),
-        "roles": [part["role"] for part in said if part.get("role")],
+        "text": "".join(part.get("content") or "" for part in deltas),
+        "roles": [part["role"] for part in deltas if part.get("role")],
         "usage": next(event["usage"] for event in events if not event["choices"]),
         "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
         "end": lines.count("[DONE]"),

@@ -32,11 +32,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int]] = {
 def test_an_error_is_relayed_unchanged(fleet: Fleet, case: str) -> None:
     path, fields, status = REFUSED[case]
     body = {"model": MODEL, **fields}
-    answer = fleet.http.post(path, body)
-    direct = fleet.engine(answer.pod).http.post(path, body)
-    assert answer.status == direct.status == status
-    assert answer.body == direct.body
-    assert answer.headers["content-type"] == direct.headers["content-type"]
+    response = fleet.http.post(path, body)
+    direct = fleet.engine(response.pod).http.post(path, body)
+    assert response.status == direct.status == status
+    assert response.body == direct.body
+    assert response.headers["content-type"] == direct.headers["content-type"]
 
 
 def test_an_unknown_field_is_left_to_the_engine(fleet: Fleet) -> None:
@@ -57,17 +57,17 @@ def test_parameters_of_a_kv_transfer_do_not_reach_an_engine(fleet: Fleet, path: 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/server_info", "/load"])
 def test_control_paths_of_an_engine_are_not_relayed(fleet: Fleet, path: str) -> None:
-    for answer in (fleet.http.get(path), fleet.http.post(path, {"lora_name": "a", "lora_path": "b"})):
-        assert answer.status == 404
-        assert answer.headers["x-kvlane-reason"] == "unknown-path"
+    for response in (fleet.http.get(path), fleet.http.post(path, {"lora_name": "a", "lora_path": "b"})):
+        assert response.status == 404
+        assert response.headers["x-kvlane-reason"] == "unknown-path"
 
 
 def test_an_unknown_model_is_404(fleet: Fleet) -> None:
-    answer = fleet.http.post(CHAT, {"model": "nobody", "messages": HELLO})
-    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
+    response = fleet.http.post(CHAT, {"model": "nobody", "messages": HELLO})
+    assert (response.status, response.json["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"", b'"text"'], ids=["cut", "list", "empty", "string"])
 def test_a_body_that_is_not_an_object_is_400(fleet: Fleet, body: Any) -> None:
-    answer = fleet.http.post(CHAT, body)
-    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    response = fleet.http.post(CHAT, body)
+    assert (response.status, response.json["error"]["type"]) == (400, "invalid_request_error")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.vllm import fleet as fleets
-from tests.vllm.client import Answer
+from tests.vllm.client import EngineResponse
 from tests.vllm.fleet import ADAPTER, BLOCK, MODEL, Fleet, wait_until
 from tests.vllm.test_prefix import cached, text
 
@@ -33,7 +33,7 @@ RIGHT = 0.95
 PREDICTED = "kvlane_prefix_predicted_hit_tokens_total"
 FOR_PROMPTS = "kvlane_prefix_predicted_prompt_tokens_total"
 
-Ask = Callable[..., Answer]
+Ask = Callable[..., EngineResponse]
 
 TOOLS = [
     {
@@ -54,26 +54,26 @@ class Predictions:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.pairs: list[tuple[int, int]] = []
-        self.asked = 0
+        self.requests = 0
 
-    def ask(self, path: str, **fields: Any) -> Answer:
+    def ask(self, path: str, **fields: Any) -> EngineResponse:
         proxy = self._fleet.proxy
         before, prompts = proxy.sum(PREDICTED), proxy.sum(FOR_PROMPTS)
-        answer = proxy.http.post(
+        response = proxy.http.post(
             path, {"model": MODEL, "max_tokens": 4, "ignore_eos": True, "temperature": 0, **fields}
         )
-        assert answer.status == 200, answer.body
-        self.asked += 1
+        assert response.status == 200, response.body
+        self.requests += 1
         if proxy.sum(FOR_PROMPTS) > prompts:
-            self.pairs.append((round(proxy.sum(PREDICTED) - before), cached(answer)))
-        return answer
+            self.pairs.append((round(proxy.sum(PREDICTED) - before), cached(response)))
+        return response
 
     def check(self, record_property: Any) -> None:
         """Asking a pod for the token ids may take too long on a busy machine; then nothing is predicted."""
         right = sum(predicted == actual for predicted, actual in self.pairs)
         record_property("right predictions", f"{right} of {len(self.pairs)}")
-        record_property("without a prediction", self.asked - len(self.pairs))
-        assert len(self.pairs) > self.asked / 2
+        record_property("without a prediction", self.requests - len(self.pairs))
+        assert len(self.pairs) > self.requests / 2
         record_property("cached tokens", sum(actual for _, actual in self.pairs))
         assert sum(actual for _, actual in self.pairs) > 0
         assert right >= RIGHT * len(self.pairs), self.pairs
@@ -113,10 +113,10 @@ def test_a_conversation_is_matched_exactly(exact: Fleet, record_property: Any) -
     talks: list[list[dict[str, Any]]] = [[{"role": "system", "content": text(150)}] for _ in range(4)]
     for _ in range(5):
         for number, talk in enumerate(talks):
-            said: Any = text(30)
-            talk.append({"role": "user", "content": [{"type": "text", "text": said}] if number % 2 else said})
-            answer = predictions.ask(CHAT, messages=talk, max_tokens=24)
-            talk.append({"role": "assistant", "content": answer.json["choices"][0]["message"]["content"]})
+            content: Any = text(30)
+            talk.append({"role": "user", "content": [{"type": "text", "text": content}] if number % 2 else content})
+            response = predictions.ask(CHAT, messages=talk, max_tokens=24)
+            talk.append({"role": "assistant", "content": response.json["choices"][0]["message"]["content"]})
     predictions.check(record_property)
 
 
@@ -187,11 +187,11 @@ def test_evicted_blocks_are_not_matched(fleet: Fleet, tmp_path: Path, record_pro
     """Prompts of more tokens than both caches have room for, each asked twice, the second time in another order."""
     with following(fleet, tmp_path, "local") as exact:
         predictions = Predictions(exact)
-        room = sum(int(engine.cache()["num_gpu_blocks"]) for engine in exact.engines) * BLOCK
-        prompts = [[random.randrange(300, 4000) for _ in range(7000)] for _ in range(room // 7000 + 4)]
+        capacity = sum(int(engine.cache()["num_gpu_blocks"]) for engine in exact.engines) * BLOCK
+        prompts = [[random.randrange(300, 4000) for _ in range(7000)] for _ in range(capacity // 7000 + 4)]
         for prompt in (*prompts, *random.sample(prompts, len(prompts) // 2)):
             predictions.ask(COMPLETIONS, prompt=prompt, max_tokens=1)
-        record_property("room", f"{room} of {7000 * len(prompts)} tokens")
+        record_property("room", f"{capacity} of {7000 * len(prompts)} tokens")
         predictions.check(record_property)
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 STALL = 3.0
 
 
-def asked(number: int) -> dict[str, Any]:
+def body_of(number: int) -> dict[str, Any]:
     return {"model": MODEL, "prompt": f"Hello {number}", "max_tokens": 2, "ignore_eos": True}
 
 
@@ -33,8 +33,8 @@ def test_a_frozen_engine_is_ejected_and_returns(fleet: Fleet, tmp_path: Path, re
         began = time.monotonic()
         try:
             with ThreadPoolExecutor(12) as clients:
-                answers = list(clients.map(lambda n: serving.http.post("/v1/completions", asked(n)), range(12)))
-            assert [(answer.status, answer.pod) for answer in answers] == [(200, other.name)] * 12
+                responses = list(clients.map(lambda n: serving.http.post("/v1/completions", body_of(n)), range(12)))
+            assert [(response.status, response.pod) for response in responses] == [(200, other.name)] * 12
             record_property("served by the other after", f"{time.monotonic() - began:.1f} s; stall {STALL:g} s")
             assert frozen.http.get("/health").status == 200
             shown = serving.pods()[frozen.name]

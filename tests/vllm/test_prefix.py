@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.client import Answer, Client
+from tests.vllm.client import Client, EngineResponse
 from tests.vllm.fleet import BLOCK, MODEL, Fleet, wait_until
 
 pytestmark = pytest.mark.vllm
@@ -30,10 +30,10 @@ def test_a_second_request_with_the_same_prefix_goes_to_the_same_pod(fresh: Fleet
     first = [chat(fresh, question(document, "What is it about?")) for document in documents]
     again = random.sample(range(len(documents)), len(documents))
     second = {index: chat(fresh, question(documents[index], "Who wrote it?")) for index in again}
-    for index, answer in second.items():
-        assert answer.pod == first[index].pod
-        assert cached(answer) >= prompt_tokens(answer) - 3 * BLOCK
-    assert len({answer.pod for answer in first}) == 2
+    for index, response in second.items():
+        assert response.pod == first[index].pod
+        assert cached(response) >= prompt_tokens(response) - 3 * BLOCK
+    assert len({response.pod for response in first}) == 2
     tokens = sum(map(prompt_tokens, second.values()))
     record_property("documents", len(documents))
     record_property("cached at the first question", sum(map(cached, first)))
@@ -49,13 +49,13 @@ def test_a_conversation_stays_on_its_pod(fresh: Fleet, record_property: Any) -> 
     for turn in range(5):
         for number, talk in enumerate(talks):
             talk.append({"role": "user", "content": text(30)})
-            answer = chat(fresh, talk, max_tokens=24)
-            assert answer.pod == (homes[number] or answer.pod), f"turn {turn} of conversation {number} moved"
-            assert cached(answer) >= known[number] - BLOCK
-            homes[number], known[number] = answer.pod, prompt_tokens(answer)
-            talk.append(answer.json["choices"][0]["message"] | {"role": "assistant"})
+            response = chat(fresh, talk, max_tokens=24)
+            assert response.pod == (homes[number] or response.pod), f"turn {turn} of conversation {number} moved"
+            assert cached(response) >= known[number] - BLOCK
+            homes[number], known[number] = response.pod, prompt_tokens(response)
+            talk.append(response.json["choices"][0]["message"] | {"role": "assistant"})
             if number == 0:
-                figures.append(f"{cached(answer)} of {prompt_tokens(answer)}")
+                figures.append(f"{cached(response)} of {prompt_tokens(response)}")
     assert len(set(homes)) == 2
     record_property("cached per turn of the first", ", ".join(figures))
 
@@ -112,11 +112,11 @@ def test_tokens_are_counted_as_the_engines_report_them(fleet: Fleet, record_prop
     document = text(200)
     chat(fleet, question(document, "What is it about?"))
     before = [fleet.proxy.sum(name) for name in names]
-    answer = chat(fleet, question(document, "Who wrote it?"), max_tokens=5)
+    response = chat(fleet, question(document, "Who wrote it?"), max_tokens=5)
     after = [fleet.proxy.sum(name) for name in names]
     counted = [int(b - a) for a, b in zip(before, after, strict=True)]
-    assert counted == [prompt_tokens(answer), 5, cached(answer)]
-    assert cached(answer) > 0
+    assert counted == [prompt_tokens(response), 5, cached(response)]
+    assert cached(response) > 0
     record_property("prompt, response and cached tokens", ", ".join(map(str, counted)))
 
 
@@ -124,11 +124,11 @@ def question(document: str, about_it: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": document}, {"role": "user", "content": about_it}]
 
 
-def chat(fleet: Fleet, messages: Any, max_tokens: int = 4) -> Answer:
+def chat(fleet: Fleet, messages: Any, max_tokens: int = 4) -> EngineResponse:
     body = {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    answer = fleet.http.post("/v1/chat/completions", body)
-    assert answer.status == 200, answer.body
-    return answer
+    response = fleet.http.post("/v1/chat/completions", body)
+    assert response.status == 200, response.body
+    return response
 
 
 def first_bytes(server: Client, size: int) -> tuple[float, float]:
@@ -142,9 +142,9 @@ def first_bytes(server: Client, size: int) -> tuple[float, float]:
     return statistics.median(cold) * 1000, statistics.median(warm) * 1000
 
 
-def cached(answer: Answer) -> int:
-    return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+def cached(response: EngineResponse) -> int:
+    return int(response.json["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def prompt_tokens(answer: Answer) -> int:
-    return int(answer.json["usage"]["prompt_tokens"])
+def prompt_tokens(response: EngineResponse) -> int:
+    return int(response.json["usage"]["prompt_tokens"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.vllm import fleet as fleets
-from tests.vllm.client import Answer
+from tests.vllm.client import EngineResponse
 from tests.vllm.fleet import BLOCK, Engine, Fleet, Start, Vllm, wait_until
 from tests.vllm.test_prefix import cached, chat, prompt_tokens, question, text
 
@@ -52,11 +52,11 @@ def test_the_header_selects_the_rank(engine: Engine, record_property: Any) -> No
     """Twice the same prompt to the same rank is cached, and the counter of that rank alone grows."""
     for rank in range(RANKS):
         before, prompt = counted(engine), text(200)
-        answers = [asked(engine, prompt, rank) for _ in range(2)]
+        responses = [ask(engine, prompt, rank) for _ in range(2)]
         wait_until(lambda: sum(counted(engine)) > sum(before))  # noqa: B023
         grown = [after - earlier for after, earlier in zip(counted(engine), before, strict=True)]
         assert [bool(each) for each in grown] == [each == rank for each in range(RANKS)]
-        assert cached(answers[1]) >= prompt_tokens(answers[1]) - 2 * BLOCK
+        assert cached(responses[1]) >= prompt_tokens(responses[1]) - 2 * BLOCK
         record_property(f"tokens counted by the ranks for rank {rank}", ", ".join(f"{each:g}" for each in grown))
 
 
@@ -64,15 +64,15 @@ def test_a_document_stays_on_its_rank(ranked: Fleet, record_property: Any) -> No
     documents = [text(400) for _ in range(6)]
     first = [chat(ranked, question(document, "What is it about?")) for document in documents]
     second = [chat(ranked, question(document, "Who wrote it?")) for document in documents]
-    assert [answer.pod for answer in second] == [answer.pod for answer in first]
-    assert len({answer.pod for answer in first}) == RANKS
-    for answer in second:
-        assert cached(answer) >= prompt_tokens(answer) - 3 * BLOCK
+    assert [response.pod for response in second] == [response.pod for response in first]
+    assert len({response.pod for response in first}) == RANKS
+    for response in second:
+        assert cached(response) >= prompt_tokens(response) - 3 * BLOCK
     record_property(
         "cached of the second questions", f"{sum(map(cached, second))} of {sum(map(prompt_tokens, second))}"
     )
 
 
-def asked(engine: Engine, prompt: str, rank: int) -> Answer:
+def ask(engine: Engine, prompt: str, rank: int) -> EngineResponse:
     body = {"model": fleets.MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 2}
     return engine.http.post("/v1/chat/completions", body, {"X-data-parallel-rank": str(rank)})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.client import Answer
+from tests.vllm.client import EngineResponse
 from tests.vllm.fleet import MODEL, Fleet, proxy, wait_until
 from tests.vllm.tap import Tap
 
@@ -37,22 +37,22 @@ OURS = ("x-request-id", "x-kvlane-endpoint")
 def test_a_stream_is_relayed_byte_for_byte(fleet: Fleet, tmp_path: Path, case: str, record_property: Any) -> None:
     path, fields, end = STREAMS[case]
     with Tap(fleet.engines[0].http.host) as tap, proxy([tap.url], tmp_path / "proxy.log") as tapped:
-        answer = tapped.http.post(path, {"model": MODEL, "stream": True, **fields})
-    sent = tap.answer_to("POST")
-    assert sent.status == answer.status == 200
-    assert answer.body == sent.body
-    assert answer.body.endswith(end)
-    assert {name: value for name, value in answer.headers.items() if name not in OURS} == sent.headers
-    record_property("bytes", len(answer.body))
-    record_property("events", answer.body.count(b"\n\n"))
+        response = tapped.http.post(path, {"model": MODEL, "stream": True, **fields})
+    sent = tap.response_to("POST")
+    assert sent.status == response.status == 200
+    assert response.body == sent.body
+    assert response.body.endswith(end)
+    assert {name: value for name, value in response.headers.items() if name not in OURS} == sent.headers
+    record_property("bytes", len(response.body))
+    record_property("events", response.body.count(b"\n\n"))
 
 
 def test_a_stream_equals_that_of_the_engine(fleet: Fleet) -> None:
     """At temperature 0; events may differ, since an engine under pressure puts two tokens into one."""
     body = {"model": MODEL, "messages": HELLO, "stream": True, "temperature": 0, **LIMIT}
-    answer = fleet.http.post("/v1/chat/completions", body)
-    direct = fleet.engine(answer.pod).http.post("/v1/chat/completions", body)
-    assert said(answer) == said(direct) != ""
+    response = fleet.http.post("/v1/chat/completions", body)
+    direct = fleet.engine(response.pod).http.post("/v1/chat/completions", body)
+    assert text_of(response) == text_of(direct) != ""
 
 
 def test_usage_comes_last_and_only_on_request(fleet: Fleet) -> None:
@@ -67,9 +67,9 @@ def test_usage_comes_last_and_only_on_request(fleet: Fleet) -> None:
 
 def test_the_request_id_of_the_client_reaches_the_engine(fleet: Fleet) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
-    answer = fleet.http.post("/v1/chat/completions", body, {"X-Request-Id": "of-the-client"})
-    assert answer.headers["x-request-id"] == "of-the-client"
-    assert answer.json["id"] == "chatcmpl-of-the-client"
+    response = fleet.http.post("/v1/chat/completions", body, {"X-Request-Id": "of-the-client"})
+    assert response.headers["x-request-id"] == "of-the-client"
+    assert response.json["id"] == "chatcmpl-of-the-client"
 
 
 def test_a_stream_arrives_while_it_is_generated(fleet: Fleet, record_property: Any) -> None:
@@ -81,11 +81,11 @@ def test_a_stream_arrives_while_it_is_generated(fleet: Fleet, record_property: A
     record_property("tokens of the response", 400)
 
 
-def said(answer: Answer) -> str:
-    return "".join(event["choices"][0]["delta"]["content"] for event in events(answer))
+def text_of(response: EngineResponse) -> str:
+    return "".join(event["choices"][0]["delta"]["content"] for event in events(response))
 
 
-def events(answer: Answer) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+def events(response: EngineResponse) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in response.body.decode().split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.vllm
 COMPLETIONS = "/v1/completions"
 
 
-def asked(tokens: int, **fields: Any) -> dict[str, Any]:
+def body_of(tokens: int, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, **fields}
 
 
@@ -29,7 +29,7 @@ def test_no_fault_was_logged(fleet: Fleet) -> None:
 
 def test_a_stopping_proxy_lets_streams_end(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
     with proxy(fleet.urls, tmp_path / "proxy.log") as second:
-        with second.http.pending(COMPLETIONS, asked(200, stream=True)) as stream:
+        with second.http.pending(COMPLETIONS, body_of(200, stream=True)) as stream:
             assert stream.read(6) == b"data: "
             started = time.monotonic()
             second.program.terminate()
@@ -40,7 +40,7 @@ def test_a_stopping_proxy_lets_streams_end(fleet: Fleet, tmp_path: Path, record_
 
 
 def test_the_stream_of_a_killed_engine_ends_with_an_error(fleet: Fleet) -> None:
-    with fleet.http.pending(COMPLETIONS, asked(8000, model=ADAPTER, stream=True)) as stream:
+    with fleet.http.pending(COMPLETIONS, body_of(8000, model=ADAPTER, stream=True)) as stream:
         assert stream.read(6) == b"data: "
         fleet.adapted.program.kill()
         rest = stream.read_all()
@@ -50,22 +50,22 @@ def test_the_stream_of_a_killed_engine_ends_with_an_error(fleet: Fleet) -> None:
 
 def test_the_other_engine_responds_then(fleet: Fleet, record_property: Any) -> None:
     """Half of the prompts had been at home on the one that is gone."""
-    answers = [fleet.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
-    assert [answer.status for answer in answers] == [200] * 20
-    assert {answer.pod for answer in answers} == {fleet.engines[0].name}
-    record_property("requests", len(answers))
+    responses = [fleet.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
+    assert [response.status for response in responses] == [200] * 20
+    assert {response.pod for response in responses} == {fleet.engines[0].name}
+    record_property("requests", len(responses))
 
 
 def test_a_model_of_the_killed_engine_alone_is_503(fleet: Fleet) -> None:
     """It was known, so it is not 404."""
     wait_until(lambda: fleet.proxy.pods()[fleet.adapted.name]["state"] != "ready")
-    assert fleet.http.post(COMPLETIONS, asked(1, model=ADAPTER)).status == 503
+    assert fleet.http.post(COMPLETIONS, body_of(1, model=ADAPTER)).status == 503
     assert fleet.http.get("/health").status == 200
 
 
 def test_a_stream_of_a_stopping_engine_shows_how_it_ended(fleet: Fleet, record_property: Any) -> None:
     """vLLM finishes it, or aborts it and says so, or leaves it open without a byte, which kvlane ends."""
-    with fleet.http.pending(COMPLETIONS, asked(2000, stream=True)) as stream:
+    with fleet.http.pending(COMPLETIONS, body_of(2000, stream=True)) as stream:
         assert stream.read(6) == b"data: "
         began = time.monotonic()
         fleet.engines[0].program.terminate()

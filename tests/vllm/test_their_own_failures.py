@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.client import Answer, Client, Pending
+from tests.vllm.client import Client, EngineResponse, Pending
 from tests.vllm.fleet import MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
 
 pytestmark = pytest.mark.vllm
@@ -58,8 +58,8 @@ class Pair:
         self._admin(other, "undrain")
 
     def _admin(self, engine: Engine, what: str) -> None:
-        answer = self.proxy.admin.post(f"/admin/pods/{engine.name}/{what}", None)
-        assert answer.status == 200, answer.body
+        response = self.proxy.admin.post(f"/admin/pods/{engine.name}/{what}", None)
+        assert response.status == 200, response.body
 
     def says_of_victim(self) -> tuple[str, Sequence[str]]:
         pod = self.proxy.pods()[self.victim.name]
@@ -100,16 +100,16 @@ def usual(start: Callable[..., Engine], survivor: Engine) -> Iterator[Engine]:
 def test_a_full_queue_costs_no_request(survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any) -> None:
     """Two bursts. A full queue is a 503, or, in a burst, an error event under a head that says 200."""
     direct = burst(bounded.http, 12)
-    refused = [answer for answer in direct if answer.status == 503]
-    events = [answer for answer in direct if answer.status == 200 and ERROR in answer.body]
+    refused = [response for response in direct if response.status == 503]
+    events = [response for response in direct if response.status == 200 and ERROR in response.body]
     record_property("directly", f"{len(refused)} of {len(direct)} are 503, {len(events)} an event under 200")
     assert refused or events
     with before(survivor, bounded, tmp_path) as pair:
-        answers = [answer for _ in range(2) for answer in burst(pair.proxy.http, 24)]
-        assert [answer.status for answer in answers] == [200] * 48
-        assert all(is_whole(answer.body) for answer in answers)
+        responses = [response for _ in range(2) for response in burst(pair.proxy.http, 24)]
+        assert [response.status for response in responses] == [200] * 48
+        assert all(is_whole(response.body) for response in responses)
         retried = pair.proxy.sum("kvlane_retries_total")
-    record_property("through the proxy", f"{len(answers)} of {len(answers)} whole, {retried:.0f} retries")
+    record_property("through the proxy", f"{len(responses)} of {len(responses)} whole, {retried:.0f} retries")
 
 
 def test_streams_of_a_freezing_engine_end_with_an_error(
@@ -133,10 +133,10 @@ def test_an_engine_that_finishes_before_it_stops_gets_no_new_requests(
     """It says 200 at /health all the while, and 500 to every new request."""
     with before(survivor, bounded, tmp_path) as pair, under_way(pair) as (streams, wholes):
         bounded.program.terminate()
-        direct = bounded.http.post(COMPLETIONS, asked(1))
+        direct = bounded.http.post(COMPLETIONS, body_of(1))
         record_property("directly", f"{direct.status}, {direct.json['error']['message']}")
-        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
-        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        responses = [pair.proxy.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(response.status, response.pod) for response in responses] == [(200, survivor.name)] * 20
         record_property("doubts", ", ".join(pair.says_of_victim()[1]))
         check(pair, streams, wholes, record_property)
     bounded.program.stop()
@@ -149,8 +149,8 @@ def test_an_engine_that_stops_at_once_leaves_no_client_waiting(
     with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
         usual.program.terminate()
         wait_until(lambda: pair.says_of_victim()[0] != "ready")
-        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
-        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        responses = [pair.proxy.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(response.status, response.pod) for response in responses] == [(200, survivor.name)] * 20
         check(pair, streams, wholes, record_property)
 
 
@@ -160,20 +160,20 @@ def test_an_engine_whose_core_is_killed_leaves_no_client_waiting(
     """The server outlives it for a moment, in which it says 500."""
     with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
         assert usual.program.signal_workers(signal.SIGKILL, b"EngineCore") == 1
-        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
-        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        responses = [pair.proxy.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(response.status, response.pod) for response in responses] == [(200, survivor.name)] * 20
         check(pair, streams, wholes, record_property)
     wait_until(lambda: not usual.http.up())
 
 
-def asked(tokens: int, **fields: Any) -> dict[str, Any]:
+def body_of(tokens: int, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, **fields}
 
 
-def burst(server: Client, size: int) -> list[Answer]:
+def burst(server: Client, size: int) -> list[EngineResponse]:
     """Streams of 20 tokens, all at once."""
     with ThreadPoolExecutor(size) as clients:
-        bodies = [asked(20, prompt=f"{time.time_ns()} {number}", stream=True) for number in range(size)]
+        bodies = [body_of(20, prompt=f"{time.time_ns()} {number}", stream=True) for number in range(size)]
         return list(clients.map(lambda body: server.post(COMPLETIONS, body), bodies))
 
 
@@ -188,20 +188,20 @@ def before(survivor: Engine, victim: Engine, folder: Path, reliability: Any = No
 
 
 @contextmanager
-def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]]:
+def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[EngineResponse]]]]:
     """Streams that have begun and other requests that wait for their responses, as many of each on either engine."""
     streams: list[Pending] = []
-    wholes: list[Future[Answer]] = []
+    wholes: list[Future[EngineResponse]] = []
     with ExitStack() as stack:
         clients = stack.enter_context(ThreadPoolExecutor(2 * WHOLES))
         for engine in (pair.survivor, pair.victim):
             with pair.only(engine):
                 for number in range(STREAMS):
-                    body = asked(STREAMED, prompt=f"Tell {number}", stream=True)
+                    body = body_of(STREAMED, prompt=f"Tell {number}", stream=True)
                     streams.append(stack.enter_context(pair.proxy.http.pending(COMPLETIONS, body)))
                     assert streams[-1].pod == engine.name
                 for number in range(WHOLES):
-                    body = asked(WHOLE, prompt=f"Say {number}")
+                    body = body_of(WHOLE, prompt=f"Say {number}")
                     wholes.append(clients.submit(pair.proxy.http.post, COMPLETIONS, body))
                 wait_until(lambda: pair.proxy.in_flight() == len(streams) + len(wholes))
                 assert pair.load_on(engine) == STREAMS + WHOLES
@@ -209,7 +209,9 @@ def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]
         yield streams, wholes
 
 
-def check(pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[Answer]], record_property: Any) -> None:
+def check(
+    pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[EngineResponse]], record_property: Any
+) -> None:
     """All complete responses arrive, and every stream of the victim is complete or ends with an error."""
     since = time.monotonic()
     ends = {"whole": 0, "cut, with an error": 0}
@@ -224,12 +226,12 @@ def check(pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[Answer
         if stream.pod == pair.survivor.name:
             assert stream.read(6) == b"data: "
             stream.hang_up()
-    answers = [whole.result() for whole in wholes]
-    for answer in answers:
-        assert answer.status == 200, answer.body
-        assert answer.json["usage"]["completion_tokens"] == WHOLE, (answer.pod, answer.body)
-    moved = sum(answer.pod == pair.survivor.name for answer in answers)
-    record_property("answers in one piece", f"{len(answers)}, {moved} of them by the other engine")
+    responses = [whole.result() for whole in wholes]
+    for response in responses:
+        assert response.status == 200, response.body
+        assert response.json["usage"]["completion_tokens"] == WHOLE, (response.pod, response.body)
+    moved = sum(response.pod == pair.survivor.name for response in responses)
+    record_property("complete responses", f"{len(responses)}, {moved} of them by the other engine")
     record_property("all there after", f"{time.monotonic() - since:.1f} s")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.ports import free_port
-from tests.vllm.client import Answer
+from tests.vllm.client import EngineResponse
 from tests.vllm.fleet import BLOCK, MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
 from tests.vllm.test_prefix import text
 
@@ -64,11 +64,11 @@ class Split:
     decode: Engine
     proxy: Proxy
 
-    def ask(self, path: str, body: Any) -> tuple[Answer, int]:
+    def ask(self, path: str, body: Any) -> tuple[EngineResponse, int]:
         """The response, and the number of its transferred tokens."""
         before = self.decode.sum("vllm:external_prefix_cache_hits_total")
-        answer = self.proxy.http.post(path, body)
-        return answer, int(self.decode.sum("vllm:external_prefix_cache_hits_total") - before)
+        response = self.proxy.http.post(path, body)
+        return response, int(self.decode.sum("vllm:external_prefix_cache_hits_total") - before)
 
 
 @pytest.fixture(scope="module", params=["nixl", "shared-storage"])
@@ -81,7 +81,7 @@ def split(request: pytest.FixtureRequest, vllm: Vllm, tmp_path_factory: pytest.T
         serving = stack.enter_context(proxy([], folder / "proxy.log", config))
         pair = Split(request.param, prefill, decode, serving)
         # They shake hands at the first transfer, which takes seconds; until both are known to be there, none is made.
-        wait_until(lambda: pair.ask(COMPLETIONS, asked(COMPLETIONS))[1] > 0, 60.0)
+        wait_until(lambda: pair.ask(COMPLETIONS, body_of(COMPLETIONS))[1] > 0, 60.0)
         yield pair
         assert "Traceback" not in serving.program.log
 
@@ -111,12 +111,12 @@ def with_files(folder: Path) -> Sequence[Start]:
 def test_a_response_equals_that_of_one_engine(split: Split, path: str, stream: bool, record_property: Any) -> None:
     """At temperature 0: what the first engine says if it is asked for all of it."""
     body = findable(split.prefill, path, stream)
-    answer, transferred = split.ask(path, body)
+    response, transferred = split.ask(path, body)
     alone = split.prefill.http.post(path, body)
-    assert (answer.status, alone.status) == (200, 200), answer.body
-    assert answer.pod == split.decode.name
-    assert said(answer) == said(alone)
-    assert said(answer)
+    assert (response.status, alone.status) == (200, 200), response.body
+    assert response.pod == split.decode.name
+    assert text_of(response) == text_of(alone)
+    assert text_of(response)
     assert transferred > 0
     record_property("transferred", transferred)
 
@@ -126,10 +126,10 @@ def test_a_prompt_is_computed_on_one_engine_and_decoded_on_the_other(split: Spli
     local = "vllm:prompt_tokens_by_source_total"
     ids = [300 + number % 3_700 for number in range(4_000)]
     before = by_source(split.decode)
-    answer, transferred = split.ask(COMPLETIONS, asked(COMPLETIONS, prompt=ids))
+    response, transferred = split.ask(COMPLETIONS, body_of(COMPLETIONS, prompt=ids))
     after = by_source(split.decode)
-    assert answer.status == 200, answer.body
-    assert answer.json["usage"]["prompt_tokens"] == len(ids)
+    assert response.status == 200, response.body
+    assert response.json["usage"]["prompt_tokens"] == len(ids)
     assert transferred >= len(ids) - BLOCK
     record_property("transferred", f"{transferred} of {len(ids)} tokens")
     record_property(f"by {local.removeprefix('vllm:')}", difference(before, after))
@@ -140,8 +140,8 @@ def test_the_time_to_the_first_token_is_the_sum_of_its_parts(split: Split, recor
     alone, rounds = [], []
     for number in range(ROUNDS):
         ids = [[300 + (part + number * 17 + unit * 7) % 3_700 for unit in range(1_000)] for part in (0, 1_900)]
-        alone.append(split.prefill.http.post(COMPLETIONS, asked(COMPLETIONS, stream=True, prompt=ids[0])).first_byte)
-        rounds.append(parts_of(split, asked(COMPLETIONS, stream=True, prompt=ids[1])))
+        alone.append(split.prefill.http.post(COMPLETIONS, body_of(COMPLETIONS, stream=True, prompt=ids[0])).first_byte)
+        rounds.append(parts_of(split, body_of(COMPLETIONS, stream=True, prompt=ids[1])))
     for one in rounds:
         assert one["prefill leg"] >= one["its engine"] > 0
         assert one["prefill leg"] + one["decode engine"] <= one["split"] + 0.01
@@ -152,7 +152,7 @@ def test_the_time_to_the_first_token_is_the_sum_of_its_parts(split: Split, recor
 
 def test_usage_reports_cached_and_not_transferred_tokens(split: Split, record_property: Any) -> None:
     """A new prompt was not cached, wherever it was computed; the same once more was."""
-    body = asked(CHAT)
+    body = body_of(CHAT)
     cached = [split.ask(CHAT, body)[0].json["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
     assert cached[0] == 0
     assert cached[1] > 0
@@ -160,24 +160,24 @@ def test_usage_reports_cached_and_not_transferred_tokens(split: Split, record_pr
 
 
 def test_the_request_id_of_the_client_is_in_the_response(split: Split) -> None:
-    answer = split.proxy.http.post(CHAT, asked(CHAT), {"X-Request-Id": "from-the-client"})
-    assert answer.json["id"] == "chatcmpl-from-the-client"
-    assert answer.headers["x-request-id"] == "from-the-client"
+    response = split.proxy.http.post(CHAT, body_of(CHAT), {"X-Request-Id": "from-the-client"})
+    assert response.json["id"] == "chatcmpl-from-the-client"
+    assert response.headers["x-request-id"] == "from-the-client"
 
 
 def test_requests_that_cannot_be_split_are_served_by_one_pod(split: Split) -> None:
-    answer, transferred = split.ask(CHAT, {**asked(CHAT), "n": 2, "temperature": 1})
-    assert (answer.status, len(answer.json["choices"]), transferred) == (200, 2, 0)
+    response, transferred = split.ask(CHAT, {**body_of(CHAT), "n": 2, "temperature": 1})
+    assert (response.status, len(response.json["choices"]), transferred) == (200, 2, 0)
 
 
 def test_a_prompt_is_computed_by_the_other_engine_when_the_first_is_gone(split: Split, record_property: Any) -> None:
-    body = asked(COMPLETIONS)
+    body = body_of(COMPLETIONS)
     alone = split.prefill.http.post(COMPLETIONS, body)
     split.prefill.program.kill()
-    answer = split.proxy.http.post(COMPLETIONS, body)
-    assert answer.status == 200, answer.body
-    assert said(answer) == said(alone)
-    record_property("answered after", f"{answer.first_byte:.2f} s")
+    response = split.proxy.http.post(COMPLETIONS, body)
+    assert response.status == 200, response.body
+    assert text_of(response) == text_of(alone)
+    record_property("answered after", f"{response.first_byte:.2f} s")
 
 
 def parts_of(split: Split, body: Any) -> dict[str, float]:
@@ -190,14 +190,14 @@ def parts_of(split: Split, body: Any) -> dict[str, float]:
         "waiting for blocks": (split.decode, "vllm:request_queue_time_seconds_sum"),
     }
     before = {part: where.sum(series) for part, (where, series) in counted.items()}
-    answer, transferred = split.ask(COMPLETIONS, body)
-    assert (answer.status, transferred > 0) == (200, True)
+    response, transferred = split.ask(COMPLETIONS, body)
+    assert (response.status, transferred > 0) == (200, True)
     seconds = {part: where.sum(series) - before[part] for part, (where, series) in counted.items()}
-    left = answer.first_byte - seconds["prefill leg"] - seconds["decode engine"]
-    return {"split": answer.first_byte, **seconds, "what is left": left}
+    left = response.first_byte - seconds["prefill leg"] - seconds["decode engine"]
+    return {"split": response.first_byte, **seconds, "what is left": left}
 
 
-def asked(path: str, stream: bool = False, **fields: Any) -> dict[str, Any]:
+def body_of(path: str, stream: bool = False, **fields: Any) -> dict[str, Any]:
     """A prompt that no engine has seen, of a thousand tokens."""
     body: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": stream}
     if path == RESPONSES:
@@ -211,18 +211,18 @@ def asked(path: str, stream: bool = False, **fields: Any) -> dict[str, Any]:
 def findable(engine: Engine, path: str, stream: bool) -> dict[str, Any]:
     """ExampleConnector stores a prompt of whole blocks and one token under another name than it looks for."""
     while True:
-        body = asked(path, stream=stream)
+        body = body_of(path, stream=stream)
         content = body.get("input") or body.get("messages", [{}])[0].get("content")
         prompt = {"messages": [{"role": "user", "content": content}]} if content else {"prompt": body["prompt"]}
         if engine.http.post("/tokenize", prompt).json["count"] % BLOCK != 1:
             return body
 
 
-def said(answer: Answer) -> str:
+def text_of(response: EngineResponse) -> str:
     """The text, whichever API it is of."""
-    if not answer.headers["content-type"].startswith("text/event-stream"):
-        return whole_text(answer.json)
-    lines = answer.body.decode().splitlines()
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return whole_text(response.json)
+    lines = response.body.decode().splitlines()
     return "".join(delta(json.loads(line[6:])) for line in lines if line.startswith("data: {"))
 
 

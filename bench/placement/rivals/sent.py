@@ -9,8 +9,8 @@ from proxy.lab.workload import CHUNK, Job
 
 
 class Sent:
-    """Entries of `block` tokens, at most `most` of them; those of the prompt that was sent longest ago are forgotten
-    first, from its beginning on."""
+    """At most `most` entries of `block` tokens. The prompt that was sent longest ago is forgotten first, from its
+    beginning."""
 
     def __init__(self, block: int = 1, most: float = math.inf) -> None:
         self._block = block

@@ -43,7 +43,7 @@ def leave() -> bool:
 (call,) = chat().bind_tools([weather], tool_choice="required").invoke(MESSAGES).tool_calls
 # Without the flag it cuts texts into tokens first, with an encoding that it downloads.
 embeddings = OpenAIEmbeddings(model="sim", base_url=BASE, api_key="none", check_embedding_ctx_length=False)
-said = {
+body = {
     "chat": chat().invoke(MESSAGES).content,
     "stream": "".join(str(chunk.content) for chunk in chat().stream(MESSAGES)),
     "tool": {"name": call["name"], "arguments": call["args"]},
@@ -51,4 +51,4 @@ said = {
     "error": refused(),
     "left": leave(),
 }
-sys.stdout.write(json.dumps(said))
+sys.stdout.write(json.dumps(body))

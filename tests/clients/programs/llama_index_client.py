@@ -48,10 +48,10 @@ def leave() -> bool:
     return True
 
 
-answer = chat().chat_with_tools([FunctionTool.from_defaults(weather)], chat_history=MESSAGES, tool_required=True)
-(call,) = chat().get_tool_calls_from_response(answer)
+response = chat().chat_with_tools([FunctionTool.from_defaults(weather)], chat_history=MESSAGES, tool_required=True)
+(call,) = chat().get_tool_calls_from_response(response)
 embeddings = OpenAILikeEmbedding(model_name="sim", api_base=BASE, api_key="none")
-said = {
+body = {
     "chat": chat().chat(MESSAGES).message.content,
     "stream": "".join(part.delta or "" for part in chat().stream_chat(MESSAGES)),
     "tool": {"name": call.tool_name, "arguments": call.tool_kwargs},
@@ -59,4 +59,4 @@ said = {
     "error": refused(),
     "left": leave(),
 }
-sys.stdout.write(json.dumps(said))
+sys.stdout.write(json.dumps(body))

@@ -33,7 +33,7 @@ def leave() -> bool:
 
 
 called = chat(tools=TOOLS, tool_choice="required").choices[0].message.tool_calls[0].function
-said = {
+body = {
     "chat": chat().choices[0].message.content,
     "stream": "".join(chunk.choices[0].delta.content or "" for chunk in chat(stream=True)),
     "tool": {"name": called.name, "arguments": json.loads(called.arguments)},
@@ -41,4 +41,4 @@ said = {
     "error": refused(),
     "left": leave(),
 }
-sys.stdout.write(json.dumps(said))
+sys.stdout.write(json.dumps(body))

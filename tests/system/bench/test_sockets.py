@@ -87,10 +87,10 @@ BODY = b'{"model":"sim","stream":true,"max_tokens":3,"prompt":"abcd","stream_opt
 
 async def test_a_response_is_timed_and_its_usage_read() -> None:
     async with SimPod(SimConfig(time_scale=20)) as pod:
-        answer = await ask(pod.port, "/v1/completions", BODY, "a session")
-        assert answer.whole
-        assert answer.cached_tokens == 0
-        assert answer.sent < (answer.first or 0) < (answer.last or 0)
+        response = await ask(pod.port, "/v1/completions", BODY, "a session")
+        assert response.whole
+        assert response.cached_tokens == 0
+        assert response.sent < (response.first or 0) < (response.last or 0)
         assert pod.requests[0].headers["x-session-id"] == "a session"
 
 
@@ -103,8 +103,8 @@ async def test_a_refused_or_truncated_response_is_not_complete() -> None:
             await asyncio.sleep(0.01)
         await pod.kill()
         assert not (await cut).whole
-        nobody = await ask(pod.port, "/v1/completions", BODY)
-        assert (nobody.status, nobody.whole) == (0, False)
+        refused_connection = await ask(pod.port, "/v1/completions", BODY)
+        assert (refused_connection.status, refused_connection.whole) == (0, False)
 
 
 def test_sums_of_series_are_read_from_an_exposition() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.lab.sim import SimConfig, StepTiming
-from tests.clients.running import said
+from tests.clients.running import output_of
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
@@ -28,11 +28,11 @@ async def s() -> AsyncIterator[Stack]:
 
 
 async def curl(s: Stack, *arguments: str | Path, path: str = CHAT) -> str:
-    return await said(["curl", "-sS", "--max-time", "30", s.url + path, *arguments])
+    return await output_of(["curl", "-sS", "--max-time", "30", s.url + path, *arguments])
 
 
-def text(answer: str) -> str:
-    content: str = json.loads(answer)["choices"][0]["message"]["content"]
+def text(response: str) -> str:
+    content: str = json.loads(response)["choices"][0]["message"]["content"]
     return content
 
 
@@ -77,19 +77,19 @@ async def test_a_compressed_response(s: Stack) -> None:
 async def test_a_file_upload(s: Stack, tmp_path: Path) -> None:
     sound = tmp_path / "a.wav"
     sound.write_bytes(b"\r\n--\0" * 1000)
-    heard = await curl(s, "-F", "model=sim", "-F", f"file=@{sound}", path="/v1/audio/transcriptions")
-    assert json.loads(heard)["text"] == "5000 bytes of audio"
+    received = await curl(s, "-F", "model=sim", "-F", f"file=@{sound}", path="/v1/audio/transcriptions")
+    assert json.loads(received)["text"] == "5000 bytes of audio"
 
 
 async def test_a_refusal_is_json_with_its_status(s: Stack) -> None:
-    answer = await curl(s, "-w", "%{http_code}", *JSON, "-d", QUESTION.replace("sim", "nope"))
-    assert answer.endswith("404")
-    assert json.loads(answer.removesuffix("404"))["error"]["code"] == "model_not_found"
+    response = await curl(s, "-w", "%{http_code}", *JSON, "-d", QUESTION.replace("sim", "nope"))
+    assert response.endswith("404")
+    assert json.loads(response.removesuffix("404"))["error"]["code"] == "model_not_found"
 
 
 async def test_leaving_a_stream_ends_it_on_the_pod(s: Stack) -> None:
     long = QUESTION.replace("{", '{"stream": true, ', 1).replace('"max_tokens": 5', '"max_tokens": 2000')
-    await said(["sh", "-c", 'curl -sSN "$@" | head -c 20 >&2', "sh", s.url + CHAT, *JSON, "-d", long])
+    await output_of(["sh", "-c", 'curl -sSN "$@" | head -c 20 >&2', "sh", s.url + CHAT, *JSON, "-d", long])
     await until(lambda: any(record.aborted for pod in s.pods for record in pod.requests), seconds=10.0)
     await s.idle()
 

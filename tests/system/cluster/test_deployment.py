@@ -366,17 +366,17 @@ async def test_a_turn_of_a_conversation_takes_few_bytes_without_batching() -> No
     for end in range(100, 205, 5):
         proxy.dispatch(1)
         reservation = proxy.index.reserve((chain[:end],), proxy.pod, 100_000)
-        sizes.append(_told(proxy))
+        sizes.append(_published(proxy))
         proxy.dispatch(0)
-        sizes[-1] += _told(proxy)
+        sizes[-1] += _published(proxy)
         proxy.index.confirm(reservation)
         proxy.dispatch(-1)
-        sizes[-1] += _told(proxy)
+        sizes[-1] += _published(proxy)
     assert sizes[0] > 800
     assert max(sizes[1:]) < 300
 
 
-def _told(proxy: Proxy) -> int:
+def _published(proxy: Proxy) -> int:
     proxy.replica._batch.flush()
     return sum(len(message) for _, message in proxy.deployment._messages())
 
@@ -396,19 +396,19 @@ async def test_charges_during_a_disconnection_are_assumed(
     proxies = [await deployed.join(limits=policy) for _ in range(3)]
     await until(lambda: all(proxy.knows == 2 and proxy.deployment.is_connected for proxy in proxies))
     one = proxies[0]
-    heard: list[bytes] = []
-    one.deployment._assumed._spent = heard.append
+    received: list[bytes] = []
+    one.deployment._assumed._spent = received.append
     deployed.redis.kill()
     await until(lambda: not one.deployment.is_connected)
     one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
     expected = [record(FrameKind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
-    assert heard == expected
+    assert received == expected
     await deployed.redis.start()
     await until(lambda: one.deployment.is_connected)
     one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
-    assert heard == expected
+    assert received == expected
 
 
 def _spent(running: int, amounts: tuple[float, ...]) -> bytes:
@@ -435,7 +435,7 @@ class HostOfMany:
             garbled=Counter(),
             lease=wanted.lease,
         )
-        self.hub = Broker(self.replica, self.vanished.append, Counter())
+        self.broker = Broker(self.replica, self.vanished.append, Counter())
         self.deployment = Deployment(
             wanted,
             SystemClock(),
@@ -443,15 +443,15 @@ class HostOfMany:
             Catalogue("test"),
             self.replica,
             lambda: "a",
-            self.hub.received,
+            self.broker.received,
         )
-        self.hub.deployment = self.deployment
+        self.broker.deployment = self.deployment
 
     async def join(self, number: int) -> Member:
-        member = self.members[number] = Member(member_id(self.hub.host, number), lease=self.lease)
+        member = self.members[number] = Member(member_id(self.broker.host, number), lease=self.lease)
         member.replica.publishes_memory = number == 1
         ours, theirs = socket.socketpair()
-        await self.hub.attach(number, ours)
+        await self.broker.attach(number, ours)
         await member.replica.connect(theirs)
         return member
 
@@ -466,7 +466,7 @@ async def host_of_many(redis: Store, lease: float = LEASE) -> AsyncIterator[Host
         yield host
     for number in list(host.members):
         await host.leave(number)
-    await host.hub.end()
+    await host.broker.end()
     await host.replica.close()
 
 

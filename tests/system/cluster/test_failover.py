@@ -33,9 +33,9 @@ async def ask(port: int, *words: str) -> list[str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(" ".join(words).encode() + b"\r\n")
         await writer.drain()
-        answer = await reader.read(1 << 16)
+        raw = await reader.read(1 << 16)
         writer.close()
-        return answer.decode().splitlines()
+        return raw.decode().splitlines()
     return []
 
 

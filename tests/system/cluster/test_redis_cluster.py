@@ -102,7 +102,7 @@ async def test_a_host_switches_to_the_next_node(cluster: Cluster) -> None:
         one.dispatch(2)
         await until(lambda: two.remote == 2, LONG)
         lease = Lease(settings(url), "of a node that may be there", 30.0)
-        await lease.acquire()  # nobody may have its key now; it does not hang, and does not fail
+        await lease.acquire()  # its key is not available now; it does not hang, and does not fail
         await lease.close()
         await cluster.nodes[2].start()
 

@@ -68,10 +68,10 @@ class Site:
 
     async def others(self, proxy: Replicated | Supervisor) -> int:
         found = await self.admin(proxy, "GET", "/readyz")
-        said = [
+        states = [
             other for other in found["replicas"]["others"] if other["name"]
         ]  # who they are comes after that they are
-        return len(said) if found["replicas"]["store"] == "up" else 0
+        return len(states) if found["replicas"]["store"] == "up" else 0
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ async def test_requests_in_flight_at_one_proxy_count_at_the_other_until_they_end
     one, two = await site.proxy(), await site.proxy()
     await met(site, one, two)
     async with held(site.sim.pods):
-        asked = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=400)) for number in range(4)]
+        requests = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=400)) for number in range(4)]
         await until(lambda: in_flight(one) == in_flight(two) == 4)
-    assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 4
+    assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 4
     await until(lambda: in_flight(one) == in_flight(two) == 0)
 
 
@@ -145,9 +145,9 @@ async def test_a_host_with_workers_and_a_single_proxy_share_state(site: Site) ->
     for number, place in places.items():
         assert await site.chat(one, f"{number} {LONG}") == place
     async with held(site.sim.pods):
-        asked = [asyncio.ensure_future(site.chat(host, f"{number}", tokens=400)) for number in range(4)]
+        requests = [asyncio.ensure_future(site.chat(host, f"{number}", tokens=400)) for number in range(4)]
         await until(lambda: in_flight(host) == in_flight(one) == 4)
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requests)
     await until(lambda: in_flight(host) == in_flight(one) == 0)
 
 
@@ -189,8 +189,8 @@ async def test_a_limit_applies_to_the_deployment_and_in_parts_without_the_store(
 async def test_differing_settings_are_reported(site: Site) -> None:
     one, two = await site.proxy(), await site.proxy(reliability={"retries": {"attempts": 7}})
     await met(site, one, two)
-    said = (await site.admin(one, "GET", "/readyz"))["replicas"]
-    assert [other["sameConfig"] for other in said["others"]] == [False]
+    replicas = (await site.admin(one, "GET", "/readyz"))["replicas"]
+    assert [other["sameConfig"] for other in replicas["others"]] == [False]
 
 
 @needs_redis
@@ -205,8 +205,8 @@ async def test_a_burst_over_all_proxies_gets_exactly_its_limit(site: Site, to_ea
     proxies = [one] * to_each[0] + [two] * to_each[1]
     for name in names:
         began = time.monotonic()
-        answers = await asyncio.gather(*(site.chat(proxy, "x", key=name) for proxy in proxies))
-        let_in = [status for status, *_ in answers].count(200)
+        responses = await asyncio.gather(*(site.chat(proxy, "x", key=name) for proxy in proxies))
+        let_in = [status for status, *_ in responses].count(200)
         assert let_in >= 6
         if let_in <= 7 + (time.monotonic() - began) // 10:
             return
@@ -242,29 +242,29 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_recovers(s
     stop = asyncio.Event()
     statuses: list[list[int]] = [[], []]
 
-    async def ask(proxy: Replicated | Supervisor, heard: list[int]) -> None:
+    async def ask(proxy: Replicated | Supervisor, received: list[int]) -> None:
         while not stop.is_set():
-            heard.append((await site.chat(proxy, "hello"))[0])
+            received.append((await site.chat(proxy, "hello"))[0])
 
-    async def answers_go_on() -> None:
+    async def responses_continue() -> None:
         """With the store as it is now; what was asked before may have needed another one."""
-        enough = [len(heard) + 10 for heard in statuses]
-        await until(lambda: all(len(heard) > most for heard, most in zip(statuses, enough, strict=True)))
+        enough = [len(received) + 10 for received in statuses]
+        await until(lambda: all(len(received) > most for received, most in zip(statuses, enough, strict=True)))
 
-    asking = [asyncio.ensure_future(ask(one, statuses[0])), asyncio.ensure_future(ask(two, statuses[1]))]
+    task = [asyncio.ensure_future(ask(one, statuses[0])), asyncio.ensure_future(ask(two, statuses[1]))]
     site.redis.stop()
-    await answers_go_on()
+    await responses_continue()
     await until(lambda: not one._others.deployment.is_connected)
-    await answers_go_on()
+    await responses_continue()
     assert (await site.admin(two, "GET", "/readyz"))["ready"]
     site.redis.kill()
-    await answers_go_on()
+    await responses_continue()
     await site.redis.start()
     await met(site, one, two)
-    await answers_go_on()
+    await responses_continue()
     stop.set()
-    await asyncio.gather(*asking)
-    assert {status for heard in statuses for status in heard} == {200}
+    await asyncio.gather(*task)
+    assert {status for received in statuses for status in received} == {200}
     await until(lambda: in_flight(one) == in_flight(two) == 0)
 
 
@@ -272,9 +272,9 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_recovers(s
 async def test_probes_and_metrics_show_the_state_of_the_replicas(site: Site) -> None:
     one, two = await site.proxy(replicas={"name": "left"}), await site.host(1, replicas={"name": "right"})
     await met(site, one, two)
-    said = (await site.admin(one, "GET", "/readyz"))["replicas"]
-    assert said["store"] == "up"
-    assert said["others"] == [{"name": "right", "sameConfig": True}], "a name of its own is no other configuration"
+    replicas = (await site.admin(one, "GET", "/readyz"))["replicas"]
+    assert replicas["store"] == "up"
+    assert replicas["others"] == [{"name": "right", "sameConfig": True}], "a name of its own is no other configuration"
     async with site.http.get(f"http://127.0.0.1:{two.admin_port}/metrics") as response:
         lines = (await response.text()).splitlines()
     assert "kvlane_replicas_store_up 1.0" in lines
@@ -290,11 +290,11 @@ async def test_readiness_stays_and_its_details_name_the_lost_store(site: Site, l
     site.redis.kill()
     for proxy in (one, host):
         async with asyncio.timeout(PATIENCE):
-            while (said := await site.admin(proxy, "GET", "/readyz"))["replicas"]["store"] != "away":
+            while (replicas := await site.admin(proxy, "GET", "/readyz"))["replicas"]["store"] != "away":
                 await asyncio.sleep(0.02)
-        assert said["ready"]
-        assert said["replicas"]["limits"] == limits
-        assert said["replicas"]["why"]
+        assert replicas["ready"]
+        assert replicas["replicas"]["limits"] == limits
+        assert replicas["replicas"]["why"]
         async with site.http.get(f"http://127.0.0.1:{proxy.admin_port}/readyz") as response:
             assert response.status == 200
         async with site.http.get(f"http://127.0.0.1:{proxy.admin_port}/metrics") as response:
@@ -304,8 +304,8 @@ async def test_readiness_stays_and_its_details_name_the_lost_store(site: Site, l
             await asyncio.sleep(0.05)
     await site.redis.start()
     await met(site, one, host)
-    said = (await site.admin(one, "GET", "/readyz"))["replicas"]
-    assert said.keys() == {"store", "staleness", "others"}
+    replicas = (await site.admin(one, "GET", "/readyz"))["replicas"]
+    assert replicas.keys() == {"store", "staleness", "others"}
 
 
 # Settings.
@@ -366,8 +366,8 @@ async def test_all_proxies_together_reach_a_cap_and_do_not_exceed_it(
     one, host = await site.proxy(flowControl=cap), await site.host(2, flowControl=cap)
     await met(site, one, host)
     await until(lambda: parts(one, "x", 4) == 2)
-    asked = [site.chat((one, host)[number % 2], f"{number}", tokens=60) for number in range(40)]
-    assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+    requests = [site.chat((one, host)[number % 2], f"{number}", tokens=60) for number in range(40)]
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}
     pods = list(site.sim.pods)
     assert all_pods - 1 <= most_at_once(pods) <= all_pods
     assert max(most_at_once([pod]) for pod in pods) <= per_pod
@@ -379,11 +379,11 @@ async def test_one_busy_proxy_gets_the_whole_cap_which_is_divided_again_without_
     await met(site, one, two)
     await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)
     async with held(site.sim.pods):
-        asked = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=1500)) for number in range(6)]
+        requests = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=1500)) for number in range(6)]
         await until(lambda: parts(one, "requests ", 4) == 4 and in_flight(one) == in_flight(two) == 4)
         assert parts(two, "requests ", 4) == 0
         site.redis.kill()
         await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)
     status, _ = await site.chat(two, "no peer lends capacity, and the store is gone")
     assert status == 200
-    assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 6
+    assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 6

@@ -48,8 +48,8 @@ async def stream(session: aiohttp.ClientSession, host_: Host, tokens: int) -> in
 
 async def test_two_workers_behave_as_one_proxy() -> None:
     async with host(2, **BY_LOAD) as it:
-        answered = await asyncio.gather(*(it.chat(f"Question {number}", 2) for number in range(40)))
-        assert len(answered) == 40
+        response = await asyncio.gather(*(it.chat(f"Question {number}", 2) for number in range(40)))
+        assert len(response) == 40
         decided = await it.samples("kvlane_scheduling_duration_seconds_count")
         assert decided == {"kvlane_scheduling_duration_seconds_count": 40}
         assert await it.samples("kvlane_workers") == {"kvlane_workers": 2}
@@ -83,8 +83,9 @@ async def _operators_reach_every_worker(it: Host) -> None:
 
 
 async def _goes_to(it: Host, pods: set[str]) -> None:
-    """All workers have heard: of many requests, every one goes to one of these pods, and each of them gets some. New
-    questions every time: known ones go where they are known."""
+    """Wait until all workers use these pods: many requests all go to them, and each pod gets some.
+
+    The questions are new each time, because known ones go to the pods that have their prefixes."""
     fresh = itertools.count()
     async with asyncio.timeout(60):
         while set(await asyncio.gather(*(it.chat(f"{pods}: question {next(fresh)}", 1) for _ in range(20)))) != pods:
@@ -162,8 +163,8 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
         dropped=Counter(),
         garbled=Counter(),
     )
-    hub = Broker(replica, lambda worker: None, Counter())
-    them = workers.Workers(hub, clock, Catalogue("test"))
+    broker = Broker(replica, lambda worker: None, Counter())
+    them = workers.Workers(broker, clock, Catalogue("test"))
     process = await asyncio.create_subprocess_exec("sleep", "600")
     child = Child(1, 0, process, clock.now())
     child.ready.set()
@@ -272,9 +273,9 @@ async def test_workers_apply_shared_settings_in_place_and_keep_their_state() -> 
         producer = {"type": "approx-prefix-cache-producer", "parameters": {"maxBytes": "64MiB"}}
         scheduling = {"plugins": [producer, {"type": "prefix-cache-scorer"}]}
         changed = {**given, "scheduling": scheduling, "models": {"aliases": {"best": "sim"}}}
-        answer = await it.admin("POST", "/admin/config", changed)
-        assert answer["number"] == 2
-        assert answer["needsRestart"] == []
+        result = await it.admin("POST", "/admin/config", changed)
+        assert result["number"] == 2
+        assert result["needsRestart"] == []
         assert {await it.chat(document + f"Question {number}?") for number in range(12)} == {first}
         assert await it.samples("kvlane_config_version") == {"kvlane_config_version": 2}
         async with aiohttp.ClientSession() as session:

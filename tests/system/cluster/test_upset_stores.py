@@ -38,12 +38,12 @@ async def know_each_other(one: Proxy, two: Proxy) -> None:
     await until(lambda: two.remote == 3)
 
 
-async def said_to(redis: Store, *words: str) -> bytes:
+async def reply_to(redis: Store, *words: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", redis.port)
     writer.write(" ".join(words).encode() + b"\r\n")
-    answer = await reader.readline()
+    raw = await reader.readline()
     writer.close()
-    return answer
+    return raw
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_a_store_without_memory_passes_messages(tmp_path: Path) -> None:
     async with deployed_on(tmp_path, "--maxmemory", "1") as deployed:
         await know_each_other(await deployed.join(), await deployed.join())
         assert (
-            await said_to(deployed.redis, "SET", "a", "b")
+            await reply_to(deployed.redis, "SET", "a", "b")
             == b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
         )
         await _gives_no_lease(deployed.redis.url)
@@ -113,7 +113,7 @@ async def test_a_cluster_that_is_down_passes_messages(tmp_path: Path) -> None:
     options = "--cluster-enabled", "yes", "--cluster-port", str(free_port())
     async with deployed_on(tmp_path, *options) as deployed:
         await know_each_other(await deployed.join(), await deployed.join())
-        assert (await said_to(deployed.redis, "SET", "a", "b")).startswith(b"-CLUSTERDOWN")
+        assert (await reply_to(deployed.redis, "SET", "a", "b")).startswith(b"-CLUSTERDOWN")
         await _gives_no_lease(deployed.redis.url)
 
 
@@ -121,10 +121,10 @@ async def test_a_lost_permission_to_publish_is_reported_and_recovers(tmp_path: P
     """Publishing asks for no replies, so it is noticed by what does not come back."""
     async with deployed_on(tmp_path) as deployed:
         one, two = await deployed.pair(lease=SHORT)
-        await said_to(deployed.redis, "ACL", "SETUSER", "default", "-publish")
+        await reply_to(deployed.redis, "ACL", "SETUSER", "default", "-publish")
         await goes_on_alone(one, "no permissions")
         await until(lambda: two.knows == 0)
-        await said_to(deployed.redis, "ACL", "SETUSER", "default", "+publish")
+        await reply_to(deployed.redis, "ACL", "SETUSER", "default", "+publish")
         await until(lambda: one.knows == two.knows == 1 and two.remote == 1)
 
 
@@ -133,7 +133,7 @@ async def test_repeatedly_cut_connections_leak_no_sockets(tmp_path: Path) -> Non
         one, two = await deployed.pair()
         before = len(os.listdir("/proc/self/fd"))
         for losses in range(1, 6):
-            await said_to(deployed.redis, "CLIENT", "KILL", "TYPE", "pubsub")
+            await reply_to(deployed.redis, "CLIENT", "KILL", "TYPE", "pubsub")
             await until(lambda: one.series.losses.value >= losses and two.series.losses.value >= losses)  # noqa: B023
             await until(lambda: one.deployment.is_connected and two.deployment.is_connected)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)

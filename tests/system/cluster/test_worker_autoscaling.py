@@ -49,14 +49,14 @@ async def test_a_pod_is_removed_when_no_worker_has_a_request_on_it(tmp_path: Pat
     file = tmp_path / "orders"
     async with host(2, pods=2, config=SLOW, **policy(file, low=2)) as it:
         async with held(it.sim.pods):
-            asked = [asyncio.create_task(it.chat(f"question {number}", tokens=100)) for number in range(8)]
+            tasks = [asyncio.create_task(it.chat(f"question {number}", tokens=100)) for number in range(8)]
             await until(lambda: it.in_flight() == 8)
             await it.supervisor.reload(configured(it.sim, **policy(file)))
             await until(lambda: len(it.supervisor.fleet.draining) == 1)
             (victim,) = it.supervisor.fleet.draining
             assert victim.load.requests > 0
             assert not file.exists()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
         await until(lambda: file.exists() and file.read_text().endswith("\n"))
         assert victim.load.requests == 0
         assert json.loads(file.read_text()) == ["1", victim.name]
@@ -85,7 +85,7 @@ async def test_all_pools_are_paused_together() -> None:
     ):
         supervisor.autoscaling.pause_all()
         loop = supervisor.autoscaling.pools["default"].loop
-        said = len(loop.history)
-        await until(lambda: len(loop.history) > said + 1)
+        decisions = len(loop.history)
+        await until(lambda: len(loop.history) > decisions + 1)
         assert loop.latest is not None
         assert loop.latest.mode == "paused"

@@ -24,7 +24,7 @@ class Engine:
     def __init__(self) -> None:
         self.is_ill = False
         self.is_unwell = False
-        self.asked = 0
+        self.requests = 0
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.pod = Pod(self._script)
@@ -33,7 +33,7 @@ class Engine:
         await request.body()
         path = request.line.split()[1].decode()
         if path.startswith("/v1/chat"):
-            self.asked += 1
+            self.requests += 1
             await self.go_on.wait()
             await request.send(plain().replace(b"200 OK", b"500 Internal Server Error" if self.is_ill else b"200 OK"))
         elif path == "/v1/models":
@@ -67,7 +67,7 @@ class World:
     def breaker(self) -> str:
         return self.supervisor._breakers.state(self.supervisor.fleet.endpoints[0])
 
-    def doubts(self) -> list[str]:
+    def ejection_reasons(self) -> list[str]:
         return list(self.supervisor.fleet.ejection_reasons(self.supervisor.fleet.endpoints[0]))
 
 
@@ -96,9 +96,9 @@ async def test_a_breaker_that_one_worker_opens_is_open_in_all_workers() -> None:
         while w.breaker() == "closed":
             await w.ask()
         await until_workers_show(w.supervisor, lambda lines: breaker("open") in lines)
-        asked = ill.asked
+        before = ill.requests
         assert await w.ask_all() == {"pod-1", "pod-2"}
-        assert ill.asked == asked
+        assert ill.requests == before
 
 
 async def test_one_trial_request_at_a_time_over_all_workers() -> None:
@@ -112,14 +112,14 @@ async def test_one_trial_request_at_a_time_over_all_workers() -> None:
         ill.go_on.clear()
         await w.reload(breaker={"failures": 3, "open": "1h", "slowStart": 0})  # for workers that wait for a trial
         await until_workers_show(w.supervisor, lambda lines: breaker("half-open") in lines)
-        asked = ill.asked
+        before = ill.requests
         trial = [asyncio.ensure_future(_later(w, number * 0.03)) for number in range(40)]
-        await until(lambda: ill.asked > asked)
+        await until(lambda: ill.requests > before)
         await until(lambda: sum(one.done() for one in trial) >= 39)
-        assert ill.asked == asked + 1
+        assert ill.requests == before + 1
         ill.go_on.set()
         assert "pod-0" in await asyncio.gather(*trial)
-        await until(lambda: w.breaker() == "closed" and not w.doubts())
+        await until(lambda: w.breaker() == "closed" and not w.ejection_reasons())
         await until_workers_show(w.supervisor, lambda lines: {breaker("closed"), state("pod-0", "ready")} <= lines)
         assert "pod-0" in await w.ask_all()
 
@@ -127,11 +127,11 @@ async def test_one_trial_request_at_a_time_over_all_workers() -> None:
 async def test_all_workers_know_the_ejections_of_the_supervisor() -> None:
     async with world(health={"interval": "50ms", "timeout": "30s"}, breaker={"slowStart": 0}) as w:
         w.engines[0].is_unwell = True
-        await until(lambda: bool(w.doubts()))
+        await until(lambda: bool(w.ejection_reasons()))
         await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") not in lines)
         assert await w.ask_all() == {"pod-1", "pod-2"}
         w.engines[0].is_unwell = False
-        await until(lambda: not w.doubts())
+        await until(lambda: not w.ejection_reasons())
         await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") in lines)
         assert "pod-0" in await w.ask_all()
 

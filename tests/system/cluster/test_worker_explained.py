@@ -19,9 +19,9 @@ async def get(it: Host, path: str) -> tuple[int, Any]:
         return response.status, await response.json()
 
 
-async def imagine(it: Host, asked: Any) -> tuple[int, Any]:
+async def imagine(it: Host, query: Any) -> tuple[int, Any]:
     url = f"http://127.0.0.1:{it.supervisor.admin_port}/debug/explain"
-    async with it.admin_http.post(url, json=asked) as response:
+    async with it.admin_http.post(url, json=query) as response:
         return response.status, await response.json()
 
 
@@ -45,11 +45,11 @@ async def test_decisions_of_all_workers_are_listed_and_one_worker_explains_a_req
         names = [f"r{number}" for number in range(16)]
         for name in names:
             await ask(it, name)
-        status, answer = await get(it, "/debug/decisions?limit=12")
-        assert (status, answer["on"], answer["kept"], answer["seen"]) == (200, True, 16, 16)
-        assert [one["request"] for one in answer["decisions"]] == names[:3:-1]
-        assert len({one["id"] for one in answer["decisions"]}) == 12
-        for one in answer["decisions"][:4]:
+        status, body = await get(it, "/debug/decisions?limit=12")
+        assert (status, body["on"], body["kept"], body["seen"]) == (200, True, 16, 16)
+        assert [one["request"] for one in body["decisions"]] == names[:3:-1]
+        assert len({one["id"] for one in body["decisions"]}) == 12
+        for one in body["decisions"][:4]:
             status, table = await get(it, f"/debug/decisions/{one['id']}")
             assert (status, table["request"], table["outcome"]) == (200, one["request"], "complete")
         assert (await get(it, "/debug/decisions/r3"))[1]["request"] == "r3"
@@ -57,9 +57,9 @@ async def test_decisions_of_all_workers_are_listed_and_one_worker_explains_a_req
         assert (await get(it, "/debug/decisions?slow=fast"))[0] == 400
         status, table = await imagine(it, {"request": question("Hello!"), "weights": {"latency-scorer": 2}})
         assert (status, table["pod"] in ("pod-0", "pod-1")) == (200, True)
-        status, answer = await imagine(it, {"request": question("Hello!"), "weights": {"latency": 2}})
+        status, body = await imagine(it, {"request": question("Hello!"), "weights": {"latency": 2}})
         assert status == 400
-        assert answer["error"]["message"].startswith("No profile has the scorer 'latency'")
+        assert body["error"]["message"].startswith("No profile has the scorer 'latency'")
 
 
 @pytest.mark.parametrize("workers", [2])
@@ -69,5 +69,5 @@ async def test_recording_is_off_in_all_workers(workers: int) -> None:
         Supervisor(configured(sim), workers) as supervisor,
         aiohttp.ClientSession() as admin_http,
     ):
-        status, answer = await get(Host(sim, supervisor, admin_http), "/debug/decisions")
-        assert (status, answer["on"], answer["decisions"]) == (200, False, [])
+        status, body = await get(Host(sim, supervisor, admin_http), "/debug/decisions")
+        assert (status, body["on"], body["decisions"]) == (200, False, [])

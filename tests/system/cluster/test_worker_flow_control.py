@@ -59,9 +59,9 @@ async def test_all_workers_together_keep_a_cap_on_tokens(cap: dict[str, int]) ->
     """Four prompts of 1,000 tokens, and a little, are more than that."""
     most = 0
     async with host(2, 2, SimConfig(time_scale=0.5), flowControl=cap) as h:
-        asked = [asyncio.ensure_future(h.chat(f"{number}" + "x" * 4000, 2)) for number in range(12)]
-        while not all(one.done() for one in asked):
+        tasks = [asyncio.ensure_future(h.chat(f"{number}" + "x" * 4000, 2)) for number in range(12)]
+        while not all(one.done() for one in tasks):
             most = max(most, sum(endpoint.load.tokens for endpoint in h.supervisor.fleet.endpoints))
             await asyncio.sleep(0.002)
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
     assert 1000 <= most <= 4200

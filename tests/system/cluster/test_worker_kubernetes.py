@@ -29,15 +29,15 @@ async def test_workers_have_the_pods_and_rewrites_of_a_cluster() -> None:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         data, admin = f"http://127.0.0.1:{supervisor.port}{CHAT}", f"http://127.0.0.1:{supervisor.admin_port}"
 
-        async def asked(model: str) -> int:
+        async def status_for(model: str) -> int:
             body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
-            async with http.post(data, json=body, headers={"connection": "close"}) as answer:
-                await answer.read()
-                return answer.status
+            async with http.post(data, json=body, headers={"connection": "close"}) as response:
+                await response.read()
+                return response.status
 
         await until(lambda: len([one for one in api.watches if one["where"] == rewrites_in()]) == 2)
         async with asyncio.timeout(PATIENCE):
-            while {await asked("gpt-4o") for _ in range(6)} != {200}:
+            while {await status_for("gpt-4o") for _ in range(6)} != {200}:
                 await asyncio.sleep(0.05)
         assert len([one for one in api.lists if one["where"] == pods_in()]) == 1
         assert len([one for one in api.lists if one["where"] == objectives_in()]) == 2
@@ -46,10 +46,10 @@ async def test_workers_have_the_pods_and_rewrites_of_a_cluster() -> None:
         api.put(pods_in(), pod("a", "127.0.0.21", uid="2"))
         await until(lambda: supervisor.fleet.get("ns/a") is not first and bool(supervisor.fleet.ready))
         async with asyncio.timeout(PATIENCE):
-            while {await asked("sim") for _ in range(6)} != {200}:
+            while {await status_for("sim") for _ in range(6)} != {200}:
                 await asyncio.sleep(0.05)
-        async with http.get(f"{admin}/admin/config") as answer:
-            assert "of-the-pods" not in await answer.text()
+        async with http.get(f"{admin}/admin/config") as result:
+            assert "of-the-pods" not in await result.text()
 
 
 def configured(api: FakeApiServer, port: int) -> Any:

@@ -41,8 +41,8 @@ async def test_workers_share_names_and_sleeping_pods_and_wake_them_once() -> Non
         assert {pod for pod, _ in [await ask(it) for _ in range(8)]} == {"pod-1"}
         await nap(it, http, 1)
         assert (await it.admin("GET", "/readyz"))["ready"]
-        answers = await asyncio.gather(*(ask(it) for _ in range(8)))
-        assert len({pod for pod, _ in answers}) == 1
+        responses = await asyncio.gather(*(ask(it) for _ in range(8)))
+        assert len({pod for pod, _ in responses}) == 1
         assert sorted(pod.engine.sleep_level for pod in it.sim.pods) == [0, 1]
 
 
@@ -50,8 +50,8 @@ async def test_every_worker_finds_an_adapter_that_is_loaded_at_run_time() -> Non
     config = [SimConfig(model="base", time_scale=20), SimConfig(model="base", time_scale=20)]
     async with host(2, pods=2, config=config, refresh=RARELY) as it:
         it.sim.pods[1].serve_models(lora_adapters=["poems"])
-        asked = await asyncio.gather(*(status(it, "poems") for _ in range(8)))
-        assert asked == [(200, "pod-1")] * 8
+        statuses = await asyncio.gather(*(status(it, "poems") for _ in range(8)))
+        assert statuses == [(200, "pod-1")] * 8
         it.sim.pods[0].serve_models("other")
         while await status(it, "other") != (200, "pod-0"):  # a read is bounded, and the machine may be slow
             pass

@@ -49,7 +49,7 @@ async def ask(it: Host, model: str, text: str, tokens: int = 4) -> tuple[int, st
         return response.status, response.headers.get("x-kvlane-endpoint", "")
 
 
-async def asked(it: Host, model: str, times: int = 12) -> Counter[tuple[int, str]]:
+async def served(it: Host, model: str, times: int = 12) -> Counter[tuple[int, str]]:
     return Counter(await asyncio.gather(*(ask(it, model, f"question {number}") for number in range(times))))
 
 
@@ -65,9 +65,9 @@ def serve(lines: set[str], *pods: str) -> bool:
 
 async def test_every_worker_knows_the_pool_of_each_pod_and_the_load_from_others() -> None:
     async with host(scheduling=BY_PREFIX) as it:
-        assert set(await asked(it, "small")) == {(200, "pod-0")}
-        assert set(await asked(it, "large")) == {(200, "pod-1"), (200, "pod-2")}
-        assert set(await asked(it, "none")) == {(404, "")}
+        assert set(await served(it, "small")) == {(200, "pod-0")}
+        assert set(await served(it, "large")) == {(200, "pod-1"), (200, "pod-2")}
+        assert set(await served(it, "none")) == {(404, "")}
         pods = (await it.admin("GET", "/admin/pods"))["pods"]
         assert {pod["name"]: pod["pool"] for pod in pods} == {"pod-0": "default", "pod-1": "large", "pod-2": "large"}
         assert await it.samples("kvlane_pool_ready_endpoints") == {
@@ -84,7 +84,7 @@ async def test_caps_of_a_pool_hold_for_all_workers_and_do_not_affect_other_pools
         async with held(it.sim.pods[1:]):
             flood = [asyncio.ensure_future(ask(it, "large", f"question {number}", 30)) for number in range(24)]
             await until(lambda: it.in_flight() >= 2)
-            assert set(await asked(it, "small", 4)) == {(200, "pod-0")}
+            assert set(await served(it, "small", 4)) == {(200, "pod-0")}
             most = sum(one.load.requests for one in it.supervisor.fleet.endpoints if one.pool == "large")
         while not all(one.done() for one in flood):
             most = max(most, sum(one.load.requests for one in it.supervisor.fleet.endpoints if one.pool == "large"))
@@ -99,13 +99,13 @@ async def test_all_workers_add_and_remove_a_pool() -> None:
         alone = configured(it.sim, pods={"static": [one]})
         await it.supervisor.reload(alone)
         await until_workers_show(it.supervisor, lambda lines: serve(lines, "pod-0"))
-        assert set(await asked(it, "large")) == {(503, "")}
+        assert set(await served(it, "large")) == {(503, "")}
         await it.supervisor.reload(configured(it.sim, **sections(it.sim)))
         await until_workers_show(it.supervisor, lambda lines: serve(lines, "pod-0", "pod-1", "pod-2"))
-        assert set(await asked(it, "large")) == {(200, "pod-1"), (200, "pod-2")}
-        assert set(await asked(it, "small")) == {(200, "pod-0")}
+        assert set(await served(it, "large")) == {(200, "pod-1"), (200, "pod-2")}
+        assert set(await served(it, "small")) == {(200, "pod-0")}
         await it.admin("DELETE", "/admin/pods/pod-2")
         await until(lambda: len(it.supervisor.fleet.endpoints) == 2)
         await it.admin("POST", "/admin/pods", {"url": it.sim.urls[2], "name": "pod-9", "pool": "large"})
         await until_workers_show(it.supervisor, lambda lines: serve(lines, "pod-0", "pod-1", "pod-9"))
-        assert set(await asked(it, "large")) == {(200, "pod-1"), (200, "pod-9")}
+        assert set(await served(it, "large")) == {(200, "pod-1"), (200, "pod-9")}

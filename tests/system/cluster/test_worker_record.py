@@ -16,8 +16,8 @@ async def test_workers_write_one_record_with_one_clock_and_one_secret(tmp_path: 
     async with host(2, config=SimConfig(time_scale=50), telemetry=telemetry) as h:
         for number in range(20):
             await h.chat("What all begin with. " * 40 + f"Number {number}.")
-        answered = {name for name, value in (await h.samples("kvlane_requests_total")).items() if value}
-        assert answered
+        response = {name for name, value in (await h.samples("kvlane_requests_total")).items() if value}
+        assert response
     record = load([path], Random(0))
     jobs = record.workload.jobs
     assert len(jobs) == 20

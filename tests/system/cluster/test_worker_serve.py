@@ -103,7 +103,7 @@ def rewrite(config: Path, **sections: Any) -> None:
     config.write_text(yaml.safe_dump({**given, **sections}))
 
 
-async def answer(url: str, tokens: int, stream: bool = True, model: str = "sim") -> bytes:
+async def response_to(url: str, tokens: int, stream: bool = True, model: str = "sim") -> bytes:
     body = {**question("Hello", tokens, stream), "model": model}
     async with aiohttp.ClientSession() as session, session.post(url + CHAT, json=body) as response:
         response.raise_for_status()
@@ -124,8 +124,8 @@ def alive(pid: int) -> bool:
 
 async def test_sigterm_drains_every_worker_and_every_request_is_logged(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
-        short = await asyncio.gather(*(answer(served.url, 1) for _ in range(20)))
-        running = [asyncio.create_task(answer(served.url, 20)) for _ in range(6)]
+        short = await asyncio.gather(*(response_to(served.url, 1) for _ in range(20)))
+        running = [asyncio.create_task(response_to(served.url, 20)) for _ in range(6)]
         await begun(sim, 6)
         served.process.send_signal(signal.SIGTERM)
         streams = await asyncio.gather(*running)
@@ -144,13 +144,13 @@ async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path, si
         await until(lambda: served.says("reliability.retries.attempts") and served.says("listen2"))
         assert served.workers == before
         rewrite(config, reliability={"retries": {"attempts": 2}})
-        running = asyncio.create_task(answer(served.url, 30))
+        running = asyncio.create_task(response_to(served.url, 30))
         await begun(sim, 1)
         served.process.send_signal(signal.SIGHUP)
         await until(lambda: served.says("reloaded: 2 workers"))
         assert (await running).endswith(b"data: [DONE]\n\n")
         assert served.workers == before
-        await answer(served.url, 1)
+        await response_to(served.url, 1)
 
 
 async def test_a_worker_that_gets_sigterm_finishes_its_requests_while_its_successor_serves(config: Path) -> None:
@@ -159,11 +159,11 @@ async def test_a_worker_that_gets_sigterm_finishes_its_requests_while_its_succes
         async with serving(config, workers=2) as served:
             before = served.workers
             async with held(sim.pods[1:]):
-                running = [asyncio.create_task(answer(served.url, 20, model="slow")) for _ in range(8)]
+                running = [asyncio.create_task(response_to(served.url, 20, model="slow")) for _ in range(8)]
                 await begun(sim, 8)
                 os.kill(min(before), signal.SIGTERM)
                 await until(lambda: served.says("ends on its own") and len(served.workers - before) == 1)
-                short = await asyncio.gather(*(answer(served.url, 1) for _ in range(12)))
+                short = await asyncio.gather(*(response_to(served.url, 1) for _ in range(12)))
                 assert not any(task.done() for task in running)
             streams = await asyncio.gather(*running)
             assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
@@ -173,7 +173,7 @@ async def test_workers_without_a_supervisor_finish_their_requests_and_exit(confi
     async with serving(config) as served:
         workers = served.workers
         assert len(workers) == 2
-        running = [asyncio.create_task(answer(served.url, 40)) for _ in range(4)]
+        running = [asyncio.create_task(response_to(served.url, 40)) for _ in range(4)]
         await begun(sim, 4)
         os.kill(served.process.pid, signal.SIGKILL)
         streams = await asyncio.gather(*running)

@@ -143,11 +143,13 @@ def test_the_configuration_serves_and_has_time_to_drain(stack: str) -> None:
 @each_stack
 def test_the_role_grants_exactly_what_the_configuration_needs(stack: str) -> None:
     rules = one(stack, "Role")["rules"]
-    assert {(*rule["apiGroups"], name) for rule in rules for name in rule["resources"]} == set(asked(settings(stack)))
+    assert {(*rule["apiGroups"], name) for rule in rules for name in rule["resources"]} == set(
+        requested(settings(stack))
+    )
     assert {tuple(rule["verbs"]) for rule in rules} == {("list", "watch")}
 
 
-def asked(config: Settings) -> Iterator[tuple[str, str]]:
+def requested(config: Settings) -> Iterator[tuple[str, str]]:
     """Group and resource of all that is listed and watched."""
     pods, models = config.pods.kubernetes, config.models.kubernetes
     assert pods is not None

@@ -65,8 +65,8 @@ def test_a_scorer_is_found_and_decides(tmp_path: Path) -> None:
         "scheduling": {"plugins": scorers, "schedulingProfiles": profiles},
         "endpoints": [{"name": "pod-0"}],
     }
-    told = json.loads(copy.kvlane("explain", "--state", "-", stdin=yaml.safe_dump(situation)))
-    (scorer,) = told["profiles"]["default"]["scorers"]
+    body = json.loads(copy.kvlane("explain", "--state", "-", stdin=yaml.safe_dump(situation)))
+    (scorer,) = body["profiles"]["default"]["scorers"]
     assert scorer == {"name": "cache-size-scorer", "weight": 1.0, "scores": {"pod-0": 0.0}}
 
 

@@ -92,7 +92,7 @@ def test_a_served_configuration_is_valid(words: list[str], desk: Path) -> None:
 
 @pytest.mark.parametrize("words", named(OPERATES), ids=shlex.join)
 async def test_a_command_that_queries_a_proxy_succeeds(words: list[str], desk: Path) -> None:
-    async with asked() as s:
+    async with used_stack() as s:
         line = re.sub(r"--slow \S+", "--slow 0s", shlex.join(words)).replace("http://localhost:9190", s.admin)
         for number, pod in enumerate(s.sim.urls):
             line = line.replace(f"http://vllm-{number}:8000", pod)
@@ -101,7 +101,7 @@ async def test_a_command_that_queries_a_proxy_succeeds(words: list[str], desk: P
 
 
 @asynccontextmanager
-async def asked() -> AsyncIterator[Stack]:
+async def used_stack() -> AsyncIterator[Stack]:
     """A fleet whose latest decision has the id that pages show, and which tries a profile beside the one it uses."""
     shadow = {"name": "candidate", "shadow": True, "plugins": [{"pluginRef": "queue-scorer"}]}
     live = {"name": "default", "plugins": [{"pluginRef": name} for name in ("queue-scorer", "prefix-cache-scorer")]}

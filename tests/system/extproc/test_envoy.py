@@ -48,7 +48,7 @@ STICKY = {
 """Of what is known here alone, so that the same requests are decided in the same way."""
 
 
-def asking(text: str, **fields: Any) -> dict[str, Any]:
+def chat_body(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
 
 
@@ -94,10 +94,10 @@ async def placements(s: Stack) -> list[str]:
     async with AsyncExitStack() as held:
         for turn in range(3):
             for talk, text in enumerate(talks):
-                response, _ = await events(s, asking(text, max_tokens=4))
+                response, _ = await events(s, chat_body(text, max_tokens=4))
                 seen.append(response.headers["x-kvlane-endpoint"])
                 talks[talk] = text + " and then " * 30 * (turn + 1)
-            stream = await held.enter_async_context(s.http.post(s.url + CHAT, json=asking(f"{turn} " * 99, **LONG)))
+            stream = await held.enter_async_context(s.http.post(s.url + CHAT, json=chat_body(f"{turn} " * 99, **LONG)))
             await stream.content.readline()
             seen.append(stream.headers["x-kvlane-endpoint"])
     return seen
@@ -129,13 +129,13 @@ async def test_requests_go_to_the_same_pods_as_through_the_data_port(tmp_path: P
 async def test_responses_pass_and_are_learnt_from(tmp_path: Path, edit: Edit) -> None:
     text = "a long prompt " * 8000
     async with through_envoy(tmp_path, edit=edited(edit)) as s:
-        response, answer = await s.chat(text)
+        response, body = await s.chat(text)
         assert response.status == 200
         pod = s.pod(response.headers["x-kvlane-endpoint"])
         (record,) = pod.requests
         assert record.id == response.headers["x-request-id"]
-        assert answer["usage"]["prompt_tokens"] == record.prompt_tokens
-        again, _ = await events(s, asking(text, max_tokens=3))
+        assert body["usage"]["prompt_tokens"] == record.prompt_tokens
+        again, _ = await events(s, chat_body(text, max_tokens=3))
         assert s.pod(again.headers["x-kvlane-endpoint"]) is pod
         await over(s)
         assert await s.sample('kvlane_prompt_tokens_total{model="sim"}') == record.prompt_tokens
@@ -145,16 +145,16 @@ async def test_responses_pass_and_are_learnt_from(tmp_path: Path, edit: Edit) ->
 @pytest.mark.parametrize("edit", [lambda config: None, buffered], ids=["full-duplex", "buffered"])
 async def test_an_alias_is_rewritten_in_request_and_response(tmp_path: Path, edit: Edit) -> None:
     async with through_envoy(tmp_path, settings={"models": {"aliases": {"nice": "sim"}}}, edit=edited(edit)) as s:
-        response, answer = await s.chat(model="nice")
-        assert (response.status, answer["model"]) == (200, "nice")
-        _, deliver = await events(s, asking("Hi", model="nice"))
+        response, body = await s.chat(model="nice")
+        assert (response.status, body["model"]) == (200, "nice")
+        _, deliver = await events(s, chat_body("Hi", model="nice"))
         assert {event["model"] for event in deliver} == {"nice"}
         assert {record.model for pod in s.pods for record in pod.requests} == {"sim"}
 
 
 async def test_usage_that_only_kvlane_requested_is_removed(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, settings={"telemetry": {"accessLog": False, "askForUsage": True}}) as s:
-        _, deliver = await events(s, asking("Hi", max_tokens=5))
+        _, deliver = await events(s, chat_body("Hi", max_tokens=5))
         assert all(not event.get("usage") and event["choices"] for event in deliver)
         await over(s)
         assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == 5.0
@@ -173,7 +173,7 @@ async def test_keys_are_required_and_not_passed_on(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, settings={"security": security}) as s:
         response, refused = await s.chat()
         assert (response.status, refused["error"]["code"]) == (401, "invalid_api_key")
-        response, _ = await s.post(CHAT, asking("Hi"), {"authorization": "Bearer sk-0123456789abcdef"})
+        response, _ = await s.post(CHAT, chat_body("Hi"), {"authorization": "Bearer sk-0123456789abcdef"})
         assert response.status == 200
         (record,) = [record for pod in s.pods for record in pod.requests]
         assert "authorization" not in record.headers
@@ -184,8 +184,8 @@ async def test_a_prompt_is_computed_by_one_pod_and_decoded_by_another(tmp_path: 
     roles = [{"role": role} for role in ROLES]
     settings = {"scheduling": SCHEDULING, "disaggregation": {"connector": "nixl"}}
     async with through_envoy(tmp_path, 4, sims, settings, roles) as s:
-        response, answer = await s.chat(PROMPT, max_tokens=6)
-        assert (response.status, answer["usage"]["completion_tokens"]) == (200, 6)
+        response, body = await s.chat(PROMPT, max_tokens=6)
+        assert (response.status, body["usage"]["completion_tokens"]) == (200, 6)
         assert [len(list(pod.requests)) for pod in s.pods[:2]].count(1) == 1
         assert [len(list(pod.requests)) for pod in s.pods[2:]].count(1) == 1
         await s.idle()
@@ -219,7 +219,7 @@ async def test_a_response_of_the_gateway_itself_passes(tmp_path: Path) -> None:
 async def test_overload_is_refused_with_a_reason_and_retry_after(tmp_path: Path) -> None:
     flow = {"maxConcurrentPerPod": 1, "maxQueued": 0}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:
-        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
+        async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             response, refused = await s.chat()
             assert (response.status, refused["error"]["type"]) == (429, "rate_limit_error")
@@ -232,7 +232,7 @@ async def test_a_client_that_leaves_frees_its_pod_or_its_place_in_the_queue(tmp_
     flow = {"maxConcurrentPerPod": 1}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:
         queue = s.app.serving.flow_controls["default"].queue
-        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
+        async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
             await until(lambda: queue.waiting == 1)
@@ -246,8 +246,8 @@ async def test_a_client_that_leaves_frees_its_pod_or_its_place_in_the_queue(tmp_
 
 async def test_requests_go_only_to_pods_that_the_gateway_allows(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 3, edit=lambda s: with_subset([address(s, 1), "10.0.0.1:8000"])) as s:
-        answers = [await s.chat(f"question {number}") for number in range(6)]
-        assert {response.headers["x-kvlane-endpoint"] for response, _ in answers} == {"pod-1"}
+        responses = [await s.chat(f"question {number}") for number in range(6)]
+        assert {response.headers["x-kvlane-endpoint"] for response, _ in responses} == {"pod-1"}
 
 
 @pytest.mark.parametrize("allowed", [[], ["10.0.0.1:8000"]], ids=["none", "unknown"])
@@ -292,7 +292,7 @@ def permitting_one_request(config: dict[str, Any]) -> None:
 
 async def test_a_limit_of_the_gateway_is_no_failure_of_a_pod(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 2, SLOW, edit=edited(permitting_one_request)) as s:
-        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
+        async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             for _ in range(3):
                 response, refused = await s.chat()
@@ -313,13 +313,13 @@ async def test_the_served_pod_is_read_from_a_gateway_with_fallbacks(tmp_path: Pa
 
 async def test_requests_that_a_pod_drops_go_to_the_next_pod(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, _):
-        asked = [s.http.post(s.url + CHAT, json=asking(f"{number} " * 99)) for number in range(40)]
-        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+        posts = [s.http.post(s.url + CHAT, json=chat_body(f"{number} " * 99)) for number in range(40)]
+        assert {response.status for response in await asyncio.gather(*posts)} == {200}
 
 
 async def test_a_stream_broken_by_its_pod_never_looks_complete(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW) as s:
-        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as response:
+        async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as response:
             await response.content.readline()
             await s.pods[0].kill()
             with pytest.raises(aiohttp.ClientError):
@@ -339,8 +339,8 @@ def with_another_kvlane_that_is_gone(config: dict[str, Any]) -> None:
 async def test_with_several_kvlanes_a_crashed_one_loses_no_request(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, edit=edited(with_another_kvlane_that_is_gone)) as s:
         prompts = ["x" * size for size in (10, 50_000) * 10]
-        answers = await asyncio.gather(*(s.http.post(s.url + CHAT, json=asking(prompt)) for prompt in prompts))
-        assert [answer.status for answer in answers] == [200] * len(prompts)
+        responses = await asyncio.gather(*(s.http.post(s.url + CHAT, json=chat_body(prompt)) for prompt in prompts))
+        assert [response.status for response in responses] == [200] * len(prompts)
 
 
 def test_a_stopping_kvlane_is_noticed_in_envoys_first_minute() -> None:
@@ -353,7 +353,7 @@ def test_a_stopping_kvlane_is_noticed_in_envoys_first_minute() -> None:
 async def test_running_streams_are_ended_or_refused_when_kvlane_stops(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": {"maxConcurrentPerPod": 1}}) as s:
         queue = s.app.serving.flow_controls["default"].queue
-        async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
+        async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
             await until(lambda: queue.waiting == 1)

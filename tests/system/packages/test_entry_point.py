@@ -86,13 +86,13 @@ def test_its_decider_chooses_who_computes_a_prompt(registry: Registry) -> None:
     ports = {Clock: ManualClock(), Random: random.Random(0)}
     scheduler = build(read({"plugins": plugins, "schedulingProfiles": stages}), registry, ports).scheduler
     coal, wind, _ = pods()
-    for answers, computes, tokens in ((coal, wind, 1000), (wind, coal, 1000), (coal, wind, 999)):
-        update(answers, role="decode")
+    for decodes, computes, tokens in ((coal, wind, 1000), (wind, coal, 1000), (coal, wind, 999)):
+        update(decodes, role="decode")
         update(computes, role="prefill")
-        asked = InferenceRequest("id", "/v1/completions", "model", Prompt((bytes(4 * tokens),)))
-        decision = scheduler.schedule(asked, [coal, wind])
-        assert decision.target is answers
-        assert decision.prefill == ((wind,) if answers is coal and tokens == 1000 else ())
+        incoming = InferenceRequest("id", "/v1/completions", "model", Prompt((bytes(4 * tokens),)))
+        decision = scheduler.schedule(incoming, [coal, wind])
+        assert decision.target is decodes
+        assert decision.prefill == ((wind,) if decodes is coal and tokens == 1000 else ())
 
 
 def test_a_fresh_interpreter_lists_it(site: Path) -> None:
@@ -110,10 +110,10 @@ class TestAScorerWithAnExternalService:
         return scheduling(registry, producer, {"type": "green-forecast-scorer"})
 
     async def test_its_service_gets_one_query_for_all_pods(self, registry: Registry) -> None:
-        asked = []
+        queries = []
 
         async def forecast(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked.append(json.loads(await reader.readline()))
+            queries.append(json.loads(await reader.readline()))
             writer.write(b'{"wind": 0.9, "coal": 0.2}\n')
             writer.close()
 
@@ -121,7 +121,7 @@ class TestAScorerWithAnExternalService:
             built, mine = self.built(registry, server), request()
             (producer,) = built.producers
             await producer.produce(mine, pods())
-        assert asked == [["coal", "wind", "none"]]
+        assert queries == [["coal", "wind", "none"]]
         assert [one.name for one in built.scheduler.schedule(mine, pods()).candidates()] == ["wind", "coal", "none"]
 
     async def test_a_hanging_service_leaves_the_datum_missing_and_the_decision_is_made(

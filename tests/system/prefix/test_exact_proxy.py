@@ -77,7 +77,7 @@ def blocks(text: str, first: int) -> tuple[list[int], list[int]]:
     return list(range(first, first + count)), ids[: count * BLOCK]
 
 
-async def asked(app: App, http: aiohttp.ClientSession, text: str) -> str:
+async def pod_of(app: App, http: aiohttp.ClientSession, text: str) -> str:
     """The pod that responded."""
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
     async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=body) as response:
@@ -93,8 +93,8 @@ async def test_requests_go_to_the_pod_that_published_their_prompt(tmp_path: Path
         for number, text in enumerate(texts):
             await engines[number % 3].publish(stored(*blocks(text, 1000 * number)))
         await until(lambda: index.pairs == sum(len(blocks(text, 0)[0]) for text in texts))
-        assert [await asked(app, http, text) for text in texts] == [names[number % 3] for number in range(6)]
-        (home,) = [await asked(app, http, texts[0])]
+        assert [await pod_of(app, http, text) for text in texts] == [names[number % 3] for number in range(6)]
+        (home,) = [await pod_of(app, http, texts[0])]
         assert home == names[0]
         evicted, _ = blocks(texts[0], 0)
         everything = index.pairs
@@ -102,7 +102,7 @@ async def test_requests_go_to_the_pod_that_published_their_prompt(tmp_path: Path
         await until(lambda: index.pairs == everything - len(evicted))
         await engines[1].publish(stored(*blocks(texts[0], 9000)))
         await until(lambda: index.pairs == everything)
-        assert await asked(app, http, texts[0]) == names[1]
+        assert await pod_of(app, http, texts[0]) == names[1]
 
 
 async def test_metrics_show_the_index_and_the_predictions(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_metrics_show_the_index_and_the_predictions(tmp_path: Path) -> Non
         await engines[2].publish(stored(*blocks(text, 0)))
         (index,) = (one.index for one in app.schedulings["default"].plugins(PrecisePrefixCacheProducer))
         await until(lambda: index.pairs > 0)
-        await asked(app, http, text)
+        await pod_of(app, http, text)
         async with http.get(f"http://127.0.0.1:{app.admin_port}/metrics") as response:
             lines = (await response.text()).splitlines()
         values = {line.split()[0]: float(line.split()[1]) for line in lines if line and line[0] != "#"}
@@ -135,7 +135,7 @@ async def test_prompts_that_cannot_be_tokenised_are_matched_approximately(tmp_pa
 
 async def test_a_proxy_that_stops_leaves_no_sockets_and_no_process(tmp_path: Path) -> None:
     async with proxy(tmp_path) as (app, _, http):
-        await asked(app, http, "large " * 20_000)
+        await pod_of(app, http, "large " * 20_000)
     await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() if "KV events" in task.get_name()]
 
@@ -161,8 +161,8 @@ for module in missing:
 
 def test_a_missing_package_is_a_fault_of_the_plugin_that_needs_it(tmp_path: Path) -> None:
     configuration = configured(small.write(tmp_path), [{"url": "http://pod:8000"}])
-    asked = json.dumps([configuration, ["zmq", "msgpack", "tokenizers", "jinja2"]])
-    done = subprocess.run([sys.executable, "-c", WITHOUT], input=asked, capture_output=True, text=True, check=True)
+    body = json.dumps([configuration, ["zmq", "msgpack", "tokenizers", "jinja2"]])
+    done = subprocess.run([sys.executable, "-c", WITHOUT], input=body, capture_output=True, text=True, check=True)
     exact, token = "precise-prefix-cache-producer", "token-producer"
     assert done.stdout.splitlines() == [
         f"scheduling.plugins.{plugin}: needs the package {package}: pip install 'kvlane[precise]'"

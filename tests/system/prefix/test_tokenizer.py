@@ -54,13 +54,13 @@ async def test_a_chat_has_the_tokens_of_its_rendered_text(folder: Path) -> None:
 
 async def test_completions_are_texts_or_token_ids_single_or_several(folder: Path) -> None:
     async with opened(folder) as tokens:
-        asked = {
+        body = {
             "Hello": (ids("Hello"),),
             ("Hello", "you"): (ids("Hello"), ids("you")),
             (1, 2): (array("I", [1, 2]).tobytes(),),
             ((1,), (2, 3)): (array("I", [1]).tobytes(), array("I", [2, 3]).tobytes()),
         }
-        for prompt, parts in asked.items():
+        for prompt, parts in body.items():
             made = await tokens.of(request(COMPLETIONS, prompt=prompt), ())
             assert made is not None
             assert made.parts == parts

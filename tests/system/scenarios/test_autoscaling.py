@@ -49,13 +49,13 @@ class Rig:
     http: aiohttp.ClientSession
     directory: Path
     actuator: dict[str, Any]
-    answers: list[dict[str, Any]] = field(default_factory=list)
+    responses: list[dict[str, Any]] = field(default_factory=list)
 
     async def ask(self, tokens: int) -> None:
         """One stream, to its end; what came of it is in `answers`, unless it is cancelled."""
         body = {"model": "sim", "prompt": "Tell me more.", "max_tokens": tokens, "stream": True, "ignore_eos": True}
         found: dict[str, Any] = {"wanted": tokens, "got": 0, "done": False}
-        self.answers.append(found)
+        self.responses.append(found)
         try:
             async with self.http.post(f"http://127.0.0.1:{self.app.port}/v1/completions", json=body) as response:
                 found["status"] = response.status
@@ -65,7 +65,7 @@ class Rig:
                     elif line.startswith(b"data: "):
                         found["got"] += bool(json.loads(line[6:]).get("choices"))
         except asyncio.CancelledError:
-            self.answers.remove(found)
+            self.responses.remove(found)
             raise
 
     async def autoscale(self, path: str = "", body: Any = None) -> Any:
@@ -89,8 +89,8 @@ class Rig:
 @asynccontextmanager
 async def rig(directory: Path, **policy: Any) -> AsyncIterator[Rig]:
     (directory / "pods.yaml").write_text("[]")
-    begin = [sys.executable, str(ACTUATOR), str(directory), "both", "1", ""]
-    await asyncio.to_thread(subprocess.run, begin, check=True)
+    command = [sys.executable, str(ACTUATOR), str(directory), "both", "1", ""]
+    await asyncio.to_thread(subprocess.run, command, check=True)
     actuator = {
         "type": "exec",
         "command": [sys.executable, str(ACTUATOR), str(directory), "{role}", "{desired}", "{victims}"],
@@ -125,7 +125,7 @@ async def rig(directory: Path, **policy: Any) -> AsyncIterator[Rig]:
                     os.kill(int(pid), signal.SIGKILL)
 
 
-async def keep_asking(rig: Rig, tokens: int, stop: asyncio.Event) -> None:
+async def keep_sending(rig: Rig, tokens: int, stop: asyncio.Event) -> None:
     while not stop.is_set():
         await rig.ask(tokens)
 
@@ -135,10 +135,10 @@ async def test_pods_are_added_under_load_and_removed_after_it_without_losing_a_r
         over = asyncio.Event()
         drained: list[str] = []
         async with asyncio.TaskGroup() as clients:
-            crowd = [clients.create_task(keep_asking(it, 4000, over)) for _ in range(12)]
+            crowd = [clients.create_task(keep_sending(it, 4000, over)) for _ in range(12)]
             await until(lambda: it.ready == 3)
             for _ in range(4):  # some on each pod, and no more than one of them is for
-                clients.create_task(keep_asking(it, 1000, over))
+                clients.create_task(keep_sending(it, 1000, over))
             await until(lambda: all(pod.load.requests for pod in it.app.fleet.endpoints))
             for client in crowd:
                 client.cancel()
@@ -154,8 +154,8 @@ async def test_pods_are_added_under_load_and_removed_after_it_without_losing_a_r
 
             clients.create_task(watch())
         await until(lambda: len(it.app.fleet.endpoints) == 1)
-        assert len(it.answers) >= 4
-        bad = [one for one in it.answers if one["status"] != 200 or not one["done"] or one["got"] < one["wanted"]]
+        assert len(it.responses) >= 4
+        bad = [one for one in it.responses if one["status"] != 200 or not one["done"] or one["got"] < one["wanted"]]
         assert bad == []
         assert drained, "a pod was drained while it had requests"
         assert [line.split()[0] for line in it.log] == ["start"] * 3 + ["stop"] * 2
@@ -176,7 +176,7 @@ async def test_demand_that_returns_ends_a_drain(tmp_path: Path) -> None:
             await it.autoscale("/override", {"roles": {"both": 2}, "ttl": "1m"})
             await until(lambda: it.ready == 2)
         assert it.stopped == 0
-        assert all(one["done"] and one["status"] == 200 for one in it.answers)
+        assert all(one["done"] and one["status"] == 200 for one in it.responses)
 
 
 async def test_the_admin_port_accepts_no_actuator_command(tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ async def test_a_stopped_proxy_loses_no_request(tmp_path: Path) -> None:
 
         async def ask() -> None:
             while not over.is_set():
-                async with http.post(url + CHAT, json=QUESTION) as answer:
-                    await answer.read()
-                    statuses.append(answer.status)
+                async with http.post(url + CHAT, json=QUESTION) as response:
+                    await response.read()
+                    statuses.append(response.status)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(4):

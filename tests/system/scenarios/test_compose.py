@@ -109,8 +109,8 @@ class Stack:
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         url = f"http://127.0.0.1:{self.port(service, port)}{path}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=PATIENCE) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=PATIENCE) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
@@ -145,11 +145,11 @@ CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "ma
 
 
 def test_the_default_stack_responds_through_every_pod(running: Stack) -> None:
-    status, answer = running.ask("kvlane", 8000, "/v1/chat/completions", CHAT)
-    assert status == 200, answer
-    assert json.loads(answer)["choices"]
-    status, answer = running.ask("kvlane", 9190, "/admin/pods", key="key of this test")
-    assert [pod["state"] for pod in json.loads(answer)["pods"]] == ["ready"] * 4
+    status, body = running.ask("kvlane", 8000, "/v1/chat/completions", CHAT)
+    assert status == 200, body
+    assert json.loads(body)["choices"]
+    status, body = running.ask("kvlane", 9190, "/admin/pods", key="key of this test")
+    assert [pod["state"] for pod in json.loads(body)["pods"]] == ["ready"] * 4
 
 
 def test_the_default_stack_opens_metrics_to_all_and_the_rest_to_the_key(running: Stack) -> None:

@@ -17,12 +17,12 @@ from tests.helpers.cluster.host import configured
 from tests.helpers.scenarios.stack import stack
 from tests.helpers.waiting import PATIENCE, until
 
-ROOM = "proxy.reliability.health"
+PACKAGE = "proxy.reliability.health"
 
 
 @pytest.fixture(autouse=True)
 def level() -> Iterator[None]:
-    logger = logging.getLogger(ROOM)
+    logger = logging.getLogger(PACKAGE)
     before = logger.level
     yield
     logger.setLevel(before)
@@ -30,16 +30,16 @@ def level() -> Iterator[None]:
 
 async def test_a_log_level_is_changed_shown_and_reset() -> None:
     async with stack(1) as s:
-        response, answer = await s.operate("POST", "/admin/logging", {ROOM: "debug"})
-        assert (response.status, answer["levels"][ROOM]) == (200, "debug")
-        assert logging.getLogger(ROOM).isEnabledFor(logging.DEBUG)
-        response, answer = await s.operate("POST", "/admin/logging", {ROOM: None})
+        response, body = await s.operate("POST", "/admin/logging", {PACKAGE: "debug"})
+        assert (response.status, body["levels"][PACKAGE]) == (200, "debug")
+        assert logging.getLogger(PACKAGE).isEnabledFor(logging.DEBUG)
+        response, body = await s.operate("POST", "/admin/logging", {PACKAGE: None})
         _, shown = await s.operate("GET", "/admin/logging")
-        assert shown == answer
-        assert ROOM not in shown["levels"]
-        assert ROOM in shown["rooms"]
-        response, answer = await s.operate("POST", "/admin/logging", {ROOM: "loud"})
-        assert (response.status, answer["error"]["param"]) == (400, ROOM)
+        assert shown == body
+        assert PACKAGE not in shown["levels"]
+        assert PACKAGE in shown["rooms"]
+        response, body = await s.operate("POST", "/admin/logging", {PACKAGE: "loud"})
+        assert (response.status, body["error"]["param"]) == (400, PACKAGE)
 
 
 async def test_later_workers_get_the_log_levels(capfd: pytest.CaptureFixture[str]) -> None:
@@ -49,20 +49,20 @@ async def test_later_workers_get_the_log_levels(capfd: pytest.CaptureFixture[str
         Supervisor(configured(sim), 1) as supervisor,
         aiohttp.ClientSession(f"http://127.0.0.1:{supervisor.admin_port}") as admin,
     ):
-        async with admin.post("/admin/logging", json=wanted) as answer:
-            assert answer.status == 200
-        await until_said(capfd, "log levels set to")
+        async with admin.post("/admin/logging", json=wanted) as response:
+            assert response.status == 200
+        await until_logged(capfd, "log levels set to")
         (first,) = supervisor.pids
         os.kill(first, signal.SIGKILL)
         await until(lambda: supervisor.pids not in ([], [first]))
-        await until_said(capfd, "log levels set to")
+        await until_logged(capfd, "log levels set to")
 
 
-async def until_said(capfd: pytest.CaptureFixture[str], text: str) -> str:
+async def until_logged(capfd: pytest.CaptureFixture[str], text: str) -> str:
     """On standard error, since it was asked last."""
-    said = ""
+    output = ""
     async with asyncio.timeout(PATIENCE):
-        while text not in said:
-            said += capfd.readouterr().err
+        while text not in output:
+            output += capfd.readouterr().err
             await asyncio.sleep(0.05)
-    return said
+    return output

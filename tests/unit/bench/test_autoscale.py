@@ -60,7 +60,7 @@ class ToAndFro(Scaler):
 
 def test_a_removed_pod_finishes_its_requests() -> None:
     fleet, clock = Fleet(SHAPE), ManualClock()
-    fleet.begin({PREFILL: 6, DECODE: 6})
+    fleet.start({PREFILL: 6, DECODE: 6})
     scene = Scene(SURGE.jobs(3), SURGE.seconds, fleet, ToAndFro(), clock)
     outcomes = scene.run()
     assert all(one.ended is not None and one.retries == 0 for one in outcomes)
@@ -73,7 +73,7 @@ def test_a_removed_pod_finishes_its_requests() -> None:
 
 def test_a_draining_pod_holds_its_gpus_until_it_is_empty() -> None:
     fleet = Fleet(SHAPE)
-    fleet.begin({PREFILL: 1, DECODE: 11})
+    fleet.start({PREFILL: 1, DECODE: 11})
     fleet.replicas[1].busy = 1
     for one in fleet.replicas[2:]:
         one.busy = 2
@@ -93,7 +93,7 @@ def test_a_draining_pod_holds_its_gpus_until_it_is_empty() -> None:
 
 def test_pods_that_do_not_serve_yet_are_removed_first() -> None:
     fleet = Fleet(SHAPE)
-    fleet.begin({PREFILL: 2, DECODE: 2})
+    fleet.start({PREFILL: 2, DECODE: 2})
     fleet.scale(DECODE, 4)
     fleet.pass_time(0.0)
     fleet.scale(DECODE, 1)

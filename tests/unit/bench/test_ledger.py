@@ -47,9 +47,9 @@ def served(**details: Any) -> Evidence:
         lines={"r": [line()]},
         records=[[record()], []],
         unwell=[],
-        doubts=[],
+        ejections=[],
         samples=counted("complete", "2xx"),
-        asked=1,
+        requested=1,
     )
     return replace(whole, **details)
 
@@ -80,10 +80,10 @@ def test_probes_of_the_proxy_are_in_no_log() -> None:
 LOST = "nothing is lost that another pod could have served"
 PODS = "the pods' logs say what the access log says"
 LOG = "the access log says what clients saw"
-DECEPTIVE = "no broken answer looks whole"
+DECEPTIVE = "no broken response looks complete"
 
 CASES: dict[str, tuple[Callable[[], Evidence], set[str]]] = {
-    "a client that never came back": (lambda: served(asked=2), {"every request has one ending"}),
+    "a client that never came back": (lambda: served(requested=2), {"every request has one ending"}),
     "a request on a pod that is in no log": (
         lambda: served(seen=[seen(Saw.LEFT, None)], lines={}, samples={}),
         {PODS},
@@ -176,8 +176,8 @@ def test_a_faulty_pod_could_not_have_served() -> None:
 
 
 def test_a_pod_that_the_proxy_ejected_is_counted_apart() -> None:
-    ejected = refused(503, doubts=[(1, 100.0, 101.0)])
-    assert why_unserved(ejected, ejected.seen[0]) == "nobody left: every pod was asked, or not well, or in doubt"
+    ejected = refused(503, ejections=[(1, 100.0, 101.0)])
+    assert why_unserved(ejected, ejected.seen[0]) == "no pod left: every pod was tried, not ready or ejected"
 
 
 @pytest.mark.parametrize(

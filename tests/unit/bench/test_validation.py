@@ -49,7 +49,7 @@ def test_different_words_change_only_the_text() -> None:
 
 
 def shape(sessions: list[Session]) -> list[tuple[float, list[tuple[float, int, int]]]]:
-    return [(one.begins, [(t.pause, len(t.added), t.answer_tokens) for t in one.turns]) for one in sessions]
+    return [(one.begins, [(t.pause, len(t.added), t.output_tokens) for t in one.turns]) for one in sessions]
 
 
 def test_the_simulated_engine_continues_from_its_own_responses() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
+from bench.disorder.clients import Saw, Seen, asks, is_all_there, probe
 from proxy.core.endpoint import EndpointState
 from proxy.lab.sim import Fault, FaultKind, SimConfig, StepTiming
 from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
@@ -35,7 +35,7 @@ async def meet(proxy: Stack, fault: Fault, *, stream: bool = True) -> Seen:
     async with aiohttp.ClientSession(proxy.url) as session:
         for ask in asks(TRIES, 1, leavers=0.0):
             if ask.stream is stream and ask.timeout is None and len(ask.body) < LONG:
-                seen = await look(session, ask)
+                seen = await probe(session, ask)
                 if any(record.id == ask.id and record.fault for record in pod.requests):
                     return seen
     raise AssertionError("no request met it")
@@ -112,7 +112,7 @@ async def test_the_request_after_a_broken_stream_is_served_on_its_connection(pro
     connector = aiohttp.TCPConnector(limit=1)
     async with aiohttp.ClientSession(proxy.url, connector=connector) as session:
         streams = [ask for ask in asks(10, 2, leavers=0.0) if ask.stream and len(ask.body) < LONG]
-        seen = [await look(session, ask) for ask in streams]
+        seen = [await probe(session, ask) for ask in streams]
     assert {one.saw for one in seen} == {Saw.ERROR_EVENT}
 
 
@@ -127,6 +127,6 @@ async def test_a_starting_pod_is_tried_before_an_error() -> None:
         await back.start(port=back.port)
         await until(lambda: endpoint.state is EndpointState.READY)
         failing.faults.set([Fault(FaultKind.REJECT, status=503)])
-        seen = [await look(session, ask) for ask in asks(20, 3, leavers=0.0)]
+        seen = [await probe(session, ask) for ask in asks(20, 3, leavers=0.0)]
         assert {one.saw for one in seen} == {Saw.WHOLE}
         assert failing.faults.met[0] > 5

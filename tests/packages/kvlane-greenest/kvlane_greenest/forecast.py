@@ -1,4 +1,4 @@
-"""A scorer that needs an external service: a producer asks it once per request, a scorer reads the answer.
+"""A scorer that needs an external service: a producer queries it once per request, a scorer reads the result.
 
 The producer is awaited under the gateway's deadline. If the service hangs, the datum is missing and all score 0.
 """
@@ -24,7 +24,7 @@ FORECAST: DataKey[Mapping[str, float]] = DataKey("GreenForecast")
 @plugin("green-forecast-producer")
 @dataclass(frozen=True, slots=True)
 class GreenForecastProducer(DataProducer):
-    """Asks a forecast service about all pods at once: a line of JSON with their names, answered by a line of JSON."""
+    """Query a forecast service about all pods at once: a line of JSON with their names, and a line of JSON back."""
 
     name: InstanceName
     host: str = param("127.0.0.1", "where the service listens")

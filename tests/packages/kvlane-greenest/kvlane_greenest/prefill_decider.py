@@ -18,7 +18,7 @@ class GreenerPrefillDecider(Decider):
 
     region_label: str = param("region", "label with the pod's region")
     renewable_share: Mapping[str, float] = param({}, "region -> share in [0, 1]")
-    prompt_tokens: int = param(1000, "shorter prompts are computed where they are answered", at_least=0)
+    prompt_tokens: int = param(1000, "shorter prompts are computed by the decode pod", at_least=0)
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         return request.prompt.tokens >= self.prompt_tokens and self._share(decode) < 1.0
