@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from struct import Struct
@@ -33,23 +33,20 @@ class Journal:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._size = 0
+        self.size = 0
         self._entries: dict[Key, bytes] = {}
         self.known: dict[Key, bytes] = {}
         """The chains that all processes have received since `publish_whole_chains`. Read only."""
 
-    def add(self, key: Key, chain: bytes, all_know: bool) -> None:
-        self.add_all({key: chain}, all_know)
-
-    def add_all(self, chains: dict[Key, bytes], all_know: bool) -> None:
+    def add(self, chains: dict[Key, bytes], all_know: bool) -> None:
         """Add whole dictionaries at once, because this runs for every batch."""
         entries = self._entries
         self._drop(entries.keys() & chains.keys())
         entries.update(chains)
-        self._size += sum(map(len, chains.values()))
+        self.size += sum(map(len, chains.values()))
         if all_know:
             self.known.update(chains)
-        if self._size > self._most:
+        if self.size > self._most:
             self._shrink()
 
     def get(self, key: Key) -> bytes | None:
@@ -74,10 +71,6 @@ class Journal:
     def forget(self, pod: int) -> None:
         self._drop([key for key in self._entries if key[0] == pod])
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Iterate over a copy, in the order of the last confirmation."""
-        return iter([(pod, chain) for (pod, _), chain in self._entries.items()])
-
     def latest(self, most_bytes: int) -> list[tuple[int, bytes]]:
         """Return the end of the journal that fits into the limit."""
         found: list[tuple[int, bytes]] = []
@@ -88,15 +81,11 @@ class Journal:
             found.append((pod, chain))
         return found[::-1]
 
-    @property
-    def size(self) -> int:
-        return self._size
-
     def _shrink(self) -> None:
         """Drop a sixteenth more than necessary, because removing the first entry of a dictionary repeatedly is slow.
         Other processes shrink at other moments, so they are not assumed to know the next sixteenth either."""
         part = self._most // 16
-        left, oldest = self._size, list[Key]()
+        left, oldest = self.size, list[Key]()
         for key, chain in self._entries.items():
             if left <= self._most - 2 * part:
                 break
@@ -109,7 +98,7 @@ class Journal:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._size -= len(self._entries.pop(key))
+            self.size -= len(self._entries.pop(key))
             self.known.pop(key, None)
 
 
@@ -338,7 +327,7 @@ class SharedIndex(PrefixIndex, Shared):
             else:
                 kept += published
         if kept:
-            self._journal.add_all(dict(map(_ENTRY, kept)), True)
+            self._journal.add(dict(map(_ENTRY, kept)), True)
         settled = [*map(_NUMBER, kept), *map(_NUMBER, void)]
         for reservation in dropped:
             published = pop(reservation, None)
@@ -438,7 +427,7 @@ class SharedIndex(PrefixIndex, Shared):
             reservation, key, packed = found
             settle(self, reservation, bool(each & 1))
             if each & 1 and not reservation.pod.retired:
-                keep(key, packed, True)
+                keep({key: packed}, True)
 
     def _receive_forget(self, peer: int, body: bytes) -> None:
         endpoint = self._find(_FORGET.unpack(body)[1])
@@ -454,7 +443,7 @@ class SharedIndex(PrefixIndex, Shared):
         if endpoint is not None:
             chain = array("Q", packed).tolist()
             PrefixIndex.settle(self, PrefixIndex.reserve(self, (chain,), endpoint, capacity), True)
-            self._journal.add((number, chain[-1]), packed, False)
+            self._journal.add({(number, chain[-1]): packed}, False)
 
 
 class _Places(dict[PodMemory, tuple[int, int]]):

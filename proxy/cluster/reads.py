@@ -11,6 +11,7 @@ from proxy.autoscale.signals import Signals, SignalSource
 from proxy.cluster.questions import WorkerUnreachable
 from proxy.cluster.workers import Workers
 from proxy.core.errors import NoEndpoints
+from proxy.dashboard.samples import Series
 from proxy.scheduling.explained_log import DecisionQuery
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import SUPERVISOR, Catalogue, Merged
@@ -50,10 +51,10 @@ class HostExposition(Exposition):
             await merged.add(await self.dump(), SUPERVISOR)
             return await expose(merged, accept)
 
-    async def counted(self) -> Merged:
-        """Return the sums over workers, including workers that have ended."""
+    async def counted(self) -> Series:
+        """Return the sums over workers, including workers that have ended, for the dashboard."""
         async with self._merging:
-            return await self._merged()
+            return Series((await self._merged()).all_families)
 
     async def _merged(self) -> Merged:
         for worker, metrics in await self._workers.ask_all(METRICS, timeout=METRICS_TIMEOUT):

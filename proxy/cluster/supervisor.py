@@ -33,7 +33,7 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import SystemClock
 from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
-from proxy.dashboard.dashboard import Dashboard, of_workers
+from proxy.dashboard.dashboard import Dashboard
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import MirroredFleet, News
 from proxy.http.admin import AdminServer, admin_application
@@ -294,7 +294,7 @@ class Supervisor:
             self._clock,
             None,
             self._breakers.state,
-            of_workers(self._exposition.counted),
+            self._exposition.counted,
             lambda: self.autoscaling.pools,
             lambda: {
                 "config": self.configurations.described(),
@@ -314,8 +314,7 @@ class Supervisor:
                 yield FrameKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
         if self._is_stopping:
             yield FrameKind.STOPPING, b""
-        if self._levels.is_changed:
-            yield FrameKind.LEVELS, self._levels.record
+        yield FrameKind.LEVELS, self._levels.record
         if self._others is not None:
             yield FrameKind.HOSTS, orjson.dumps(self._others.deployment.shares.place)
 

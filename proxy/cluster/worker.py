@@ -92,17 +92,14 @@ class Worker(SharingApp):
         return WorkerModelReads(self._replica.questions)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        return partial(self._join, stack)
+        return self._knows_the_fleet.wait
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
-        """Start to listen after the worker knows the pods, because it may replace another worker."""
-        await known()
-        await super()._listen(stack, self._knows_the_fleet.wait)
-
-    async def _join(self, stack: AsyncExitStack) -> None:
+        """Join the host, and listen after the worker knows the pods, because it may replace another worker."""
         await self._replica.connect(self._bus)
         stack.push_async_callback(self._end)
-        await self._knows_the_fleet.wait()
+        await known()
+        await super()._listen(stack, known)
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
         """The admin port is the supervisor's. A worker replies to its questions."""

@@ -31,7 +31,7 @@ from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProduce
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling
-from proxy.telemetry.metrics import Catalogue, Merged
+from proxy.telemetry.metrics import Catalogue
 
 if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
@@ -45,13 +45,6 @@ Read = Callable[[], Awaitable[Series]]
 def of_process(catalogue: Catalogue) -> Read:
     async def read() -> Series:
         return Series(catalogue.families)
-
-    return read
-
-
-def of_workers(counted: Callable[[], Awaitable[Merged]]) -> Read:
-    async def read() -> Series:
-        return Series((await counted()).all_families)
 
     return read
 

@@ -135,10 +135,6 @@ class LogLevels:
     def record(self) -> bytes:
         return orjson.dumps({name: level.value for name, level in self._given.items()})
 
-    @property
-    def is_changed(self) -> bool:
-        return bool(self._given)
-
     def _set(self, wanted: Mapping[str, LogLevel | None]) -> None:
         for name, level in wanted.items():
             if level is None:

@@ -106,7 +106,7 @@ def in_flight(proxy: Replicated | Supervisor) -> int:
 async def all_known(proxy: Replicated, prompts: int) -> None:
     """It remembers so many, and its scrapes of the pods are younger than their responses."""
     indexes = proxy._replica.state.indexes
-    await until(lambda: sum(1 for index in indexes for _ in index._journal) == prompts)
+    await until(lambda: sum(len(index._journal.latest(1 << 30)) for index in indexes) == prompts)
     known_at = proxy._clock.now()
     await until(lambda: all(pod.metrics.scraped_at > known_at for pod in proxy.fleet.endpoints))
 
