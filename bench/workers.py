@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import PATH, Engines, Outcome, Program, Rig, Running, Site, chat, post_script, prose, say, tables
 
 from proxy.cli import demo
+from proxy.cluster.messages import BROKER, Packet
 from proxy.cluster.supervisor import Supervisor
 from proxy.core.tasks import Tasks
 from proxy.settings import from_mapping
@@ -114,8 +115,11 @@ async def _round(
         }
     )
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    supervisor = Supervisor(settings, workers)
+    if not shares:
+        _unshare(supervisor)
     async with (
-        Supervisor(settings, workers, shares=shares) as supervisor,
+        supervisor,
         aiohttp.ClientSession(connector=connector) as session,
         Tasks() as tasks,
     ):
@@ -130,6 +134,20 @@ async def _round(
             work = _ask(session, f"http://127.0.0.1:{supervisor.port}{PATH}", body, outcome)
             sent.append(tasks.start(work, "question"))
         await asyncio.wait(sent, timeout=GRACE)
+
+
+def _unshare(supervisor: Supervisor) -> None:
+    """Pass nothing between workers."""
+    broker, replica = supervisor._broker, supervisor._replica
+    pass_on = broker._pass_on
+
+    def pass_on_to_supervisor(packet: Packet, sender: int | None) -> None:
+        if sender == BROKER or packet.to == replica.id:
+            pass_on(packet, sender)
+        elif packet.to is None:
+            replica.received(packet)
+
+    broker._pass_on = pass_on_to_supervisor  # type: ignore[method-assign]
 
 
 def prose_of(rng: random.Random) -> str:

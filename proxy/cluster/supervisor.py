@@ -55,12 +55,9 @@ _KINDS = {News.POD: FrameKind.POD, News.METRICS: FrameKind.METRICS, News.ROLL: F
 class Supervisor:
     """A supervisor and its workers: `async with Supervisor(settings, workers)`; inside of it `workers` processes serve.
     The constructor raises ConfigError for settings that no worker could serve with. Entering raises OSError if an
-    address is not available, and StartFailed if a worker does not start. With `shares` false, workers do not share
-    their state, to measure the benefit of sharing."""
+    address is not available, and StartFailed if a worker does not start."""
 
-    def __init__(
-        self, settings: Settings, workers: int, *, shares: bool = True, reader: ConfigReader | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, workers: int, *, reader: ConfigReader | None = None) -> None:
         self._settings = settings
         self._number_of_workers = workers
         self._single = App(settings)
@@ -73,7 +70,7 @@ class Supervisor:
         self.fleet = self._make_fleet()
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
         self._replica = self._make_replica()
-        self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell(), shares=shares)
+        self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell())
         self._series = EndpointSeries(
             self._catalogue,
             self.fleet,
@@ -95,7 +92,7 @@ class Supervisor:
         readers.extend((self._signals.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
         self._others: OtherHosts | None = None
-        if settings.replicas.is_shared and shares:
+        if settings.replicas.is_shared:
             self._others = OtherHosts(
                 settings.replicas,
                 self.fleet,
@@ -126,11 +123,11 @@ class Supervisor:
                 if tls is not None:
                     server_context(tls)  # raises OSError for files that no worker could use
             # connections wait in the sockets until the first worker serves
-            sockets = self._bound(stack, settings.listen.host, settings.listen.port)
+            sockets = bound(stack, settings.listen.host, settings.listen.port, self._number_of_workers)
             self.port: int = sockets[0][0].getsockname()[1]
             for_gateways: list[list[socket.socket]] = [[] for _ in sockets]
             if settings.extproc.port is not None:
-                for_gateways = self._bound(stack, settings.extproc.host, settings.extproc.port)
+                for_gateways = bound(stack, settings.extproc.host, settings.extproc.port, len(sockets))
                 self.picker_port = for_gateways[0][0].getsockname()[1]
             self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
@@ -144,7 +141,7 @@ class Supervisor:
             await self._open_admin(stack)
             stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
-            await self._workers.start(sockets, for_gateways, settings.source, settings.reliability.drain.grace)
+            await self._workers.start(sockets, for_gateways, settings)
             self._has_started = True
             await self._polling.first_contact()
             await self.autoscaling.start(stack)
@@ -159,12 +156,6 @@ class Supervisor:
         for sock in self._sockets:
             sock.close()
         await self._stack.aclose()
-
-    def _bound(self, stack: AsyncExitStack, host: str, port: int) -> list[list[socket.socket]]:
-        sockets = bound(host, port, self._number_of_workers)
-        for sock in (sock for seat in sockets for sock in seat):
-            stack.callback(sock.close)
-        return sockets
 
     async def wait_for_balancers(self) -> None:
         """Report that the workers are not ready, and serve new requests until load balancers can have noticed."""
@@ -222,13 +213,12 @@ class Supervisor:
 
     async def _change_workers(self, before: Settings, settings: Settings) -> None:
         """Change all workers, or none."""
-        grace = settings.reliability.drain.grace
         if not servable(before, settings)[1]:
-            serve = await self._workers.reload(settings.source, grace)
+            serve = await self._workers.reload(settings)
         else:
-            serve = await self._workers.replace(settings.source, grace)
+            serve = await self._workers.replace(settings)
             if not serve:
-                await self._workers.replace(before.source, before.reliability.drain.grace)
+                await self._workers.replace(before)
         if not serve:
             raise ConfigError([Problem("", "a worker cannot serve with it; the log says why")])
 

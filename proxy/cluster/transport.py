@@ -177,12 +177,10 @@ class Broker:
     """Passes packets between the workers of a host, the supervisor's `replica` and, if there is a `deployment`, other
     hosts. `lost(worker)` is called when a worker is gone."""
 
-    def __init__(self, replica: Replica, lost: Callable[[int], None], dropped: Counter, *, shares: bool = True) -> None:
-        """`shares`: whether workers receive each other's packets."""
+    def __init__(self, replica: Replica, lost: Callable[[int], None], dropped: Counter) -> None:
         self._replica = replica
         self._on_lost = lost
         self._dropped = dropped
-        self._shares = shares
         self.links: dict[int, Link] = {}
         """By the number of the worker."""
         self.host = replica.host
@@ -218,12 +216,11 @@ class Broker:
 
     def _pass_on(self, packet: Packet, sender: int | None) -> None:
         """`sender` is the number of a process of this host."""
-        to, shares = packet.to, self._shares or sender == BROKER
+        to = packet.to
         if to is None or to == self._all_members:
-            if shares:
-                for worker, link in self.links.items():
-                    if worker != sender:
-                        link.publish(packet)
+            for worker, link in self.links.items():
+                if worker != sender:
+                    link.publish(packet)
             is_for_others = to is None and packet.say is not PacketKind.LOCAL
             if is_for_others and sender is not None and self.deployment is not None:
                 self.deployment.publish(packet)
@@ -234,7 +231,7 @@ class Broker:
                 self.deployment.publish(packet)
         elif (receiver := member_of(to)) == BROKER:
             self._replica.received(packet)
-        elif shares and (to_link := self.links.get(receiver)) is not None:
+        elif (to_link := self.links.get(receiver)) is not None:
             to_link.publish(packet)
 
     def _lost(self, worker: int) -> None:

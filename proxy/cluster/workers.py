@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
@@ -25,6 +25,7 @@ from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.server import BACKLOG
+from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue, Dump, Merged
 
 log = logging.getLogger(__name__)
@@ -230,13 +231,11 @@ class Workers:
         self,
         sockets: Sequence[Sequence[socket.socket]],
         for_gateways: Sequence[Sequence[socket.socket]],
-        settings: Mapping[str, Any],
-        grace: float,
+        settings: Settings,
     ) -> None:
         """Start the workers and wait until one serves in every seat. Raise StartFailed. `sockets` and `for_gateways`
         are listening sockets by seat; they stay open here."""
-        self._sockets, self._for_gateways = sockets, for_gateways
-        self._settings, self._grace = settings, grace
+        self._sockets, self._for_gateways, self._settings = sockets, for_gateways, settings
         self._tasks.keep(self._check_for_silence, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, settings) for seat in range(len(self._sockets)))):
             self._seat(child)
@@ -246,7 +245,7 @@ class Workers:
                     f"worker {child.seat} ended, or did not serve within {START_TIMEOUT:g} s of its start"
                 )
 
-    async def replace(self, settings: Mapping[str, Any], grace: float) -> bool:
+    async def replace(self, settings: Settings) -> bool:
         """Replace one worker after the other, each as soon as its successor serves. Return False if a worker could not
         be replaced: it and the workers after it stay."""
         async with self._replacing:
@@ -259,17 +258,15 @@ class Workers:
                 predecessor = self._seated.get(seat)
                 self._seat(successor)
                 if predecessor is not None and predecessor.number in self.children:
-                    self._tasks.start(predecessor.stop(self._grace + KILL_AFTER), f"stop of worker {seat}")
-            self._settings, self._grace = settings, grace
+                    self._tasks.start(predecessor.stop(self._grace), f"stop of worker {seat}")
+            self._settings = settings
         return True
 
-    async def reload(self, settings: Mapping[str, Any], grace: float) -> bool:
+    async def reload(self, settings: Settings) -> bool:
         """Have all workers serve with other settings. Return False if one worker cannot: then all serve as before."""
         async with self._replacing:
-            before = self._settings
-            self._settings = settings
+            before, self._settings = self._settings, settings
             if await self._all_serve_with(settings):
-                self._grace = grace
                 return True
             self._settings = before
             await self._all_serve_with(before)
@@ -279,8 +276,7 @@ class Workers:
         """Drain every worker, and kill the ones that still run after the grace period."""
         self._is_stopping = True
         await asyncio.gather(*self._starting, return_exceptions=True)
-        grace = self._grace + KILL_AFTER
-        await asyncio.gather(*(child.stop(grace) for child in list(self.children.values())))
+        await asyncio.gather(*(child.stop(self._grace) for child in list(self.children.values())))
         await self._tasks.stop()
 
     def kill(self) -> None:
@@ -308,22 +304,27 @@ class Workers:
             late = self._clock.now() - due
             self.check(late if late > CHECK_EVERY else 0.0)
 
-    async def _all_serve_with(self, settings: Mapping[str, Any]) -> bool:
+    @property
+    def _grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL."""
+        return self._settings.reliability.drain.grace + KILL_AFTER
+
+    async def _all_serve_with(self, settings: Settings) -> bool:
         children = [child for child in self._seated.values() if not child.leaving.is_set()]
         return all(await asyncio.gather(*(self._serves_with(child, settings) for child in children)))
 
-    async def _serves_with(self, child: Child, settings: Mapping[str, Any]) -> bool:
+    async def _serves_with(self, child: Child, settings: Settings) -> bool:
         """Reload one worker. The successor of a worker that leaves meanwhile starts with these settings."""
         ask = self._broker.questions.ask
         try:
-            await ask(child.number, RELOAD, packed_settings(settings), timeout=RELOAD_TIMEOUT)
+            await ask(child.number, RELOAD, packed_settings(settings.source), timeout=RELOAD_TIMEOUT)
         except WorkerUnreachable as error:
             if not child.leaving.is_set():
                 log.error("worker %d does not serve with the new settings: %s", child.seat, error)
                 return False
         return True
 
-    async def _spawn(self, seat: int, settings: Mapping[str, Any]) -> Child:
+    async def _spawn(self, seat: int, settings: Settings) -> Child:
         """Start a worker. A start in progress is not interrupted: otherwise a process would remain that is unknown
         here."""
         start = self._tasks.start(self._start_worker(seat, settings), f"start of worker {seat}")
@@ -331,11 +332,11 @@ class Workers:
         start.add_done_callback(self._starting.discard)
         return await asyncio.shield(start)
 
-    async def _start_worker(self, seat: int, settings: Mapping[str, Any]) -> Child:
+    async def _start_worker(self, seat: int, settings: Settings) -> Child:
         ours, theirs = socket.socketpair()
         sockets, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
         setup = Setup(
-            settings,
+            settings.source,
             next(self._numbers),
             self._broker.host.hex(),
             seat,
@@ -425,21 +426,19 @@ def write_locked(stream: int, batch: bytes) -> int:
     return len(batch)
 
 
-def bound(host: str, port: int, workers: int) -> list[list[socket.socket]]:
+def bound(stack: AsyncExitStack, host: str, port: int, workers: int) -> list[list[socket.socket]]:
     """Return one listening socket per worker for every address of the host, all on one port: the kernel distributes new
-    connections among them. Raise OSError, also if another process listens on the port: SO_REUSEPORT alone would share
-    it."""
+    connections among them. They close with the stack. Raise OSError, also if another process listens on the port:
+    SO_REUSEPORT alone would share it."""
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
-    with ExitStack() as stack:
+    for family, address in addresses:
+        socket.create_server(address, family=family).close()
+    found: list[list[socket.socket]] = [[] for _ in range(workers)]
+    for mine in found:
         for family, address in addresses:
-            socket.create_server(address, family=family).close()
-        found: list[list[socket.socket]] = [[] for _ in range(workers)]
-        for mine in found:
-            for family, address in addresses:
-                address = (address[0], port, *address[2:])
-                sock = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True)
-                mine.append(stack.enter_context(sock))
-                port = port or sock.getsockname()[1]
-        stack.pop_all()
+            address = (address[0], port, *address[2:])
+            sock = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True)
+            mine.append(stack.enter_context(sock))
+            port = port or sock.getsockname()[1]
     return found

@@ -103,7 +103,7 @@ class Member:
 class Bus:
     """A broker, the frames that its supervisor receives, and raw ends of links without a replica."""
 
-    def __init__(self, shares: bool = True) -> None:
+    def __init__(self) -> None:
         self.received: list[tuple[int, FrameKind, bytes]] = []
         self.vanished: list[int] = []
         self.dropped, self.garbled = Counter(), Counter()
@@ -119,7 +119,7 @@ class Bus:
             snapshot=lambda: [(FrameKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(cast(Breakers, self), lambda name: None, self.replica.publish)
-        self.broker = Broker(self.replica, self.vanished.append, self.dropped, shares=shares)
+        self.broker = Broker(self.replica, self.vanished.append, self.dropped)
 
     async def join(self, number: int) -> Member:
         member = self.members[number] = Member(member_id(self.broker.host, number))
@@ -300,21 +300,6 @@ async def test_a_worker_whose_messages_were_lost_publishes_everything_again() ->
     link.abort()
     await member.replica.close()
     theirs.close()
-
-
-async def test_without_shared_state_workers_get_the_pods_only() -> None:
-    it = Bus(shares=False)
-    one, two = await it.join(1), await it.join(2)
-    one.dispatch(2)
-    one.bindings.bind("resp-1", one.pod)
-    await until(lambda: (1, FrameKind.SESSIONS) in [(worker, kind) for worker, kind, _ in it.received])
-    it.replica.publish(FrameKind.METRICS, b"{}")
-    await until(lambda: (FrameKind.METRICS, b"{}") in two.received)
-    assert two.pod.load.requests == 0
-    for member in (one, two):
-        await member.replica.close()
-    await it.broker.end()
-    await it.replica.close()
 
 
 async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> None:
