@@ -154,7 +154,7 @@ class Poison(Listener):
         for endpoint in tuple(crashes.suspected):
             if not await self._is_alive(endpoint) and crashes.confirm(endpoint):
                 was_alone = len(crashes.crashed) == 2 and self._was_alone(crashes, endpoint)
-                number = max(self._count(crashes.fingerprint), len(crashes.crashed))
+                number = max(self._count(crashes.fingerprint, attempt.started_at), len(crashes.crashed))
                 is_proven = is_proven or was_alone or number >= MOST_CRASHES
         if is_proven:
             self._quarantine(crashes.fingerprint)
@@ -177,13 +177,17 @@ class Poison(Listener):
         others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
         return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
-    def _count(self, fingerprint: bytes) -> int:
-        """Count a crash. Return the number of crashes within QUARANTINE_SECONDS."""
+    def _count(self, fingerprint: bytes, started_at: float) -> int:
+        """Count a crash under an attempt that started at this time. Return the number within QUARANTINE_SECONDS. Equal
+        requests that run at the same time prove no more than one of them: only an attempt after the last crash counts.
+        """
         now = self._clock.now()
         times = [at for at in self._crashes.pop(fingerprint, ()) if at > now - QUARANTINE_SECONDS]
-        self._crashes[fingerprint] = [*times, now]
+        if not times or started_at >= times[-1]:
+            times.append(now)
+        self._crashes[fingerprint] = times
         _bound(self._crashes)
-        return len(times) + 1
+        return len(times)
 
     def _quarantine(self, fingerprint: bytes) -> None:
         self.quarantined.pop(fingerprint, None)  # entries are ordered by their end

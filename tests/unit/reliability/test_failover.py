@@ -391,6 +391,20 @@ async def test_crashes_of_requests_with_the_same_prompt_count_together_for_a_min
     assert found == last
 
 
+async def test_equal_requests_that_run_while_pods_crash_are_not_quarantined() -> None:
+    world = World("abcd")
+    world.dead = "abcd"
+    attempts = []
+    for pod in world.pods:
+        request = world.first().request
+        attempts.append(Attempt(request, Decision(pod, tuple(world.pods), "default"), pod, 0, world.clock.now()))
+        run_with(world, pod.name)
+    world.clock.advance(0.1)
+    for attempt in attempts:
+        await world.failover.next_attempt(attempt, BROKE_OFF)
+    assert not world.failover.poison.quarantined
+
+
 async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:
     world = World("abcd")
     world.dead = "ab"
