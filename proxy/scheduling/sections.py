@@ -86,6 +86,13 @@ class NoParameters:
     """The parameters of a type that is accepted by name and has no settings."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotificationSource:
+    version: str = param(doc="accepted and without effect, as group and kind: a change of any pod is noticed")
+    kind: str = param(doc="kind of the resources")
+    group: str = param("", "API group of the resources")
+
+
 UNUSED = "accepted and without effect: the proxy itself sends each stage to its pod"
 
 TOPOLOGY = {
@@ -159,7 +166,7 @@ SETTINGS_TYPES: Mapping[str, SectionType] = MappingProxyType(
             remark="has no effect: see the token counts of /metrics and of the access log",
         ),
         "endpoint-notification-source": SectionType(NoParameters, "data source"),
-        "k8s-notification-source": SectionType(NoParameters, "data source"),
+        "k8s-notification-source": SectionType(NotificationSource, "data source"),
         "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
         "openai-parser": SectionType(NoParameters, "parser"),
         "anthropic-parser": SectionType(NoParameters, "parser"),

@@ -53,6 +53,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     streaming_mode: bool = param(False, UNUSED + "streaming is a property of each request")
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
+    sampling_mean: float = param(1000.0, UNUSED + "predictions are not renewed during a response")
+    max_decode_token_samples_for_prediction: int = param(0, UNUSED + "as samplingMean")
+    use_encoder_cache_features: bool = param(False, UNUSED + "images count by their tokens")
+    encoder_cache_match_info_producer_name: str = param("", UNUSED + "images count by their tokens")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
     locksteps: list[Lockstep] = field(init=False, repr=False, compare=False)
     """Locksteps of the pods with data-parallel ranks."""

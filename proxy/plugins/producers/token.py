@@ -60,7 +60,7 @@ class TokenProducer(DataProducer):
     pod: Pod | None = param(None, "mode that requests token ids from the pods")
     vllm: Server | None = param(None, "mode that requests token ids from a server")
     estimate: Mapping[str, Any] = param({}, "default mode, without settings; media count with fixed estimates")
-    uds: Any = param(None, "not supported: use local")
+    uds: Any = param(None, "not supported: use local", aliases=("udsTokenizerConfig",))
     model_name: str = param("", "model name for pod and vllm; empty: the model of the request")
     models: tuple[str, ...] = param((), "models whose prompts are tokenised in this mode; empty: all")
     _tokens: PromptTokenizer | None = field(init=False, repr=False, compare=False)

@@ -289,6 +289,20 @@ class TestWhatIsRefused:
         }
         assert complaints(document) == ["plugins.queue-scorer: unknown field 'full_at'"]
 
+    def test_parameters_of_llm_d_without_effect_are_accepted(self) -> None:
+        ignored = {
+            "samplingMean": 1000,
+            "maxDecodeTokenSamplesForPrediction": 0,
+            "useEncoderCacheFeatures": True,
+            "encoderCacheMatchInfoProducerName": "mm",
+        }
+        scheduling({"plugins": [{"type": "predicted-latency-producer", "parameters": ignored}]})
+
+    def test_the_deprecated_tokenizer_of_llm_d_is_named(self) -> None:
+        uds = {"udsTokenizerConfig": {"socketFile": "/tmp/tokenizer.sock"}, "modelName": "m"}
+        document = {"plugins": [{"type": "token-producer", "parameters": uds}]}
+        assert complaints(document) == ["plugins.token-producer: the mode 'uds' is not supported; use local"]
+
 
 class TestData:
     def test_producers_run_after_their_requirements_and_otherwise_in_file_order(self) -> None:

@@ -158,6 +158,11 @@ def test_producers_of_pod_changes_may_be_named_as_extractors() -> None:
     assert not read({"plugins": plugins, "dataLayer": {"sources": [source]}}).problems
 
 
+def test_a_source_of_notifications_names_its_resources() -> None:
+    source = {"type": "k8s-notification-source", "parameters": {"group": "", "version": "v1", "kind": "Pod"}}
+    assert not read({"plugins": [source]}).problems
+
+
 def test_custom_metrics_of_an_engine_are_read() -> None:
     engine = {"name": "mine", "kvUsageSpec": "kv", "customMetrics": [{"attributeKey": "gpu", "metricSpec": "gpu_util"}]}
     document = read({"plugins": [{"type": "core-metrics-extractor", "parameters": {"engineConfigs": [engine]}}]})
