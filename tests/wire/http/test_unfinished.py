@@ -117,6 +117,8 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed_item\n\n", True),
         ("/v1/responses", b'event: response.created\ndata: {"x":"event: response.completed"}\n\n', True),
         (CHAT, TOKEN + b"event: error\ndata: {}\n\n", False),
+        (CHAT, TOKEN + b'data: {"object":"error","message":"no"}\n\n', False),
+        (CHAT, TOKEN + b'data: {"error":"no"}\n\n', False),
         (CHAT, TOKEN + TOKEN.replace(b"Hi", b"data: [DONE]"), True),
         (CHAT, TOKEN.replace(b'"delta"', b'"logprobs":{"content":[{"token":"error","logprob":-1}]},"delta"'), True),
         ("/v1/completions", TOKEN.replace(b'"delta"', b'"logprobs":{"top_logprobs":[{"error":-1}]},"delta"'), True),
