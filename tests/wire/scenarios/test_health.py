@@ -254,7 +254,7 @@ async def test_the_port_is_open_while_silent_pods_are_tried() -> None:
         app = App(from_mapping({**settings, "admin": {"port": 0}, "telemetry": {"accessLog": False}}))
         started = asyncio.Event()
         starting = asyncio.create_task(_within(app, started))
-        await until(lambda: bool(getattr(getattr(app, "_server", None), "_listeners", None)))
+        await until(lambda: bool(getattr(getattr(app, "_server", None), "_port_servers", None)))
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{app.port}/health") as response:
             assert response.status == 503
         received.set()
