@@ -82,7 +82,7 @@ def request_of(client_request: ClientRequest, parsed: Parsed, model: str, second
         seconds = time_limit(headers, seconds)
     _, body, prompt, stream, max_tokens, _, _ = parsed
     priority, tenant, since = 0, "", client_request.received_at
-    # By position: as keywords they would be put into a dictionary first, and take 6,300 instructions, not 3,000.
+    # By position: keywords would be put into a dictionary first (hot path, see docs/notes/cpu.md).
     return InferenceRequest(
         client_request.id,
         client_request.path,

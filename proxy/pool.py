@@ -49,10 +49,10 @@ class Producers:
         self._raised = raised
         self._name = name
         waits_from = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
-        prompt, self._waiting = tuple(producers[:waits_from]), tuple(producers[waits_from:])
-        self._deriving = tuple(takewhile(_derives, prompt))
-        self._prompt = prompt[len(self._deriving) :]
-        self.has_coroutines = bool(self._prompt or self._waiting)
+        immediate, self._waiting = tuple(producers[:waits_from]), tuple(producers[waits_from:])
+        self._deriving = tuple(takewhile(_derives, immediate))
+        self._immediate = immediate[len(self._deriving) :]
+        self.has_coroutines = bool(self._immediate or self._waiting)
         """Whether `derive` does not run all producers."""
         self.waits = bool(self._waiting)
         """Whether the state of the fleet may change while the producers run."""
@@ -86,7 +86,7 @@ class Producers:
     ) -> None:
         """Run the coroutines after the synchronous producers."""
         endpoints = tuple(endpoints)
-        for producer in self._prompt:
+        for producer in self._immediate:
             try:
                 if record is None:
                     await producer.produce(request, endpoints)
@@ -144,8 +144,9 @@ ServeIn = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
 
 
 class Pools:
-    """All pools, in the order in which they are tried. `send` passes the gates of a pool and calls `serve_in`; with one
-    pool and no gate it calls `serve_in` directly."""
+    """All pools, in the order in which they are tried. `send` serves a request in one of them. It is one of three
+    functions, so that requests pay for no step that the configuration does not have: `_to_one` with several pools,
+    `_through_gates` with one pool that has gates, `serve_in` (`Gateway._serve_in`) with neither."""
 
     def __init__(self, pools: Sequence[Pool], bindings: Bindings, serve_in: ServeIn) -> None:
         first, *others = self._pools = pools

@@ -35,8 +35,8 @@ class Stage(Enum):
 
 
 WHOLE, COMPLETE, UPSTREAM_FAILED = Stage.WHOLE, Ending.COMPLETE, Ending.UPSTREAM_FAILED
-"""Read from the class once. Before Python 3.12 reading an enum member calls `__getattr__`, which takes 450
-instructions."""
+"""Read from the class once. Before Python 3.12 reading an enum member calls `__getattr__`
+(hot path, see docs/notes/cpu.md)."""
 
 
 NOT_YET = -1
@@ -71,7 +71,7 @@ class Attempt:
         self.endpoint = endpoint
         self.number = number
         self.started_at = started_at
-        # All of it on the object: what is found on the class only takes 200 instructions to read, not 60.
+        # All of it on the object: reading from the class is slower (hot path, see docs/notes/cpu.md).
         self.stage: Stage = WHOLE
         self.answers: bool = True
         """Whether the response goes to the client, not to the next stage."""

@@ -184,8 +184,8 @@ class RequestHead:
 
 class Heads:
     """Reads common heads: HTTP/1.1 with a body of declared length. Requests of one client differ in the length of their
-    bodies and hardly in anything else of the head. So the length is cut out and the rest looked up: 7,000 instructions,
-    where the parser and the following steps take 22,000."""
+    bodies and hardly in anything else of the head. So the length is cut out and the rest looked up, a third of the
+    work of parsing (docs/notes/cpu.md)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -46,7 +46,7 @@ LEAST_OBSERVED = 8
 
 LESSON_SECONDS, FIRST_LESSONS = 0.33, 16
 """After the first lessons a pod is learnt from at this interval: more lessons say little that is new, and a lesson
-takes 3,000 bytecodes more than a request without one."""
+is slow (hot path, see docs/notes/cpu.md)."""
 
 LEAST_LESSON_SECONDS = 0.05
 """The interval for a pod that shares itself among prompts, where chance hides more."""
@@ -564,7 +564,7 @@ def costs(
     """Return `seconds` on each pod, by the terms of `cost`, once it has caught up. The prompt has `cold` uncached
     tokens where nothing is held, and `size` less for each block that is `held`. Arguments are floats, because
     multiplying with an integer takes twice as long."""
-    # One loop, not four: 12,000 instructions for four pods instead of 25,000.
+    # One loop, not four: hot path, see docs/notes/cpu.md.
     twice = 2.0 * prompt
     found: list[float] = []
     add = found.append

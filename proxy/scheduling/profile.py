@@ -74,8 +74,8 @@ class Profile:
         endpoints: Sequence[Endpoint],
         record: DecisionRecord | None = None,
     ) -> Sequence[Endpoint]:
-        """Return the endpoints of `run` without the objects for its scores: a decision among four pods takes 11,000
-        instructions less. Raise as `run` does."""
+        """Return the endpoints of `run` without the objects for its scores (hot path, see docs/notes/cpu.md). Raise as
+        `run` does."""
         if record is not None:
             return self.run(request, endpoints, record).endpoints
         run = self._run

@@ -9,20 +9,38 @@ from typing import Any
 
 import orjson
 
+from proxy.core.attempt import Ending, Usage
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
 from proxy.core.ports import Clock, Identity
 from proxy.telemetry.lines import LineWriter
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 
-Record = tuple[Any, ...]
-"""The few values of an event that are kept until they are counted and logged, so that no body is kept longer than its
-request. A decision: (pod, its duration). A first byte: (HTTP status, time of the first byte, arrival time, model,
-stream). An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response). A
-response: (stream, usage, chunks, time of the first byte, time of the last byte). A request: (client request, end time,
-HTTP status, outcome, bytes of kvlane's own response, last attempt). A client request: (id, method, path, arrival time,
-identity). The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
+Decided = tuple[Endpoint, float]
+"""A decision: (pod, its duration in seconds). Observer and access log keep only the few values that they count and log,
+so that no body is kept longer than its request. They are tuples, because named tuples take longer to create."""
 
-NO_ATTEMPT: Record = (None, None, None, None, 0, -1, "")
+Started = tuple[int | None, Any, float, str, bool]
+"""A first byte: (HTTP status, its time, arrival of the request, model, stream)."""
+
+Served = tuple[bool, Usage | None, int, float | None, float | None]
+"""The response of an attempt: (stream, usage, chunks, time of the first byte, time of the last byte)."""
+
+Ended = tuple[Endpoint, Any, int, int | None, int, int | None, str, Served]
+"""An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response)."""
+
+Called = tuple[str, str, str, float, Identity | None]
+"""What a client has asked: (id, method, path, arrival, identity)."""
+
+Last = tuple[str | None, str | None, float | None, Usage | None, int, int, str]
+"""The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
+
+Done = tuple[Called, float, int, Ending | Reason, int, Last]
+"""A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's own response, last
+attempt)."""
+
+NO_ATTEMPT: Last = (None, None, None, None, 0, -1, "")
 """The attempt of a request that no pod received."""
 
 FIELDS = (
@@ -60,7 +78,7 @@ class AccessLog(LineWriter):
         super().__init__("the access log", write_all, lost.add)
         self._clock = clock
 
-    def write(self, requests: Sequence[Record]) -> None:
+    def write(self, requests: Sequence[Done]) -> None:
         """Format the records of requests for the writer; drop them while it is too far behind."""
         if self.is_behind:
             self.drop(len(requests))
@@ -68,10 +86,10 @@ class AccessLog(LineWriter):
         self.put(lines_of(requests, self._clock.wall() - self._clock.now()))
 
 
-def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
+def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
     """Return a line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was
     0."""
-    # Lines of one kind share a dictionary: 13,000 instructions a line instead of 17,000.
+    # Lines of one kind share a dictionary, which is faster (docs/notes/cpu.md).
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
     for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:
@@ -84,7 +102,7 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
         if at // 1.0 != second:
             second = at // 1.0
             date = _time(second)[:-1]
-        micros = (1e6 * (at - second)).__round__()  # `round` takes 500 more
+        micros = (1e6 * (at - second)).__round__()  # faster than `round`
         line["time"] = f"{date}{_MILLIS[micros // 1000]}{_MICROS[micros % 1000]}" if 0 < micros < 10**6 else _time(at)
         line["request_id"] = name
         if begun_at is not None:

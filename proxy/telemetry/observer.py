@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending, Usage
 from proxy.core.decision import Decision, DecisionRecord, ProfileResult
@@ -15,7 +16,7 @@ from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import ClientRequest, Clock, Identity
 from proxy.core.request import InferenceRequest
-from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Record
+from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Decided, Done, Ended, Served, Started
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import OTHER, Catalogue
 
@@ -86,7 +87,7 @@ MOST_TENANTS = 200
 
 
 class RequestSeries:
-    """The series of requests. Each method counts records of one kind of event, see `access_log.Record`."""
+    """The series of requests. Each method counts records of one kind of event, see `access_log` for their values."""
 
     def __init__(self, catalogue: Catalogue, endpoints: EndpointSeries, model_limit: int = 1000) -> None:
         self._catalogue = catalogue
@@ -103,14 +104,14 @@ class RequestSeries:
 
     # Loops that fill dictionaries take a third of what sorting and chains of iterators over columns took.
 
-    def decided(self, records: Sequence[Record]) -> None:
+    def decided(self, records: Sequence[Decided]) -> None:
         seconds = []
         for endpoint, taken in records:
             self._endpoints.of(endpoint).decisions += 1
             seconds.append(taken)
         self._decision_seconds.observe_all(seconds)
 
-    def begun(self, records: Sequence[Record]) -> None:
+    def begun(self, records: Sequence[Started]) -> None:
         """Count responses whose first byte arrived."""
         seconds: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
         for status, at, received_at, model, stream in records:
@@ -120,9 +121,9 @@ class RequestSeries:
             cells = self._cells_of(model)
             (cells.ttft_stream if stream else cells.ttft_whole).observe_all(of_kind)
 
-    def attempts_ended(self, records: Sequence[Record]) -> None:
+    def attempts_ended(self, records: Sequence[Ended]) -> None:
         endings: defaultdict[tuple[Endpoint, str], int] = defaultdict(int)
-        responses: defaultdict[str, list[Record]] = defaultdict(list)
+        responses: defaultdict[str, list[Served]] = defaultdict(list)
         expected = hits = 0
         for endpoint, ending, attempt, predicted, prompt, status, model, response in records:
             endings[endpoint, ending._value_] += 1
@@ -151,7 +152,7 @@ class RequestSeries:
             cell = self._catalogue.stage_seconds.cell(attempt.stage.value, ending)
             cell.observe(attempt.last_byte_at - attempt.started_at)
 
-    def requests_ended(self, records: Sequence[Record]) -> None:
+    def requests_ended(self, records: Sequence[Done]) -> None:
         seconds: defaultdict[tuple[str | None, str, int, str, type[Ending | Reason]], list[float]] = defaultdict(list)
         for (_, _, path, received_at, identity), ended_at, status, outcome, _, last in records:
             seconds[last[0], path, status, outcome._value_, type(outcome)].append(ended_at - received_at)
@@ -160,7 +161,7 @@ class RequestSeries:
         for kind, of_kind in seconds.items():
             self._ended(*kind, of_kind)
 
-    def _responded(self, cells: _ModelCells, responses: Sequence[Record]) -> None:
+    def _responded(self, cells: _ModelCells, responses: Sequence[Served]) -> None:
         prompts = completions = counted = hits = 0
         paces = []
         for stream, usage, chunks, first, last in responses:
@@ -262,10 +263,10 @@ class Observer(Listener):
         self._now = clock.now
         self.access_log = access_log
         self._series = RequestSeries(catalogue, endpoints, model_limit)
-        self._decided: list[Record] = []
-        self._begun: list[Record] = []
-        self._attempts: list[Record] = []
-        self._requests: list[Record] = []
+        self._decided: list[Decided] = []
+        self._begun: list[Started] = []
+        self._attempts: list[Ended] = []
+        self._requests: list[Done] = []
 
     def decided(
         self,
@@ -365,7 +366,7 @@ class Observer(Listener):
     def _batches(self) -> Iterator[None]:
         """Process one batch per step. An attempt is counted before its request, because the request gets the label of
         the attempt's model. Two tasks may iterate at a time: no record is processed twice."""
-        kinds = (
+        kinds: tuple[tuple[list[Any], Callable[[list[Any]], None]], ...] = (
             (self._decided, self._series.decided),
             (self._begun, self._series.begun),
             (self._attempts, self._series.attempts_ended),
@@ -379,7 +380,7 @@ class Observer(Listener):
                     count(batch)
                     yield
 
-    def _request_batch(self, records: list[Record]) -> None:
+    def _request_batch(self, records: list[Done]) -> None:
         self._series.requests_ended(records)
         if self.access_log is not None:
             self.access_log.write(records)

@@ -262,7 +262,7 @@ class PodConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        feed = self._feed  # to call what a slot has as if it were a method takes 100 instructions more
+        feed = self._feed  # faster than calling a slot as a method
         try:
             try:
                 feed(data)
@@ -276,7 +276,7 @@ class PodConnection(asyncio.Protocol):
                     receive(data)
                     return
                 passed = self.passed + len(data)
-                # Behind a CLOSED there is no line feed but the chunk's. To ask for two bytes takes 500 instructions.
+                # Behind a CLOSED there is no line feed but the chunk's. Comparing two bytes is slower.
                 if self.meter.marks[-1] and data[-1] == LINE_FEED and passed < self._flush_at:
                     self.passed = passed
                     write = self._write

@@ -14,7 +14,7 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Reason
 from proxy.core.ports import Identity, ManualClock
 from proxy.telemetry import lines, observer
-from proxy.telemetry.access_log import FIELDS, NO_ATTEMPT, AccessLog, Record, lines_of
+from proxy.telemetry.access_log import FIELDS, NO_ATTEMPT, AccessLog, Done, lines_of
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
@@ -220,7 +220,7 @@ RECORDS = st.tuples(
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=5), SECONDS)
-def test_a_batch_equals_its_single_lines(records: list[Record], epoch: float) -> None:
+def test_a_batch_equals_its_single_lines(records: list[Done], epoch: float) -> None:
     batch = lines_of(records, epoch)
     assert list(map(json.loads, batch.splitlines())) == [json.loads(plain_line(record, epoch)) for record in records]
     assert [list(json.loads(line)) for line in batch.splitlines()] == [
@@ -228,7 +228,7 @@ def test_a_batch_equals_its_single_lines(records: list[Record], epoch: float) ->
     ]
 
 
-def plain_line(record: Record, epoch: float) -> bytes:
+def plain_line(record: Done, epoch: float) -> bytes:
     (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, attempt_of = record
     model, endpoint, first, usage, received, attempt, error = attempt_of
     fields: dict[str, Any] = {
