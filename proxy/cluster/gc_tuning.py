@@ -7,7 +7,6 @@ import gc
 import resource
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -47,23 +46,23 @@ class Collector:
         self._idle = idle
         self._memory = memory or resident
         self._after_last = 0
-        self._stack = AsyncExitStack()
+        self._tasks = Tasks()
 
     async def __aenter__(self) -> Collector:
-        self._stack.callback(gc.set_threshold, *gc.get_threshold())
-        self._stack.callback(gc.unfreeze)
+        self._thresholds = gc.get_threshold()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(YOUNG, gc.get_threshold()[1], NEVER)
+        gc.set_threshold(YOUNG, self._thresholds[1], NEVER)
         self._after_last = self._memory()
-        tasks = await self._stack.enter_async_context(Tasks())
-        tasks.keep(self._run, "garbage-collection")
+        self._tasks.keep(self._run, "garbage-collection")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        await self._tasks.stop()
+        gc.unfreeze()
+        gc.set_threshold(*self._thresholds)
 
     def check(self) -> bool:
         """Whether there was reason for a full collection; it is done then."""

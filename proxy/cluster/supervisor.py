@@ -8,9 +8,10 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any
 
 import orjson
 
@@ -60,8 +61,6 @@ class Supervisor:
     def __init__(self, settings: Settings, workers: int, *, reader: ConfigReader | None = None) -> None:
         self._settings = settings
         self._number_of_workers = workers
-        self._single = App(settings)
-        """The proxy that each worker runs, built to validate it and never started."""
         self._clock = SystemClock()
         self._random = random.Random()
         self._catalogue = Catalogue(__version__)
@@ -83,13 +82,12 @@ class Supervisor:
             lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(FrameKind.LEVELS, levels)
         )
         self._workers = Workers(self._broker, self._clock, self._catalogue)
-        readers: list[Callable[[], None]] = []
-        self._exposition = HostExposition(self._catalogue, self._series, self._workers, readers)
         self._signals = WorkerSignals(self._catalogue, self._workers)
         self.autoscaling = Autoscaling(
             settings.autoscale, settings.replicas, self.fleet, self._signals, self._catalogue, self._clock, self._random
         )
-        readers.extend((self._signals.read, self.autoscaling.read))
+        readers = self._signals.read, self.autoscaling.read
+        self._exposition = HostExposition(self._catalogue, self._series, self._workers, readers)
         self._dashboard = self._make_dashboard()
         self._others: OtherHosts | None = None
         if settings.replicas.is_shared:
@@ -112,6 +110,8 @@ class Supervisor:
         self._replica.questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
         self._authenticator: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""
+        self._effective: Mapping[str, Any] = {}
+        """Every value in effect, with its origin."""
         self._state = State()
         self._stack = AsyncExitStack()
         self._build(settings).commit()
@@ -200,8 +200,8 @@ class Supervisor:
 
     def _build(self, settings: Settings) -> Draft:
         """Build the proxy. Raise ConfigError for settings that no worker could serve with."""
-        draft, single = self._state.draft(), App(settings)
-        draft.assign(self, _settings=settings, _single=single)
+        draft = self._state.draft()
+        draft.assign(self, _settings=settings, _effective=App(settings).effective())
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
         draft.assign(self._trust, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(self._breakers, settings=settings.reliability.breaker)
@@ -226,7 +226,7 @@ class Supervisor:
         application = admin_application(
             fleet=self.fleet,
             exposition=self._exposition,
-            config=lambda: self._single.effective(),
+            config=lambda: self._effective,
             session=self._session,
             trust=self._trust,
             stopping=lambda: self._is_stopping or not (self._has_started and self.serving),

@@ -44,17 +44,17 @@ _NEWS = {FrameKind.POD: News.POD, FrameKind.METRICS: News.METRICS, FrameKind.ROL
 
 
 class Worker(SharingApp):
-    """A proxy on inherited sockets. `bus` is connected to the broker; `lost` is called when the supervisor is gone."""
+    """A proxy on inherited sockets. `bus` is connected to the broker. `stop` is set when the supervisor is gone."""
 
     fleet: Mirror
 
-    def __init__(self, settings: Settings, setup: Setup, bus: socket.socket, lost: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, setup: Setup, bus: socket.socket, stop: asyncio.Event) -> None:
         self._setup = setup
         self._bus = bus
         self._workers, self._seat = setup.workers, setup.seat
         self._id, self._beat_every = member_id(bytes.fromhex(setup.host), setup.number), BEAT_EVERY
         self._decision_prefix = f"w{setup.number}-"
-        self._on_lost = lost
+        self._stop = stop
         self._knows_the_fleet = asyncio.Event()
         self._is_up = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -152,8 +152,11 @@ class Worker(SharingApp):
             self._levels.apply(body)
 
     def _lost(self) -> None:
+        """The link ends with every worker. Before SIGTERM, it means that the supervisor is gone."""
         self._knows_the_fleet.set()  # so that a start that waits for it ends
-        self._on_lost()
+        if not self._stop.is_set():
+            log.error("lost the supervisor; this worker ends")
+            self._stop.set()
 
 
 class WorkerModelReads(ModelReads):
@@ -190,17 +193,9 @@ def run(descriptor: int) -> None:
 
 
 async def _serve(settings: Settings, setup: Setup, bus: socket.socket) -> None:
-    stop, is_orphaned = asyncio.Event(), False
+    stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
-    def lost() -> None:
-        """The link ends with every worker. Before SIGTERM, it means that the supervisor is gone."""
-        nonlocal is_orphaned
-        is_orphaned |= not stop.is_set()
-        stop.set()
-
-    worker = Worker(settings, setup, bus, lost)
+    worker = Worker(settings, setup, bus, stop)
     async with Collector(lambda: not worker.ledger.in_flight, lambda: resident() - worker.index_bytes), worker:
         await stop.wait()
-    if is_orphaned:
-        log.error("lost the supervisor; this worker ended")
