@@ -13,7 +13,7 @@ from tests.helpers.scenarios.stack import stack
 from tests.helpers.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
-"""A stream of 2,000 tokens takes 40 s: who leaves it after the first one is seen to leave."""
+"""A stream of 2,000 tokens takes 40 s, so that a disconnection after the first token is observed."""
 
 CLIENTS: dict[str, list[str | Path]] = {
     "openai-python": [PYTHON, PROGRAMS / "openai_python.py"],

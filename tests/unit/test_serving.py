@@ -1,4 +1,4 @@
-"""What is asked of the plugins of all pools."""
+"""The headers that the plugins of all pools read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is known of an engine that hangs behind a server that says all is well."""
+"""Ejection of an engine that hangs behind a server whose health check succeeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit on open files: `kvlane serve` raises it, and says so when it is reached without blaming a pod."""
+"""The limit on open files: `kvlane serve` raises it, and reports when it is reached without blaming a pod."""
 
 from __future__ import annotations
 

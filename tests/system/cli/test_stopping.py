@@ -1,4 +1,4 @@
-"""How `kvlane serve` ends: balancers hear of it first, streams finish, and who insists is obeyed."""
+"""How `kvlane serve` stops: load balancers notice first, streams finish, and a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.waiting import PATIENCE, wait_until
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
 LONG = 600.0
-"""Seconds in which a test asks as balancers do."""
+"""The seconds in which a test polls readiness as load balancers do."""
 SETTLE, BRIEF = 1.0, 0.2
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2])

@@ -11,7 +11,7 @@ from tests.helpers.cluster.host import CHAT, Host, host, question, ready_pods, u
 from tests.helpers.waiting import until
 
 RARELY = {"interval": "60s"}
-"""Without a reason, pods are asked for their models before the first request only."""
+"""Without a reason, models are read from pods before the first request only."""
 
 MODELS = {"aliases": {"gpt-4o": "sim"}, "wake": {"enabled": True}}
 

@@ -1,4 +1,4 @@
-"""Requests through a real Envoy that asks kvlane where they go."""
+"""Requests through a real Envoy that uses kvlane as its endpoint picker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a request once it is known who sends it."""
+"""Admission of requests whose sender is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which key, and what it opens."""
+"""API keys: their holders and their scopes."""
 
 from __future__ import annotations
 

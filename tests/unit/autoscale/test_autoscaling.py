@@ -1,4 +1,4 @@
-"""The loops of all pools, what is shown of them, and who of several proxies leads."""
+"""The autoscaling loops of all pools, their status, and the election of a leader among several proxies."""
 
 from __future__ import annotations
 

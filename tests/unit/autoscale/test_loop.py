@@ -1,4 +1,4 @@
-"""The loop of one pool, on a clock that moves when the test says so."""
+"""The autoscaling loop of one pool, on a manual clock."""
 
 from __future__ import annotations
 

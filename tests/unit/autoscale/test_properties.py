@@ -1,4 +1,4 @@
-"""What holds of every division of a total, whatever it is asked."""
+"""Properties of every division of a total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The foreign engine keeps to its formulas, and its oracle foresees what it does."""
+"""The foreign engine follows its formulas, and its oracle predicts it exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine that ticks shares itself among prompts, and its oracle foresees what it does."""
+"""The ticking engine divides its time among prompts, and its oracle predicts it exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the catalogue says."""
+"""docs/metrics.md equals the catalogue of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removed settings are refused, and the refusal says what holds in their place."""
+"""Removed settings are refused, and the error names their replacement."""
 
 from __future__ import annotations
 

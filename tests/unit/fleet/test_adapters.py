@@ -1,4 +1,4 @@
-"""A pod says which of its models are adapters of another."""
+"""A pod lists which of its models are adapters of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often pods may be asked."""
+"""The budget that limits how often pods are scraped."""
 
 import asyncio
 from contextlib import ExitStack

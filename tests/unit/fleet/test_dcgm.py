@@ -1,4 +1,4 @@
-"""What an exporter beside a pod says of its GPUs."""
+"""The GPU metrics of a DCGM exporter beside a pod."""
 
 from __future__ import annotations
 

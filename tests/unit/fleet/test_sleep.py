@@ -1,4 +1,4 @@
-"""Pods that sleep are asked for nothing, whatever else is the matter."""
+"""Sleeping pods get no requests, whatever else is wrong with them."""
 
 from __future__ import annotations
 

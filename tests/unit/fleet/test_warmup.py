@@ -1,4 +1,4 @@
-"""Pods that come are sent what is asked most."""
+"""New pods are sent the most frequent prompts."""
 
 from __future__ import annotations
 

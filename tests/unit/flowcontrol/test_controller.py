@@ -1,4 +1,4 @@
-"""Who goes on, who waits, who is refused and who has to go."""
+"""Requests that are dispatched, queued, refused or evicted."""
 
 from __future__ import annotations
 

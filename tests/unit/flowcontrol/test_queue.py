@@ -1,4 +1,4 @@
-"""The order in which requests leave the queue, and who has to leave it for others."""
+"""The order in which requests leave the queue, and which are evicted for others."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.unit.http.test_without_usage import two_streams
 MANY = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BODY = b'{"messages":[{"role":"user","content":"Hello"}],"stream":true}'
 WANTED = BODY[:-1] + b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
-"""By a client that takes all that its engine says."""
+"""A client that requests everything the engine can report."""
 
 RESPONSE = two_streams(["One", " two", '"quoted"', "\n\n", " é", ""])
 EVENTS, PLAIN = RESPONSE.with_usage, RESPONSE.plain

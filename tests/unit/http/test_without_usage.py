@@ -1,4 +1,4 @@
-"""Streams whose usage the proxy asked for: their clients get what they would have got without the question."""
+"""Streams whose usage the proxy requested: clients get the same bytes as without that request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is woken up, and who waits for it."""
+"""Which sleeping pods are woken, and which requests wait for them."""
 
 from __future__ import annotations
 

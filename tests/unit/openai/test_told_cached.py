@@ -1,4 +1,4 @@
-"""Usage that says what the pod that computed the prompt had cached."""
+"""Usage that includes the cached tokens of the pod that computed the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Active checks, with a pod that responds to them as the test says."""
+"""Active health checks, with a pod whose responses the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations that split requests: from the document to who serves which stage."""
+"""Configurations that split requests: from the document to the pod of each stage."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""An EndpointPickerConfig is read piece by piece, and says all its faults at once."""
+"""An EndpointPickerConfig is parsed piece by piece, and all its faults are reported at once."""
 
 import contextlib
 from pathlib import Path

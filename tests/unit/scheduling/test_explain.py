@@ -1,4 +1,4 @@
-"""`explain` says what every filter and scorer did."""
+"""`explain` shows the result of every filter and scorer."""
 
 import random
 from collections.abc import Generator, Sequence

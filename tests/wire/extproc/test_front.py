@@ -1,4 +1,4 @@
-"""What gateways connect to: asked to leave between two frames, and served until they have gone."""
+"""The listener for gateways: connections end between two frames, and are served until they are closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that asks one pod, on real sockets."""
+"""The refresh loop of one pod, on real sockets."""
 
 from __future__ import annotations
 

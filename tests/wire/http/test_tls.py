@@ -1,4 +1,4 @@
-"""TLS on both sides: who shows and demands certificates, and what happens when their files change."""
+"""TLS on both sides: which certificates are shown and required, and what happens when their files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the API server is, and as whom it is asked."""
+"""The address of the API server and the credentials for it."""
 
 from __future__ import annotations
 

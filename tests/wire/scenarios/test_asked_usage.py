@@ -1,4 +1,4 @@
-"""Usage that kvlane asks for itself: its client sees nothing of it, kvlane's books have it."""
+"""Usage that kvlane requests for itself: clients do not see it, metrics and limits count it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a request went where it went, asked of a whole proxy before simulated pods."""
+"""Explanations of decisions by a whole proxy before simulated pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the whole says of itself at /metrics after it has been used."""
+"""The metrics of a whole proxy at /metrics after it has been used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that serve other models than when they were last asked: clients notice nothing."""
+"""Pods whose models changed since they were last read: clients notice nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
 RARELY: dict[str, Any] = {"pods": {"refresh": {"interval": "60s"}}}
-"""Without a reason, pods are asked for their models before the first request only."""
+"""Without a reason, models are read from pods before the first request only."""
 
 
 def base(**fields: Any) -> SimConfig:

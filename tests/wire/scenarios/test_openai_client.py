@@ -1,4 +1,4 @@
-"""The official client before the proxy: what it raises, what it yields, and which pod it reaches."""
+"""The official client before the proxy: its errors, its results, and the pod that it reaches."""
 
 from __future__ import annotations
 

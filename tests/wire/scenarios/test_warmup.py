@@ -1,4 +1,4 @@
-"""Pods that come, or were restarted, have what is asked most before anybody asks."""
+"""New and restarted pods have the most frequent prompts before any client sends one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the admin port says was written is what it takes."""
+"""The configuration that the admin port shows as written can be applied again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use the admin port, and what the log says of it."""
+"""Keys of the admin port, and their log lines."""
 
 from __future__ import annotations
 

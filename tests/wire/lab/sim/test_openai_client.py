@@ -1,4 +1,4 @@
-"""The official client finds in a simulated pod what it expects of a server."""
+"""The official client works with a simulated pod as with a real server."""
 
 from __future__ import annotations
 
