@@ -33,7 +33,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Retries before the first byte of a response. A 429 is tried once on each other pod; other 4xx responses are
+    """Retries before a response has started. A 429 is tried once on each other pod; other 4xx responses are
     final."""
 
     attempts: int = param(
