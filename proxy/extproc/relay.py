@@ -157,6 +157,8 @@ class EnvoyRelay(Relay):
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise failure(details)
+        if details and details != BY_POD:
+            attempt.is_by_gateway = True
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
         if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
@@ -263,6 +265,9 @@ def _status(text: str) -> int:
         return int(text)
     raise BadGateway("The gateway passed a response on that has no valid status.")
 
+
+BY_POD = "via_upstream"
+"""The details of a response of a pod. A response of a filter behind this one has details of the filter."""
 
 NOT_REACHED = ("no_healthy_upstream", "connection_failure", "connection_timeout", "refused")
 """Parts of the details of a request that no pod has received."""

@@ -270,4 +270,4 @@ def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bo
     if error is not None:
         return isinstance(error, UpstreamFailed | BadGateway)
     failed = attempt.ending is Ending.UPSTREAM_FAILED or attempt.ending is Ending.TIMED_OUT
-    return failed or (attempt.status is not None and attempt.status >= 500)
+    return failed or (attempt.status is not None and attempt.status >= 500 and not attempt.is_by_gateway)

@@ -303,6 +303,28 @@ async def test_a_limit_of_the_gateway_is_no_failure_of_a_pod(tmp_path: Path) -> 
         assert (await s.chat())[0].status == 200
 
 
+def with_a_refusing_filter(config: dict[str, Any]) -> None:
+    """The filter is behind kvlane's, and refuses all requests but one."""
+    kind = "type.googleapis.com/envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
+    always = {"default_value": {"numerator": 100}}
+    bucket = {"max_tokens": 1, "fill_interval": "3600s"}
+    limits = {"@type": kind, "stat_prefix": "limit", "status": {"code": "ServiceUnavailable"}, "token_bucket": bucket}
+    limits |= {"filter_enabled": always, "filter_enforced": always}
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_filters"].insert(-1, {"name": "limit", "typed_config": limits})
+
+
+async def test_a_response_of_a_filter_behind_kvlane_is_no_failure_of_a_pod(tmp_path: Path) -> None:
+    settings = {"reliability": {"breaker": {"failures": 1}}}
+    async with through_envoy(tmp_path, settings=settings, edit=edited(with_a_refusing_filter)) as s:
+        assert (await s.chat())[0].status == 200
+        for _ in range(4):
+            async with s.http.post(s.url + CHAT, json=chat_body("Hi")) as response:
+                assert (response.status, await response.text()) == (503, "local_rate_limited")
+        await s.idle()
+        assert not s.app.fleet.own_ejections()
+
+
 async def test_the_served_pod_is_read_from_a_gateway_with_fallbacks(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, gone):
         response, _ = await s.chat(PROMPT)
