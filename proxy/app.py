@@ -31,7 +31,7 @@ from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.dry_run import DryRun, OwnDecisions
-from proxy.extproc.request import Addresses
+from proxy.extproc.addresses import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads

@@ -22,7 +22,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
-from proxy.extproc.request import Addresses, SubsetGate
+from proxy.extproc.addresses import Addresses, SubsetGate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger

@@ -19,6 +19,7 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.ports import Race, Relay
+from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import (
     DESTINATION,
     FULL_DUPLEX_STREAMED,
@@ -34,7 +35,7 @@ from proxy.extproc.messages import (
     with_destination,
     with_fields,
 )
-from proxy.extproc.request import Addresses, GatewayRequest, attributes_of, fields_of, metadata_of
+from proxy.extproc.request import GatewayRequest, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing, UntilClose
 from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for

@@ -17,9 +17,10 @@ import grpc.aio
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.extproc import messages
+from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import GO_AWAY, GrpcFrames, go_on, immediate, pieces_of
 from proxy.extproc.relay import EnvoyRelay
-from proxy.extproc.request import Addresses, GatewayRequest, Stream
+from proxy.extproc.request import GatewayRequest, Stream
 from proxy.extproc.settings import ExtProcSettings
 from proxy.http.response import RelayContext
 from proxy.http.server import listen_on, port_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.extproc.request import SUBSET_KEY
+from proxy.extproc.addresses import SUBSET_KEY
 from proxy.lab.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack

@@ -11,7 +11,7 @@ from aiohappyeyeballs import AddrInfoType
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectFailed
 from proxy.core.ports import ManualClock
-from proxy.extproc.request import KEPT, Addresses
+from proxy.extproc.addresses import KEPT, Addresses
 
 
 class Names:
