@@ -113,7 +113,7 @@ async def _refresh(ports: list[int]) -> dict[str, float]:
         FleetRunner(fleet, settings, fetcher, clock, random.Random(1)) as runner,
     ):
         assert await runner.first_contact(60)
-        interval = max(map(runner.interval_of, fleet.endpoints))
+        interval = max(one.interval for one in map(runner.refresher_of, fleet.endpoints) if one)
         await asyncio.sleep(1.5 * interval)
         window = min(25.0, max(4.0, 2 * interval))
         charged, seen = runner.budget.charged, runner.budget.rounds

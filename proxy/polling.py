@@ -10,6 +10,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 from proxy.fleet.models import ModelRounds
+from proxy.fleet.refresh import Refresher, Scraped
 from proxy.fleet.runner import STATIC, FleetRunner, named
 from proxy.fleet.store import Fleet, FleetSettings
 from proxy.http.settings import PodTlsContexts
@@ -56,6 +57,8 @@ class Polling:
         self.tasks = Tasks()
         """Runs the model reads."""
         self.runners: Mapping[str, FleetRunner] = {}
+        self.scraped: Scraped = lambda *_: None
+        """Called after every scrape."""
         self._rounds = ModelRounds(self._read_models, clock, self.tasks)
 
     def build(self, settings: Settings, draft: Draft) -> None:
@@ -67,6 +70,10 @@ class Polling:
     async def first_contact(self) -> None:
         """Wait until the pods are known well enough to serve requests."""
         await asyncio.gather(*(runner.first_contact(FIRST_CONTACT) for runner in self.runners.values()))
+
+    def refresher_of(self, endpoint: Endpoint) -> Refresher | None:
+        runner = self.runners.get(endpoint.pool)
+        return runner.refresher_of(endpoint) if runner else None
 
     def next_round(self) -> asyncio.Future[None]:
         """See ModelReads, here and below."""
@@ -81,7 +88,9 @@ class Polling:
         draft.assign(scraper, timeout=timeout)
         runner = draft.get(
             ("runner", name),
-            lambda: FleetRunner(self._fleet, pool.pods, scraper, clock, self._random, pool.engines, name),
+            lambda: FleetRunner(
+                self._fleet, pool.pods, scraper, clock, self._random, pool.engines, name, lambda *of: self.scraped(*of)
+            ),
         )
         draft.assign(runner, settings=(pool.pods, pool.engines))
         return runner
@@ -94,7 +103,7 @@ class Polling:
         draft.get(
             "health-checks",
             lambda: HealthChecks(
-                settings, fleet.watch, fleet, checker, self._random, self._check_failed, self._shortest
+                settings, fleet.watch, fleet, checker, self._random, self._check_failed, self._shortest, self._refused
             ),
             settings,
         )
@@ -104,9 +113,13 @@ class Polling:
         return [read for read in reads if read is not None]
 
     def _read_models_of(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
-        runner = self.runners.get(endpoint.pool)
-        return runner.read_models(endpoint) if runner else None
+        refresher = self.refresher_of(endpoint)
+        return refresher.read_models() if refresher else None
 
     def _shortest(self, endpoint: Endpoint) -> float:
-        runner = self.runners.get(endpoint.pool)
-        return SCRAPES_PER_CHECK * runner.interval_of(endpoint) if runner else 0.0
+        refresher = self.refresher_of(endpoint)
+        return SCRAPES_PER_CHECK * refresher.interval if refresher else 0.0
+
+    def _refused(self, endpoint: Endpoint) -> None:
+        if refresher := self.refresher_of(endpoint):
+            refresher.scrape_itself()

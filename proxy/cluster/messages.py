@@ -86,6 +86,8 @@ class FrameKind(IntEnum):
     """A breaker opened or closed, or the recovery of its pod is being tested."""
     DRAINS = 34
     """Pods that an operator drains or returns to service."""
+    SCRAPE = 27
+    """What a host has read from a pod, for hosts that then need not read it."""
     SPENT = 40
     """A charge on the limits of a key or tenant."""
     USED = 41
@@ -94,7 +96,7 @@ class FrameKind(IntEnum):
     """The highest waiting priority at the sender, and the caps that it lends."""
 
 
-SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 33, 34, 40, 41, 42))
+SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))
 """Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
 a pod that this one cannot reach."""
 

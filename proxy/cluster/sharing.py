@@ -14,6 +14,7 @@ from proxy.cluster.messages import FrameKind, Packet
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
 from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.scrapes import SharedScrapes
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import (
     SharedBreakers,
@@ -35,6 +36,7 @@ from proxy.flowcontrol.capacity import Lent, SharedCaps
 from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.sessions import SessionAffinity
+from proxy.polling import Polling
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import OPEN
 from proxy.settings import Settings
@@ -170,13 +172,14 @@ def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
 
 
 class OtherHosts:
-    """The other hosts of the deployment, and the pods that operators drained at any of them. Raises ConfigError if the
-    library for the store is missing."""
+    """The other hosts of the deployment, their scrapes, and the pods that operators drained at any of them. Raises
+    ConfigError if the library for the store is missing."""
 
     def __init__(
         self,
         settings: ReplicaSettings,
         fleet: Fleet,
+        polling: Polling,
         clock: Clock,
         rng: Random,
         catalogue: Catalogue,
@@ -192,7 +195,8 @@ class OtherHosts:
         self.drains = SharedDrains(
             lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name), replica.publish_to_all
         )
-        replica.state.put(drains=[self.drains])
+        scrapes = SharedScrapes(replica, fleet, polling, clock, lambda: configurations.of_deployment)
+        replica.state.put(drains=[self.drains], scrapes=[scrapes])
         fleet.watch(self.drains.added, self.drains.removed)
 
 
@@ -204,9 +208,12 @@ class Replicated(SharingApp):
     ) -> None:
         super().__init__(settings, registry, reader)
         self.fleet.watch(self._replica.added, self._replica.removed)
+        polling = self._process.polling
+        assert polling is not None
         self._others = OtherHosts(
             settings.replicas,
             self.fleet,
+            polling,
             self._clock,
             self._random,
             self._catalogue,

@@ -89,11 +89,14 @@ class Supervisor:
         readers = self._signals.read, self.autoscaling.read
         self._exposition = HostExposition(self._catalogue, self._series, self._workers, readers)
         self._dashboard = self._make_dashboard()
+        self._trust = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
+        self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         self._others: OtherHosts | None = None
         if settings.replicas.is_shared:
             self._others = OtherHosts(
                 settings.replicas,
                 self.fleet,
+                self._polling,
                 self._clock,
                 self._random,
                 self._catalogue,
@@ -105,8 +108,6 @@ class Supervisor:
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
         """The port for gateways, if it is enabled."""
-        self._trust = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
-        self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         self._replica.questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
         self._authenticator: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 import orjson
 
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, PodTls
+from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState, Freshness, Metrics, PodTls
 from proxy.core.ports import Clock
 from proxy.fleet.records import PodRecord
 from proxy.fleet.settings import DataParallelSettings, PodSettings
@@ -48,7 +48,7 @@ class MirroredFleet(Fleet):
         for record in self._records.values():
             yield News.POD, self._pod(record)
             for endpoint in record.endpoints:
-                yield News.METRICS, _metrics(endpoint, self._clock.now())
+                yield News.METRICS, self._metrics(endpoint)
         yield News.ROLL, self._roll()
 
     def restarted(self, endpoint: Endpoint) -> None:
@@ -60,7 +60,7 @@ class MirroredFleet(Fleet):
     def refreshed(self, endpoint: Endpoint) -> None:
         if self._record_of(endpoint):
             super().refreshed(endpoint)
-            self._publish(News.METRICS, _metrics(endpoint, self._clock.now()))
+            self._publish(News.METRICS, self._metrics(endpoint))
 
     def _update_state(self, record: PodRecord) -> None:
         super()._update_state(record)
@@ -97,6 +97,9 @@ class MirroredFleet(Fleet):
                 "ranks": len(record.endpoints),
             }
         )
+
+    def _metrics(self, endpoint: Endpoint) -> bytes:
+        return dumped({"name": endpoint.name, **metrics_values(endpoint, self._clock.now())})
 
     def _roll(self) -> bytes:
         return orjson.dumps(list(self._records))
@@ -147,16 +150,8 @@ class Mirror(Fleet):
                 self._call(self.on_ready, endpoint)
 
     def _apply_metrics(self, values: dict[str, Any]) -> None:
-        endpoint = self.get(values.pop("name"))
-        age, in_flight = values.pop("age"), int(values.pop("in_flight"))
-        for key in ("active_models", "waiting_models"):
-            values[key] = frozenset(values[key])
-        values["attributes"] = {
-            key: math.nan if value is None else value for key, value in values["attributes"].items()
-        }
-        values["freshness"] = Freshness(values["freshness"])
-        scraped_at = -math.inf if age is None else self._clock.now() - age
-        metrics = Metrics(**values, scraped_at=scraped_at)
+        endpoint = self.get(values["name"])
+        metrics, in_flight = read_metrics(values, self._clock.now())
         if endpoint is not None:
             endpoint.publish(metrics, in_flight)
             self.refreshed(endpoint)
@@ -181,21 +176,38 @@ def _pod_settings(values: dict[str, Any]) -> PodSettings:
     return PodSettings(**{**values, **own})
 
 
-def _metrics(endpoint: Endpoint, now: float) -> bytes:
-    """Send ages instead of times, because clocks differ. `in_flight` are the requests on the pod when it was
-    scraped."""
+def metrics_values(endpoint: Endpoint, now: float) -> dict[str, Any]:
+    """Return the last scrape of an endpoint for other processes: its age, because clocks differ, the requests in flight
+    when it was sent, and all values that are not the default."""
     metrics = endpoint.metrics
-    values = {item.name: getattr(metrics, item.name) for item in dataclasses.fields(metrics)}
-    values["active_models"] = list(metrics.active_models)
-    values["waiting_models"] = list(metrics.waiting_models)
-    del values["scraped_at"]
-    return orjson.dumps(
-        {
-            "name": endpoint.name,
-            "age": now - metrics.scraped_at,
-            "in_flight": endpoint.in_flight_at_scrape,
-            **values,
-            "freshness": metrics.freshness.value,
-            "attributes": dict(metrics.attributes),
-        }
-    )
+    values = {name: value for name, default in _DEFAULTS.items() if (value := getattr(metrics, name)) != default}
+    return {"age": round(now - metrics.scraped_at, 4), "in_flight": endpoint.in_flight_at_scrape, **values}
+
+
+def dumped(message: Any) -> bytes:
+    """Return a message, with values of scrapes in it, as JSON."""
+    return orjson.dumps(message, default=lambda value: dict(value) if isinstance(value, Mapping) else list(value))
+
+
+def read_metrics(values: Mapping[str, Any], now: float) -> tuple[Metrics, int]:
+    """Return the metrics, and the requests in flight when they were scraped. Raises ValueError, KeyError, TypeError or
+    AttributeError."""
+    age = values["age"]
+    read = {name: _READERS[name](value) for name, value in values.items() if name in _READERS}
+    return Metrics(**read, scraped_at=-math.inf if age is None else now - max(0.0, age)), int(values["in_flight"])
+
+
+_DEFAULTS = {item.name: getattr(NEVER_SCRAPED, item.name) for item in dataclasses.fields(Metrics)}
+del _DEFAULTS["scraped_at"]
+
+_READERS_BY_TYPE: Mapping[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "Freshness": Freshness,
+    "frozenset[str]": lambda names: frozenset(map(str, names)),
+    "Mapping[str, float]": lambda found: {
+        key: math.nan if value is None else float(value) for key, value in found.items()
+    },
+}
+_READERS = {item.name: _READERS_BY_TYPE[str(item.type)] for item in dataclasses.fields(Metrics)}
+del _READERS["scraped_at"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from zlib import crc32
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, UpstreamFailed
@@ -22,7 +24,7 @@ from proxy.telemetry.exposition import SampleReader, ScrapeError
 log = logging.getLogger(__name__)
 
 STALE_AFTER = 3
-"""Number of missed scrapes."""
+"""Number of missed scrapes: of failed ones, or of scrapes by another process that are not received."""
 
 MODELS_INTERVAL = 5.0
 MODELS_RETRY = 1.0
@@ -42,8 +44,18 @@ class _NoResponse(Exception):
     """The pod sent no complete, valid response."""
 
 
+Scraped = Callable[[Endpoint, float, int], None]
+"""Called after a scrape with the pod, the seconds within which another one follows, which are 0 after a failure, and
+a number for its list of models."""
+
+
 class Refresher:
-    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it responds."""
+    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it responds.
+
+    While it receives scrapes by another process it does not scrape a pod that it has reached itself. It scrapes the pod
+    at once when the other process cannot, and when anything but the metrics has changed, such as the engine's process
+    or the list of models.
+    """
 
     def __init__(
         self,
@@ -55,9 +67,11 @@ class Refresher:
         budget: ScrapeBudget,
         clock: Clock,
         rng: Random,
+        scraped: Scraped = lambda *_: None,
     ) -> None:
         self._endpoint = endpoint
         self._sink = sink
+        self._scraped = scraped
         self._fetcher = fetcher
         self.settings = settings
         self.engines = engines
@@ -70,12 +84,16 @@ class Refresher:
         self._missed = 0
         self._last: Sequence[Metrics] = ()
         """The last metrics of each rank."""
+        self._received_at = self._received_until = -math.inf
+        """When the last scrape by another process was used, and until when it counts."""
+        self._listed = 0
+        """A number for the last list of models."""
         self._models_due = clock.now()
         self._models_wanted: asyncio.Future[None] | None = None
         """Done after the next read of the models, which `read_models` has requested."""
         self._may_read_from = clock.now()
         self._wake = asyncio.Event()
-        """Set while `_models_wanted` is set."""
+        """Set when the next round should not wait."""
         self._bad_models = ""
         """Why the last list of models was ignored."""
         self._gpus = Gpus(endpoint, fetcher, clock)
@@ -90,13 +108,37 @@ class Refresher:
             self._wake.set()
         return self._models_wanted
 
+    def receive(self, seconds: float, listed: int, ranks: Sequence[tuple[Metrics, int]]) -> None:
+        """Use a scrape by another process: see Scraped, and for each rank its metrics and the requests in flight."""
+        if not self._last or self._missed:
+            return
+        now, metrics = self._clock.now(), [of_rank for of_rank, _ in ranks]
+        has_other_models = listed != self._listed and now >= self._models_due
+        if len(ranks) != len(self._endpoint.ranks) or has_other_models or any(map(_was_restarted, metrics, self._last)):
+            self.scrape_itself()
+            return
+        self._received_until = now + seconds
+        if metrics[0].scraped_at > self._last[0].scraped_at:
+            self._received_at = now
+            self._use(self._endpoint.ranks, metrics, [in_flight for _, in_flight in ranks])
+
+    def scrape_itself(self) -> None:
+        """Scrape the pod at once if another process does."""
+        if self._received_until > self._clock.now():
+            self._received_until = -math.inf
+            self._wake.set()
+
     async def run(self, delay: float = 0.0) -> None:
         """Start after `delay` seconds."""
         try:
             await asyncio.sleep(delay)
-            with self._budget:
-                while True:
-                    began = self._clock.now()
+            while True:
+                began = self._clock.now()
+                if began < self._received_until and self._models_wanted is None:
+                    self._wake.clear()
+                    await self._rest(self._received_until - began)
+                    continue
+                with self._budget:
                     await metered(self._round(), self._clock, self._budget.charge)
                     self.tried.set()
                     await self._rest(self._pause(self._clock.now() - began))
@@ -119,7 +161,7 @@ class Refresher:
         return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
 
     async def _rest(self, seconds: float) -> None:
-        """Sleep until the next round: less if the pod's models are wanted."""
+        """Sleep until the next round: less if the pod's models are wanted, or another process stops to scrape it."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -130,9 +172,11 @@ class Refresher:
     def _start_wanted_read(self) -> asyncio.Future[None] | None:
         """Return what is to be done after this round, if the models are to be read in it."""
         now, wanted = self._clock.now(), self._models_wanted
-        if wanted is None or now < self._may_read_from:
+        if wanted is not None and now < self._may_read_from:
             return None
         self._wake.clear()
+        if wanted is None:
+            return None
         self._models_wanted, self._may_read_from = None, now + max(ROUND_EVERY, self._budget.affordable)
         return wanted
 
@@ -172,7 +216,7 @@ class Refresher:
         if not dialect.lists_all_ranks:
             number = max(number, len(endpoint.ranks))
         endpoints = self._sink.ranks_seen(endpoint, number)
-        if endpoints[0] is endpoint:
+        if endpoints[0] is endpoint and sent_at >= self._received_at:  # else its counters may be older
             self._on_metrics(endpoints, scrape.of(endpoints), in_flight)
         return True
 
@@ -183,7 +227,9 @@ class Refresher:
             status, body = await self._get(self._endpoint.url + "/v1/models")
             if status not in (200, 404):
                 return False
-            self._sink.listed(self._endpoint, parse_models(body) if status == 200 else None)
+            cards = parse_models(body) if status == 200 else ()
+            self._listed = crc32(repr(sorted((card["id"], str(card.get("root"))) for card in cards)).encode())
+            self._sink.listed(self._endpoint, cards)
         except _NoResponse:
             return False
         except ScrapeError as error:
@@ -218,17 +264,23 @@ class Refresher:
         if any(map(_was_restarted, metrics, self._last)):
             log.warning("pod %s was restarted", self._pod)
             self._sink.restarted(self._endpoint)
+        if self.settings.dcgm is not None:
+            metrics = [replace(each, attributes={**each.attributes, **self._gpus.attributes}) for each in metrics]
+        self._use(endpoints, metrics, [*in_flight, *(each.load.requests for each in endpoints[len(in_flight) :])])
+        took = self._clock.now() - metrics[0].scraped_at
+        self._scraped(self._endpoint, STALE_AFTER * (self._budget.interval + took), self._listed)
+
+    def _use(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
         self._missed, self._last = 0, metrics
-        for index, endpoint in enumerate(endpoints):
-            of_rank = metrics[index]
-            if self.settings.dcgm is not None:
-                of_rank = replace(of_rank, attributes={**of_rank.attributes, **self._gpus.attributes})
-            endpoint.publish(of_rank, in_flight[index] if index < len(in_flight) else endpoint.load.requests)
+        for endpoint, of_rank, requests in zip(endpoints, metrics, in_flight, strict=False):
+            endpoint.publish(of_rank, requests)
         for endpoint in endpoints:
             self._sink.refreshed(endpoint)
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
+        if self._missed == 1:
+            self._scraped(self._endpoint, 0.0, 0)
         self._sink.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
             log.warning("pod %s: the metrics are stale: %s", self._pod, why)

@@ -15,7 +15,7 @@ from proxy.fleet.discovery import Source
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.kubernetes import KubernetesSource
-from proxy.fleet.refresh import Refresher, ScrapeBudget
+from proxy.fleet.refresh import Refresher, ScrapeBudget, Scraped
 from proxy.fleet.scrape import Fetcher
 from proxy.fleet.settings import PodSettings, PodSources
 from proxy.fleet.store import Fleet, PoolPods
@@ -50,8 +50,10 @@ class FleetRunner:
         rng: Random,
         engines: Engines | None = None,
         pool: str = DEFAULT_POOL,
+        scraped: Scraped = lambda *_: None,
     ) -> None:
         refresh = settings.refresh
+        self._scraped = scraped
         self._fleet = fleet
         self._pool = pool
         self._settings = settings
@@ -104,15 +106,10 @@ class FleetRunner:
         """The names under which this runner adds and removes pods."""
         return {STATIC, *self._polled}
 
-    def interval_of(self, endpoint: Endpoint) -> float:
-        """Return the seconds between two scrapes of the endpoint, 0 if this runner does not scrape it."""
+    def refresher_of(self, endpoint: Endpoint) -> Refresher | None:
+        """Return None for an endpoint that is not of this runner."""
         found = self._loops.get(endpoint.lead)
-        return found[0].interval if found else 0.0
-
-    def read_models(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
-        """Request a read of the endpoint's models, see Refresher; None if this runner does not scrape it."""
-        found = self._loops.get(endpoint.lead)
-        return found[0].read_models() if found else None
+        return found[0] if found else None
 
     async def first_contact(self, timeout: float) -> bool:
         """Wait until discovery has run once and each pod found by then was scraped once, whatever the result. Return
@@ -139,6 +136,7 @@ class FleetRunner:
             self.budget,
             self._clock,
             self._rng,
+            self._scraped,
         )
         now = self._clock.now()
         delay = max(self._next_start - now, 0.0)

@@ -72,9 +72,10 @@ class HealthChecks:
         rng: Random,
         failed: Callable[[Endpoint, str], None],
         shortest: Callable[[Endpoint], float] = lambda _: 0.0,
+        refused: Hook = lambda _: None,
     ) -> None:
         """`failed` is called with each failed check and its kind, `health` or `inference`; `shortest` returns the
-        minimum seconds between two checks of a pod."""
+        minimum seconds between two checks of a pod; `refused` is called for a pod that refuses connections."""
         self._settings = settings
         self._watch = watch
         self._ejections = ejections
@@ -82,6 +83,7 @@ class HealthChecks:
         self._rng = rng
         self._failed = failed
         self._shortest = shortest
+        self._refused = refused
         self._loops: dict[Endpoint, list[asyncio.Task[None]]] = {}
         self._tasks = Tasks()
 
@@ -144,6 +146,7 @@ class HealthChecks:
             async with asyncio.timeout(self._settings.timeout):
                 status, _ = await self._client.get(endpoint.url + path, endpoint.api_key)
         except ConnectRefused:
+            self._refused(endpoint)
             return None
         except OutOfFiles:
             raise
