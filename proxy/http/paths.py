@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,10 @@ CONTROL = frozenset(
 """Paths that control an engine. They are never relayed, whatever `relayPaths` says; the admin port reaches them per
 pod."""
 
+_ADMIN = frozenset(("/metrics", "/dashboard", "/healthz", "/readyz"))
+_LONGEST_TYPO = 64
+"""Characters of a path up to which similar ones are looked for, which takes time with the length."""
+
 
 class Paths:
     """The table of paths, extended by `security.relayPaths`."""
@@ -139,7 +144,16 @@ class Paths:
                 return route
         if self._prefixes and path.startswith(self._prefixes) and _is_plain(path) and path.rstrip("/") not in CONTROL:
             return _ANY
-        raise NotFound(f"No such path: {path}. Only inference paths are served here.")
+        raise NotFound(f"No such path: {path}. {self._advice(path)}")
+
+    def _advice(self, path: str) -> str:
+        """Return advice on an unknown path: the base URL lacks /v1 or has two, a typo, or a path of the admin port."""
+        if path in _ADMIN:
+            return "It is on the admin port; only inference paths are served here."
+        near = next((one for one in ("/v1" + path, path.removeprefix("/v1")) if one in self._routes), None)
+        if near is None and len(path) <= _LONGEST_TYPO:
+            near = next(iter(difflib.get_close_matches(path, self._routes, 1, cutoff=0.85)), None)
+        return f"Did you mean {near}?" if near else "Only inference paths are served here."
 
 
 def faults_of_extension(path: str) -> Iterator[str]:

@@ -88,3 +88,21 @@ def test_a_target_is_split_as_it_was_sent() -> None:
     assert split_target("/a") == ("/a", "")
     assert split_target("HTTP://host:1/a?b") == ("/a", "?b")
     assert split_target("https://host") == ("/", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/chat/completions", "Did you mean /v1/chat/completions?"),
+        ("/models", "Did you mean /v1/models?"),
+        ("/v1/v1/chat/completions", "Did you mean /v1/chat/completions?"),
+        ("/v1/embedding", "Did you mean /v1/embeddings?"),
+        ("/metrics", "It is on the admin port; only inference paths are served here."),
+        ("/v1/files", "Only inference paths are served here."),
+        ("/v1/chat/completions/" + "x" * 65536, "Only inference paths are served here."),
+    ],
+)
+def test_an_unknown_path_gets_the_path_that_was_probably_meant(path: str, advice: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        Paths().route("POST", path)
+    assert str(caught.value) == f"No such path: {path}. {advice}"
