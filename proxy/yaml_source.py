@@ -94,6 +94,7 @@ _ADVICE = (
     ),
     ("could not find expected ':'", "no colon with a space after it"),
     ("expected <block end>", "not indented as what it belongs to"),
+    ("found another document", "a second document after ---: a configuration is one"),
     ("<stream end>", "the file ends before this does"),
 )
 """The usual cause, by a part of PyYAML's message."""

@@ -16,6 +16,7 @@ from proxy import __version__
 from proxy.app import App
 from proxy.cli.admin import plugin_types
 from proxy.cli.options import config_option, pod_option, reader
+from proxy.cluster import redis_transport
 from proxy.config.reference import PluginReference, plugins_page, reference, references, settings_page, spell
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
@@ -45,6 +46,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
         click.echo(settings_page(), nl=False)
         return
     settings = reader(config, pods, os.environ).again()
+    if settings.replicas.is_shared:
+        redis_transport.check(settings.replicas)
     described = redacted(App(settings).effective())
     if as_json:
         click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))

@@ -10,8 +10,21 @@ import click
 
 from proxy.config.load import ConfigReader
 
+
+def _one(context: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> Path | None:
+    """Return the file. Raise BadParameter for several: click would ignore all but the last."""
+    if len(files) > 1:
+        raise click.BadParameter(f"give one file, not {len(files)}; files are not merged")
+    return files[0] if files else None
+
+
 config_option = click.option(
-    "-c", "--config", type=click.Path(path_type=Path), help="YAML file: kvlane's own, or an EndpointPickerConfig."
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    callback=_one,
+    help="YAML file: kvlane's own, or an EndpointPickerConfig.",
 )
 pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
 

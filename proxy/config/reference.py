@@ -36,9 +36,9 @@ _SETTINGS = """\
 # Settings
 
 Written by `kvlane check --reference` from the classes themselves. Every key is optional unless it says `required`.
-Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; `${NAME}` and `${NAME:-default}` in a
-value stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an `EndpointPickerConfig`:
-see [the plugins](plugins.md)."""
+Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; a number without a unit is in seconds
+or bytes. `${NAME}` and `${NAME:-default}` in a value stand for environment variables, `$$` for a dollar. `scheduling`
+takes the schema of an `EndpointPickerConfig`: see [the plugins](plugins.md)."""
 
 _POOLS = """
 ## pools

@@ -43,6 +43,11 @@ def warnings(settings: Settings) -> Iterator[str]:
 def _of_addresses(settings: Settings) -> Iterator[str]:
     if not settings.admin.api_key and not _is_loopback(settings.admin.host):
         yield f"admin.host: anyone who can reach {settings.admin.host} can change everything; set admin.apiKey."
+    if settings.listen.max_body < 1024:
+        yield (
+            f"listen.maxBody: {settings.listen.max_body} bytes are too few for most requests; "
+            "a number without a unit is in bytes."
+        )
     for name, pool in settings.all_pools.items():
         if pool.pods.file is not None and not Path(pool.pods.file).exists():
             path = "" if name == DEFAULT_POOL else f"pools.{name}."

@@ -157,6 +157,11 @@ def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
             break
     if health.path is not None and health.timeout >= timeouts.request:
         yield _never("health.timeout", health.timeout, "timeouts.request", timeouts.request)
+    if timeouts.connect > 60.0:
+        yield (
+            f"reliability.timeouts.connect: {timeouts.connect:g} s are long for a connection; "
+            "a number without a unit is in seconds."
+        )
     hedging = settings.hedging
     for name, seconds in (("firstByte", timeouts.first_byte), ("request", timeouts.request)):
         if hedging is not None and hedging.after is not None and hedging.after >= seconds:

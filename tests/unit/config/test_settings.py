@@ -109,6 +109,11 @@ def test_a_duplicate_key_is_an_error_with_its_position(files: Files) -> None:
     assert files.faults("listen:\n  port: 1\n  host: a\n  port: 2\n") == ["kvlane.yaml:4:3: key 'port' stands twice"]
 
 
+def test_a_second_document_is_an_error(files: Files) -> None:
+    (fault,) = files.faults("listen: {port: 1}\n---\nadmin: {port: 2}\n")
+    assert fault.startswith("kvlane.yaml:2:1: a second document after ---: a configuration is one")
+
+
 THIRTEENTH_MONTH = "month must be in 1..12" + (", not 13" if sys.version_info >= (3, 14) else "")
 
 

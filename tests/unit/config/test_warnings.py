@@ -36,3 +36,11 @@ def test_policies_of_the_autoscaler_are_checked() -> None:
         "autoscale.pools.default.mode",
         "autoscale.pools.default.roles[0].metrics",
     ]
+
+
+def test_numbers_whose_unit_was_probably_forgotten_are_named() -> None:
+    forgotten = {"listen": {"maxBody": 16}, "reliability": {"timeouts": {"connect": 500}}}
+    assert list(warnings(from_mapping({"pods": PODS, **forgotten}))) == [
+        "listen.maxBody: 16 bytes are too few for most requests; a number without a unit is in bytes.",
+        "reliability.timeouts.connect: 500 s are long for a connection; a number without a unit is in seconds.",
+    ]
