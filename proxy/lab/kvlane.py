@@ -21,6 +21,7 @@ from proxy.core.ports import Clock, ManualClock, Unconnected
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Ports, Registry
 from proxy.core.state import Draft
+from proxy.core.tasks import Tasks
 from proxy.dry_run import UnsentRequest
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.http.upstream.pool import UpstreamPool
@@ -83,6 +84,13 @@ class _NoConnections(UpstreamPool):
         return True
 
 
+class _NoTasks(Tasks):
+    """Drops background work: a virtual run has no event loop, and its pods accept all connections."""
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
+        work.close()
+
+
 class Kvlane(App, Policy):
     """The proxy with these settings. It is never entered, so it opens no port and polls no pod. `says_cached`: pods
     report `cached_tokens` with the usage of a request. Pods repeat the labels, roles and weights of the static pods of
@@ -109,6 +117,7 @@ class Kvlane(App, Policy):
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
         process = super()._make_process(settings, registry)
         process.parser = _InlineParser()
+        process.tasks = _NoTasks()
         process.connections = _NoConnections(0.0, self._clock, trust=process.trust)
         return process
 
