@@ -201,6 +201,8 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
         raise Invalid(*problems)
     try:
         return cls(**values)
+    except ConfigError as error:
+        raise Invalid(*(Problem(join(path, one.path), one.message) for one in error.problems)) from None
     except ValueError as error:
         raise Invalid(Problem(path, str(error))) from None
 
@@ -434,6 +436,12 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _spell(value: Any) -> str:
-    names = {type(None): "nothing", dict: "a mapping", list: "a list", str: f"the text {str(value)!r}"}
+    names = {
+        type(None): "nothing",
+        dict: "a mapping",
+        list: "a list",
+        str: f"the text {str(value)!r}",
+        bool: str(value).lower(),
+    }
     kind = str if isinstance(value, str) else type(value)
     return names.get(kind, repr(value))

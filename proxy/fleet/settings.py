@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, PodTls
-from proxy.core.errors import Problem
+from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Duration, param
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.settings import ApiServer
@@ -221,10 +221,10 @@ class PodSources:
         return 0 if self.finds else len(self.static)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for pods that have the same name."""
+        """Raise ConfigError for pods that have the same name or URL."""
         object.__setattr__(self, "static", tuple(chain.from_iterable(pod.expanded() for pod in self.static)))
         if problems := duplicates(self.static, "static"):
-            raise ValueError("; ".join(map(str, problems)))
+            raise ConfigError(problems)
 
 
 def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:

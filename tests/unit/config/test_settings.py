@@ -208,6 +208,11 @@ def test_an_unreadable_file_is_reported(files: Files, tmp_path: Path) -> None:
         load(tmp_path / "binary.yaml", {})
 
 
+def test_a_boolean_in_place_of_a_section_is_spelled_as_in_yaml(files: Files) -> None:
+    (fault,) = files.faults("telemetry: {decisions: true}")
+    assert fault.startswith("telemetry.decisions: must be a mapping, not true; its keys are ")
+
+
 def test_numbers_and_booleans_come_from_the_environment(files: Files) -> None:
     text = """
         listen: {port: "${PORT}", maxBody: "${SIZE:-1MiB}", host: "${HOST:-127.0.0.1}"}
@@ -269,9 +274,10 @@ def test_a_scaling_policy_needs_an_existing_pool(files: Files) -> None:
 
 def test_two_pods_of_one_name_or_url_are_an_error(files: Files) -> None:
     text = "pods: {static: [{url: http://a:1, name: x}, {url: http://b:1, name: x}, {url: http://a:1/, name: y}]}"
-    (fault,) = files.faults(text)
-    assert "static[1].name: 'x' is taken by static[0]" in fault
-    assert "static[2].url: 'http://a:1' is taken by static[0]" in fault
+    assert files.faults(text) == [
+        "pods.static[1].name: 'x' is taken by static[0]",
+        "pods.static[2].url: 'http://a:1' is taken by static[0]",
+    ]
 
 
 PICKER = """

@@ -102,10 +102,11 @@ def test_indistinguishable_pods_are_refused() -> None:
         {"url": "http://b", "name": "x"},
         {"url": "http://c", "name": "x"},
     ]
-    (fault,) = faults({"static": pods})
-    assert "static[1].name: 'a:80' is taken by static[0]" in fault
-    assert "static[1].url: 'http://a' is taken by static[0]" in fault
-    assert "static[3].name: 'x' is taken by static[2]" in fault
+    assert faults({"static": pods}) == [
+        "pods.static[1].name: 'a:80' is taken by static[0]",
+        "pods.static[1].url: 'http://a' is taken by static[0]",
+        "pods.static[3].name: 'x' is taken by static[2]",
+    ]
 
 
 def test_an_attribute_that_is_not_a_metric_is_refused() -> None:
