@@ -17,7 +17,7 @@ from proxy.core.plugin import DataProducer, PreRequest
 from proxy.core.ports import Identity
 from proxy.core.request import CycleState, InferenceRequest, changed
 from proxy.core.state import Draft
-from proxy.fleet.drain_affinity import steer
+from proxy.fleet.bindings import steer
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import request_of
 from proxy.pool import Pool, Producers

@@ -24,8 +24,7 @@ from proxy.core.errors import (
 from proxy.core.ports import ClientRequest, Clock, Relay, Resolver, allows
 from proxy.core.request import InferenceRequest
 from proxy.disagg.transfer import SplitRequest
-from proxy.fleet.bindings import Bindings
-from proxy.fleet.drain_affinity import steer
+from proxy.fleet.bindings import Bindings, steer
 from proxy.fleet.models import LONGEST_WAIT, ModelReads
 from proxy.fleet.store import Fleet
 from proxy.models import resolver as models

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.cluster.messages import FrameKind, InvalidMessage, Packet, PacketKind, record
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.scrapes import SharedScrapes
+from proxy.cluster.sharing import SharedScrapes
 from proxy.cluster.transport import Transport
 from proxy.core.endpoint import DEFAULT_POOL, EndpointState, Freshness, PodTls
 from proxy.core.errors import ConnectRefused, UpstreamFailed

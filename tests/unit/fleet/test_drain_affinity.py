@@ -14,7 +14,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.fleet.drain_affinity import steer
+from proxy.fleet.bindings import steer
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.lab.kvlane import Kvlane
