@@ -1,4 +1,4 @@
-"""Work in other processes: pools of helper processes that answer questions, and the loop that they run.
+"""Work in other processes: pools of helper processes that reply to questions, and the loop that they run.
 
 A message is a length of eight bytes (little-endian), a pickle of a small value with the sizes of large pieces, and the
 pieces behind it as they are: packing them too would copy each twice more. Both ends are this program, so the pickle may
@@ -33,21 +33,21 @@ _BROKEN = (OSError, EOFError, pickle.UnpicklingError)
 Message = tuple[Any, list[bytes]]
 """A small value and large pieces."""
 
-Answer = Callable[[Any, bytes], tuple[Any, Sequence[bytes]]]
+Reply = Callable[[Any, bytes], tuple[Any, Sequence[bytes]]]
 """Question and body -> value and pieces."""
 
 
-def serve(prepare: Callable[[Any], Answer]) -> None:
+def serve(prepare: Callable[[Any], Reply]) -> None:
     """Run a helper process: process requests from standard input in sequence until it ends. The first message is the
     setup of the pool, from which `prepare` makes the handler."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    answer: Answer | None = None
+    reply: Reply | None = None
     while header := source.read(LENGTH):
         value, pieces = _read(source, int.from_bytes(header, "little"))
-        if answer is None:
-            answer = prepare(value)
+        if reply is None:
+            reply = prepare(value)
             continue
-        sink.writelines(_packed(*answer(value, pieces[0])))
+        sink.writelines(_packed(*reply(value, pieces[0])))
         sink.flush()
 
 
@@ -155,9 +155,9 @@ class OffloadPool:
         is_done = False
         try:
             process = worker.process = worker.process or await self._start()
-            answered = await _exchange(process, question, body)
+            reply = await _exchange(process, question, body)
             is_done = True
-            return answered
+            return reply
         except _BROKEN as error:
             log.warning("the helper process %s failed: %r", self._module, error)
             return None

@@ -61,7 +61,7 @@ def session(
 async def send(
     http: aiohttp.ClientSession, method: str, url: str, limit: int = LARGEST, **options: Any
 ) -> FetchedResponse:
-    """Return the complete response. `options` are those of aiohttp. Raise FAILURES, also for a response that is too
+    """Return the complete response. `options` are options of aiohttp. Raise FAILURES, also for a response that is too
     large."""
     async with http.request(method, url, **options) as response:
         return FetchedResponse(response.status, await read(response, limit), response.headers)

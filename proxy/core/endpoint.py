@@ -17,7 +17,8 @@ class PodTls:
     """TLS to pods with `https` URLs. Files are PEM and are read again when they change."""
 
     ca: str | None = param(
-        None, "file of the certificate authorities that may sign the certificates of pods; default: those of the system"
+        None,
+        "file of the certificate authorities that may sign the certificates of pods; default: those the system knows",
     )
     cert: str | None = param(None, "file of the client certificate that kvlane presents to pods")
     key: str | None = param(None, "file of the private key; default: the key in the certificate file")
@@ -164,7 +165,7 @@ class Endpoint:
     api_key: str | None = None
     """Bearer token for the pod, sent instead of the client's."""
     tls: PodTls | None = None
-    """TLS settings for its `https` URL; None: those of all pods."""
+    """TLS settings for its `https` URL; None: the settings for all pods."""
     models: frozenset[str] | None = None
     """The models it serves; None while unknown, and for pods that cannot list them: they serve any model."""
     adapters: frozenset[str] = frozenset()

@@ -105,7 +105,7 @@ _NAMES = tuple((re.compile(re.escape(key).replace(r"\*", "[^.]+")), why) for key
 
 
 def replacement(path: str) -> str | None:
-    """Return what replaced the removed setting at this path; None if there was none. The path of a plugin's parameter
+    """Return what replaced the removed setting at this path; None if nothing did. The path of a plugin's parameter
     starts with the type of the plugin."""
     path = _POOL.sub("", path)
     return next((why for key, why in _NAMES if key.fullmatch(path)), None)

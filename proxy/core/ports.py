@@ -169,7 +169,7 @@ class ClientRequest(Protocol):
     def path(self) -> str: ...
     @property
     def query(self) -> str:
-        """The query with its `?`; empty if there is none."""
+        """The query with its `?`; empty without a query."""
 
     @property
     def headers(self) -> Mapping[str, str]: ...

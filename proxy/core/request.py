@@ -187,13 +187,13 @@ OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate", value_type=int)
 def time_limit(headers: Mapping[str, str], most: float) -> float:
     """Return the seconds from receipt to the end of the response: `most`, or less on the client's request. Raise
     BadRequest."""
-    asked = headers.get(TIME_LIMIT)
-    if asked is None:
+    given = headers.get(TIME_LIMIT)
+    if given is None:
         return most
     try:
-        seconds = float(asked) / 1000
+        seconds = float(given) / 1000
     except ValueError:
         seconds = 0.0
     if not seconds > 0.0:
-        raise BadRequest(f"The header {TIME_LIMIT} must be a positive number of milliseconds, not '{asked[:40]}'.")
+        raise BadRequest(f"The header {TIME_LIMIT} must be a positive number of milliseconds, not '{given[:40]}'.")
     return min(most, seconds)

@@ -34,7 +34,7 @@ from proxy.http.admin_keys import (
     audited,
     json_response,
     no_hosts,
-    nobody,
+    no_keys,
     requiring,
     serving_hosts,
 )
@@ -180,7 +180,7 @@ def admin_application(
     session: aiohttp.ClientSession,
     trust: PodTlsContexts | None = None,
     stopping: Callable[[], bool],
-    keys: Keys = nobody,
+    keys: Keys = no_keys,
     hosts: Hosts = no_hosts,
     configurations: Configurations,
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
@@ -264,7 +264,7 @@ async def _to_dashboard(request: web.Request) -> web.Response:
 
 @web.middleware
 async def in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return every failure, including those of aiohttp, as an OpenAI error."""
+    """Return every failure, including failures of aiohttp, as an OpenAI error."""
     try:
         return await handler(request)
     except RequestError as error:
@@ -305,8 +305,8 @@ def reading_bodies(timeout: float) -> Any:
 
 def _rendered(error: RequestError, request: web.Request) -> web.Response:
     status, headers, body = render(error, "", request.headers.get("x-request-id", ""))
-    answer = web.Response(status=status, body=body)
+    response = web.Response(status=status, body=body)
     for name, value in headers:
         if value:
-            answer.headers[name] = value
-    return answer
+            response.headers[name] = value
+    return response

@@ -139,7 +139,7 @@ class Explained(Protocol):
     async def shown(self, name: str) -> Mapping[str, Any]:
         """Return a decision by its id or that of its request. Raise NotFound."""
 
-    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+    async def imagined(self, values: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raise RequestError."""
 
 
@@ -154,7 +154,7 @@ class DecisionRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return the kept decisions, newest first; filtered by `?request=`, `pod`, `tenant`, `model`, `pool`,
-        `outcome`, `slow`, `asked` and `limit`."""
+        `outcome`, `slow`, `values` and `limit`."""
         return _uncached(json_response(await self._explained.listed(request.query)))
 
     async def show(self, request: web.Request) -> web.Response:
@@ -201,14 +201,14 @@ class AutoscaleRoutes:
             return _uncached(json_response({"pool": request.match_info["pool"], "valid": False}, 503))
         tag = f'"{decision.id}"'
         if request.headers.get("if-none-match") == tag:
-            answer = web.Response(status=304)
+            response = web.Response(status=304)
         else:
             controls = pool.loop.controls
             outcomes = {role: outcome.value for role, outcome in pool.loop.outcomes.items()}
             more = {"paused": controls.paused, "outcomes": outcomes, "acknowledged": _acknowledged(pool.loop)}
-            answer = json_response({**pool.described(decision), **more})
-        answer.headers["etag"] = tag
-        return _uncached(answer)
+            response = json_response({**pool.described(decision), **more})
+        response.headers["etag"] = tag
+        return _uncached(response)
 
     async def history(self, request: web.Request) -> web.Response:
         """Return the latest `?n=` decisions, oldest first, for `kvlane autoscale replay`."""
@@ -261,9 +261,9 @@ class AutoscaleRoutes:
         return pools[name]
 
 
-def _uncached(answer: web.Response) -> web.Response:
-    answer.headers["cache-control"] = "no-store"
-    return answer
+def _uncached(response: web.Response) -> web.Response:
+    response.headers["cache-control"] = "no-store"
+    return response
 
 
 def _acknowledged(loop: Loop) -> dict[str, Any] | None:

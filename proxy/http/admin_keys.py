@@ -51,7 +51,7 @@ Hosts = Callable[[], Collection[str]]
 """Return the host names of the settings, normalised by `host_name`. Called for every request."""
 
 
-def nobody() -> tuple[str | None, Authenticator | None]:
+def no_keys() -> tuple[str | None, Authenticator | None]:
     return None, None
 
 
@@ -119,13 +119,13 @@ def requiring(keys: Keys) -> Any:
 
 @web.middleware
 async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return a middleware that logs each change, outside of those that refuse requests, so that refused ones are logged
-    too. The path is logged as sent, which contains no line break."""
+    """Log each change. This middleware is outside of the ones that refuse requests, so refused changes are logged too.
+    The path is logged as sent, which contains no line break."""
     result = "broke off"
     try:
-        answer = await handler(request)
-        result = str(answer.status)
-        return answer
+        response = await handler(request)
+        result = str(response.status)
+        return response
     finally:
         if _changes(request):
             who = request.get(WHO, UNKNOWN)

@@ -132,7 +132,7 @@ def named(fleet: Fleet, name: str) -> Endpoint:
 
 def _those_there_are(name: str, names: Sequence[str]) -> str:
     if not names:
-        return "; there are none."
+        return "; this proxy has no pods."
     if len(names) <= FEW:
         return f"; there {'are' if len(names) > 1 else 'is'} {', '.join(names)}."
     return params.suggestion(name, names) or "; GET /admin/pods lists those there are."
@@ -249,7 +249,7 @@ _NOT_PASSED_ON = frozenset(
         "authorization",
         "x-api-key",
         "api-key",
-        # Control answers are small, and a session that decompresses would contradict their headers.
+        # Control responses are small, and a session that decompresses would contradict their headers.
         "accept-encoding",
     }
 )

@@ -95,7 +95,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer of all connections: each read is processed before the next one. So the body of a request
-        is copied once, and not once more into the read of which it is a part."""
+        is copied once, not once more from a read that has it as a part."""
         return self._buffer
 
     def buffer_updated(self, size: int) -> None:
@@ -274,7 +274,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             pass
         elif self.idle_since is None:
             self.idle_since = now
-            if self.socket.get_write_buffer_size():  # of the last answer, if it is too little to pause writing
+            if self.socket.get_write_buffer_size():  # of the last response, if it is too little to pause writing
                 self._send_progress = SendProgress(self.socket)
         else:
             self.is_fresh = False

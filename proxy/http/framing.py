@@ -1,4 +1,4 @@
-"""How the body of a pod's answer is framed for its client: bytes in, bytes out, no I/O.
+"""How the body of a pod's response is framed for its client: bytes in, bytes out, no I/O.
 
 A framing is fed once per read of the pod's connection. `raw` is what was read of the message's body, framing and all;
 `bodies` are the pieces of body in it; `marks` are the edges of HTTP chunks that it crossed, in order: OPENED, CLOSED.
@@ -29,7 +29,7 @@ class Framing(Protocol):
     @property
     def in_step(self) -> bool:
         """Whether the pod's chunks pass unchanged and everything has been sent: a read that ends with a chunk may then
-        bypass the framing. `bodies` and `marks` of the next call may start with those of such reads."""
+        bypass the framing. `bodies` and `marks` of the next call may start with the ones of such reads."""
 
     @property
     def has_transforms(self) -> bool:

@@ -232,7 +232,7 @@ _NEVER_NAMED = _READ | {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id
 
 @lru_cache(maxsize=64)
 def _named_by(connection: bytes) -> frozenset[bytes]:
-    """Return the fields that a Connection header declares hop-by-hop, except those that frame or describe the body."""
+    """Return the fields that a Connection header declares hop-by-hop, except fields that frame or describe the body."""
     return _tokens(connection) - _NEVER_NAMED
 
 

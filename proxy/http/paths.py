@@ -1,4 +1,4 @@
-"""The paths of the data port: relayed or answered here; any other path is a 404."""
+"""The paths of the data port: relayed or served here; any other path is a 404."""
 
 from __future__ import annotations
 

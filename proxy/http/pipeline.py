@@ -30,8 +30,8 @@ class ResponseTransform(Protocol):
     """One change to a stream of events."""
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        """Return the events to pass on. `ends`: no more events follow, so none may be held back. An event of which the
-        end has not come, and will not or is too far away, has no blank line at its end."""
+        """Return the events to pass on. `ends`: no more events follow, so none may be held back. An event without a
+        blank line at its end is incomplete: the stream ended, or the event is too long."""
 
 
 class Pipeline:
@@ -144,9 +144,9 @@ class RenameModel:
 
     __slots__ = ("_rename",)
 
-    def __init__(self, attempt: Attempt, asked: str, whole: bool) -> None:
+    def __init__(self, attempt: Attempt, named_model: str, whole: bool) -> None:
         names = (attempt.endpoint.models or frozenset()) | {attempt.request.model}
-        self._rename = partial(_renamed, asked) if whole else renaming(names, asked)
+        self._rename = partial(_renamed, named_model) if whole else renaming(names, named_model)
 
     def process(self, events: list[bytes], ends: bool) -> list[bytes]:
         return list(map(self._rename, events))
@@ -167,15 +167,15 @@ class PatchCachedTokens:
 
 
 def is_changed(attempt: Attempt) -> bool:
-    """Return whether the response names another model than the client asked for, or cached tokens that differ."""
+    """Return whether the response names another model than the client named_model for, or cached tokens that differ."""
     return attempt.cached_to_report is not None or _asked_name(attempt) is not None
 
 
 def transforms_of(attempt: Attempt, whole: bool = False) -> list[ResponseTransform]:
     """Return the transforms for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
     transforms: list[ResponseTransform] = []
-    if (asked := _asked_name(attempt)) is not None:
-        transforms.append(RenameModel(attempt, asked, whole))
+    if (named_model := _asked_name(attempt)) is not None:
+        transforms.append(RenameModel(attempt, named_model, whole))
     if attempt.cached_to_report is not None:
         transforms.append(PatchCachedTokens(attempt))
     return transforms
@@ -184,7 +184,7 @@ def transforms_of(attempt: Attempt, whole: bool = False) -> list[ResponseTransfo
 def event_transforms(
     attempt: Attempt, continuation: Continuation | None = None, named: bool = True
 ) -> list[ResponseTransform]:
-    """Return the transforms of a stream of events; without those of `transforms_of` if it is not `named`."""
+    """Return the transforms of a stream of events; without the transforms of `transforms_of` if it is not `named`."""
     transforms: list[ResponseTransform] = []
     if continuation is not None:
         transforms.append(continuation.record_events())
@@ -207,6 +207,6 @@ def _asked_name(attempt: Attempt) -> str | None:
     return request.naming.asked
 
 
-def _renamed(asked: str, body: bytes) -> bytes:
-    text = renamed(body, asked)
+def _renamed(named_model: str, body: bytes) -> bytes:
+    text = renamed(body, named_model)
     return body if text is None else text

@@ -335,8 +335,8 @@ def _too_large() -> HeadTooLarge:
 
 
 def _fault(head: Head) -> str:
-    """Return the error of a request that the parser accepts but other servers read differently or not at all; empty if
-    there is none. The transfer codings of a body stay behind with its framing, so a coding that is not decoded here
+    """Return the error of a request that the parser accepts but other servers read differently or not at all; empty
+    without an error. The transfer codings of a body stay behind with its framing, so a coding that is not decoded here
     would reach the pod undeclared."""
     if head.version not in VERSIONS:
         return "Of HTTP, versions 1.0 and 1.1 are spoken here."

@@ -287,8 +287,8 @@ class Service(Generic[C]):
             client_request.answer(*render(error, client_request.path, client_request.id))
 
     def _cancelled(self, client_request: C, relay: TrackedRelay) -> Ending | Reason:
-        """End the request of a client that disconnected or of a proxy that stops. A client without a response is told
-        to retry."""
+        """End the request of a client that disconnected or of a proxy that stops. A client without a response gets an
+        error that asks it to retry."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if client_request.has_left else Ending.EVICTED
         attempt = relay.attempt
         if (
@@ -320,12 +320,12 @@ class Service(Generic[C]):
             client_request.answer(200, [("x-request-id", client_request.id)], b"")
             return
         if kind is PathKind.VERSION:
-            said: dict[str, Any] = {"version": proxy.__version__}
+            content: dict[str, Any] = {"version": proxy.__version__}
         elif kind is PathKind.MODELS:
-            said = {"object": "list", "data": shown(self._gateway.models(), client_request.identity)}
+            content = {"object": "list", "data": shown(self._gateway.models(), client_request.identity)}
         else:
-            said = self._model(client_request)
-        client_request.answer(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(said))
+            content = self._model(client_request)
+        client_request.answer(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(content))
 
     def _model(self, client_request: C) -> dict[str, Any]:
         name = unquote(client_request.path.removeprefix("/v1/models/"))

@@ -238,9 +238,9 @@ def figures(attempt: Attempt) -> Figures:
 
 
 class HitWindow:
-    """Predicted hits compared with those that the pod has counted since `opened`. The counters include the hits of
-    other requests: those that started before the window, and those of other clients. So it can prove that predicted
-    hits were missed, not that they occurred. `ended` gets the figures of each ended attempt."""
+    """Predicted hits compared with the hits that the pod has counted since `opened`. The counters include hits of
+    other requests: earlier ones, and requests of other clients. So the window can prove that predicted hits were
+    missed, not that they occurred. `ended` gets the figures of each ended attempt."""
 
     __slots__ = ("ended", "opened")
 

@@ -65,13 +65,15 @@ class Answer:
 class PodMemory:
     """Lives from a pod's first reservation until it is forgotten; a pod that comes back gets a new one.
 
-    Whatever pins or frees a segment does so for the whole way from the start of the chain, deepest first when freeing.
-    So nothing in the ring is older than what continues it, and the oldest holding always ends its chain. What is pinned
-    stays in the ring where it was, meaning nothing, until the last request that pins it makes it the newest.
-    `blocks` are all it holds of prompts, `answered` those of answers, `pinned` those of prompts in flight. `capacity`
-    is how many the pod has room for, `limit` how many it may hold while it answers what it answers.
-    What was used last at `horizon` or before is gone from the pod; what was used last at `suspect` may be. `keeps` is
-    the share of answers that were found again, lately, where a conversation went on.
+    Pinning and freeing a segment applies to all segments before it in its chain; freeing starts with the deepest. So
+    nothing in the ring is older than its continuation, and the oldest holding is always the end of a chain. A pinned
+    holding keeps its place in the ring, without effect, until the last request that pins it makes it the newest.
+
+    `blocks` counts the blocks of prompts that the pod holds, `answered` the blocks of responses, `pinned` the blocks of
+    prompts in flight. `capacity` is the number of blocks that fit into the pod, `limit` the number that it may hold
+    beside the responses in progress. The pod has evicted what was last used at `horizon` or before, and may have
+    evicted what was last used at `suspect` or before. `keeps` is the recent share of responses that were still cached
+    when their conversation continued.
     """
 
     __slots__ = (

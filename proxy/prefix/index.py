@@ -1,18 +1,18 @@
-"""Which pod holds which blocks: matched for all pods at once, reserved before the leg, settled after it.
+"""Which pod holds which blocks: matched for all pods at once, reserved before an attempt, confirmed after it.
 
-A chain of hashes is kept as the few segments in which pods differ, not block by block: a segment of n hashes costs
-8 n bytes and some constant, a match looks at each segment of its way once and bisects in the last, and inserting or
-forgetting a segment costs much the same for any length. Segments are cut where chains part, where a pod's room ends,
-and where eviction takes the end of one.
+A chain of hashes is stored as segments, not block by block: a new segment starts where chains part, where a pod's
+capacity ends, and where eviction removed the end of one. A segment of n hashes costs 8 n bytes and a constant. A match
+reads each segment of its chain once and bisects in the last. Inserting or forgetting a segment costs much the same for
+any length.
 
-A hash stands for one block near the start of a prompt and for more further down. Places in a chain and lengths of
-segments are counted in hashes; whatever is held, matched or limited is counted in blocks, which are all of one size.
+A hash stands for one block near the start of a prompt and for several blocks further down. Positions in a chain and
+lengths of segments count hashes; what pods hold, match and may hold counts blocks, which all have one size.
 
-What a pod says is in its cache too, and the next turn of a conversation begins with prompt and answer. No hash is made
-of an answer; the pod, and how long it was, are remembered with the last hash of the prompt.
+The text that a pod generates is in its cache too, and the next turn of a conversation starts with prompt and response.
+A response has no hashes; the index stores its pod and its length with the last hash of the prompt.
 
-The index gives a bit of its own to every pod it hears of. Forgetting a pod makes the bit void at once; its segments
-are cleared a few at a time, and only then can the bit be given to another pod. So nothing is ever inherited.
+Every pod has a bit of its own. Forgetting a pod makes the bit void at once. Its segments are cleared a few at a time,
+and the bit is given to another pod only after that, so no pod inherits what another one held.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class PrefixIndex:
 
     @property
     def pairs(self) -> int:
-        """(block, pod) pairs in memory, including those of forgotten pods until they are cleared."""
+        """(block, pod) pairs in memory, including the pairs of forgotten pods until they are cleared."""
         return self._forest.pairs
 
     @property

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ContentFormat, LocalModel, PromptTokenizer, SystemClock
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.offload import Answer, OffloadPool, serve
+from proxy.offload import OffloadPool, Reply, serve
 from proxy.prefix.chat import Uncertain, arguments, refuse_what_steers, without_developers
 from proxy.prefix.hashing import packed
 from proxy.telemetry.lines import guard_standard_error
@@ -478,7 +478,7 @@ def main() -> None:
     serve(_prepared)
 
 
-def _prepared(settings: LocalModel) -> Answer:
+def _prepared(settings: LocalModel) -> Reply:
     model = Model(settings, SystemClock().wall)
 
     return lambda path, body: (None, model.parts_of(path, body) or ())

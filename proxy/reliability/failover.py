@@ -297,8 +297,8 @@ class Failover:
         return bool(left) if status != NOT_FOUND else any(_lists_model(endpoint, attempt) for endpoint in left)
 
     async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
-        """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError if there
-        is none. With `is_optional` the stage can be skipped: only one other pod is tried."""
+        """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
+        one. With `is_optional` the stage can be skipped: only one other pod is tried."""
         if isinstance(error, TriedByGateway):
             return self._passed_over(attempt, error)
         if isinstance(error, OutOfFiles):

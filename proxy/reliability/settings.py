@@ -145,8 +145,8 @@ class ReliabilitySettings:
 
 
 def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[str]:
-    """A sentence for each, beginning with its path. `pools`: how many pods there will ever be in each; 0 if nobody
-    knows."""
+    """A sentence for each, beginning with its path. `pools`: how many pods there will ever be in each; 0 if that
+    is not known."""
     timeouts, breaker, health = settings.timeouts, settings.breaker, settings.health
     for name, seconds in (("connect", timeouts.connect), ("firstByte", timeouts.first_byte), ("idle", timeouts.idle)):
         if seconds >= timeouts.request:
@@ -172,7 +172,7 @@ def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
         yield f"reliability.retries.backoff.initial: {backoff.initial:g} s is never waited: max is {backoff.max:g} s."
     retries = settings.retries
     if settings.continuation.models and (retries.attempts == 1 or "reset" not in retries.on):
-        yield "reliability.continuation.models: no stream goes on, as that is a retry after a reset, and there is none."
+        yield "reliability.continuation.models: no stream goes on, because that takes a retry after a reset."
     if breaker.panic_percent == 0:
         yield "reliability.breaker.panicPercent: 0 has every pod asked, whatever is known of it: no breaker ever opens."
     for pods in sorted({pods for pods in pools if pods > 1 and 0 < breaker.panic_percent * pods < 100}):

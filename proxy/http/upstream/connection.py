@@ -114,7 +114,7 @@ class Receiver(Protocol):
         """Receive the last read. `exact`: nothing else follows in `raw`. Leave the meter flushed."""
 
     def upgraded(self, rest: bytes) -> None:
-        """Hand over the connection to the caller of `PodConnection.splice`."""
+        """Give the connection to the caller of `PodConnection.splice`."""
 
     def failed(self, error: UpstreamFailed) -> None: ...
 
@@ -252,7 +252,7 @@ class PodConnection(asyncio.Protocol):
         self.receive = None
 
     def splice(self, protocol: asyncio.Protocol) -> None:
-        """Hand over the socket."""
+        """Give the socket away."""
         self._let_go()
         self.transport.set_protocol(protocol)
 

@@ -188,7 +188,7 @@ class UpstreamPool:
             if left < self.connect_timeout:
                 raise UpstreamTimedOut("no connection in the time that the request has") from error
             raise ConnectFailed(f"no connection within {self.connect_timeout:g} s") from error
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is none for TLS
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is invalid for TLS
             raise not_connected(error) from error
 
     async def takes_connections(self, endpoint: Endpoint) -> bool:
@@ -262,7 +262,7 @@ def not_connected(error: OSError | ValueError) -> ConnectFailed:
     """Return the failure to raise for an error of connecting to a pod, or of looking up its name."""
     if is_out_of_files(error):
         report_out_of_files(CANNOT_CONNECT)
-        return OutOfFiles(f"no connection: out of file descriptors, of which {open_files_limit()} are allowed")
+        return OutOfFiles(f"no connection: out of file descriptors ({open_files_limit()} are allowed)")
     failure = ConnectRefused if isinstance(error, ConnectionRefusedError) else ConnectFailed
     return failure(f"no connection: {error}")
 
