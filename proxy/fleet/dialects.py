@@ -22,13 +22,15 @@ Specs = tuple[MetricSpec, ...]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Where one engine's exposition says what; what it does not say is empty.
+    """The metric names of one engine. Empty: the engine has no such metric.
 
-    `cache_info` is a series whose labels `block_size_label` and `blocks_label` carry the size and number of KV blocks;
-    `block_size` and `blocks` are series whose values do. `prompt_tokens` and `generation_tokens` are counters: as long
-    as the engine works, one of them grows. `awake` is 0 where a rank sleeps, `discarded` is not where it sleeps without
-    its weights. `rank_label` tells the series of data-parallel ranks apart; unless `lists_all_ranks`, a rank without
-    traffic may have none. `attributes` are custom values, by the key scorers ask for.
+    `kv_usage` is a share from 0 to 1, although some names end in `perc`. `cache_info` is a series whose labels
+    `block_size_label` and `blocks_label` have the size and number of KV blocks; `block_size` and `blocks` are series
+    whose values are these numbers. `prefix_queries` and `prefix_hits` count tokens. `prompt_tokens` and
+    `generation_tokens` are counters; one of them grows while the engine works. `lora` is a series with vLLM's labels.
+    `awake` is 1 for a rank that is awake and 0 for one that sleeps; `discarded` is not 0 if it sleeps without its
+    weights. `rank_label` is the label for data-parallel ranks; without `lists_all_ranks`, a rank without traffic may
+    have no series. `attributes` are custom values, by the key that scorers read.
     """
 
     waiting: Specs = ()
@@ -130,8 +132,8 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The dialect of a pod: that of its engine label, else of its `engine`; `vllm`, the value of a pod without the
-    setting, stands for `default`."""
+    """The dialect of a pod: of its engine label if that is known, else of its `engine`. A pod without the setting has
+    the value `vllm` too, so it means `default`; where that is another engine, vLLM pods need the label."""
 
     dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
     labels: tuple[str, ...] = ENGINE_LABELS

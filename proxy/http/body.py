@@ -44,9 +44,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class MemoryBudget:
     """A limit on the bytes that the process holds. Requests for memory that hold nothing yet queue; requests that
-    hold a part go first. A single one may exceed the limit. Holders of parts could wait for each other for ever: if they
-    hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small` bytes,
-    do not wait for others while there is room; others leave `for_small` bytes to them."""
+    hold a part go first. A single one may exceed the limit. Holders of parts could wait for each other for ever: if
+    they hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small`
+    bytes, do not wait for others while there is room; others leave `for_small` bytes to them."""
 
     def __init__(self, limit: int, for_small: int = 0) -> None:
         self._limit = limit

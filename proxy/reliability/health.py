@@ -182,6 +182,7 @@ async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool 
 
 
 STALLED = "makes no progress"
+LOST = "the pod refuses connections or was restarted, and sends nothing"
 
 SILENT = 5.0
 """Seconds without a byte after which a response of a removed or hung pod is given up. A server that finishes its
@@ -255,7 +256,7 @@ class Liveness:
         endpoint, now = attempt.endpoint, self._clock.now()
         lost_at = self._pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
-            return "the pod was removed and sends nothing" if now - max(lost_at, received_at) >= SILENT else ""
+            return LOST if now - max(lost_at, received_at) >= SILENT else ""
         if endpoint not in self._stalled:
             self._check(endpoint, now)
         if endpoint in self._stalled and attempt.first_byte_at is None and now - received_at >= SILENT:

@@ -95,7 +95,7 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
         ({"zzz": 3}, "top: unknown field 'zzz'"),
         ({"flag": "yes"}, "top.flag: must be true or false, not the text 'yes'"),
         ({"flag": 1}, "top.flag: must be true or false, not 1"),
-        ({"wholeNumber": True}, "top.wholeNumber: must be a whole number, not True"),
+        ({"wholeNumber": True}, "top.wholeNumber: must be a whole number, not true"),
         ({"wholeNumber": 1.5}, "top.wholeNumber: must be a whole number, not 1.5"),
         ({"wholeNumber": math.inf}, "top.wholeNumber: must be a whole number, not inf"),
         ({"wholeNumber": math.nan}, "top.wholeNumber: must be a whole number, not nan"),

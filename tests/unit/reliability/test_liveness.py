@@ -188,5 +188,5 @@ async def test_a_response_of_an_unreachable_pod_is_given_up_after_its_silence(wo
     world.clock.advance(SILENT - 0.1)
     assert world.check() == ""
     world.clock.advance(0.1)
-    assert "removed" in world.check()
+    assert "refuses connections or was restarted" in world.check()
     assert world.liveness.reason_to_give_up(world.attempt, world.clock.now() - 1.0) == ""
