@@ -53,8 +53,8 @@ SPLIT = "split"
 
 class Decision(NamedTuple):
     """Where a request goes. `fallbacks` are the other endpoints of the target's profile, best first. `prefill` are
-    pods, best first, of which one computes the prompt before the target responds, `encode` pods that compute the
-    embeddings of its media before that; empty: the target does it. `split_outcome` is SPLIT or the reason why a
+    pods, best first: one of them computes the prompt before the target responds. `encode` are pods that compute the
+    embeddings of its media before that. Empty: the target does it. `split_outcome` is SPLIT or the reason why a
     configured stage was left out; empty without stages."""
 
     target: Endpoint

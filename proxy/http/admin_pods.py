@@ -99,7 +99,7 @@ class PodRoutes:
         """Return the pod and the pool of the body."""
         pool = data.pop("pool", "") if isinstance(data, dict) else ""
         if pool and pool not in self._fleet.pools:
-            raise BadRequest(f"{pool!r} is none of the pools {', '.join(self._fleet.pools)}.", param="pool")
+            raise BadRequest(f"{pool!r} is not one of the pools {', '.join(self._fleet.pools)}.", param="pool")
         try:
             settings = params.load(PodSettings, data)
             if settings.ports:

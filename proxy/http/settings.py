@@ -282,7 +282,9 @@ class CorsSettings:
         """Raise ValueError for an invalid origin."""
         for origin in self.origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"origins: {origin!r} is none; write https://host, with the port if it is another")
+                raise ValueError(
+                    f"origins: {origin!r} is no origin; write https://host, with the port if it is another"
+                )
 
 
 @dataclass(frozen=True, slots=True)

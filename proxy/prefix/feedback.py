@@ -36,7 +36,7 @@ class IndexEviction:
         """Evict for this pod in bounded steps; later calls continue."""
         cleared = self._forest.clear(WORK)
         capacity = pod.capacity
-        # What the pod computes on has no room for anything else; of that, prompts are pinned here, answers are not.
+        # What the pod computes on has no room for anything else; of that, prompts are pinned here, responses are not.
         pod.limit = min(capacity, pod.pinned + (1 - pod.endpoint.metrics.kv_usage) * capacity)
         if pod.blocks + pod.answered > pod.limit:
             self._evict(pod, pod.limit - min(capacity // 64, 512))

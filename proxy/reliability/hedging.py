@@ -78,7 +78,7 @@ class HedgeDelays:
 
 
 WON, LOST, FAILED, NO_POD, NO_BUDGET = "won", "lost", "failed", "no-pod", "no-budget"
-"""Outcomes of late requests. The first three had a hedged attempt."""
+"""Outcomes of requests that were late. The first three had a hedged attempt."""
 
 SAVED_UP = 10.0
 """Largest number of unused hedged attempts that the budget keeps."""

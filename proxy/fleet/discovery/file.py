@@ -34,7 +34,7 @@ class _AddressEntry:
 
     def __post_init__(self) -> None:
         if not self.port.isdecimal() or not 0 < int(self.port) < 65536:
-            raise ValueError(f"port: {self.port!r} is none")
+            raise ValueError(f"port: {self.port!r} is not a port")
 
     def pod(self) -> PodSettings:
         namespace = "" if self.namespace == _DEFAULT_NAMESPACE else f"{self.namespace}/"

@@ -141,7 +141,7 @@ MOST_PASSED = 2 * TAIL
 
 
 class PodConnection(asyncio.Protocol):
-    """States: idle -> sending -> answering -> idle, until closed. An idle one has no receiver. `receive` is called with
+    """States: idle -> sending -> receiving -> idle, until closed. An idle one has no receiver. `receive` is called with
     every read and changes with the state of the response.
 
     The parser is kept for the connection's life and calls only C functions: `list.append` of the meter's lists, and

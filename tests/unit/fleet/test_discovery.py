@@ -61,7 +61,7 @@ def test_the_list_may_be_under_the_key_pods() -> None:
         ("- 7", "[0]: must be a mapping"),
         ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'"),
         ("- {address: a}", "[0].port: is required"),
-        ("- {address: a, port: x}", "[0]: port: 'x' is none"),
+        ("- {address: a, port: x}", "[0]: port: 'x' is not a port"),
         ("- {address: '', port: 1}", "[0]: url:"),
         ("- {url: 'http://a'}\n- {url: 'http://a'}", "[1].name: 'a:80' is taken by [0]"),
     ],
