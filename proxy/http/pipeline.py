@@ -167,7 +167,7 @@ class PatchCachedTokens:
 
 
 def is_changed(attempt: Attempt) -> bool:
-    """Return whether the response names another model than the client named_model for, or cached tokens that differ."""
+    """Return whether the response names another model than the client did, or other cached tokens than it should."""
     return attempt.cached_to_report is not None or _asked_name(attempt) is not None
 
 
