@@ -154,7 +154,7 @@ class DecisionRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return the kept decisions, newest first; filtered by `?request=`, `pod`, `tenant`, `model`, `pool`,
-        `outcome`, `slow`, `values` and `limit`."""
+        `outcome`, `slow`, `asked` and `limit`."""
         return _uncached(json_response(await self._explained.listed(request.query)))
 
     async def show(self, request: web.Request) -> web.Response:

@@ -27,7 +27,7 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class ReloadedContext:
-    """A TLS context that is reloaded when its files change. Checking the files takes a few microseconds with_it the
+    """A TLS context that is reloaded when its files change. Checking the files takes a few microseconds beside the
     millisecond of a handshake, so each handshake does it. Unusable files, such as half-written ones, leave the current
     context."""
 
@@ -122,15 +122,15 @@ class PodTlsContexts:
         return self._context(settings), settings.server_name
 
     def _tls_at(self, host: str, port: int) -> PodTls:
-        with_it = None
+        same_host = None
         for endpoint in self._endpoints():
             if (own := self._own(endpoint)) is not None:
                 its_host, its_port = _where(endpoint.url)
                 if its_host == host and its_port == port:
                     return own
                 if its_host == host:
-                    with_it = own
-        return with_it or self.default
+                    same_host = own
+        return same_host or self.default
 
     def _own(self, endpoint: Endpoint) -> PodTls | None:
         return endpoint.tls or self.pools.get(endpoint.pool)
@@ -257,7 +257,7 @@ class AdminSettings:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """The accepted host names with_it `localhost` and IP addresses, normalised."""
+        """The accepted host names beside `localhost` and IP addresses, normalised."""
         return frozenset(map(host_name, (self.host, *self.hosts)))
 
 

@@ -159,7 +159,7 @@ class Poison(Listener):
         if is_proven:
             self._quarantine(crashes.fingerprint)
             message = "request %s quarantined for %.0f s: %d pods crashed while serving it"
-            log.error(message, attempt.request.id, QUARANTINE_SECONDS, max(number, len(crashes.crashed)))
+            log.error(message, attempt.request.id, QUARANTINE_SECONDS, number)
         return is_proven
 
     def check(self, request: InferenceRequest) -> None:
