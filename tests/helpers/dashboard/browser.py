@@ -34,6 +34,13 @@ needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: install
 
 POLL_INTERVAL = 0.03
 
+# Sets `clickHit` to whether the next click reaches the element; a page that the click opens has no `clickHit`.
+WATCH_CLICK = """
+window.clickHit = false;
+const watch = (event) => { window.clickHit = arguments[0].contains(event.target); };
+document.addEventListener("click", watch, { capture: true, once: true });
+"""
+
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
@@ -86,7 +93,7 @@ class Page:
         return str(await self.ask("document.querySelector(arguments[0])?.innerText", css))
 
     async def click(self, css: str) -> None:
-        await self._do(lambda: self._act(css, WebElement.click))
+        await self._do(lambda: self._act(css, self._click))
 
     async def write(self, css: str, text: str) -> None:
         """In place of what stands there."""
@@ -126,6 +133,15 @@ class Page:
         while True:
             with suppress(StaleElementReferenceException):
                 return act(self._found(css))
+
+    def _click(self, element: WebElement) -> None:
+        """Click it, and again if the page moved under the pointer, so that the click hit something else."""
+        for _ in range(5):
+            self.driver.execute_script(WATCH_CLICK, element)
+            element.click()
+            if self.driver.execute_script("return window.clickHit") is not False:
+                return
+        raise AssertionError("the element moves under every click")
 
     def _found(self, css: str) -> WebElement:
         return self.driver.find_element("css selector", css)
