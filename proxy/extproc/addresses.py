@@ -10,7 +10,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
 from proxy.core.ports import Clock, Gate
 from proxy.core.request import InferenceRequest
-from proxy.http.upstream.pool import PodAddress, Resolve, is_address, look_up, not_connected
+from proxy.http.upstream.pool import PodAddress, Resolve, is_address, not_connected, resolve_host
 
 KEPT = 30.0
 """Seconds for which a resolved name is cached."""
@@ -21,7 +21,7 @@ REMEMBERED = 16_384
 class Addresses:
     """The resolved addresses of pods. Lives as long as the proxy."""
 
-    def __init__(self, clock: Clock, resolve: Resolve = look_up) -> None:
+    def __init__(self, clock: Clock, resolve: Resolve = resolve_host) -> None:
         self._clock = clock
         self._resolve = resolve
         self._found: dict[str, tuple[float, str]] = {}

@@ -97,7 +97,7 @@ class EnvoyRelay(Relay):
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
         self.attempt = attempt
-        self._client_request.answer(*passed_on(attempt, body, self._client_request.id))
+        self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
 
     def end(self) -> None:
         pass

@@ -60,7 +60,7 @@ class GatewayRequest:
     def has_left(self) -> bool:
         return self.stream.is_over
 
-    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+    def respond(self, status: int, headers: Pairs, body: bytes) -> None:
         self.sent_status = status
         self.sent = len(body)
         self.local = (status, headers, b"" if self.method == "HEAD" else body)
@@ -239,7 +239,7 @@ class StreamedBodyReader:
             raise too_large(self._settings.max_body)
         if size > client_request.retained:
             more = size - client_request.retained
-            await self._budget.take(more, client_request.retained)
+            await self._budget.acquire(more, client_request.retained)
             client_request.retained += more
 
 

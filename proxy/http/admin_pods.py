@@ -270,7 +270,7 @@ class PodRelay:
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Raise UnknownPod, BadGateway or GatewayTimeout. A response that breaks off is cut here too."""
         endpoint = named(self._fleet, request.match_info["name"])
-        answer: web.StreamResponse | None = None
+        response: web.StreamResponse | None = None
         try:
             context, name = self._trust.of(endpoint) if endpoint.url.startswith("https:") else (True, None)
             async with self._session.request(
@@ -283,17 +283,17 @@ class PodRelay:
                 ssl=context,
                 server_hostname=name,
             ) as upstream:
-                answer = _head(upstream, decompressed=self._session.auto_decompress)
-                await answer.prepare(request)
+                response = _head(upstream, decompressed=self._session.auto_decompress)
+                await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
-                    await answer.write(chunk)
-                await answer.write_eof()
+                    await response.write(chunk)
+                await response.write_eof()
         except (aiohttp.ClientError, OSError) as error:
-            if answer is None:
+            if response is None:
                 raise _failure(endpoint, error) from error
             log.warning("admin: the response of pod %s to %s broke off: %r", endpoint.name, request.path, error)
             _abort(request)
-        return answer
+        return response
 
 
 def _target(endpoint: Endpoint, request: web.Request) -> URL:
@@ -313,13 +313,13 @@ def _headers(endpoint: Endpoint, request: web.Request) -> Iterator[tuple[str, st
 
 
 def _head(upstream: aiohttp.ClientResponse, decompressed: bool) -> web.StreamResponse:
-    answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+    response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     dropped = _NOT_FROM_PODS | {"content-encoding"} if decompressed else _NOT_FROM_PODS
     for name, value in upstream.headers.items():
         if (lower := name.lower()) not in dropped and not lower.startswith("access-control-"):
-            answer.headers.add(name, value)
-    answer.headers.update(_UNTRUSTED)
-    return answer
+            response.headers.add(name, value)
+    response.headers.update(_UNTRUSTED)
+    return response
 
 
 def _failure(endpoint: Endpoint, error: Exception) -> BadGateway | GatewayTimeout:

@@ -75,7 +75,7 @@ class MemoryBudget:
         """As `acquire_now`, but never beyond the limit."""
         return self.used + size <= self._limit and self.acquire_now(size)
 
-    async def take(self, size: int, held: int = 0) -> None:
+    async def acquire(self, size: int, held: int = 0) -> None:
         """Wait for `size` bytes more than the `held` ones. Raise Saturated."""
         if self.acquire_now(size, held):
             return
@@ -306,7 +306,7 @@ class BodyReader:
                 client_request.connection.pause_reading()
             progress.queued = True
             try:
-                await self.budget.take(size, client_request.retained)
+                await self.budget.acquire(size, client_request.retained)
             finally:
                 self.buffers.give(buffered)
                 if is_coming:

@@ -42,9 +42,9 @@ class Sweep:
         """Run until cancelled."""
         while True:
             await asyncio.sleep(self.interval)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         check_all(self.watched, self._clock.now())
 
 

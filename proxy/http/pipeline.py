@@ -168,13 +168,13 @@ class PatchCachedTokens:
 
 def is_changed(attempt: Attempt) -> bool:
     """Return whether the response names another model than the client did, or other cached tokens than it should."""
-    return attempt.cached_to_report is not None or _asked_name(attempt) is not None
+    return attempt.cached_to_report is not None or _requested_name(attempt) is not None
 
 
 def transforms_of(attempt: Attempt, whole: bool = False) -> list[ResponseTransform]:
     """Return the transforms for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
     transforms: list[ResponseTransform] = []
-    if (named_model := _asked_name(attempt)) is not None:
+    if (named_model := _requested_name(attempt)) is not None:
         transforms.append(RenameModel(attempt, named_model, whole))
     if attempt.cached_to_report is not None:
         transforms.append(PatchCachedTokens(attempt))
@@ -199,7 +199,7 @@ def _at_end(transforms: Sequence[Callable[[list[bytes], bool], list[bytes]]], ev
     return events
 
 
-def _asked_name(attempt: Attempt) -> str | None:
+def _requested_name(attempt: Attempt) -> str | None:
     """Return the name to give to the model; None if it is unchanged."""
     request = attempt.request
     if request.naming is None or request.naming.asked == request.model:

@@ -119,23 +119,23 @@ class ClientRelay:
         try:
             pod = context.pool.connections[attempt.endpoint.url]
             head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
-            used, raced = pod.take() if upload is None else None, None
+            used, raced = pod.acquire() if upload is None else None, None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
-                answer = Response(client_request, attempt, context, connection, lane)
+                response = Response(client_request, attempt, context, connection, lane)
                 if continuation is not None:
-                    answer.continue_with(continuation)
+                    response.continue_with(continuation)
                 attempt.sent_at = context.clock.now()
                 try:
                     if upload is None:
                         if not body:
                             connection.head_only = client_request.method == "HEAD"
-                        connection.send(answer, head, body)
-                        error = await answer.done
+                        connection.send(response, head, body)
+                        error = await response.done
                     else:
-                        error = await self._upload(answer, connection, head, body, upload)
+                        error = await self._upload(response, connection, head, body, upload)
                 except BaseException:
-                    answer.abandon()
+                    response.abandon()
                     raise
                 if error is None:
                     return
@@ -161,24 +161,24 @@ class ClientRelay:
             pod = context.pool.connections[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
             head = self._head(attempt, pod.address, body, _unpacked(self._client_request.raw_headers))
-            used, raced = pod.take(), None
+            used, raced = pod.acquire(), None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
                 attempt.sent_at = context.clock.now()
                 response = Collected(connection)
                 connection.send(response, head, body)
                 try:
-                    answered, content = await self._whole(response, attempt, seconds)
+                    response_head, content = await self._whole(response, attempt, seconds)
                     break
                 except Disconnected as error:
                     if used is None or not self._note_close_race(attempt, error):
                         raise
                     raced, used = error.with_traceback(None), None
             ResponseMeter().finish_at_once(attempt, content)
-            attempt.status = answered.status
+            attempt.status = response_head.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
-            if answered.declines or answered.status == BAD_REQUEST:
-                refused = refusal(answered, content, attempt.endpoint.rank)
+            if response_head.declines or response_head.status == BAD_REQUEST:
+                refused = refusal(response_head, content, attempt.endpoint.rank)
                 if refused is not None:
                     raise refused
             attempt.ending = Ending.COMPLETE
@@ -220,7 +220,7 @@ class ClientRelay:
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
         self.attempt = attempt
-        self._client_request.answer(*passed_on(attempt, body, self._client_request.id))
+        self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
 
     def end(self) -> None:
         """Tell the client that a partial response ends without completion."""
@@ -242,15 +242,15 @@ class ClientRelay:
         return was_first
 
     async def _upload(
-        self, answer: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
+        self, response: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
         """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
         chunked = self._client_request.chunked
         connection.request_sent = False
-        connection.send(answer, head, chunk(body) if chunked else body)
+        connection.send(response, head, chunk(body) if chunked else body)
         async with Tasks() as tasks:
-            tasks.start(_pump(upload, connection, answer, chunked), "upload")
-            return await answer.done
+            tasks.start(_pump(upload, connection, response, chunked), "upload")
+            return await response.done
 
     def _head(
         self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
@@ -330,20 +330,20 @@ def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
     return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
 
 
-async def _pump(upload: Upload, connection: PodConnection, answer: Response, chunked: bool) -> None:
+async def _pump(upload: Upload, connection: PodConnection, response: Response, chunked: bool) -> None:
     try:
         while piece := await upload.next():
             connection.write(chunk(piece) if chunked else piece)
-            if answer.upload_resumed is not None:
-                await answer.upload_resumed
+            if response.upload_resumed is not None:
+                await response.upload_resumed
         if chunked:
             connection.write(LAST_CHUNK)
         connection.request_sent = True
     except RequestError as error:
         connection.abort()
-        answer.failed(error)
+        response.failed(error)
     except Exception as error:  # noqa: BLE001  # raised by the task of the request
-        answer.internal_error(error)
+        response.internal_error(error)
 
 
 class ResponseRace:

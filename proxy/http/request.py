@@ -272,7 +272,7 @@ class HttpRequest:
         self.continuation: Continuation | None = None
         """The state of a response that another pod may continue."""
 
-    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+    def respond(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send a complete response if the client is connected. The connection closes after it if the request was not
         read completely."""
         if self.transport.is_closing():

@@ -218,7 +218,7 @@ class Response:
         head, attempt, context = self.head, self._attempt, self._context
         meter = self._connection.meter
         if head is not None and raw.find(ABORTED, -ENDING if self._events else 0) >= 0:
-            meter.take()
+            meter.pop()
             self.failed(aborted())
             return
         if self._events and self._connection.meter.is_truncated(self._attempt):
@@ -244,7 +244,7 @@ class Response:
             body = b"".join(meter.pieces)
             error = self._declined(head, body)
             if error is not None:
-                meter.take()
+                meter.pop()
                 self.failed(error)
                 return False
             raw, exact = (body, True) if head.sized else (self._held + raw, exact)
@@ -252,7 +252,7 @@ class Response:
         if isinstance(framing, WholeBody) and head is not None:
             head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(out), head.start))
             self._client_request.transport.write(self._start_response(head) + out)
-            meter.take()
+            meter.pop()
             meter.finish_at_once(self._attempt, out)
             return True
         failure = None if self._continuation is None else self._continuation.failure
@@ -305,9 +305,9 @@ class Response:
         self.upload_resumed = self._context.loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self.upload_resumed = self.upload_resumed, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        resumed, self.upload_resumed = self.upload_resumed, None
+        if resumed is not None and not resumed.done():
+            resumed.set_result(None)
 
     def evict(self) -> None:
         """End the response because the proxy stops."""
@@ -358,14 +358,14 @@ class Response:
         passed = self._passed + self._connection.passed
         if passed != self._seen or self.paused or not self._connection.request_sent:
             self._seen, self._seen_at = passed, now
-        heard_at = self._seen_at or attempt.started_at
+        received_at = self._seen_at or attempt.started_at
         if now > request.deadline:
             self._time_out(f"no response within {request.deadline - request.received_at:g} s")
         elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
-        elif request.stream and attempt.first_byte_at is not None and now - heard_at > timeouts.idle:
+        elif request.stream and attempt.first_byte_at is not None and now - received_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - heard_at > ASK_AFTER and (why := self._context.reason_to_give_up(attempt, heard_at)):
+        elif now - received_at > ASK_AFTER and (why := self._context.reason_to_give_up(attempt, received_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -470,7 +470,7 @@ class Response:
         if meter.marks:
             self._attempt.chunks -= 1  # the last one only says that there are no more
         self.failed(UpstreamFailed("it ended the stream before the response"))
-        meter.take()
+        meter.pop()
         meter.tail = b""
 
     def _declined(self, head: ResponseHead, beginning: bytes) -> UpstreamFailed | None:

@@ -250,7 +250,7 @@ class ServedGraph:
     timeouts: Timeouts
     listeners: Listeners
     retries_instead: Callable[[Attempt, int], bool]
-    reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
+    reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, received_at: ""
     authenticator: Authenticator | None = None
     continuable_models: Sequence[str] = ()
 

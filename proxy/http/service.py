@@ -121,7 +121,7 @@ class Cors:
         fields = [("access-control-allow-methods", "GET, POST, DELETE"), ("access-control-max-age", MAX_AGE)]
         if _NAMES.fullmatch(wanted):
             fields.append(("access-control-allow-headers", wanted))
-        client_request.answer(200, fields, b"")
+        client_request.respond(200, fields, b"")
         self._done(client_request)
 
 
@@ -150,7 +150,7 @@ class IncomingRequest(Requester, ClientRequest, Protocol):
     def has_left(self) -> bool:
         """Return whether the client has disconnected."""
 
-    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+    def respond(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send a complete response."""
 
     def abort(self) -> None:
@@ -236,7 +236,7 @@ class Service(Generic[C]):
                     raise RuntimeError("served, but not relayed")
                 outcome = attempt.ending
             else:
-                self._answer(client_request)
+                self._respond(client_request)
                 outcome = Ending.COMPLETE
         except RequestError as error:
             attempt = relay.attempt
@@ -284,7 +284,7 @@ class Service(Generic[C]):
         if client_request.sent_status:
             client_request.abort()
         else:
-            client_request.answer(*render(error, client_request.path, client_request.id))
+            client_request.respond(*render(error, client_request.path, client_request.id))
 
     def _cancelled(self, client_request: C, relay: TrackedRelay) -> Ending | Reason:
         """End the request of a client that disconnected or of a proxy that stops. A client without a response gets an
@@ -309,7 +309,7 @@ class Service(Generic[C]):
         """Return the kind of the path. Raise NotFound or MethodNotAllowed."""
         return self._paths.route(client_request.method, client_request.path).kind
 
-    def _answer(self, client_request: C) -> None:
+    def _respond(self, client_request: C) -> None:
         """Respond to a request that needs no pod. Raise RequestError."""
         kind = self._kind(client_request)
         if kind is PathKind.HEALTH:
@@ -317,7 +317,7 @@ class Service(Generic[C]):
                 raise ShuttingDown
             if not self._gateway.health():
                 raise NoEndpoints(NO_POD)
-            client_request.answer(200, [("x-request-id", client_request.id)], b"")
+            client_request.respond(200, [("x-request-id", client_request.id)], b"")
             return
         if kind is PathKind.VERSION:
             content: dict[str, Any] = {"version": proxy.__version__}
@@ -325,7 +325,7 @@ class Service(Generic[C]):
             content = {"object": "list", "data": shown(self._gateway.models(), client_request.identity)}
         else:
             content = self._model(client_request)
-        client_request.answer(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(content))
+        client_request.respond(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(content))
 
     def _model(self, client_request: C) -> dict[str, Any]:
         name = unquote(client_request.path.removeprefix("/v1/models/"))

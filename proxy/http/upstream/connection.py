@@ -45,7 +45,7 @@ class ResponseMeter:
         pieces, marks = self.pieces, self.marks
         body = b"".join(pieces)
         if attempt.request.path.startswith("/v1/responses"):
-            _look_for_id(attempt, self.tail + body)
+            _find_id(attempt, self.tail + body)
         attempt.response_bytes += len(body)
         if marks:
             attempt.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
@@ -83,7 +83,7 @@ class ResponseMeter:
             return False
         return is_truncated(attempt.request.path, self.tail + b"".join(self.pieces))
 
-    def take(self) -> bytes:
+    def pop(self) -> bytes:
         """Return the whole body and prepare for the next response, without measuring it."""
         body = b"".join(self.pieces)
         self.pieces.clear()
@@ -91,7 +91,7 @@ class ResponseMeter:
         return body
 
 
-def _look_for_id(attempt: Attempt, beginning: bytes) -> None:
+def _find_id(attempt: Attempt, beginning: bytes) -> None:
     if attempt.response_id is None and attempt.response_bytes < BEGINNING:
         attempt.response_id = response_id_from(beginning)
 

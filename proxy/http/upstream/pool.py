@@ -43,7 +43,7 @@ IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a closing connection."""
 
 IDLE_PER_POD = 512
-QUIET_LOOKS = 600
+QUIET_REAPS = 600
 
 
 NEXT_AFTER = 0.25
@@ -55,7 +55,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[AddrInfoType]]]
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
+async def resolve_host(host: str, port: int) -> Sequence[AddrInfoType]:
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -89,7 +89,7 @@ class PodAddress:
 class PodConnections:
     """The connections of one URL."""
 
-    __slots__ = ("_idle_limit", "_now", "_room", "address", "idle", "quiet")
+    __slots__ = ("_capacity", "_idle_limit", "_now", "address", "idle", "quiet")
 
     def __init__(self, url: str, clock: Clock, idle_limit: float) -> None:
         """Raise ValueError for an invalid URL."""
@@ -98,11 +98,11 @@ class PodConnections:
         """Most recently used last, and taken first."""
         self.quiet = 0
         """Number of consecutive calls of `reap` that found nothing."""
-        self._room = IDLE_PER_POD
+        self._capacity = IDLE_PER_POD
         self._idle_limit = idle_limit
         self._now = clock.now
 
-    def take(self) -> PodConnection | None:
+    def acquire(self) -> PodConnection | None:
         """Return a used connection, which the pod may be closing at this moment."""
         idle, oldest = self.idle, self._now() - self._idle_limit
         while idle:
@@ -114,7 +114,7 @@ class PodConnections:
 
     def release(self, connection: PodConnection) -> None:
         idle = self.idle
-        if len(idle) < self._room:
+        if len(idle) < self._capacity:
             connection.idle_since = self._now()
             idle.append(connection)
         else:
@@ -134,7 +134,7 @@ class PodConnections:
 
     def forget(self) -> None:
         """Close idle connections now and the others after their responses."""
-        self._room = 0
+        self._capacity = 0
         idle, self.idle = self.idle, []
         _close(idle)
 
@@ -162,7 +162,7 @@ class UpstreamPool:
         self,
         connect_timeout: float,
         clock: Clock,
-        resolve: Resolve = look_up,
+        resolve: Resolve = resolve_host,
         idle_limit: float = IDLE_LIMIT,
         trust: PodTlsContexts | None = None,
     ) -> None:
@@ -208,10 +208,10 @@ class UpstreamPool:
 
     def reap(self) -> None:
         """Close connections that were idle for too long; called periodically. A pod without idle connections in
-        QUIET_LOOKS calls is dropped: its endpoint moved or is unused."""
+        QUIET_REAPS calls is dropped: its endpoint moved or is unused."""
         for url, pod in tuple(self.connections.items()):
             pod.reap()
-            if pod.quiet > QUIET_LOOKS:
+            if pod.quiet > QUIET_REAPS:
                 self._drop(url)
 
     def close(self) -> None:
@@ -319,14 +319,14 @@ class PooledFetcher:
 
     async def _ask(self, pod: PodConnections, head: bytes, body: bytes) -> tuple[int, bytes]:
         """Send the request; if a reused connection closes without a byte, repeat it on a fresh one."""
-        used = pod.take()
+        used = pod.acquire()
         if used is not None:
             try:
-                return await _answer(used, head, body)
+                return await _response_of(used, head, body)
             except Disconnected as error:
                 if not error.silent:
                     raise
-        return await _answer(await self._pool.connect(pod), head, body)
+        return await _response_of(await self._pool.connect(pod), head, body)
 
     async def _reap(self) -> None:
         while True:
@@ -364,7 +364,7 @@ class Collected:
             self.failed(InvalidResponse("the response is too long"))
 
     def finished(self, raw: bytes, exact: bool) -> None:
-        body = self._connection.meter.take()
+        body = self._connection.meter.pop()
         if self.head is not None and not self.whole.done():
             self.whole.set_result((self.head, body))
 
@@ -383,12 +383,12 @@ class Collected:
     def resume_writing(self) -> None: ...
 
 
-async def _answer(connection: PodConnection, head: bytes, body: bytes) -> tuple[int, bytes]:
+async def _response_of(connection: PodConnection, head: bytes, body: bytes) -> tuple[int, bytes]:
     """Wait for the response. Cancellation closes the connection."""
     response = Collected(connection)
     connection.send(response, head, body)
     try:
-        answered, body = await response.whole
+        response_head, body = await response.whole
     except asyncio.CancelledError:
         response.abandon()
         raise
@@ -397,7 +397,7 @@ async def _answer(connection: PodConnection, head: bytes, body: bytes) -> tuple[
     except Exception as error:
         log.exception("failed to read a response of a pod")
         raise InvalidResponse(f"the response could not be read: {error!r}") from error
-    return answered.status, body
+    return response_head.status, body
 
 
 @lru_cache(maxsize=4096)

@@ -43,7 +43,7 @@ def test_a_connection_that_closes_during_the_check_is_harmless() -> None:
 
     everyone: list[Watched] = [Leaving(), stalling, Leaving()]
     sweep.watched.update(everyone)
-    sweep.look()
+    sweep.check()
 
     assert sweep.watched == {stalling}
     assert stalling.seen == [5.0]

@@ -173,8 +173,8 @@ async def test_a_body_that_waits_too_long_for_the_budget_is_refused_with_retry_a
 
 async def test_the_budget_is_shared_in_order_and_returned_by_abandoned_bodies() -> None:
     budget = MemoryBudget(10)
-    await budget.take(8)
-    waiting = [asyncio.ensure_future(budget.take(size)) for size in (8, 2, 2)]
+    await budget.acquire(8)
+    waiting = [asyncio.ensure_future(budget.acquire(size)) for size in (8, 2, 2)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     waiting[0].cancel()
@@ -182,7 +182,7 @@ async def test_the_budget_is_shared_in_order_and_returned_by_abandoned_bodies() 
     budget.give(8)
     await asyncio.gather(*waiting[1:])
     assert budget.used == 4
-    taker = asyncio.ensure_future(budget.take(9))
+    taker = asyncio.ensure_future(budget.acquire(9))
     await asyncio.sleep(0)
     budget.give(4)
     taker.cancel()
@@ -255,13 +255,13 @@ async def test_declared_large_bodies_that_are_not_sent_delay_no_small_ones() -> 
 
 async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
-    await budget.take(10_000_000)
-    large = asyncio.ensure_future(budget.take(4_000_000))
+    await budget.acquire(10_000_000)
+    large = asyncio.ensure_future(budget.acquire(4_000_000))
     await asyncio.sleep(0)
     for _ in range(2000):
         assert budget.acquire_now(1900)
     budget.used += 199_000
-    small = [asyncio.ensure_future(budget.take(1900)) for _ in range(2)]
+    small = [asyncio.ensure_future(budget.acquire(1900)) for _ in range(2)]
     await asyncio.sleep(0)
     budget.give(1900)
     await asyncio.wait_for(small[0], PATIENCE)
@@ -276,17 +276,17 @@ async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
 async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
     assert budget.acquire_now(1900)
-    await asyncio.wait_for(budget.take(20_000_000), PATIENCE)
+    await asyncio.wait_for(budget.acquire(20_000_000), PATIENCE)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(budget.take(5_000_000), 0.01)
+        await asyncio.wait_for(budget.acquire(5_000_000), 0.01)
 
 
 async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_pass() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
     assert budget.acquire_now(1900)
     for _ in range(2):
-        await budget.take(6_000_000 - 1900)
-    growing = [asyncio.ensure_future(budget.take(3_000_000, 6_000_000 - 1900)) for _ in range(2)]
+        await budget.acquire(6_000_000 - 1900)
+    growing = [asyncio.ensure_future(budget.acquire(3_000_000, 6_000_000 - 1900)) for _ in range(2)]
     with pytest.raises(Saturated):
         await asyncio.wait_for(growing[1], PATIENCE)
     budget.give(6_000_000 - 1900)
@@ -324,12 +324,12 @@ async def test_a_waiting_body_is_refused_without_memory_for_its_received_part() 
 
 async def test_a_body_that_holds_a_part_of_the_budget_precedes_those_without() -> None:
     budget = MemoryBudget(10)
-    await budget.take(4)
-    await budget.take(4)
-    new = asyncio.ensure_future(budget.take(3))
+    await budget.acquire(4)
+    await budget.acquire(4)
+    new = asyncio.ensure_future(budget.acquire(3))
     await asyncio.sleep(0)
-    await asyncio.wait_for(budget.take(2, 4), PATIENCE)
-    growing = asyncio.ensure_future(budget.take(4, 6))
+    await asyncio.wait_for(budget.acquire(2, 4), PATIENCE)
+    growing = asyncio.ensure_future(budget.acquire(4, 6))
     await asyncio.sleep(0)
     budget.give(4)
     await asyncio.wait_for(growing, PATIENCE)
@@ -341,16 +341,16 @@ async def test_a_body_that_holds_a_part_of_the_budget_precedes_those_without() -
 
 async def test_a_body_that_holds_all_of_the_budget_may_grow_beyond_it() -> None:
     budget = MemoryBudget(10)
-    await budget.take(10)
-    await asyncio.wait_for(budget.take(5, 10), PATIENCE)
+    await budget.acquire(10)
+    await asyncio.wait_for(budget.acquire(5, 10), PATIENCE)
     assert budget.used == 15
 
 
 async def test_of_bodies_that_wait_for_each_other_the_last_are_refused_until_one_proceeds() -> None:
     budget = MemoryBudget(9)
     for _ in range(3):
-        await budget.take(3)
-    growing = [asyncio.ensure_future(budget.take(7, 3)) for _ in range(3)]
+        await budget.acquire(3)
+    growing = [asyncio.ensure_future(budget.acquire(7, 3)) for _ in range(3)]
     with pytest.raises(Saturated):
         await asyncio.wait_for(growing[2], PATIENCE)
     budget.give(3)
@@ -363,8 +363,8 @@ async def test_of_bodies_that_wait_for_each_other_the_last_are_refused_until_one
 
 async def test_an_abandoned_body_lets_those_behind_it_proceed() -> None:
     budget = MemoryBudget(10)
-    await budget.take(8)
-    large, small = (asyncio.ensure_future(budget.take(size)) for size in (8, 2))
+    await budget.acquire(8)
+    large, small = (asyncio.ensure_future(budget.acquire(size)) for size in (8, 2))
     await asyncio.sleep(0)
     large.cancel()
     await asyncio.wait_for(small, PATIENCE)
@@ -373,7 +373,7 @@ async def test_an_abandoned_body_lets_those_behind_it_proceed() -> None:
 
 async def test_a_body_larger_than_the_budget_gets_it_alone() -> None:
     budget = MemoryBudget(10)
-    await asyncio.wait_for(budget.take(50), PATIENCE)
+    await asyncio.wait_for(budget.acquire(50), PATIENCE)
     assert budget.used == 50
 
 
