@@ -274,7 +274,7 @@ def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
     endpoint = attempt.endpoint
     if gateway.expose_endpoint:
         attempt.response_headers.append(("x-kvlane-endpoint", endpoint.name))
-        if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
+        if (naming := attempt.request.naming) is not None and naming.requested != attempt.request.model:
             attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
     attempt.listeners = listeners = pool.listeners
     called = listeners.attempt_started

@@ -62,7 +62,7 @@ class RateLimiter(Gate):
     def attempt_started(self, attempt: Attempt) -> None:
         """Charge the attempt that responds, and add OpenAI's headers with the remaining limits to its response."""
         stay = attempt.request.state.read(METERED)
-        if stay is not None and attempt.answers:
+        if stay is not None and attempt.for_client:
             stay.attempt = attempt
             attempt.response_headers.extend(self.headers(stay.meters))
 

@@ -75,7 +75,7 @@ class Attempt:
         self.started_at = started_at
         # All of it on the object: reading from the class is slower (hot path, see docs/notes/cpu.md).
         self.stage: Stage = WHOLE
-        self.answers: bool = True
+        self.for_client: bool = True
         """Whether the response goes to the client, not to the next stage."""
         self.upstream_headers: list[tuple[str, str]] = []
         self.response_headers: list[tuple[str, str]] = []

@@ -270,7 +270,7 @@ AttemptScope = Callable[[Attempt], AbstractContextManager[None]]
 class KvListener(Protocol):
     """Receives the KV events of pods in their order. A pod has one cache per data-parallel rank."""
 
-    def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None: ...
+    def published(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None: ...
     def lost(self, endpoint: Endpoint, rank: int) -> None:
         """Drop what is known of the cache: the pod restarted, or lost events cannot be replayed."""
 
@@ -284,7 +284,7 @@ class KvListener(Protocol):
 class KvEvents(Protocol):
     """Subscriptions to the KV events of pods."""
 
-    def follow(self, sources: KvSources, listener: KvListener) -> None:
+    def subscribe(self, sources: KvSources, listener: KvListener) -> None:
         """Subscribe the listener, which is a plugin or one of its fields, while the proxy serves with that plugin.
         Called when a plugin is created. Raise ValueError if it is impossible."""
 
@@ -309,7 +309,7 @@ class Unconnected(KvEvents, Tokenizers, Timer):
     """Replaces all ports where nothing is served: a check, a replay, an explanation. There are no events, no token ids,
     and time does not pass."""
 
-    def follow(self, sources: KvSources, listener: KvListener) -> None:
+    def subscribe(self, sources: KvSources, listener: KvListener) -> None:
         pass
 
     def local(self, model: LocalModel) -> PromptTokenizer:

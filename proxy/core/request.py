@@ -128,11 +128,11 @@ EMPTY_PROMPT = Prompt()
 
 @frozen
 class Naming:
-    """The naming of a request whose model is rewritten or may be: `asked` is the client's name for it, `fallbacks` are
-    models to try in order where no pod has capacity; `model@pool` restricts one to a pool. `may_wait`: for a pod that
-    is being woken. `pool`: the only permitted pool; empty: any."""
+    """The naming of a request whose model is rewritten or may be: `requested` is the client's name for it, `fallbacks`
+    are models to try in order where no pod has capacity; `model@pool` restricts one to a pool. `may_wait`: for a pod
+    that is being woken. `pool`: the only permitted pool; empty: any."""
 
-    asked: str
+    requested: str
     fallbacks: tuple[str, ...] = ()
     may_wait: bool = False
     pool: str = ""

@@ -401,14 +401,14 @@ class SplitRequest:
             if self.shared.clock.now() >= attempt.request.deadline:
                 raise
             return None
-        following.stage, following.answers = attempt.stage, False
+        following.stage, following.for_client = attempt.stage, False
         return following
 
     def _attempt(self, attempt: Attempt, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Attempt:
         """Return an attempt of the same client on the first of `pods`, with the others as its fallbacks."""
         request = changed(attempt.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
         made = Attempt(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
-        made.stage, made.answers = stage, False
+        made.stage, made.for_client = stage, False
         return made
 
     async def _relay_with(self, attempt: Attempt, fields: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ class FlowControl(Gate):
     def attempt_started(self, attempt: Attempt) -> None:
         """Charge the cost of the attempt that responds, which is known once its pod is chosen."""
         ticket = attempt.request.state.read(TICKET)
-        if ticket is not None and attempt.charge is not None and attempt.answers:
+        if ticket is not None and attempt.charge is not None and attempt.for_client:
             self._unsent.pop(ticket, None)
             ticket.endpoint = attempt.endpoint
             ticket.waiting.recount(attempt.charge[0])

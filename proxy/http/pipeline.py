@@ -202,9 +202,9 @@ def _at_end(transforms: Sequence[Callable[[list[bytes], bool], list[bytes]]], ev
 def _requested_name(attempt: Attempt) -> str | None:
     """Return the name to give to the model; None if it is unchanged."""
     request = attempt.request
-    if request.naming is None or request.naming.asked == request.model:
+    if request.naming is None or request.naming.requested == request.model:
         return None
-    return request.naming.asked
+    return request.naming.requested
 
 
 def _renamed(named_model: str, body: bytes) -> bytes:

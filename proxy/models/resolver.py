@@ -224,8 +224,8 @@ def with_fresh_state(request: InferenceRequest) -> InferenceRequest:
 def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError) -> RequestError:
     """Return the error with the model name that the client sent."""
     if isinstance(error, UnknownModel):
-        return UnknownModel(naming.asked)
-    error.message = error.message.replace(f"`{request.model}`", f"`{naming.asked}`")
+        return UnknownModel(naming.requested)
+    error.message = error.message.replace(f"`{request.model}`", f"`{naming.requested}`")
     error.args = (error.message,)
     return error
 

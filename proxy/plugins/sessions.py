@@ -138,7 +138,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     def _home_of(self, attempt: Attempt, endpoint: Endpoint) -> Endpoint | None:
         """Return the pod that the session returns to; it is known with the attempt that responds, of any stage."""
         decision, wanted = attempt.decision, self.profile_name
-        if not attempt.answers:
+        if not attempt.for_client:
             return None
         if not wanted or decision.profile == wanted:
             return endpoint

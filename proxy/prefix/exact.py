@@ -216,7 +216,7 @@ class ExactIndex:
 
     # Events of pods.
 
-    def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
+    def published(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
         pod = self._pods.get(endpoint) or self._admit(endpoint)
         cache = pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())
         for event in events:

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Metrics
-from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation
+from proxy.prefix.forest import CachedResponse, Forest, Holding, PodMemory, Reservation
 
 WORK = 256
 """Largest number of holdings that one call clears or evicts for one reason: half a millisecond."""
@@ -36,9 +36,9 @@ class IndexEviction:
         """Evict for this pod in bounded steps; later calls continue."""
         cleared = self._forest.clear(WORK)
         capacity = pod.capacity
-        # What the pod computes on has no room for anything else; of that, prompts are pinned here, responses are not.
+        # Nothing else fits beside what the pod computes on; of that, prompts are pinned here, responses are not.
         pod.limit = min(capacity, pod.pinned + (1 - pod.endpoint.metrics.kv_usage) * capacity)
-        if pod.blocks + pod.answered > pod.limit:
+        if pod.blocks + pod.response_blocks > pod.limit:
             self._evict(pod, pod.limit - min(capacity // 64, 512))
         if now >= self._expire_at:
             self._expire(now)
@@ -50,11 +50,11 @@ class IndexEviction:
     def _evict(self, pod: PodMemory, target: float) -> None:
         """Evict to somewhat below the capacity, so that few segments are cut and most calls have nothing to do."""
         for _ in range(WORK):
-            excess, holding = math.ceil(pod.blocks + pod.answered - target), pod.oldest
+            excess, holding = math.ceil(pod.blocks + pod.response_blocks - target), pod.oldest
             if excess <= 0 or holding is None:
                 return
-            if holding.answer is not None:
-                self._forest.drop_answer(holding.answer)
+            if holding.response is not None:
+                self._forest.drop_response(holding.response)
                 continue
             segment = holding.segment
             kept = self._forest.fitting(segment.start, segment.blocks - excess)
@@ -143,8 +143,8 @@ class Feedback:
         total = max(1, sum(map(self._depth_of, map(len, map(_CHAIN, spans)))))
         found = cached_tokens * total / max(1, prompt_tokens)
         expected = known
-        if reservation.answer is not None and known < reservation.expected:
-            expected = self._weigh_answer(reservation, known, found)
+        if reservation.response is not None and known < reservation.expected:
+            expected = self._weigh_response(reservation, known, found)
         predicted = prompt_tokens * expected / total
         _count(pod, prompt_tokens, predicted, cached_tokens)
         if known < EVIDENCE_BLOCKS or pod.retired:
@@ -156,7 +156,7 @@ class Feedback:
             self._date(reservation, found)
         return True
 
-    def doubt(self, pod: PodMemory, share: float) -> None:
+    def forget_share(self, pod: PodMemory, share: float) -> None:
         """Forget blocks after only this share of the expected hits was found, of unknown prompts. Engines evict the
         least recently used blocks first, so the same share of the unused ones is forgotten here."""
         gone = (pod.blocks - pod.pinned) * (1 - share)
@@ -168,7 +168,7 @@ class Feedback:
                 pod.horizon = holding.used_at
         self._upkeep.expire_soon()
 
-    def _weigh_answer(self, reservation: Reservation, known: int, found: float) -> int:
+    def _weigh_response(self, reservation: Reservation, known: int, found: float) -> int:
         """Learn whether this pod's responses are found again; return the blocks that were to be found."""
         pod, expected = reservation.pod, reservation.expected
         are_kept = pod.keeps >= KEPT
@@ -205,9 +205,9 @@ class Feedback:
         return used_at, start, end
 
 
-def are_kept(answer: Answer) -> bool:
+def are_kept(response: CachedResponse) -> bool:
     """Return whether the pod's responses count as cached."""
-    return answer.pod.keeps >= KEPT
+    return response.pod.keeps >= KEPT
 
 
 def _count(pod: PodMemory, prompt: int, predicted: float, actual: int) -> None:
@@ -225,9 +225,9 @@ Figures = tuple[float, float | None, int | None, int]
 ENOUGH_TOKENS = 4096
 """Smallest number of predicted hits that are judged together."""
 
-ENOUGH_LEGS = 4
+ENOUGH_ATTEMPTS = 4
 
-MOST_LEGS = 1000
+MOST_ATTEMPTS = 1000
 """Largest number of attempts that a window stores of a pod without usable counters."""
 
 
@@ -254,18 +254,18 @@ class HitWindow:
     def found(self, metrics: Metrics, running: Sequence[Any]) -> float | None:
         """Return the largest possible share of found hits; None while it is uncertain. `running` are the figures of
         running attempts. Afterwards the window must be opened again."""
-        legs, opened = [*self.ended, *running], self.opened
-        if len(legs) < ENOUGH_LEGS:
+        attempts, opened = [*self.ended, *running], self.opened
+        if len(attempts) < ENOUGH_ATTEMPTS:
             return None
         since, until = opened.scraped_at, metrics.scraped_at
-        told = predicted = asked = 0
-        for began, answered, prediction, prompt in legs:
-            if began >= since and answered <= until:  # Whatever the pod counted for it lies between the two scrapes.
-                told += 1
+        counted = predicted = prompts = 0
+        for began, first_byte_at, prediction, prompt in attempts:
+            if began >= since and first_byte_at <= until:  # All that the pod counted for it is between the scrapes.
+                counted += 1
                 predicted += prediction
-                asked += prompt
-        if predicted < ENOUGH_TOKENS or told < ENOUGH_LEGS:
+                prompts += prompt
+        if predicted < ENOUGH_TOKENS or counted < ENOUGH_ATTEMPTS:
             return None
-        if metrics.prefix_queries - opened.prefix_queries < asked / 2:
+        if metrics.prefix_queries - opened.prefix_queries < prompts / 2:
             return None  # It counts something else, or nothing at all.
         return (metrics.prefix_hits - opened.prefix_hits) / predicted

@@ -35,21 +35,21 @@ class Segment:
 
 class Holding:
     """One segment on one pod; between `older` and `newer` in the pod's ring from the first time that no request in
-    flight pins it. `used_at` is None while it is provisional: reserved and not confirmed by any response. `answer` is
-    the pod's response to a prompt that ends with this segment."""
+    flight pins it. `used_at` is None while it is provisional: reserved and not confirmed by any response. `response`
+    is the pod's response to a prompt that ends with this segment."""
 
-    __slots__ = ("answer", "newer", "older", "pins", "segment", "used_at")
+    __slots__ = ("newer", "older", "pins", "response", "segment", "used_at")
 
     def __init__(self, segment: Segment, used_at: float | None = None, pins: int = 0) -> None:
         self.segment = segment
         self.used_at = used_at
         self.pins = pins
-        self.answer: Answer | None = None
+        self.response: CachedResponse | None = None
         self.older: Holding | None = None
         self.newer: Holding | None = None
 
 
-class Answer:
+class CachedResponse:
     """The last response of a pod to a prompt, which is still in its cache: its number of the engine's `tokens`, which
     occupy `blocks`. `key` is the last hash of the prompt. Removed with the holding."""
 
@@ -69,16 +69,15 @@ class PodMemory:
     nothing in the ring is older than its continuation, and the oldest holding is always the end of a chain. A pinned
     holding keeps its place in the ring, without effect, until the last request that pins it makes it the newest.
 
-    `blocks` counts the blocks of prompts that the pod holds, `answered` the blocks of responses, `pinned` the blocks of
-    prompts in flight. `capacity` is the number of blocks that fit into the pod, `limit` the number that it may hold
-    beside the responses in progress. The pod has evicted what was last used at `horizon` or before, and may have
-    evicted what was last used at `suspect` or before. `keeps` is the recent share of responses that were still cached
-    when their conversation continued.
+    `blocks` counts the blocks of prompts that the pod holds, `response_blocks` the blocks of responses, `pinned` the
+    blocks of prompts in flight. `capacity` is the number of blocks that fit into the pod, `limit` the number that it
+    may hold beside the responses in progress. The pod has evicted what was last used at `horizon` or before, and may
+    have evicted what was last used at `suspect` or before. `keeps` is the recent share of responses that were still
+    cached when their conversation continued.
     """
 
     __slots__ = (
         "actual_tokens",
-        "answered",
         "bit",
         "blocks",
         "capacity",
@@ -92,6 +91,7 @@ class PodMemory:
         "pinned",
         "predicted_tokens",
         "prompt_tokens",
+        "response_blocks",
         "retired",
         "ring",
         "suspect",
@@ -104,7 +104,7 @@ class PodMemory:
         self.bit = 1 << number
         self.held: dict[Segment, Holding] = {}
         self.blocks = 0
-        self.answered = 0
+        self.response_blocks = 0
         self.pinned = 0
         self.capacity = 0
         self.limit = 0.0
@@ -146,7 +146,7 @@ class PodMemory:
         del self.held[holding.segment]
         self.blocks -= holding.segment.blocks
 
-    def take_any(self) -> Holding:
+    def pop_any(self) -> Holding:
         """Remove any holding of a pod that is being cleared."""
         _, holding = self.held.popitem()
         _unlink(holding)
@@ -203,7 +203,7 @@ class Reservation:
         self.pod = pod
         self.spans = spans
         self.settled = False
-        self.answer: Answer | None = None
+        self.response: CachedResponse | None = None
         """The pod's response that the prompt continues, if there is one."""
 
     @property
@@ -227,7 +227,7 @@ SEGMENT_BYTES = 340
 HOLDING_BYTES = 240
 """Upper bound of one segment on one pod; likewise."""
 
-ANSWER_BYTES = 320
+RESPONSE_BYTES = 320
 """Upper bound of a response; likewise."""
 
 POD_BYTES = 1200
@@ -243,7 +243,7 @@ class Forest:
         """`depths` are the blocks that the first n hashes of any chain stand for."""
         self._depths = depths
         self.segments: dict[int, Segment] = {}
-        self.answers: dict[int, Answer] = {}
+        self.responses: dict[int, CachedResponse] = {}
         """The latest response to each prompt, by the prompt's last hash; the pod may be retired."""
         self.living = 0
         self.pairs = 0
@@ -288,7 +288,7 @@ class Forest:
             while pod.held:
                 if not work:
                     return False
-                self._let_go(pod, pod.take_any())
+                self._let_go(pod, pod.pop_any())
                 work -= 1
             self._retired.popleft()
             self._by_number[pod.number] = None
@@ -315,22 +315,22 @@ class Forest:
         pod.remove(holding)
         self._let_go(pod, holding)
 
-    def answer(self, pod: PodMemory, holding: Holding, key: int, tokens: int, blocks: int) -> None:
+    def record_response(self, pod: PodMemory, holding: Holding, key: int, tokens: int, blocks: int) -> None:
         """Record the pod's response to the prompt that ends with this holding; it replaces earlier ones of any pod."""
-        answer = holding.answer
-        if answer is None:
-            answer = holding.answer = Answer(pod, holding, key)
-            self.bytes += ANSWER_BYTES
-        pod.answered += blocks - answer.blocks
-        answer.tokens, answer.blocks = tokens, blocks
-        self.answers[key] = answer
+        response = holding.response
+        if response is None:
+            response = holding.response = CachedResponse(pod, holding, key)
+            self.bytes += RESPONSE_BYTES
+        pod.response_blocks += blocks - response.blocks
+        response.tokens, response.blocks = tokens, blocks
+        self.responses[key] = response
 
-    def drop_answer(self, answer: Answer) -> None:
-        answer.holding.answer = None
-        answer.pod.answered -= answer.blocks
-        self.bytes -= ANSWER_BYTES
-        if self.answers.get(answer.key) is answer:
-            del self.answers[answer.key]
+    def drop_response(self, response: CachedResponse) -> None:
+        response.holding.response = None
+        response.pod.response_blocks -= response.blocks
+        self.bytes -= RESPONSE_BYTES
+        if self.responses.get(response.key) is response:
+            del self.responses[response.key]
 
     def split(self, tail: Segment, at: int) -> Segment:
         """Cut a segment after `at` hashes and return the head; the object becomes the tail."""
@@ -355,17 +355,17 @@ class Forest:
             at += len(segment.hashes)
         return way
 
-    def fitting(self, start: int, room: int) -> int:
-        """How many hashes from `start` on stand for at most `room` blocks; 0 or less for none."""
-        return bisect_right(self._depths, self._depths[start] + room) - 1 - start
+    def fitting(self, start: int, blocks: int) -> int:
+        """Return how many hashes from `start` on stand for at most this many blocks; 0 or less for none."""
+        return bisect_right(self._depths, self._depths[start] + blocks) - 1 - start
 
     def _endpoints_of(self, mask: int) -> tuple[Endpoint, ...]:
         return tuple(pod.endpoint for pod in self.pods_of(mask))
 
     def _let_go(self, pod: PodMemory, holding: Holding) -> None:
         segment = holding.segment
-        if holding.answer is not None:
-            self.drop_answer(holding.answer)
+        if holding.response is not None:
+            self.drop_response(holding.response)
         segment.holders &= ~pod.bit
         segment.open &= ~pod.bit
         self.pairs -= segment.blocks

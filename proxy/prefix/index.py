@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.feedback import WORK, Feedback, IndexEviction, Prediction, are_kept
-from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation, Span, shared
+from proxy.prefix.forest import CachedResponse, Forest, Holding, PodMemory, Reservation, Span, shared
 from proxy.prefix.hashing import DEPTHS, Chain, ConversationTurn
 
 MAX_SIBLINGS = 16
@@ -106,11 +106,11 @@ class PrefixIndex:
             found = found | rest if found else rest
         return found
 
-    def add_answer(self, found: dict[Endpoint, int], turn: ConversationTurn) -> None:
+    def add_response(self, found: dict[Endpoint, int], turn: ConversationTurn) -> None:
         """Add to a match the response that the prompt continues, for the pod that gave it."""
-        answer = self._forest.answers.get(turn.key)
-        if answer is not None and _fits(answer, turn) and are_kept(answer):
-            endpoint = answer.pod.endpoint
+        response = self._forest.responses.get(turn.key)
+        if response is not None and _fits(response, turn) and are_kept(response):
+            endpoint = response.pod.endpoint
             blocks = found.get(endpoint, 0)
             if self._depths[turn.hashes] <= blocks < turn.blocks:
                 found[endpoint] = turn.blocks
@@ -140,11 +140,11 @@ class PrefixIndex:
     def go_on(self, reservation: Reservation, turn: ConversationTurn) -> None:
         """Note that the prompt is the next turn of a conversation: once computed, it contains the pod's earlier
         response, if it gave one."""
-        answer = self._forest.answers.get(turn.key)
-        if answer is not None and answer.pod is reservation.pod and _fits(answer, turn):
-            reservation.answer, reservation.expected = answer, turn.blocks
+        response = self._forest.responses.get(turn.key)
+        if response is not None and response.pod is reservation.pod and _fits(response, turn):
+            reservation.response, reservation.expected = response, turn.blocks
 
-    def answered(self, reservation: Reservation, tokens: int, blocks: int) -> None:
+    def record_response(self, reservation: Reservation, tokens: int, blocks: int) -> None:
         """Record the length of the response to the prompt of a reservation that is not settled yet."""
         spans, pod = reservation.spans, reservation.pod
         if len(spans) != 1 or pod.retired:
@@ -153,10 +153,10 @@ class PrefixIndex:
         if length < len(chain):
             return
         holding = way[-1]
-        answer = holding.answer
-        # The usual prompt is answered for the first time: only what a match could see changes the version.
-        if answer is None or answer.tokens != tokens or self._forest.answers.get(chain[-1]) is not answer:
-            self._forest.answer(pod, holding, chain[-1], tokens, blocks)
+        response = holding.response
+        # The usual prompt gets its first response: only what a match could see changes the version.
+        if response is None or response.tokens != tokens or self._forest.responses.get(chain[-1]) is not response:
+            self._forest.record_response(pod, holding, chain[-1], tokens, blocks)
             self.version += 1
 
     def prove(self, reservation: Reservation) -> None:
@@ -184,10 +184,10 @@ class PrefixIndex:
         self.lost(reservation.pod.endpoint)
         return False
 
-    def doubt(self, endpoint: Endpoint, share: float) -> None:
+    def forget_share(self, endpoint: Endpoint, share: float) -> None:
         """Record that only this share of the predicted hits occurred."""
         if pod := self._pods.get(endpoint):
-            self._feedback.doubt(pod, share)
+            self._feedback.forget_share(pod, share)
 
     def confirm(self, reservation: Reservation) -> None:
         """Record that the pod has computed the prompt and holds it."""
@@ -204,8 +204,8 @@ class PrefixIndex:
         if pod.retired or reservation.settled:
             return
         reservation.settled = True
-        if reservation.answer is not None and computed:
-            self._absorb(reservation.answer)
+        if reservation.response is not None and computed:
+            self._absorb(reservation.response)
         for chain, length, _, way in reservation.spans:
             left = length
             for holding in way:
@@ -221,7 +221,7 @@ class PrefixIndex:
                     holding.used_at = now
                     if pod.ring.older is not holding:
                         pod.make_newest(holding)
-        if now >= self._upkeep.due_at or pod.blocks + pod.answered > pod.limit:
+        if now >= self._upkeep.due_at or pod.blocks + pod.response_blocks > pod.limit:
             self._tidy(pod, now)
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -300,14 +300,14 @@ class PrefixIndex:
         while at < total:
             segment = forest.segments.get(chain[at])
             holding = pod.held.get(segment) if segment is not None else None
-            room = total - at
+            fitting = total - at
             if (holding is None or not holding.pins) and depths[total] - depths[at] > pod.capacity - pod.pinned:
-                room = forest.fitting(at, pod.capacity - pod.pinned)
-            if room <= 0 or (full and holding is None):
+                fitting = forest.fitting(at, pod.capacity - pod.pinned)
+            if fitting <= 0 or (full and holding is None):
                 break
             if segment is None:
-                segment = forest.store(chain, at, at + room)
-            elif (common := shared(segment.hashes, chain, at, room)) < len(segment.hashes):
+                segment = forest.store(chain, at, at + fitting)
+            elif (common := shared(segment.hashes, chain, at, fitting)) < len(segment.hashes):
                 segment = forest.split(segment, common)
             if holding is None:
                 holding = forest.hold(pod, segment)
@@ -328,10 +328,10 @@ class PrefixIndex:
             holding.segment.open &= ~pod.bit
             self.is_crowded = True
 
-    def _absorb(self, answer: Answer) -> None:
+    def _absorb(self, response: CachedResponse) -> None:
         """Remove a response that is now a part of a computed prompt."""
-        if answer.holding.answer is answer:
-            self._forest.drop_answer(answer)
+        if response.holding.response is response:
+            self._forest.drop_response(response)
             self.version += 1
 
     def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
@@ -355,6 +355,6 @@ class PrefixIndex:
         self._upkeep.run(pod, now)
 
 
-def _fits(answer: Answer, turn: ConversationTurn) -> bool:
+def _fits(response: CachedResponse, turn: ConversationTurn) -> bool:
     """Return whether it may be the response in the prompt, which can be shorter, for example without its reasoning."""
-    return not answer.pod.retired and answer.tokens <= turn.response_bytes
+    return not response.pod.retired and response.tokens <= turn.response_bytes

@@ -160,7 +160,7 @@ class RankEvents:
             unknown += odd
             if any(isinstance(event, AllCleared) for event in events):
                 self._is_whole = True
-            self._listener.told(self._endpoint, self._rank, events)
+            self._listener.published(self._endpoint, self._rank, events)
         if unknown:
             log.debug("pod %s: %d KV events are not understood", self._endpoint.name, unknown)
 

@@ -96,7 +96,7 @@ class KvSubscriptions(KvEvents):
     watch: Watch = field(compare=False)
     draft: Draft = field(compare=False)
 
-    def follow(self, sources: KvSources, listener: KvListener) -> None:
+    def subscribe(self, sources: KvSources, listener: KvListener) -> None:
         try:
             import_module("proxy.prefix.kv_sockets")
         except ImportError as error:

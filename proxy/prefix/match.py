@@ -110,7 +110,7 @@ class ChainMatch(PrefixMatch):
             self._version = index.version
             self._depths = index.match(self.chains[0]) if len(self.chains) == 1 else self._summed()
             if self.turn is not None:
-                index.add_answer(self._depths, self.turn)
+                index.add_response(self._depths, self.turn)
 
     def _summed(self) -> dict[Endpoint, int]:
         summed: dict[Endpoint, int] = {}

@@ -202,7 +202,7 @@ def _bound(entries: dict[bytes, Any]) -> None:
 
 def _fingerprint(request: InferenceRequest) -> bytes:
     """Return a hash of model and prompt, or of the body of a request without a prompt."""
-    model = request.model if request.naming is None else request.naming.asked
+    model = request.model if request.naming is None else request.naming.requested
     digest = xxhash.xxh3_128(model.encode("utf-8", "surrogatepass"))
     for part in request.prompt.parts or (request.body,):
         digest.update(b"\0")

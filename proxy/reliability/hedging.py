@@ -194,13 +194,13 @@ class Hedge:
             shared.counted(NO_BUDGET).add()
             return None
         second = Attempt(request, first.decision, endpoint, first.number, shared.clock.now())
-        second.answers = False
+        second.for_client = False
         return second
 
     def _response_started(self, attempt: Attempt) -> None:
         """Make the hedged attempt the one that gates count if its response starts first."""
-        if not attempt.answers:
-            attempt.answers = True
+        if not attempt.for_client:
+            attempt.for_client = True
             for gate in self.gates:
                 gate.attempt_started(attempt)
 
@@ -248,7 +248,7 @@ async def _relayed(reservation: ExitStack, race: Race, attempt: Attempt) -> Exce
             try:
                 await race.relay(attempt)
             finally:
-                attempt.answers = True
+                attempt.for_client = True
     except Exception as error:  # noqa: BLE001  # the caller raises it if it matters
         return error
     return None

@@ -30,7 +30,7 @@ class EndedAttempt(NamedTuple):
     endpoint: Endpoint
     stage: Stage
     number: int
-    answers: bool
+    for_client: bool
     started_at: float
     first_byte_at: float | None
     last_byte_at: float | None
@@ -94,7 +94,7 @@ class DecisionEntry:
     @property
     def last(self) -> Attempt | EndedAttempt | None:
         """The latest attempt for the client; of two hedged attempts, the one whose response the client got."""
-        attempts = [attempt for attempt in self.attempts if attempt.answers]
+        attempts = [attempt for attempt in self.attempts if attempt.for_client]
         started = [one for one in attempts if one.ending is not Ending.EVICTED and one.first_byte_at is not None]
         return (started or attempts)[-1] if attempts else None
 
@@ -263,7 +263,7 @@ def short(entry: DecisionEntry) -> dict[str, Any]:
         "ttft": _number(entry.ttft),
         "e2e": _difference(entry.ended_at, entry.received_at),
         "cachedTokens": _cached_tokens(last),
-        "tries": sum(attempt.answers for attempt in entry.attempts),
+        "tries": sum(attempt.for_client for attempt in entry.attempts),
     }
 
 
@@ -354,7 +354,7 @@ def _attempt(attempt: Attempt | EndedAttempt, received_at: float) -> dict[str, A
         "stage": attempt.stage.value,
         "pod": attempt.endpoint.name,
         "attempt": attempt.number,
-        "forClient": attempt.answers,
+        "forClient": attempt.for_client,
         "sent": _difference(attempt.started_at, received_at),
         "firstByte": _difference(attempt.first_byte_at, received_at),
         "lastByte": _difference(attempt.last_byte_at, received_at),

@@ -181,12 +181,12 @@ class Explained(Listener):
         if entry is None:
             return
         entry.attempts.append(attempt)
-        if attempt.answers and entry.decision is not None:
+        if attempt.for_client and entry.decision is not None:
             final = attempt.decision  # which may have dropped a stage since
             entry.decision = entry.decision._replace(
                 prefill=final.prefill, encode=final.encode, split_outcome=final.split_outcome
             )
-        if attempt.answers and entry.is_requested:
+        if attempt.for_client and entry.is_requested:
             attempt.response_headers.append((HEADER, summary(entry, attempt.endpoint)))
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:

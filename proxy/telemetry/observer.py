@@ -287,7 +287,7 @@ class Observer(Listener):
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
         """Record the attempt. Tokens are counted for attempts that respond to the client."""
-        if attempt.answers:
+        if attempt.for_client:
             request, usage, chunks = attempt.request, attempt.usage, attempt.chunks
             response = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
             predicted, prompt = attempt.predicted_cached_tokens, request.prompt.tokens

@@ -15,7 +15,7 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRe
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.prefix.feedback import MOST_LEGS, HitWindow, figures
+from proxy.prefix.feedback import MOST_ATTEMPTS, HitWindow, figures
 from proxy.prefix.forest import Reservation
 from proxy.prefix.hashing import ASSISTANT, chains, last_turn
 from proxy.prefix.index import PrefixIndex
@@ -154,7 +154,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         usage, is_right = attempt.usage, True
         tokens = attempt.chunks if usage is None else usage.completion_tokens
         if tokens >= SHORTEST_RESPONSE:
-            self.index.answered(reservation, tokens, -(-tokens // self._block_size))
+            self.index.record_response(reservation, tokens, -(-tokens // self._block_size))
         if attempt.first_byte_at is not None:
             (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(attempt))
         # The cached tokens of a decode pod came from another pod.
@@ -192,8 +192,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         for endpoint, window in self._windows.items():
             found = window.found(endpoint.metrics, running.get(endpoint, ()))
             if found is not None and found < MISSING:
-                self.index.doubt(endpoint, found)
-            if found is not None or len(window.ended) > MOST_LEGS:
+                self.index.forget_share(endpoint, found)
+            if found is not None or len(window.ended) > MOST_ATTEMPTS:
                 window.open(endpoint.metrics)
 
     def _prove(self) -> None:

@@ -122,7 +122,7 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
         most = self.max_bytes // PAIR_BYTES
         block_size = self.token_processor_config.block_size_tokens
         self.index = ExactIndex(self.clock, self.speculative_ttl, most, weights, block_size)
-        self.kv_events.follow(self._sources(), self.index)
+        self.kv_events.subscribe(self._sources(), self.index)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:

@@ -121,7 +121,7 @@ class Ear:
         self.known: dict[tuple[str, int], bool] = {}
         self.left: list[str] = []
 
-    def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
+    def published(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
         self.events.extend((endpoint.name, rank, event) for event in events)
 
     def lost(self, endpoint: Endpoint, rank: int) -> None:

@@ -244,7 +244,7 @@ async def test_the_prompt_goes_to_one_pod_and_its_transfer_parameters_to_the_oth
     assert decode["stream"] is True
     assert decode["kv_transfer_params"] == KEPT
     assert [attempt.stage for attempt in world.attempts] == [Stage.PREFILL, Stage.DECODE]
-    assert [attempt.answers for attempt in world.attempts] == [False, True]
+    assert [attempt.for_client for attempt in world.attempts] == [False, True]
     assert world.reported == [None, 64]
     assert world.attempts[1].response_headers == [("x-kvlane-prefill-endpoint", "p0")]
     assert world.counts == {SPLIT: 1}

@@ -12,7 +12,7 @@ from tests.helpers.latency.pods import Pod, respond
 def start(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
     """An attempt that was sent now; a prefill does not stream."""
     attempt = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
-    attempt.stage, attempt.answers = stage, stage is not Stage.PREFILL
+    attempt.stage, attempt.for_client = stage, stage is not Stage.PREFILL
     uncached = 0 if stage is Stage.DECODE else tokens
     return attempt, pod.model.dispatch_stage(attempt, uncached, tokens, pod.now)
 

@@ -348,7 +348,7 @@ class TestStages:
 
     def start(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Attempt:
         dispatched = attempt(streamed(tokens), target)
-        dispatched.stage, dispatched.answers = stage, stage is Stage.DECODE
+        dispatched.stage, dispatched.for_client = stage, stage is Stage.DECODE
         dispatched.started_at = fleet.clock.now()
         dispatched.charge = (0 if stage is Stage.DECODE else tokens, 0)
         fleet.producer.pre_request(dispatched, target)

@@ -86,7 +86,7 @@ class TestStages:
         answering.stage = Stage.DECODE
         plugin.pre_request(answering, decode)
         computing = Attempt(incoming, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
-        computing.stage, computing.answers = Stage.PREFILL, False
+        computing.stage, computing.for_client = Stage.PREFILL, False
         plugin.pre_request(computing, prefill[0])
         assert computing.response_headers == []
         return answering.response_headers

@@ -13,7 +13,7 @@ from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.prefix.feedback import MOST_LEGS, Prediction
+from proxy.prefix.feedback import MOST_ATTEMPTS, Prediction
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
 
 NAME = "approx-prefix-cache-producer"
@@ -378,7 +378,7 @@ async def test_missing_hits_are_noticed_before_the_responses_end(producer: Appro
 
 async def test_for_a_pod_without_counters_little_is_kept(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     assert isinstance(producer.clock, ManualClock)
-    for _ in range(MOST_LEGS + 2):
+    for _ in range(MOST_ATTEMPTS + 2):
         end(producer, await start(producer, ask(b"x"), pod))
     request = ask()
     await produced(producer, request)
@@ -443,7 +443,7 @@ class TestStages:
         self, producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint, stage: Stage
     ) -> Attempt:
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
-        attempt.stage, attempt.answers = stage, stage is Stage.DECODE
+        attempt.stage, attempt.for_client = stage, stage is Stage.DECODE
         producer.pre_request(attempt, endpoint)
         return attempt
 

@@ -60,7 +60,7 @@ class Fleet:
         self.tell(endpoint, BlocksRemoved(names, medium), rank=rank)
 
     def tell(self, endpoint: Endpoint, *events: KvEvent, rank: int = 0) -> None:
-        self.index.told(endpoint, rank, events)
+        self.index.published(endpoint, rank, events)
 
     def cached(self, ids: Sequence[int], *endpoints: Endpoint, model: str = "m", salt: str = "") -> list[int]:
         """Tokens of a prompt that the endpoints are matched for."""

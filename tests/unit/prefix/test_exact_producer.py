@@ -31,7 +31,7 @@ class Followed(KvEvents):
     def __init__(self) -> None:
         self.wishes: list[tuple[KvSources, KvListener]] = []
 
-    def follow(self, sources: KvSources, listener: KvListener) -> None:
+    def subscribe(self, sources: KvSources, listener: KvListener) -> None:
         self.wishes.append((sources, listener))
 
 
@@ -64,7 +64,7 @@ def request(ids: Sequence[int] | None = IDS, model: str = "m") -> InferenceReque
 def hold(producer: Any, endpoint: Endpoint, ids: Sequence[int] = IDS, first: int = 0) -> None:
     names = list(range(first, first + len(ids) // SIZE))
     tokens = array("I", ids[: len(names) * SIZE]).tobytes()
-    producer.index.told(endpoint, 0, [BlocksStored(names, None, tokens, SIZE)])
+    producer.index.published(endpoint, 0, [BlocksStored(names, None, tokens, SIZE)])
 
 
 def dispatched(producer: Any, incoming: InferenceRequest, endpoint: Endpoint) -> Attempt:

@@ -106,10 +106,10 @@ def test_missing_hits_remove_the_longest_unused_share_and_nothing_in_use(
 ) -> None:
     fill(index, clock, 100, 200, 300, 400)
     running = index.reserve((blocks(100, 10),), A, CAPACITY)
-    index.doubt(A, 0.6)
+    index.forget_share(A, 0.6)
     fill(index, clock, 600)
     assert held(index, 100, 200, 300, 400) == [10, 0, 10, 10]
-    index.doubt(A, -1.0)
+    index.forget_share(A, -1.0)
     clock.advance(1)
     index.settle(running, True)
     assert held(index, 100, 300, 400, 600) == [10, 0, 0, 0]
@@ -117,7 +117,7 @@ def test_missing_hits_remove_the_longest_unused_share_and_nothing_in_use(
 
 def test_missing_hits_of_an_unknown_pod_change_nothing(index: PrefixIndex, clock: ManualClock) -> None:
     fill(index, clock, 100)
-    index.doubt(B, 0.0)
+    index.forget_share(B, 0.0)
     fill(index, clock, 600)
     assert held(index, 100) == [10]
 
@@ -157,13 +157,13 @@ TURN = ConversationTurn(PROMPT[-1], 10, 14, 4 * 256)
 
 def say(index: PrefixIndex, tokens: int = 250, endpoint: Endpoint = A, capacity: int = CAPACITY) -> None:
     reservation = index.reserve((PROMPT,), endpoint, capacity)
-    index.answered(reservation, tokens, -(-tokens // 64))
+    index.record_response(reservation, tokens, -(-tokens // 64))
     index.settle(reservation, True)
 
 
 def foreseen(index: PrefixIndex, turn: ConversationTurn = TURN) -> dict[Endpoint, int]:
     found = index.match(NEXT)
-    index.add_answer(found, turn)
+    index.add_response(found, turn)
     return found
 
 
@@ -198,7 +198,7 @@ def test_a_response_is_dropped_with_its_prompt_or_pod(index: PrefixIndex) -> Non
     say(index)
     index.forget(A)
     assert foreseen(index) == {}
-    assert not index._forest.answers
+    assert not index._forest.responses
 
 
 def test_a_response_uses_capacity_and_is_evicted_before_its_prompt(index: PrefixIndex) -> None:
@@ -211,7 +211,7 @@ def test_a_response_is_part_of_the_next_turn_once_computed(index: PrefixIndex) -
     say(index)
     go_on(index, cached_blocks=14)
     assert index.match(NEXT) == {A: 16}
-    assert not index._forest.answers
+    assert not index._forest.responses
 
 
 def test_a_failed_turn_keeps_the_response(index: PrefixIndex) -> None:
@@ -224,14 +224,14 @@ def test_a_failed_turn_keeps_the_response(index: PrefixIndex) -> None:
 
 def test_a_partly_cached_prompt_has_no_response(index: PrefixIndex) -> None:
     reservation = index.reserve((PROMPT,), A, 5)
-    index.answered(reservation, 250, 4)
+    index.record_response(reservation, 250, 4)
     index.confirm(reservation)
     assert foreseen(index) == {A: 5}
 
 
 def test_the_responses_of_a_batch_are_not_tracked(index: PrefixIndex) -> None:
     reservation = index.reserve((PROMPT, blocks(500, 3)), A, CAPACITY)
-    index.answered(reservation, 250, 4)
+    index.record_response(reservation, 250, 4)
     index.confirm(reservation)
     assert foreseen(index) == {A: 10}
 

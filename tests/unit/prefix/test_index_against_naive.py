@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
-from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES, Reservation
+from proxy.prefix.forest import HASH_BYTES, HOLDING_BYTES, POD_BYTES, RESPONSE_BYTES, SEGMENT_BYTES, Reservation
 from proxy.prefix.hashing import ConversationTurn
 from proxy.prefix.index import PrefixIndex
 from tests.helpers.examples import examples
@@ -61,7 +61,7 @@ class AnyHistory(RuleBasedStateMachine):
     def respond(self, which: int, blocks: int) -> None:
         if self.in_flight:
             reservation, claim = self.in_flight[which % len(self.in_flight)]
-            self.index.answered(reservation, blocks * 64, blocks)
+            self.index.record_response(reservation, blocks * 64, blocks)
             if len(reservation.spans) == 1:
                 self.naive.responded(claim, self.prompts[reservation], blocks)
 
@@ -86,7 +86,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def find_nothing(self, name: str) -> None:
-        self.index.doubt(self.endpoints[name], 0.0)
+        self.index.forget_share(self.endpoints[name], 0.0)
         self.naive.distrust(name)
         self.wait(1)
 
@@ -132,7 +132,7 @@ class AnyHistory(RuleBasedStateMachine):
             chain = (*before, 2)
             turn = self.turn(before)
             found = self.index.match(self.hashed(chain))
-            self.index.add_answer(found, turn)
+            self.index.add_response(found, turn)
             expected = {name: self.naive.match_turn(before, chain, name, turn.blocks) for name in "abc"}
             assert {endpoint.name: depth for endpoint, depth in found.items()} == {
                 name: depth for name, depth in expected.items() if depth
@@ -156,7 +156,10 @@ class AnyHistory(RuleBasedStateMachine):
         hashes = sum(len(segment.hashes) for segment in segments)
         pods = len(forest._by_number)
         responses = sum(
-            holding.answer is not None for pod in forest._by_number if pod is not None for holding in pod.held.values()
+            holding.response is not None
+            for pod in forest._by_number
+            if pod is not None
+            for holding in pod.held.values()
         )
         assert len(segments) == len(forest.segments)
         for segment in segments:
@@ -166,7 +169,7 @@ class AnyHistory(RuleBasedStateMachine):
             len(segments) * SEGMENT_BYTES
             + holdings * HOLDING_BYTES
             + hashes * HASH_BYTES
-            + responses * ANSWER_BYTES
+            + responses * RESPONSE_BYTES
             + pods * POD_BYTES
         )
 
@@ -180,7 +183,7 @@ class AnyHistory(RuleBasedStateMachine):
             self.disturb(name, "restart")
         assert self.index.pairs == 0
         assert not self.index._forest.segments
-        assert not self.index._forest.answers
+        assert not self.index._forest.responses
 
 
 TestAnyHistory = AnyHistory.TestCase

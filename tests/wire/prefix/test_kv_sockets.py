@@ -274,7 +274,7 @@ async def test_pods_may_connect_to_the_proxy_instead() -> None:
 def test_an_invalid_address_is_refused() -> None:
     for sources in (KvSources(endpoint="tcp://{pod}:{port}"), KvSources(endpoint="{host}"), KvSources(bind="*:5557")):
         with pytest.raises(ValueError):
-            KvSubscriptions("default", watch_nothing, State().draft()).follow(sources, Ear())
+            KvSubscriptions("default", watch_nothing, State().draft()).subscribe(sources, Ear())
 
 
 async def joined(it: Engine, ear: Ear) -> None:
@@ -322,7 +322,7 @@ async def subscribe(state: State, fleet: Pods, sources: KvSources, *listeners: E
     for ear in listeners:
 
         def make(ear: Ear = ear) -> Ear:
-            port.follow(sources, ear)
+            port.subscribe(sources, ear)
             return ear
 
         draft.get(ear, make)
@@ -362,7 +362,7 @@ async def test_a_subscription_of_an_uncommitted_draft_requests_nothing() -> None
     async with engine() as (it, ports):
         kept, dropped, fleet, state = Ear(), Ear(), Pods(pod()), State()
         await subscribe(state, fleet, at(ports), kept)
-        KvSubscriptions("default", fleet.watch, state.draft()).follow(at(ports), dropped)
+        KvSubscriptions("default", fleet.watch, state.draft()).subscribe(at(ports), dropped)
         await state.finish_commit()
         await known(kept)
         await it.publish(block(1))
