@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -50,61 +50,57 @@ url_option = click.option(
 key_option = click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")
 
 
-def path_of(pod: str, verb: str) -> str:
-    return f"/admin/pods/{quote(pod, safe='')}/{verb}"
+def fail(text: str) -> NoReturn:
+    """End the command, which cannot be carried out."""
+    click.echo(text, err=True)
+    raise SystemExit(2)
 
 
 def fetched(
-    url: str, path: str, key: str, query: Mapping[str, str], body: bytes | None = None, timeout: float = TIMEOUT
+    url: str,
+    path: str,
+    key: str,
+    query: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    timeout: float = TIMEOUT,
 ) -> Any:
     """Return the JSON of a response; with a body, send a POST. End the command with the message of an error."""
     try:
-        status, content = asyncio.run(response_of(url.rstrip("/") + path, key, query, body, timeout))
+        status, content = asyncio.run(_response(url, path, key, query, body, timeout))
     except (*outbound.FAILURES, ValueError) as error:
-        no_admin_port(url, error)
-    if status >= 400:
-        click.echo(_refusal(status, content), err=True)
-        raise SystemExit(2)
-    return content
+        fail(_unreachable(url, error))
+    if status < 400:
+        return content
+    refusal = content.get("error") if isinstance(content, dict) else None
+    message = refusal.get("message") if isinstance(refusal, dict) else None
+    fail(f"it responded {status}; {WHICH_PORT}" if message is None else f"{message}{_hint(status, message)}")
 
 
-async def response_of(
-    url: str, key: str, query: Mapping[str, str] | None = None, body: bytes | None = None, timeout: float = TIMEOUT
+async def _response(
+    url: str, path: str, key: str, query: Mapping[str, str] | None, body: bytes | None, timeout: float
 ) -> tuple[int, Any]:
-    """Return the status and the JSON of the response."""
-    method = "GET" if body is None else "POST"
+    method, url = "GET" if body is None else "POST", url.rstrip("/") + path
     response = await outbound.fetch(method, url, timeout, headers=outbound.bearer(key), params=query, data=body)
     return response.status, orjson.loads(response.body)
 
 
-def no_admin_port(url: str, error: Exception) -> NoReturn:
-    click.echo(f"{url}: {cause(error)}; {_likely(error)}", err=True)
-    raise SystemExit(2)
+def _unreachable(url: str, error: Exception) -> str:
+    advice = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), WHICH_PORT)
+    return f"{url}: {cause(error)}; {advice}"
 
 
-def hint(status: int, message: str = "") -> str:
+_ADVICE: Mapping[type[Exception], str] = {
+    aiohttp.ClientConnectorCertificateError: "name a file with the authority that signed it: SSL_CERT_FILE=ca.pem"
+    " kvlane ...",
+    aiohttp.ClientSSLError: "if the port speaks no TLS, write http://",
+    aiohttp.ServerDisconnectedError: "if the port speaks TLS, write https://",
+}
+
+
+def _hint(status: int, message: str) -> str:
     if message.startswith(NO_SUCH_PATH):
         return f" {WHICH_PORT.capitalize()}"
     return f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
-
-
-def _likely(error: Exception) -> str:
-    """Return advice on an error, as far as the error identifies the cause."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "name a file with the authority that signed it: SSL_CERT_FILE=ca.pem kvlane ..."
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "if the port speaks no TLS, write http://"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "if the port speaks TLS, write https://"
-    return WHICH_PORT
-
-
-def _refusal(status: int, content: Any) -> str:
-    error = content.get("error") if isinstance(content, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    if message is None:
-        return f"it responded {status}; {WHICH_PORT}"
-    return f"{message}{hint(status, message)}"
 
 
 COMPLETION_TIMEOUT = 2.0
@@ -118,9 +114,15 @@ def pods_in(*states: str) -> Completion:
 
     def offered(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         named = context.params.get(parameter.name or "") or ()
+        url = in_full(context, parameter, context.params.get("url")) or DEFAULT_URL
+        key = context.params.get("key") or ""
+        try:
+            status, content = asyncio.run(_response(url, "/admin/pods", key, None, None, COMPLETION_TIMEOUT))
+        except (*outbound.FAILURES, ValueError):
+            return []
         return [
             CompletionItem(pod["name"], help=pod["state"])
-            for pod in _pods(context)
+            for pod in (content["pods"] if status == 200 else ())
             if pod["name"].startswith(begun) and pod["name"] not in named and (not states or pod["state"] in states)
         ]
 
@@ -129,32 +131,15 @@ def pods_in(*states: str) -> Completion:
 
 def plugin_types(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     try:
-        return _beginning(begun, (one.plugin_type for one in Registry.discover()))
+        names = [one.plugin_type for one in Registry.discover()]
     except ConfigError:
         return []
+    return [CompletionItem(name) for name in names if name.startswith(begun)]
 
 
 def files(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete file names, for arguments that may be files or something else."""
     return [CompletionItem(begun, type="file")]
-
-
-def _beginning(begun: str, words: Iterable[str]) -> list[CompletionItem]:
-    return [CompletionItem(word) for word in words if word.startswith(begun)]
-
-
-def _pods(context: click.Context) -> list[Any]:
-    url = in_full(context, context.command.params[0], context.params.get("url")) or DEFAULT_URL
-    key = context.params.get("key") or ""
-    try:
-        status, content = asyncio.run(response_of(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT))
-    except (aiohttp.ClientError, OSError, ValueError):
-        return []
-    pods: list[Any] = content["pods"] if status == 200 else []
-    return pods
-
-
-STILL_BUSY = 1
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -187,28 +172,24 @@ def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
     pod, or no response.
     """
     for pod in pods:
-        fetched(url, path_of(pod, "drain"), key, {}, b"")
-    _warn(fetched(url, "/admin/pods", key, {})["pods"])
-    left = 0
+        fetched(url, _path(pod, "drain"), key, body=b"")
+    known = fetched(url, "/admin/pods", key)["pods"]
+    for pool in sorted({pod["pool"] for pod in known} - {pod["pool"] for pod in known if pod["state"] == "ready"}):
+        text = f"Warning: no pod of the pool {pool} is ready: its requests are refused until one is."
+        click.secho(text, fg="yellow", err=True)
+    busy = False
     for pod in pods:
         query = {"wait": f"{wait:g}s"} if wait else {}
-        content = fetched(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
-        click.echo(f"{pod}: {content['state']}, {_requests(content)}")
-        left += content["load"]["requests"]
-    if wait and left:
-        raise SystemExit(STILL_BUSY)
+        content = fetched(url, _path(pod, "drain"), key, query, b"", TIMEOUT + wait)
+        left = content["load"]["requests"]
+        click.echo(f"{pod}: {content['state']}, " + (f"{left} request{'s' * (left != 1)} left" if left else "empty"))
+        busy |= left > 0
+    if wait and busy:
+        raise SystemExit(1)
 
 
-def _requests(pod: Any) -> str:
-    left = pod["load"]["requests"]
-    return f"{left} request{'s' * (left != 1)} left" if left else "empty"
-
-
-def _warn(pods: list[Any]) -> None:
-    for pool in sorted({pod["pool"] for pod in pods}):
-        if not any(pod["state"] == "ready" for pod in pods if pod["pool"] == pool):
-            text = f"Warning: no pod of the pool {pool} is ready: its requests are refused until one is."
-            click.secho(text, fg="yellow", err=True)
+def _path(pod: str, verb: str) -> str:
+    return f"/admin/pods/{quote(pod, safe='')}/{verb}"
 
 
 @click.command()
@@ -224,8 +205,7 @@ def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
     Exit code 0, or 2 if the pod does not exist, or the admin port does not respond.
     """
     for pod in pods:
-        content = fetched(url, path_of(pod, "undrain"), key, {}, b"")
-        click.echo(f"{pod}: {content['state']}")
+        click.echo(f"{pod}: {fetched(url, _path(pod, 'undrain'), key, body=b'')['state']}")
 
 
 WIDTH = 132
@@ -265,16 +245,15 @@ def top(url: str, key: str, once: bool, ranks: bool) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_top(url, key, once, View(shows_ranks=ranks)))
     except Refused as error:
-        click.echo(f"{url}: {error}{hint(error.status, str(error))}", err=True)
-        raise SystemExit(2) from None
+        fail(f"{url}: {error}{_hint(error.status, str(error))}")
     except (*outbound.FAILURES, ValueError) as error:
-        no_admin_port(url, error)
+        fail(_unreachable(url, error))
 
 
 async def _top(url: str, key: str, once: bool, view: View) -> None:
     async with outbound.session(None, headers=outbound.bearer(key)) as session:
         shown = Shown(session, url, view)
-        await shown.start()
+        await shown.feed.first()
         if once:
             await shown.print(BETWEEN_LOOKS)
         elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
@@ -291,19 +270,18 @@ class Shown:
         self._clock = SystemClock()
         self._picture = FleetPicture()
         self._news = asyncio.Event()
-        self._feed = FeedClient(session, url, self._picture, self._clock, self._news.set)
+        self.feed = FeedClient(session, url, self._picture, self._clock, self._news.set)
         self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
         self._view = view
         self._over = False
-        self.start = self._feed.first
 
     async def print(self, seconds: float) -> None:
         """Print all pods once, after this many seconds."""
         async with Tasks() as tasks:
-            tasks.keep(self._feed.run, "events")
-            await self._feed.read(self._visible())
+            tasks.keep(self.feed.run, "events")
+            await self.feed.read(self._visible())
             await asyncio.sleep(seconds)
-            await self._feed.read(self._visible())
+            await self.feed.read(self._visible())
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, PATIENCE - seconds)):
                     while not self._picture.totals(self._clock.now()):
@@ -313,18 +291,19 @@ class Shown:
         width, rows, plain = self._console.width, self._view.rows(self._picture), not self._console.is_terminal
         if plain:
             width += max((len(row.name) for row in rows), default=0)
-        lines = [*head(self._picture, width, self._clock.now(), self._wrong()), Text("")]
-        lines += table(rows, self._view.order, width, for_scripts=plain)
-        for line in lines:
+        lines = head(self._picture, width, self._clock.now(), self._wrong())
+        for line in (*lines, Text(""), *table(rows, self._view.order, width, for_scripts=plain)):
             self._console.print(line, no_wrap=True, highlight=False, soft_wrap=True)
 
     async def live(self) -> None:
         with Live(console=self._console, screen=True, auto_refresh=False) as drawn, typed(self._press):
             async with Tasks() as tasks:
-                tasks.keep(self._feed.run, "events")
-                tasks.keep(lambda: self._feed.read_engines(self._visible), "metrics-of-pods")
-                while not self._over and self._feed.refused is None:
-                    drawn.update(self._drawn(), refresh=True)
+                tasks.keep(self.feed.run, "events")
+                tasks.keep(lambda: self.feed.read_engines(self._visible), "metrics-of-pods")
+                while not self._over and self.feed.refused is None:
+                    self._view = self._view.scrolled(0, len(self._view.rows(self._picture)), self._rows)
+                    now, size = self._clock.now(), self._console.size
+                    drawn.update(screen(self._picture, self._view, size, now, self._wrong()), refresh=True)
                     self._news.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(REDRAW):
@@ -332,12 +311,8 @@ class Shown:
         self._check()
 
     def _check(self) -> None:
-        if self._feed.refused is not None:
-            raise self._feed.refused
-
-    def _drawn(self) -> Text:
-        self._view = self._view.scrolled(0, len(self._view.rows(self._picture)), self._rows)
-        return screen(self._picture, self._view, self._console.size, self._clock.now(), self._wrong())
+        if self.feed.refused is not None:
+            raise self.feed.refused
 
     def _press(self, key: str) -> None:
         self._over = key == "quit"
@@ -355,7 +330,7 @@ class Shown:
         return [pod for pod in self._view.order.of(self._picture.rows()) if pod.name in pods]
 
     def _wrong(self) -> str:
-        if not self._feed.wrong:
+        if not self.feed.wrong:
             return ""
-        since = self._clock.now() - self._feed.wrong_since
-        return f"no connection for {since:.0f} s, trying again: {self._feed.wrong}"
+        since = self._clock.now() - self.feed.wrong_since
+        return f"no connection for {since:.0f} s, trying again: {self.feed.wrong}"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import click
 from proxy import yaml_source
 from proxy.autoscale import evaluation
 from proxy.autoscale import settings as policies
-from proxy.autoscale.evaluation import EvaluationStep, Summary, summary
+from proxy.autoscale.evaluation import EvaluationStep, summary
 from proxy.autoscale.evaluation import replay as replayed
 from proxy.autoscale.settings import AutoscaleSettings, ScalingPolicy, warnings
 from proxy.core.errors import ConfigError, Problem
@@ -79,12 +78,14 @@ def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None
     """
     decisions = _of_pool(_decisions(_text(history), str(history)), pool)
     name = str(decisions[0].get("pool", pool))
-    settings = _pool(_policies(config), name)
-    steps = replayed(decisions, settings)
+    pools = _policies(config).pools
+    if name not in pools:
+        raise click.UsageError(f"the policy has no pool '{name}'{suggestion(name, list(pools))}")
+    steps = replayed(decisions, pools[name])
     if as_json:
         click.echo(json.dumps({"pool": name, "steps": [_step(one) for one in steps]}, indent=2, ensure_ascii=False))
     else:
-        click.echo(_table(name, settings, steps))
+        click.echo(_table(name, pools[name], steps))
 
 
 def _policies(file: Path) -> AutoscaleSettings:
@@ -127,13 +128,6 @@ def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[M
     return found
 
 
-def _pool(settings: AutoscaleSettings, name: str) -> ScalingPolicy:
-    """Return the name of the pool. Raise click.UsageError."""
-    if name not in settings.pools:
-        raise click.UsageError(f"the policy has no pool '{name}'{suggestion(name, list(settings.pools))}")
-    return settings.pools[name]
-
-
 def _step(step: EvaluationStep) -> dict[str, Any]:
     found = step.replayed
     return {
@@ -149,15 +143,15 @@ def _step(step: EvaluationStep) -> dict[str, Any]:
 
 
 def _table(name: str, pool: ScalingPolicy, steps: Sequence[EvaluationStep]) -> str:
-    seen = [one for one in steps if one.replayed is not None]
-    other = sum(1 for one in seen if one.replayed is not None and dict(one.replayed.replicas) != dict(one.recorded))
-    was = summary(pool, [(one.at, one.recorded) for one in seen])
-    would = summary(pool, [(one.at, one.replayed.replicas) for one in seen if one.replayed is not None])
+    seen = [(one.at, dict(one.recorded), dict(one.replayed.replicas)) for one in steps if one.replayed is not None]
+    other = sum(replicas != recorded for _, recorded, replicas in seen)
+    was = summary(pool, [(at, recorded) for at, recorded, _ in seen])
+    would = summary(pool, [(at, replicas) for at, _, replicas in seen])
     head = f"pool {name}: {len(steps)} decisions, {len(seen)} of them with something to see, {other} would be others"
-    return "\n".join([head, f"{'':14}{'recorded':>12}{'replayed':>12}", *_rows(was, would)])
-
-
-def _rows(was: Summary, would: Summary) -> list[str]:
-    titles = {"moves": "replicas moved", "hours": "replica hours", "gpu_hours": "GPU hours"}
-    after = asdict(would)
-    return [f"{titles[key]:14}{value:>12g}{after[key]:>12g}" for key, value in asdict(was).items()]
+    rows = (
+        ("replicas moved", was.moves, would.moves),
+        ("replica hours", was.hours, would.hours),
+        ("GPU hours", was.gpu_hours, would.gpu_hours),
+    )
+    lines = [f"{title:14}{recorded:>12g}{replayed:>12g}" for title, recorded, replayed in rows]
+    return "\n".join([head, f"{'':14}{'recorded':>12}{'replayed':>12}", *lines])

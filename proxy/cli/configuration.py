@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ import yaml
 from proxy import __version__
 from proxy.app import App
 from proxy.cli.admin import plugin_types
-from proxy.cli.options import config_option, pod_option, reader
+from proxy.cli.options import config_option, output_option, pod_option, reader, write
 from proxy.cluster import redis_transport
-from proxy.config.reference import PluginReference, plugins_page, reference, references, settings_page, spell
+from proxy.config.reference import PluginReference, plugins_page, reference, settings_page, spell
 from proxy.config.schema import schema as written
 from proxy.config.warnings import warnings
-from proxy.core.errors import ConfigError, cause
+from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
 from proxy.telemetry.metrics import Catalogue
@@ -52,26 +51,26 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     if as_json:
         click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
     else:
-        _print(described, "")
+        _print(described)
         click.secho("The configuration is good.", fg="green", err=True)
     for caution in warnings(settings):
         click.secho(f"Warning: {caution}", fg="yellow", err=True)
 
 
-def _print(value: Any, indent: str, lead: str | None = None) -> None:
-    """Print YAML, with a comment for the origin of every value that is not from the file."""
-    lead = indent if lead is None else lead
-    for key, item in value.items():
+def _print(values: dict[str, Any], indent: str = "", lead: str = "") -> None:
+    """Print YAML, with a comment for the origin of every value that is not from the file. `lead` is the indentation of
+    the first line."""
+    for key, item in values.items():
         if isinstance(item, dict) and set(item) == {"value", "origin"}:
             note = "" if item["origin"] == "file" else f"  # {item['origin']}"
             click.echo(f"{lead}{key}: {_inline(item['value'])}{note}")
-        elif isinstance(item, dict):
-            click.echo(f"{lead}{key}:" + ("" if item else " {}"))
-            _print(item, indent + "  ")
+        elif isinstance(item, dict) and item:
+            click.echo(f"{lead}{key}:")
+            _print(item, indent + "  ", indent + "  ")
         elif isinstance(item, list) and item and isinstance(item[0], dict):
             click.echo(f"{lead}{key}:")
             for entry in item:
-                _print(entry, indent + "    ", f"{indent}  - ")
+                _print(entry, indent + "    ", indent + "  - ")
         else:
             click.echo(f"{lead}{key}: {_inline(item)}")
         lead = indent
@@ -83,7 +82,7 @@ def _inline(value: Any) -> str:
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]")
+@output_option
 def schema(output: Path | None) -> None:
     """Print the JSON Schema of the configuration, plugins that are installed beside kvlane included.
 
@@ -94,14 +93,7 @@ def schema(output: Path | None) -> None:
     With the second line at the top of a YAML file, editors that use the YAML language server complete its keys, show
     what they mean, and mark what is wrong. `kvlane check` finds more: what only shows when all is read together.
     """
-    text = json.dumps(written(Registry.discover()), indent=1, ensure_ascii=False)
-    if output is None:
-        click.echo(text)
-        return
-    try:
-        output.write_text(text + "\n")
-    except OSError as error:
-        raise click.UsageError(f"{output}: {cause(error)}") from None
+    write(output, json.dumps(written(Registry.discover()), indent=1, ensure_ascii=False) + "\n")
 
 
 @click.command("plugins")
@@ -121,16 +113,19 @@ def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
     """
     described = _described(type_name)
     if as_json:
-        found = [one.as_dict() for one in described]
+        found = [plugin.as_dict() for plugin in described]
         click.echo(json.dumps(found[0] if type_name else found, indent=2, ensure_ascii=False))
     elif as_markdown:
         click.echo(plugins_page(described), nl=False)
     elif type_name:
-        click.echo(_page(described[0]))
+        plugin = described[0]
+        click.echo(f"{plugin.type} ({', '.join(plugin.points)})\n\n{plugin.doc}")
+        for one in plugin.parameters:
+            click.echo(f"\n  {one.name}: {one.type}, default {spell(one.default)}\n    {one.doc}")
     else:
-        width = max(len(one.type) for one in described)
-        for one in described:
-            click.echo(f"{one.type:{width}}  {', '.join(one.points)}")
+        width = max(len(plugin.type) for plugin in described)
+        for plugin in described:
+            click.echo(f"{plugin.type:{width}}  {', '.join(plugin.points)}")
 
 
 def _described(type_name: str | None) -> list[PluginReference]:
@@ -139,22 +134,11 @@ def _described(type_name: str | None) -> list[PluginReference]:
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     if type_name is None:
-        return references(registry)
+        return [reference(cls) for cls in registry]
     cls = registry.get(type_name)
     if cls is None:
         raise click.UsageError(f"there is no plugin type '{type_name}'{registry.suggest(type_name)}")
     return [reference(cls)]
-
-
-def _page(plugin: PluginReference) -> str:
-    lines = [f"{plugin.type} ({', '.join(plugin.points)})", "", plugin.doc]
-    for parameter in plugin.parameters:
-        lines += [
-            "",
-            f"  {parameter.name}: {parameter.type}, default {spell(parameter.default)}",
-            f"    {parameter.doc}",
-        ]
-    return "\n".join(lines)
 
 
 HEAD = """# Series
@@ -179,16 +163,11 @@ def metrics(as_markdown: bool) -> None:
 
     Their values are at the admin port of a proxy that runs: curl localhost:9190/metrics
     """
-    if as_markdown:
-        click.echo(HEAD, nl=False)
-        for name, kind, labels, text in _rows():
-            in_code, escaped = ", ".join(f"`{label}`" for label in labels), text.replace("|", "\\|")
-            click.echo(f"| `{name}` | {kind} | {in_code} | {escaped} |")
-        return
-    for name, _, labels, text in _rows():
-        click.echo(f"{name}{{{','.join(labels)}}}  {text}" if labels else f"{name}  {text}")
-
-
-def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    click.echo(HEAD if as_markdown else "", nl=False)
     for family in Catalogue(__version__).families:
-        yield family.sample_names[0], family.kind, family.labels, family.help
+        name, labels = family.sample_names[0], family.labels
+        if as_markdown:
+            in_code, escaped = ", ".join(f"`{label}`" for label in labels), family.help.replace("|", "\\|")
+            click.echo(f"| `{name}` | {family.kind} | {in_code} | {escaped} |")
+        else:
+            click.echo(f"{name}{{{','.join(labels)}}}  {family.help}" if labels else f"{name}  {family.help}")

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from proxy import outbound
 from proxy.app import App
 from proxy.core.tasks import Tasks
 from proxy.settings import from_mapping
@@ -50,26 +51,23 @@ class Comparison:
     """Two configurations of kvlane, by name, with the same simulated pods: `scheduling`, and the settings of each
     `pod`."""
 
+    title: str
+    place: str
+    """Where requests go: to a pod, or to a rank of the only pod."""
     pods: int
     ranks: int
     settings: Mapping[str, Mapping[str, Any]]
 
-    @property
-    def title(self) -> str:
-        if self.ranks > 1:
-            return f"One simulated pod of {self.ranks} data-parallel ranks"
-        return f"{self.pods} simulated pods"
 
-
-def of_pods() -> Comparison:
-    return Comparison(PODS, 1, {"round robin": {"scheduling": ROUND_ROBIN}, "prefix-aware": {}})
-
-
-def of_ranks(ranks: int) -> Comparison:
-    """Return the comparison for the ranks of one pod. A pod that is one endpoint gets requests without a rank, so that
-    its engine balances them."""
+def comparison_of(ranks: int) -> Comparison:
+    """Return the comparison for several pods, or for the ranks of one pod. A pod that is one endpoint gets requests
+    without a rank, so that its engine balances them."""
+    if ranks == 1:
+        settings = {"round robin": {"scheduling": ROUND_ROBIN}, "prefix-aware": {}}
+        return Comparison(f"{PODS} simulated pods", "pod", PODS, 1, settings)
     one_endpoint = {"pod": {"dataParallel": {"size": 1}}}
-    return Comparison(1, ranks, {"the engine's balancer": one_endpoint, "kvlane": {}})
+    title = f"One simulated pod of {ranks} data-parallel ranks"
+    return Comparison(title, "rank", 1, ranks, {"the engine's balancer": one_endpoint, "kvlane": {}})
 
 
 @dataclass(slots=True)
@@ -82,6 +80,16 @@ class DemoOutcome:
     pods: Counter[str] = field(default_factory=Counter)
     failed: int = 0
 
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+    def live(self) -> str:
+        if not self.ttft:
+            return ""
+        ttft = statistics.median(self.ttft)
+        return f"{len(self.ttft)} responses, TTFT p50 {ttft:.2f} s, hit rate {self.hit_rate:.0%}"
+
     def summary(self, place: str) -> dict[str, Any]:
         deciles = statistics.quantiles(self.ttft, n=10) if len(self.ttft) > 1 else [float("nan")] * 9
         served = sum(self.pods.values()) or 1
@@ -90,7 +98,7 @@ class DemoOutcome:
             "failed": self.failed,
             "ttft_p50_seconds": round(deciles[4], 3),
             "ttft_p90_seconds": round(deciles[8], 3),
-            "hit_rate": round(self.cached_tokens / max(1, self.prompt_tokens), 3),
+            "hit_rate": round(self.hit_rate, 3),
             f"{place}_shares": {pod: round(count / served, 3) for pod, count in sorted(self.pods.items())},
         }
 
@@ -113,7 +121,7 @@ def demo(seconds: float, ranks: int, as_json: bool) -> None:
     places the questions first, by the length of queues, then kvlane, which names the rank that has the document.
     """
     console = Console(quiet=as_json)
-    comparison = of_ranks(ranks) if ranks > 1 else of_pods()
+    comparison = comparison_of(ranks)
     with contextlib.suppress(KeyboardInterrupt):
         results = uvloop.run(_compare(comparison, seconds, console))
         if as_json:
@@ -135,13 +143,13 @@ async def _compare(comparison: Comparison, seconds: float, console: Console) -> 
             task = bar.add_task(policy, total=seconds, live="")
 
             def show(done: float, outcome: DemoOutcome, task: Any = task) -> None:
-                bar.update(task, completed=done, live=_live(outcome))
+                bar.update(task, completed=done, live=outcome.live())
 
             async with _pods(comparison) as urls, _proxy(urls, settings) as url:
                 outcome = await _ask(url, seconds, show)
                 if comparison.ranks > 1:
                     outcome.pods = await _ranks_of(urls[0])
-            results[policy] = outcome.summary("rank" if comparison.ranks > 1 else "pod")
+            results[policy] = outcome.summary(comparison.place)
     return results
 
 
@@ -216,11 +224,7 @@ def _question(document: str, number: int) -> bytes:
 
 async def _ranks_of(pod: str) -> Counter[str]:
     """Return the number of requests that each rank has served, from the metrics of the simulated pod."""
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as session,
-        session.get(f"{pod}/admin/requests") as response,
-    ):
-        records = orjson.loads(await response.read())
+    records = orjson.loads((await outbound.fetch("GET", f"{pod}/admin/requests", 30.0)).body)
     return Counter(str(record["rank"]) for record in records if record["rank"] is not None)
 
 
@@ -248,25 +252,12 @@ def _usage(stream: bytes) -> dict[str, Any]:
     return usage
 
 
-def _live(outcome: DemoOutcome) -> str:
-    if not outcome.ttft:
-        return ""
-    hits = outcome.cached_tokens / max(1, outcome.prompt_tokens)
-    return f"{len(outcome.ttft)} responses, TTFT p50 {statistics.median(outcome.ttft):.2f} s, hit rate {hits:.0%}"
-
-
 def _show(console: Console, comparison: Comparison, results: dict[str, dict[str, Any]]) -> None:
-    place = "rank" if comparison.ranks > 1 else "pod"
-    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", f"share of each {place}")
+    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", f"share of each {comparison.place}")
     for policy, row in results.items():
-        shares = "  ".join(f"{share:.0%}" for share in row[f"{place}_shares"].values())
-        table.add_row(
-            policy,
-            f"{row['ttft_p50_seconds']:.2f} s",
-            f"{row['ttft_p90_seconds']:.2f} s",
-            f"{row['hit_rate']:.0%}",
-            shares,
-        )
+        shares = "  ".join(f"{share:.0%}" for share in row[f"{comparison.place}_shares"].values())
+        ttft = (f"{row[name]:.2f} s" for name in ("ttft_p50_seconds", "ttft_p90_seconds"))
+        table.add_row(policy, *ttft, f"{row['hit_rate']:.0%}", shares)
     console.print("\n", table)
     console.print("\nTry it yourself, each line in its own terminal:\n", highlight=False)
     pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(comparison.pods))

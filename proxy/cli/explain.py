@@ -22,11 +22,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from proxy import yaml_source
-from proxy.cli.admin import fetched, files, in_full, key_option, pods_in
+from proxy.cli.admin import fail, fetched, files, in_full, key_option, pods_in
 from proxy.cli.options import config_option
 from proxy.config.load import load
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.errors import ConfigError, Problem, cause
+from proxy.core.errors import ConfigError, cause
 from proxy.core.ports import Clock, SystemClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
@@ -37,9 +37,6 @@ MOST_PODS = 20
 
 Json = Mapping[str, Any]
 
-_COLUMNS = ("id", "time", "request", "pod", "margin", "first byte", "cached", "prompt", "waited", "outcome")
-"""Columns of the table. Predicted values are in parentheses."""
-
 
 def console() -> Console:
     """Return a console; output that does not go to a terminal is not wrapped at 80 columns."""
@@ -47,11 +44,12 @@ def console() -> Console:
 
 
 def show_list(found: Json, to: Console) -> None:
+    """Print a table of decisions. Predicted values are in parentheses."""
     if not found["on"]:
         to.print(escape(found["hint"]))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for name in _COLUMNS:
+    for name in ("id", "time", "request", "pod", "margin", "first byte", "cached", "prompt", "waited", "outcome"):
         table.add_column(name, overflow="fold")
     for one in found["decisions"]:
         table.add_row(*map(escape, _row(one)))
@@ -71,11 +69,13 @@ def show(one: Json, to: Console, all_pods: bool = False) -> None:
 
 
 def _row(one: Json) -> list[str]:
+    request, pod, responder = one["request"], one["pod"], one["answeredBy"]
     return [
         one["id"],
         _time(one["at"]),
-        _shortened(one["request"]),
-        _arrow(one["pod"], one["answeredBy"]),
+        # in the middle, because ids often differ only at their ends
+        request if len(request) <= 18 else f"{request[:8]}…{request[-9:]}",
+        _plain(pod) if pod is None or responder in (None, pod) else f"{pod} → {responder}",
         _score(one["margin"]),
         _seconds(one["ttft"]) + (f" ({_seconds(one['predicted']['ttft'])})" if one["stream"] else " whole"),
         f"{_plain(one['cachedTokens'])} ({_plain(one['predicted']['cachedTokens'])})",
@@ -94,7 +94,9 @@ def _lines(one: Json) -> Iterator[str]:
         yield f"no pod was chosen: {one['error']['message']}"
     else:
         yield _choice(one)
-    yield f"expected: {_expected(one['predicted'])}"
+    cached, ttft = one["predicted"]["cachedTokens"], one["predicted"]["ttft"]
+    first = f"first token after {_seconds(ttft)}" if ttft is not None else "the first token is not predicted"
+    yield f"expected: {first}" + (f", {cached} tokens cached" if cached is not None else "")
     if "outcome" in one:
         yield _outcome(one)
     if one.get("ttft") is not None and one["legs"]:
@@ -121,12 +123,6 @@ def _ahead(margin: float, other: str) -> str:
     if margin > 0:
         return f"{_score(margin)} ahead of {other}"
     return f"{_score(-margin)} behind {other}: its picker goes by more than scores"
-
-
-def _expected(predicted: Json) -> str:
-    cached, ttft = predicted["cachedTokens"], predicted["ttft"]
-    first = f"first token after {_seconds(ttft)}" if ttft is not None else "the first token is not predicted"
-    return f"{first}, {cached} tokens cached" if cached is not None else first
 
 
 def _outcome(one: Json) -> str:
@@ -157,8 +153,9 @@ def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None
     shadow = ", a shadow" if profile["shadow"] else ""
     to.print(f"\nprofile {escape(profile['profile'])}{shadow}", highlight=False)
     for step in profile["filters"]:
-        if step["removed"]:
-            to.print(escape(f"  {step['name']} took out {_listed(step['removed'])}"), highlight=False)
+        if removed := step["removed"]:
+            more = f" and {len(removed) - MOST_PODS} more" if len(removed) > MOST_PODS else ""
+            to.print(escape(f"  {step['name']} took out {', '.join(removed[:MOST_PODS])}{more}"), highlight=False)
     if not profile["totals"]:
         to.print("  no pod was left")
         return
@@ -174,15 +171,15 @@ def _table(one: Json, profile: Json, names: Sequence[str]) -> Table:
     pods = {pod["pod"]: pod for pod in one["pods"]}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("pod")
-    for name in ("in flight", "waiting", "running", "KV", "cached", "TTFT"):
+    scorers = [f"{escape(scorer['name'])}\n× {scorer['share']:.2f}" for scorer in profile["scorers"]]
+    for name in ("in flight", "waiting", "running", "KV", "cached", "TTFT", *scorers, "total"):
         table.add_column(name, justify="right")
-    for scorer in profile["scorers"]:
-        table.add_column(f"{escape(scorer['name'])}\n× {scorer['share']:.2f}", justify="right")
-    table.add_column("total", justify="right")
     for name in names:
-        style = "bold" if name == profile["picked"] else ""
-        mark = "> " if name == profile["picked"] else "  "
-        table.add_row(escape(mark + name), *_situation(pods[name]), *_scores(profile, name), style=style)
+        mark, style = ("> ", "bold") if name == profile["picked"] else ("  ", "")
+        found = [scorer["scores"].get(name) for scorer in profile["scorers"]]
+        scores = [f"{_score(score['raw'])} → {_score(score['weighted'])}" if score else "-" for score in found]
+        total = _score(profile["totals"].get(name))
+        table.add_row(escape(mark + name), *_situation(pods[name]), *scores, total, style=style)
     return table
 
 
@@ -199,12 +196,6 @@ def _situation(pod: Json) -> list[str]:
     ]
 
 
-def _scores(profile: Json, pod: str) -> list[str]:
-    scores = [scorer["scores"].get(pod) for scorer in profile["scorers"]]
-    cells = [f"{_score(one['raw'])} → {_score(one['weighted'])}" if one else "-" for one in scores]
-    return [*cells, _score(profile["totals"].get(pod))]
-
-
 def _attempts(attempts: Sequence[Json]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="attempts", title_justify="left")
     for name in ("stage", "pod", "sent", "first byte", "last byte", "status", "ending", "cached", "expected cached"):
@@ -214,22 +205,6 @@ def _attempts(attempts: Sequence[Json]) -> Table:
         ends = [_plain(one[name]) for name in ("status", "ending", "cachedTokens", "predictedCachedTokens")]
         table.add_row(one["stage"], escape(one["pod"]), *times, *ends)
     return table
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_PODS
-    return ", ".join(names[:MOST_PODS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _shortened(request: str) -> str:
-    """Shorten a long id in its middle, because ids often differ only at their ends."""
-    return request if len(request) <= 18 else f"{request[:8]}…{request[-9:]}"
-
-
-def _arrow(pod: str | None, responder: str | None) -> str:
-    if pod is None:
-        return "-"
-    return pod if responder in (None, pod) else f"{pod} → {responder}"
 
 
 def _time(at: float) -> str:
@@ -314,7 +289,7 @@ def _response(url: str, options: Mapping[str, Any]) -> Any:
         given = body if isinstance(body, dict) and "request" in body else {"request": body}
         changes = {"pool": options["pool"], "profile": options["profile"], "weights": weights}
         trial = {**given, **{name: value for name, value in changes.items() if value}}
-        return fetch("/debug/explain", query={}, body=orjson.dumps(trial))
+        return fetch("/debug/explain", body=orjson.dumps(trial))
     if weights or options["profile"]:
         raise click.UsageError("--weight and --profile are for trying a BODY.")
     name = options["name"]
@@ -325,10 +300,9 @@ def _response(url: str, options: Mapping[str, Any]) -> Any:
         if not options["last"] or not found["on"]:
             return found
         if not found["decisions"]:
-            click.echo("No decision that is kept is like that.", err=True)
-            raise SystemExit(2)
+            fail("No decision that is kept is like that.")
         name = found["decisions"][0]["id"]
-    return fetch(f"/debug/decisions/{quote(name, safe='')}", query={})
+    return fetch(f"/debug/decisions/{quote(name, safe='')}")
 
 
 def _weight(written: str) -> tuple[str, float]:
@@ -344,36 +318,23 @@ def _offline(source: str, config: Path | None, pool: str) -> None:
         ports = {Clock: SystemClock(), RandomPort: Random()}
         state = _read(source)
         if config is not None and isinstance(state, dict):
-            state = {**state, "scheduling": _scheduling(config, pool)}
+            settings = load(config, os.environ)
+            if pool not in settings.all_pools:
+                fail(f"{config}: there is no pool {pool!r}")
+            given = settings.source if pool == DEFAULT_POOL else settings.pools[pool].given
+            state = {**state, "scheduling": given.get("scheduling")}
         explanation = asyncio.run(explaining.explain(state, Registry.discover(), ports))
     except ConfigError as error:
-        for problem in error.problems:
-            click.echo(str(problem), err=True)
-        raise SystemExit(2) from None
+        fail("\n".join(map(str, error.problems)))
     click.echo(json.dumps(explanation, indent=2, ensure_ascii=False))
 
 
-def _scheduling(config: Path, pool: str) -> Any:
-    """Return the scheduling section. Raise ConfigError."""
-    settings = load(config, os.environ)
-    if pool not in settings.all_pools:
-        raise ConfigError([Problem(str(config), f"there is no pool {pool!r}")])
-    return (settings.source if pool == DEFAULT_POOL else settings.pools[pool].given).get("scheduling")
-
-
 def _read(source: str) -> Any:
-    text = _text(source)
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{source}: {cause(error)}")
     try:
         return yaml_source.read_json(text, source)
     except ConfigError:
         return yaml_source.read(text, source, os.environ)
-
-
-def _text(source: str) -> str:
-    if source == "-":
-        return sys.stdin.read()
-    try:
-        return Path(source).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        click.echo(f"{source}: {cause(error)}", err=True)
-        raise SystemExit(2) from None

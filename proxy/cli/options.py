@@ -1,4 +1,4 @@
-"""The options that name a configuration."""
+"""The options that name a configuration or an output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from proxy.config.load import ConfigReader
+from proxy.core.errors import cause
 
 
 def _one(context: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> Path | None:
@@ -27,6 +28,20 @@ config_option = click.option(
     help="YAML file: kvlane's own, or an EndpointPickerConfig.",
 )
 pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
+output_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]"
+)
+
+
+def write(output: Path | None, text: str) -> None:
+    """Write to a file, or to standard output without one. Raise UsageError."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise click.UsageError(f"{output}: {cause(error)}") from None
 
 
 def reader(

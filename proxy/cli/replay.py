@@ -15,10 +15,9 @@ import click
 import orjson
 import yaml
 
-from proxy.cli.options import config_option
+from proxy.cli.options import config_option, write
 from proxy.config.load import load as load_settings
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.errors import cause
 from proxy.core.params import parse_duration
 from proxy.lab.fit import Fit, TooLittle, fit
 from proxy.lab.record import TraceRecord, load
@@ -28,7 +27,7 @@ from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE, Hardware
 from proxy.lab.tune import OBJECTIVES, TooFew, Tunable, Tuned
 from proxy.lab.tune import tune as search
-from proxy.lab.workload import BadTrace
+from proxy.lab.workload import BadTrace, Workload
 from proxy.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,12 +36,9 @@ BLOCK = 16
 """Tokens per block of the simulated KV cache."""
 
 DEFAULT_HARDWARE = "generic-8b"
-DEFAULT_PODS = 4
 
 DOUBTFUL = 0.5
 """Median error of a fit above which its pods do not resemble the recorded ones."""
-
-BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
 
 
 class UnusableTrace(click.ClickException):
@@ -115,13 +111,18 @@ class ReplaySetup:
             fleet = ReplayedFleet(
                 configs, ReplayObjectives(about["ttft"], about["tpot"]), about["warm_up"], says_cached
             )
-            fleet = fleet.of_size(about["pods"] or len(record.pods) or DEFAULT_PODS)
+            fleet = fleet.of_size(about["pods"] or len(record.pods) or 4)
             return cls(fleet.fitting(record), fleet, about["load"], seed, hardware or DEFAULT_HARDWARE, found)
         except (BadTrace, TooLittle, TooLarge) as error:
             raise UnusableTrace(str(error)) from None
 
+    @property
+    def workload(self) -> Workload:
+        """The recorded requests at the rate to replay."""
+        recorded = self.record.workload
+        return recorded.at_rate(recorded.rate * self.load)
+
     def describe(self) -> list[str]:
-        """Return a description for the user."""
         record, workload = self.record, self.record.workload
         jobs = workload.jobs
         prompt = sum(job.prompt_tokens for job in jobs) / len(jobs)
@@ -159,18 +160,18 @@ def _configs(
 def _fit_lines(found: Fit) -> list[str]:
     timing = found.timing
     slow = [f"{pod} {factor:.1f}" for pod, factor in found.slowdowns.items() if factor != 1.0]
-    return [
+    lines = [
         f"pods, fitted: {timing.base * 1e3:.2f} ms a step, {timing.per_prefill_token * 1e6:.1f} us a prompt token,"
         f" {timing.per_sequence * 1e6:.0f} us a request, {timing.per_attended * 1e9:.3f} ns a pair,"
         f" {timing.per_token_read * 1e9:.2f} ns a token read",
         f"  median error: {found.first_token:.1%} of {found.first_tokens} first tokens on idle pods,"
         f" {found.pace:.1%} of {found.paces} answers",
-        *([f"  times slower: {', '.join(slow)}"] if slow else []),
-        *([BADLY_FITTED] if max(found.first_token, found.pace) > DOUBTFUL else []),
     ]
-
-
-DEFAULT = "default"
+    if slow:
+        lines.append(f"  times slower: {', '.join(slow)}")
+    if max(found.first_token, found.pace) > DOUBTFUL:
+        lines.append("  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware")
+    return lines
 
 
 @click.command()
@@ -201,7 +202,9 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
     situation = ReplaySetup.of(about)
     columns = dict(_seen(situation))
     for name, config in _named(configs):
-        columns[name] = _replayed(situation, settings_of(config, about["pool"]), seeds)
+        settings, workload = settings_of(config, about["pool"]), situation.workload
+        runs = (replayed(settings, workload, situation.fleet, situation.seed + at) for at in range(seeds))
+        columns[name] = averages(list(runs))
     if as_json:
         click.echo(orjson.dumps(_described(situation, columns), option=orjson.OPT_INDENT_2))
         return
@@ -218,16 +221,10 @@ def _seen(situation: ReplaySetup) -> list[tuple[str, dict[str, float]]]:
     return [("recorded", recorded(record, fleet)), ("repeated", repeated(record, fleet, situation.seed).figures)]
 
 
-def _replayed(situation: ReplaySetup, settings: Settings, seeds: int) -> dict[str, float]:
-    workload = situation.record.workload
-    workload = workload.at_rate(workload.rate * situation.load)
-    return averages([replayed(settings, workload, situation.fleet, situation.seed + at) for at in range(seeds)])
-
-
 def _named(configs: Sequence[Path]) -> list[tuple[str, Path | None]]:
     """Return the configurations by the names of their files, as far as these are distinct."""
     if not configs:
-        return [(DEFAULT, None)]
+        return [("default", None)]
     short = [config.stem for config in configs]
     return [
         (name if short.count(name) == 1 else str(config), config) for name, config in zip(short, configs, strict=True)
@@ -243,12 +240,8 @@ def _described(situation: ReplaySetup, columns: Mapping[str, Mapping[str, float]
         "load": situation.load,
         "hardware": None if fit else situation.hardware,
         "fit": dataclasses.asdict(fit) if fit else None,
-        "figures": {name: _known(figures) for name, figures in columns.items()},
+        "figures": columns,  # JSON has null for a figure that is not a number
     }
-
-
-def _known(figures: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in figures.items()}
 
 
 def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -258,9 +251,6 @@ def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
         lines.append([title, *("-" if math.isnan(value) else format(value, form) for value in values)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines)
-
-
-NOTHING_FOUND = 1
 
 
 @click.command()
@@ -288,30 +278,23 @@ def tune(config: Path | None, objective: str, trials: int, output: Path | None, 
     situation = ReplaySetup.of(about)
     for line in situation.describe():
         click.echo(line, err=True)
-    workload = situation.record.workload
+
+    def say(line: str) -> None:
+        click.echo(f"  {line}", err=True)
+
     measure, meaning = OBJECTIVES[objective]
     try:
-        found = search(
-            tunable,
-            workload.at_rate(workload.rate * situation.load),
-            situation.fleet,
-            measure,
-            trials,
-            situation.seed,
-            lambda line: click.echo(f"  {line}", err=True),
-        )
+        found = search(tunable, situation.workload, situation.fleet, measure, trials, situation.seed, say)
     except TooFew as error:
         raise UnusableTrace(str(error)) from None
     verdict = _verdict(found, meaning)
     if not found.gain.is_significant:
         click.echo(f"No change is significant. The best of {found.runs} runs, on requests held out:", err=True)
-        click.echo("\n".join(f"  {line}" for line in verdict), err=True)
-        raise SystemExit(NOTHING_FOUND)
-    patch = _patch(tunable, found, verdict, config, pool)
-    if output is None:
-        click.echo(patch, nl=False)
-    else:
-        _write(output, patch)
+        for line in verdict:
+            say(line)
+        raise SystemExit(1)
+    write(output, _patch(tunable, found, verdict, config, pool))
+    if output is not None:
         click.echo("\n".join(verdict))
 
 
@@ -337,10 +320,3 @@ def _patch(tunable: Tunable, found: Tuned, verdict: Sequence[str], config: Path 
     if pool != DEFAULT_POOL:
         section = {"pools": {pool: section}}
     return comments + yaml.safe_dump(section, sort_keys=False, width=120)
-
-
-def _write(output: Path, patch: str) -> None:
-    try:
-        output.write_text(patch)
-    except OSError as error:
-        raise UnusableTrace(f"{output}: {cause(error)}") from None

@@ -19,7 +19,6 @@ from typing import Any
 import click
 import uvloop
 
-from proxy import yaml_source
 from proxy.app import App
 from proxy.cli.options import config_option, pod_option, reader
 from proxy.cluster import worker
@@ -27,10 +26,10 @@ from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import StartFailed
-from proxy.config.load import ConfigReader
+from proxy.config.load import ConfigReader, scheduling_files
 from proxy.config.reload import Configurations
 from proxy.config.warnings import NO_PODS
-from proxy.core.errors import ConfigError, Problem, Unreadable
+from proxy.core.errors import Problem, Unreadable
 from proxy.core.files import WatchedFiles, raise_open_files_limit, warn_of_few_files
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
@@ -69,27 +68,11 @@ class ConfigurationFiles:
         folder. Raise Unreadable."""
         try:
             text = self.file.read_bytes()
-            named = [self.file.parent / name for name in _named_files(text)]
+            named = scheduling_files(text, self.file)
             self._files.paths = [self.file, *named]
             return hashlib.sha256(b"".join([text, *(path.read_bytes() for path in named)])).digest()
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             raise Unreadable([Problem(str(self.file), str(error))]) from None
-
-
-def _named_files(text: bytes) -> list[str]:
-    if b"file" not in text:
-        return []
-    try:
-        values = yaml_source.read_data(text.decode())
-    except (ConfigError, UnicodeDecodeError):
-        return []
-    pools = _part(values, "pools")
-    places = [values, *(pools.values() if isinstance(pools, dict) else ())]
-    return [str(name) for place in places if (name := _part(_part(place, "scheduling"), "file"))]
-
-
-def _part(values: Any, key: str) -> Any:
-    return values.get(key) if isinstance(values, dict) else None
 
 
 log = logging.getLogger("kvlane")
@@ -131,12 +114,10 @@ def serve(
         worker.run(worker_fd)
         return
     overrides: dict[str, dict[str, Any]] = {}
-    if host is not None or port is not None:
-        overrides["listen"] = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    if admin_port is not None:
-        overrides["admin"] = {"port": admin_port}
-    if extproc_port is not None:
-        overrides["extproc"] = {"port": extproc_port}
+    options = (("listen", "host", host), ("listen", "port", port), ("admin", "port", admin_port))
+    for section, key, value in (*options, ("extproc", "port", extproc_port)):
+        if value is not None:
+            overrides.setdefault(section, {})[key] = value
     source = reader(config, pods, os.environ, overrides)
     watched = None if config is None or not watches else ConfigurationFiles(config)
     settings = source.again()
@@ -162,13 +143,15 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
             idle, signals.kill = Collector(), supervisor.kill
         serving.autoscaling.on_first_pool = lambda: signals.on_halt(serving.autoscaling.pause_all)
         async with idle, serving, _reloading(serving.configurations, signals.again, watched):
+            scheme = "http" if settings.admin.tls is None else "https"
+            gateways = serving.picker_port
             log.info(
                 "serving on %s:%d%s, admin on %s%s",
                 settings.listen.host,
                 serving.port,
                 f" with {workers} workers" if workers > 1 else "",
-                _dashboard(settings, serving.admin_port),
-                _for_gateways(settings, serving.picker_port),
+                f"{scheme}://{bracketed(settings.admin.host)}:{serving.admin_port}/dashboard",
+                f", for gateways on {settings.extproc.host}:{gateways}" if gateways is not None else "",
             )
             await signals.stop(serving.wait_for_balancers)
     except OSError as error:
@@ -192,8 +175,8 @@ async def _reloading(
     async with Tasks() as tasks:
         tasks.keep(reload_on_signal, "reloads")
         if watched is not None:
-            watch = partial(watched.watch, lambda: configurations.read_again("watch"))
-            tasks.keep(watch, "watch", str(watched.file))
+            reload = partial(configurations.read_again, "watch")
+            tasks.keep(partial(watched.watch, reload), "watch", str(watched.file))
         yield
 
 
@@ -233,15 +216,6 @@ class _Signals:
         self._seen.add(number)
         self._by_person |= number is signal.SIGINT and not self._signalled.is_set()
         self._signalled.set()
-
-
-def _dashboard(settings: Settings, port: int) -> str:
-    scheme = "http" if settings.admin.tls is None else "https"
-    return f"{scheme}://{bracketed(settings.admin.host)}:{port}/dashboard"
-
-
-def _for_gateways(settings: Settings, port: int | None) -> str:
-    return "" if port is None else f", for gateways on {settings.extproc.host}:{port}"
 
 
 _LISTEN_ADVICE = {

@@ -19,9 +19,9 @@ DEFAULT = SimConfig()
 ROLES: dict[str, Role] = {"P": "prefill", "D": "decode", "E": "encode", "B": "both"}
 
 
-def _roles(context: click.Context, parameter: click.Parameter, value: str | None) -> list[Role] | None:
+def _roles(context: click.Context, parameter: click.Parameter, value: str | None) -> list[Role]:
     if value is None:
-        return None
+        return []
     if not re.fullmatch(r"(\d*[PDEB])+", value):
         raise click.BadParameter(f"{value!r} is not of the form 2P2D: numbers of P, D, E and B")
     return [ROLES[letter] for count, letter in re.findall(r"(\d*)([PDEB])", value) for _ in range(int(count or 1))]
@@ -94,7 +94,7 @@ def sim(
     host: str,
     port: int,
     pods: int,
-    roles: list[Role] | None,
+    roles: list[Role],
     connector: ConnectorName,
     lora: tuple[str, ...],
     gpu: tuple[str, ...],

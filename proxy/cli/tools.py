@@ -18,20 +18,18 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from proxy.auth.authenticator import hashed, new_key
 from proxy.cli.admin import files
-from proxy.core.errors import cause
+from proxy.cli.options import output_option, write
 from proxy.core.params import plain
 from proxy.core.ports import SystemClock
 from proxy.fleet.settings import PodSettings
 from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker
-from proxy.tools.findings import Finding, Level, PodReport, of_fleet, of_pod, recommended
+from proxy.tools.findings import Finding, Level, of_fleet, of_pod, recommended
 from proxy.tools.imported import Imported, InvalidDocument
 from proxy.tools.litellm import litellm
 from proxy.tools.probe import EVENTS_PORT, IDLE, ProbeOptions, probe_pods
 from proxy.tools.production_stack import production_stack
 from proxy.tools.routers import sglang_router, vllm_router
-
-TO_MEND = 1
 
 DECISIONS_HINT = "# telemetry: {decisions: {}}  # keeps recent decisions for the dashboard and kvlane explain"
 
@@ -77,7 +75,12 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
     found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
     configuration = recommended(pods)
     if as_json:
-        click.echo(json.dumps(_json(pods, found, configuration), indent=2, ensure_ascii=False))
+        described = {
+            "pods": [_finite(plain(pod)) for pod in pods],
+            "findings": [finding.as_json() for finding in found],
+            "configuration": configuration,
+        }
+        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
     else:
         for line in _lines(found):
             click.echo(line, err=True)
@@ -88,7 +91,7 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
             click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
             click.echo(DECISIONS_HINT)
     if any(finding.is_bad for finding in found):
-        raise SystemExit(TO_MEND)
+        raise SystemExit(1)
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
@@ -104,14 +107,6 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"{'':26}{visible(finding.fix)}"
 
 
-def _json(pods: Sequence[PodReport], found: Sequence[Finding], configuration: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "pods": [_finite(plain(pod)) for pod in pods],
-        "findings": [finding.as_json() for finding in found],
-        "configuration": configuration,
-    }
-
-
 def _finite(value: Any) -> Any:
     """Return the data with infinity as text, because JSON has no infinity."""
     if isinstance(value, dict):
@@ -121,11 +116,8 @@ def _finite(value: Any) -> Any:
     return "infinite" if isinstance(value, float) and math.isinf(value) else value
 
 
-INCOMPLETE = 1
-
 _THEIR_WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
 
-_output = click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]")
 _words = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
 _file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 
@@ -146,7 +138,7 @@ def import_() -> None:
 
 
 @import_.command("vllm-router", context_settings=_THEIR_WORDS)
-@_output
+@output_option
 @_words
 def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
     """The command line of vllm-router, as words, as one quoted text, or - to read it from standard input.
@@ -154,11 +146,11 @@ def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
     \b
     kvlane import vllm-router vllm-router --worker-urls http://a:8000 http://b:8000 --policy cache_aware
     """
-    _write(lambda: vllm_router(_split(words)), output)
+    _import(lambda: vllm_router(_split(words)), output)
 
 
 @import_.command("sglang-router", context_settings=_THEIR_WORDS)
-@_output
+@output_option
 @_words
 def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
     """The command line of sglang-router, as words, as one quoted text, or - to read it from standard input.
@@ -166,11 +158,11 @@ def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
     \b
     kvlane import sglang-router "python -m sglang_router.launch_router --worker-urls http://a:8000 http://b:8000"
     """
-    _write(lambda: sglang_router(_split(words)), output)
+    _import(lambda: sglang_router(_split(words)), output)
 
 
 @import_.command("production-stack", context_settings=_THEIR_WORDS)
-@_output
+@output_option
 @_words
 def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
     """The command line of the production stack's router, or the file of its dynamic configuration.
@@ -179,19 +171,19 @@ def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
     kvlane import production-stack vllm-router --static-backends http://a:8000 --routing-logic roundrobin
     kvlane import production-stack dynamic_config.yaml
     """
-    _write(lambda: production_stack(_split(words)), output)
+    _import(lambda: production_stack(_split(words)), output)
 
 
 @import_.command("endpoint-picker")
-@_output
+@output_option
 @_file
 def from_endpoint_picker(output: Path | None, file: Path) -> None:
     """An EndpointPickerConfig, of llm-d say, or what holds one: a ConfigMap, values of a chart, an object of KServe."""
-    _write(lambda: endpoint_picker(file), output)
+    _import(lambda: endpoint_picker(file), output)
 
 
 @import_.command("litellm")
-@_output
+@output_option
 @_file
 def from_litellm(output: Path | None, file: Path) -> None:
     """What a LiteLLM configuration says of vLLM servers.
@@ -199,7 +191,7 @@ def from_litellm(output: Path | None, file: Path) -> None:
     \b
     kvlane import litellm config.yaml -o kvlane.yaml
     """
-    _write(lambda: litellm(file), output)
+    _import(lambda: litellm(file), output)
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -208,29 +200,19 @@ def _split(words: Sequence[str]) -> list[str]:
     return list(words) if text is None else shlex.split(text.replace("\\\n", " "))
 
 
-def _write(make: Callable[[], Imported], output: Path | None) -> None:
+def _import(make: Callable[[], Imported], output: Path | None) -> None:
     try:
         made = make()
         made.check()
     except (InvalidDocument, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if output is None:
-        click.echo(made.text(), nl=False)
-    else:
-        _save(output, made.text())
+    write(output, made.text())
     for note in made.notes:
         click.secho(f"To do: {note}", fg="blue", err=True)
     for left in made.missing:
         click.secho(f"No equivalent: {left}", fg="yellow", err=True)
     if made.missing:
-        raise SystemExit(INCOMPLETE)
-
-
-def _save(output: Path, text: str) -> None:
-    try:
-        output.write_text(text)
-    except OSError as error:
-        raise click.UsageError(f"{output}: {cause(error)}") from None
+        raise SystemExit(1)
 
 
 @click.command()

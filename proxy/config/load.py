@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,12 @@ def from_text(
     is_document = data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS)
     if is_document:
         data = {"scheduling": data}
-    read = partial(_read, environ=environ) if reads_files else _refused
+
+    def read(other: Path) -> Any:
+        if not reads_files:
+            raise ConfigError([Problem(str(other), ANOTHER_FILE)])
+        return yaml_source.read(yaml_source.text_of(other), str(other), environ)
+
     try:
         return from_mapping(_with_scheduling_files(data, path, read), overrides)
     except ConfigError as error:
@@ -80,12 +85,14 @@ class ConfigReader:
         return from_text(text, path, self.environ, self.overrides, reads_files=expands)
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> Any:
-    return yaml_source.read(yaml_source.text_of(path), str(path), environ)
-
-
-def _refused(path: Path) -> Any:
-    raise ConfigError([Problem(str(path), ANOTHER_FILE)])
+def scheduling_files(text: bytes, path: Path) -> list[Path]:
+    """Return the files that `scheduling.file` names in the text of this file; none if the text is invalid."""
+    found: list[Path] = []
+    if b"file" in text:
+        with suppress(ConfigError, UnicodeDecodeError):
+            data = yaml_source.read_data(text.decode())
+            _with_scheduling_files(data if isinstance(data, Mapping) else {}, path, found.append)
+    return found
 
 
 def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:

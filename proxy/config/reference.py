@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from proxy.core import params
 from proxy.core.params import Duration, Moment, Size, plain, yaml_key
 from proxy.core.plugin import Plugin, points_of
-from proxy.core.registry import Registry, parameters_of
+from proxy.core.registry import parameters_of
 from proxy.scheduling.build import PORTS
 from proxy.settings import DERIVED, Settings
 
@@ -84,11 +84,6 @@ class PluginReference:
                 {"name": one.name, "type": one.type, "default": one.default, "doc": one.doc} for one in self.parameters
             ],
         }
-
-
-def references(registry: Registry) -> list[PluginReference]:
-    """Return the references of all plugin types, by name."""
-    return [reference(cls) for cls in registry]
 
 
 def reference(cls: type[Plugin]) -> PluginReference:

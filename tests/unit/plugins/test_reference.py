@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from proxy.cli.configuration import plugins
-from proxy.config.reference import plugins_page, references
+from proxy.config.reference import plugins_page, reference
 from proxy.core.registry import Registry
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins.md"
@@ -19,12 +19,12 @@ def run(*arguments: str) -> str:
 
 
 def test_the_page_is_current() -> None:
-    expected = plugins_page(references(Registry.discover()))
+    expected = plugins_page([reference(cls) for cls in Registry.discover()])
     assert PAGE.read_text() == expected, "run: kvlane plugins --markdown > docs/plugins.md"
 
 
 def test_the_markdown_flag_prints_the_page() -> None:
-    assert run("--markdown") == plugins_page(references(Registry.discover()))
+    assert run("--markdown") == plugins_page([reference(cls) for cls in Registry.discover()])
 
 
 def test_without_a_type_every_one_is_listed_with_its_extension_points() -> None:
