@@ -11,15 +11,14 @@ from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.fields import SimBadRequest, invalid
+from proxy.lab.sim.fields import Json, SimError, invalid
 from proxy.lab.sim.generation import (
     FINGERPRINT,
     ChunkWriter,
     Generation,
-    SimHead,
     StreamOptions,
     generation,
-    quoted,
+    response_head,
     sampling_of,
 )
 from proxy.lab.sim.http import EventStream, Routes, SimRequest, json_response
@@ -34,7 +33,7 @@ from proxy.lab.sim.sequence import (
     tokens_in,
 )
 
-EXAMPLES: dict[str, Any] = {"string": "sim", "integer": 1, "number": 0.5, "boolean": True, "null": None, "array": []}
+EXAMPLES: Json = {"string": "sim", "integer": 1, "number": 0.5, "boolean": True, "null": None, "array": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class ToolCall:
     arguments: bytes
 
 
-def forced_call(body: fields.Body) -> ToolCall | None:
+def forced_call(body: Json) -> ToolCall | None:
     """Return the call that `tool_choice` requires: of the named function, or of the first function."""
     tools = body.get("tools") or []
     choice = body.get("tool_choice")
@@ -57,7 +56,7 @@ def forced_call(body: fields.Body) -> ToolCall | None:
     for tool in tools:
         if _function(tool).get("name") == wanted:
             return _call(tool)
-    raise SimBadRequest("The tool specified in `tool_choice` does not match any of the specified `tools`")
+    raise SimError("The tool specified in `tool_choice` does not match any of the specified `tools`")
 
 
 def _call(tool: Mapping[str, Any]) -> ToolCall:
@@ -86,7 +85,7 @@ async def complete(request: SimRequest) -> web.StreamResponse:
     model = request.resolve_model(body)
     options = StreamOptions.of(body)
     generated = generation(request, model, prompts_of(body, "prompt"), sampling_of(body, request.config), body)
-    head = SimHead(f"cmpl-{request.id}", "text_completion", int(request.service.wall()), model)
+    head = response_head(request, "cmpl", "text_completion", model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: TextChunks(stream, head, options, generated))
     await generated.run()
@@ -101,35 +100,36 @@ async def chat(request: SimRequest) -> web.StreamResponse:
     tool = forced_call(body)
     prompt = chat_prompt(messages, body)
     generated = generation(request, model, [prompt], _sampling(body, request.config, tool), body)
-    head = SimHead(f"chatcmpl-{request.id}", "chat.completion.chunk", int(request.service.wall()), model)
+    head = response_head(request, "chatcmpl", "chat.completion.chunk", model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: ChatChunks(stream, head, options, generated, tool))
     await generated.run()
-    head = replace(head, object="chat.completion")
-    whole = _whole(head, generated, lambda sequence: {"message": _message(sequence.response.decode(), head, tool)})
-    for choice in whole["choices"]:
-        if tool and choice["finish_reason"] == Finish.STOP.value:
-            choice["finish_reason"] = "tool_calls"
+    head["object"] = "chat.completion"
+    whole = _whole(
+        head, generated, lambda sequence: {"message": _message(sequence.response.decode(), head, tool)}, tool
+    )
     return json_response(whole | {"ec_transfer_params": generated.ec_transfer_params})
 
 
 ROUTES: Routes = {"POST /v1/completions": complete, "POST /v1/chat/completions": chat}
 
 
-def _whole(head: SimHead, generated: Generation, content: Callable[[Sequence], dict[str, Any]]) -> dict[str, Any]:
+def _whole(
+    head: Json, generated: Generation, content: Callable[[Sequence], Json], tool: ToolCall | None = None
+) -> Json:
     """Return a non-streamed response; `content` returns the text fields of a choice."""
     choices = [
         {
             "index": index,
             **content(sequence),
             "logprobs": None,
-            "finish_reason": sequence.finish.value if sequence.finish else None,
+            "finish_reason": _finish_reason(sequence.finish, tool),
             "stop_reason": sequence.stop_reason,
             "token_ids": None,
         }
         for index, sequence in enumerate(generated.sequences)
     ]
-    return head.fields | {
+    return head | {
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
@@ -144,18 +144,20 @@ class TextChunks(ChunkWriter):
     """Renders a token as the `"text"` of one choice."""
 
     def write_output(self, output: Output) -> None:
-        if not output.text and not output.finish:
-            return
-        finish = b'"%b"' % output.finish.value.encode() if output.finish else b"null"
-        stop = quoted(output.sequence.stop_reason.encode()) if output.sequence.stop_reason else b"null"
-        choice = (
-            b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":%b,'
-            b'"prompt_token_ids":null,"token_ids":null}' % (self.index_of(output), quoted(output.text), finish, stop)
-        )
-        self.write(choice, output)
+        if output.text or output.finish:
+            choice = {
+                "index": self.index_of(output),
+                "text": output.text.decode(),
+                "logprobs": None,
+                "finish_reason": output.finish and output.finish.value,
+                "stop_reason": output.sequence.stop_reason,
+                "prompt_token_ids": None,
+                "token_ids": None,
+            }
+            self.write(choice, output)
 
 
-def prompts_of(body: fields.Body, name: str) -> list[bytes]:
+def prompts_of(body: Json, name: str) -> list[bytes]:
     """Return the prompts of a string, token ids, or a list of either."""
     value = fields.required(body, name)
     if isinstance(value, str):
@@ -172,20 +174,20 @@ def _token_prompt(ids: Any, name: str) -> bytes:
         raise invalid("list_type", f"body.{name}", "Input should be a valid list", ids)
     for token in (min(ids), max(ids)) if ids else ():
         if not 0 <= token < VOCABULARY:
-            raise SimBadRequest(f"Token id {token} is out of vocabulary")
+            raise SimError(f"Token id {token} is out of vocabulary")
     return from_token_ids(ids)
 
 
-def chat_prompt(messages: list[dict[str, Any]], body: fields.Body) -> bytes:
+def chat_prompt(messages: list[Json], body: Json) -> bytes:
     if not messages:
-        raise SimBadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise SimError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     continued = fields.flag(body, "continue_final_message")
     if continued and fields.flag(body, "add_generation_prompt"):
-        raise SimBadRequest("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        raise SimError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     return render_chat(messages, body.get("tools") or (), continue_final_message=continued)
 
 
-def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> SamplingParams:
+def _sampling(body: Json, config: SimConfig, tool: ToolCall | None) -> SamplingParams:
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     sampling = sampling_of(body, config, limit)
     if tool is None:
@@ -195,38 +197,18 @@ def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> Sa
     return replace(sampling, script=tool.arguments, max_tokens=most)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The rendering of deltas. `intro` is sent with the first token, after the role; `ended` is the finish reason."""
-
-    intro: bytes | None
-    token: Callable[[bytes], bytes]
-    ended: bytes
-
-
-def _shape(head: SimHead, tool: ToolCall | None) -> Shape:
-    if tool is None:
-        return Shape(None, lambda text: b'{"content":%b}' % quoted(text), b"stop")
-    intro = b'{"tool_calls":[{"id":%b,"type":"function","index":0,"function":{"name":%b,"arguments":""}}]}' % (
-        quoted(_tool_id(head).encode()),
-        quoted(tool.name.encode()),
-    )
-    arguments = b'{"tool_calls":[{"index":0,"function":{"arguments":%b}}]}'
-    return Shape(intro, lambda text: arguments % quoted(text), b"tool_calls")
-
-
-def _tool_id(head: SimHead) -> str:
-    return head.id.replace("chatcmpl-", "chatcmpl-tool-", 1)
+def _tool_id(head: Json) -> str:
+    return str(head["id"]).replace("chatcmpl-", "chatcmpl-tool-", 1)
 
 
 class ChatChunks(ChunkWriter):
     """Renders a token as a `"delta"` of one choice; the role comes before the first delta of each choice."""
 
     def __init__(
-        self, stream: EventStream, head: SimHead, options: StreamOptions, generated: Generation, tool: ToolCall | None
+        self, stream: EventStream, head: Json, options: StreamOptions, generated: Generation, tool: ToolCall | None
     ) -> None:
         super().__init__(stream, head, options, generated)
-        self._shape = _shape(head, tool)
+        self._tool = tool
         self._opened_choices: set[int] = set()
 
     def write_output(self, output: Output) -> None:
@@ -234,29 +216,40 @@ class ChatChunks(ChunkWriter):
         if index not in self._opened_choices:
             self._opened_choices.add(index)
             self._open_choice(index, output)
-        if output.finish:
-            self._finish(index, output, output.finish)
-        elif output.text:
-            delta = self._shape.token(output.text)
-            choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null,"token_ids":null}' % (index, delta)
+        if output.text or output.finish:
+            choice = {
+                "index": index,
+                "delta": self._delta(output.text.decode()) if output.text else {},
+                "logprobs": None,
+                "finish_reason": _finish_reason(output.finish, self._tool),
+                "token_ids": None,
+            }
+            if output.finish:
+                choice["stop_reason"] = output.sequence.stop_reason
             self.write(choice, output)
 
+    def _delta(self, text: str) -> Json:
+        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if self._tool else {"content": text}
+
     def _open_choice(self, index: int, output: Output) -> None:
-        first = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}'
-        self.write(first % (index, b'{"role":"assistant","content":""}'), output, opening=True)
-        if self._shape.intro is not None:
-            self.write(first % (index, self._shape.intro), output, opening=True)
-
-    def _finish(self, index: int, output: Output, finish: Finish) -> None:
-        reason = self._shape.ended if finish is Finish.STOP else b"length"
-        delta = self._shape.token(output.text) if output.text else b"{}"
-        stop = quoted(output.sequence.stop_reason.encode()) if output.sequence.stop_reason else b"null"
-        choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}'
-        self.write(choice % (index, delta, reason, stop), output)
+        deltas: list[Json] = [{"role": "assistant", "content": ""}]
+        if self._tool:
+            function = {"name": self._tool.name, "arguments": ""}
+            call = {"id": _tool_id(self._head), "type": "function", "index": 0, "function": function}
+            deltas.append({"tool_calls": [call]})
+        for delta in deltas:
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            self.write(choice, output, opening=True)
 
 
-def _message(text: str, head: SimHead, tool: ToolCall | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
+def _finish_reason(finish: Finish | None, tool: ToolCall | None) -> str | None:
+    if finish is Finish.STOP and tool:
+        return "tool_calls"
+    return finish and finish.value
+
+
+def _message(text: str, head: Json, tool: ToolCall | None) -> Json:
+    message: Json = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
     if tool is not None:
         function = {"name": tool.name, "arguments": text}
         message |= {"content": None, "tool_calls": [{"id": _tool_id(head), "type": "function", "function": function}]}

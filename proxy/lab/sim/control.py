@@ -10,15 +10,15 @@ from aiohttp import web
 
 from proxy.lab.sim.engine import SimEngine
 from proxy.lab.sim.faults import Fault, FaultKind
-from proxy.lab.sim.fields import SimBadRequest
-from proxy.lab.sim.http import SERVER, Routes, SimRequest, json_response
+from proxy.lab.sim.fields import SimError
+from proxy.lab.sim.http import Routes, SimRequest, json_response
 from proxy.lab.sim.metrics import expose
 
 VERSION = "0.32.0"
 
 
 async def health(request: SimRequest) -> web.StreamResponse:
-    return web.Response(headers={"Server": SERVER})
+    return web.Response()
 
 
 async def version(request: SimRequest) -> web.StreamResponse:
@@ -51,7 +51,7 @@ def _card(request: SimRequest, name: str, parent: str | None, max_model_len: int
 
 async def metrics(request: SimRequest) -> web.StreamResponse:
     text = expose(request.service.driver.engines, request.service.wall(), request.service.started_at)
-    headers = {"Server": SERVER, "Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=text.encode(), headers=headers)
 
 
@@ -69,7 +69,7 @@ async def wake_up(request: SimRequest) -> web.StreamResponse:
 def _set_sleep(request: SimRequest, level: int) -> web.StreamResponse:
     for engine in request.service.driver.engines:
         engine.sleep_level = level
-    return web.Response(headers={"Server": SERVER})
+    return web.Response()
 
 
 async def is_sleeping(request: SimRequest) -> web.StreamResponse:
@@ -125,7 +125,7 @@ async def set_faults(request: SimRequest) -> web.StreamResponse:
         given = [Fault(**{**fault, "kind": FaultKind(fault["kind"])}) for fault in wanted["faults"]]
         request.service.faults.set(given, int(wanted.get("seed", 0)))
     except (KeyError, TypeError, ValueError) as error:
-        raise SimBadRequest(f"These are no faults: {error}") from error
+        raise SimError(f"These are no faults: {error}") from error
     return await faults(request)
 
 

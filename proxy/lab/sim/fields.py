@@ -1,15 +1,4 @@
-"""The fields of a JSON body, and the errors that vLLM returns for bad ones.
-
-ApiError
-├── ValidationError     400, type "Bad Request": violates the schema
-├── BadRequest          400, type "BadRequestError": only the engine can tell
-├── NotFound            404
-├── Unavailable         503: the queue is full
-├── Loading             503: the model is being loaded
-├── EngineGone          500: the engine has stopped, its server has not
-├── EngineDead          500: the engine has crashed
-└── EngineFailed        500: this request has failed
-"""
+"""The fields of a JSON body, and the errors that vLLM returns for bad ones."""
 
 from __future__ import annotations
 
@@ -22,73 +11,50 @@ from xxhash import xxh3_64_intdigest
 
 T = TypeVar("T")
 
+Json = dict[str, Any]
+
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+LOADING = "The model is being loaded."
+ENGINE_GONE = "cannot schedule new futures after shutdown"
+ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+ENGINE_FAILED = "Internal server error"
+
 
 class SimError(Exception):
     """An error response, rendered as {"error": {...}}; on /v1/messages in Anthropic's shape."""
 
-    status = 400
-    type = "BadRequestError"
-
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, *, status: int = 400, type: str = "BadRequestError"
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.status = status
+        self.type = type
 
-    def openai(self) -> bytes:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        return orjson.dumps({"error": error})
+    def openai(self) -> Json:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
 
-    def anthropic(self) -> bytes:
-        return orjson.dumps({"type": "error", "error": {"type": self.type, "message": self.message}})
+    def anthropic(self) -> Json:
+        return {"type": "error", "error": {"type": self.type, "message": self.message}}
 
 
 class ValidationError(SimError):
     """A violation of the schema; it has OpenAI's shape on every path."""
 
-    type = "Bad Request"
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param, type="Bad Request")
 
-    def anthropic(self) -> bytes:
+    def anthropic(self) -> Json:
         return self.openai()
 
 
-class SimBadRequest(SimError):
-    pass
+def unavailable(message: str) -> SimError:
+    return SimError(message, status=503, type="Service Unavailable")
 
 
-class SimNotFound(SimError):
-    status = 404
-    type = "NotFoundError"
-
-
-class Unavailable(SimError):
-    status = 503
-    type = "Service Unavailable"
-
-
-class Loading(Unavailable):
-    def __init__(self) -> None:
-        super().__init__("The model is being loaded.")
-
-
-class InternalError(SimError):
-    status = 500
-    type = "InternalServerError"
-    text = ""
-
-    def __init__(self) -> None:
-        super().__init__(self.text)
-
-
-class EngineGone(InternalError):
-    text = "cannot schedule new futures after shutdown"
-
-
-class EngineDead(InternalError):
-    text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-
-
-class EngineFailed(InternalError):
-    text = "Internal server error"
+def internal(message: str) -> SimError:
+    return SimError(message, status=500, type="InternalServerError")
 
 
 def invalid(kind: str, where: str, message: str, value: object, context: str = "") -> ValidationError:
@@ -103,12 +69,13 @@ def _shape(value: object) -> str:
     return str(value)
 
 
-def unknown_model(name: str, base: str) -> SimNotFound:
-    return SimNotFound(f"The model `{name}` does not exist. Valid aliases: {base}.", "model")
+def unknown_model(name: str, base: str) -> SimError:
+    message = f"The model `{name}` does not exist. Valid aliases: {base}."
+    return SimError(message, "model", status=404, type="NotFoundError")
 
 
-def too_long(tokens: int, limit: int) -> SimBadRequest:
-    return SimBadRequest(
+def too_long(tokens: int, limit: int) -> SimError:
+    return SimError(
         f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, "
         "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
         f"(parameter=input_tokens, value={tokens})",
@@ -116,17 +83,7 @@ def too_long(tokens: int, limit: int) -> SimBadRequest:
     )
 
 
-def busy() -> Unavailable:
-    return Unavailable(
-        "The engine is currently busy and cannot accept new requests. "
-        "Please try again later or on a different instance."
-    )
-
-
-Body = dict[str, Any]
-
-
-def parse(content_type: str, raw: bytes) -> Body:
+def parse(content_type: str, raw: bytes) -> Json:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ValidationError("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
     if not raw:
@@ -156,13 +113,13 @@ def _decode_leniently(raw: bytes) -> object:
         raise ValidationError("There was an error parsing the body") from None
 
 
-def required(body: Body, name: str) -> Any:
+def required(body: Json, name: str) -> Any:
     if name not in body:
         raise invalid("missing", f"body.{name}", "Field required", body)
     return body[name]
 
 
-def objects(body: Body, name: str) -> list[dict[str, Any]]:
+def objects(body: Json, name: str) -> list[dict[str, Any]]:
     """Return a required list of objects."""
     items = required(body, name)
     if not isinstance(items, list):
@@ -173,7 +130,7 @@ def objects(body: Body, name: str) -> list[dict[str, Any]]:
     return items
 
 
-def integer(body: Body, name: str, default: int) -> int:
+def integer(body: Json, name: str, default: int) -> int:
     value = body.get(name)
     if value is None:
         return default
@@ -185,29 +142,29 @@ def integer(body: Body, name: str, default: int) -> int:
     return value
 
 
-def positive(body: Body, name: str, default: int) -> int:
+def positive(body: Json, name: str, default: int) -> int:
     value = integer(body, name, default)
     if value < 1:
-        raise SimBadRequest(f"{name} must be at least 1, got {value}. (parameter={name}, value={value})", name)
+        raise SimError(f"{name} must be at least 1, got {value}. (parameter={name}, value={value})", name)
     return value
 
 
-def flag(body: Body, name: str) -> bool:
+def flag(body: Json, name: str) -> bool:
     return bool(_typed(body, name, bool, "bool_type", "Input should be a valid boolean"))
 
 
-def text(body: Body, name: str) -> str | None:
+def text(body: Json, name: str) -> str | None:
     return _typed(body, name, str, "string_type", "Input should be a valid string")
 
 
-def _typed(body: Body, name: str, wanted: type[T], kind: str, message: str) -> T | None:
+def _typed(body: Json, name: str, wanted: type[T], kind: str, message: str) -> T | None:
     value = body.get(name)
     if value is not None and not isinstance(value, wanted):
         raise invalid(kind, f"body.{name}", message, value)
     return value
 
 
-def strings(body: Body, name: str) -> tuple[str, ...]:
+def strings(body: Json, name: str) -> tuple[str, ...]:
     """Return the strings of a field: missing, one string, or a list of strings."""
     value = body.get(name)
     items = value if isinstance(value, list) else [] if value is None else [value]
@@ -216,26 +173,26 @@ def strings(body: Body, name: str) -> tuple[str, ...]:
     return tuple(items)
 
 
-def cache_salt(body: Body) -> str | None:
+def cache_salt(body: Json) -> str | None:
     salt = text(body, "cache_salt")
     if salt == "":
         message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
-        raise SimBadRequest(message, "cache_salt")
+        raise SimError(message, "cache_salt")
     return salt
 
 
-def check_temperature(body: Body) -> None:
+def check_temperature(body: Json) -> None:
     value = body.get("temperature")
     if isinstance(value, int | float) and value < 0:
         message = f"temperature must be non-negative, got {float(value)}."
-        raise SimBadRequest(f"{message} (parameter=temperature, value={float(value)})", "temperature")
+        raise SimError(f"{message} (parameter=temperature, value={float(value)})", "temperature")
 
 
 KINDS = frozenset({"image_url", "image", "input_image", "video_url", "audio_url", "input_audio"})
 """Types of content parts, in all APIs."""
 
 
-def media_in(body: Body) -> tuple[int, ...]:
+def media_in(body: Json) -> tuple[int, ...]:
     """Return a hash of each medium, in order."""
     return tuple(
         xxh3_64_intdigest(orjson.dumps(part, option=orjson.OPT_SORT_KEYS))

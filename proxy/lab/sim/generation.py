@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-import orjson
 from aiohttp import web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.faults import FaultKind
-from proxy.lab.sim.fields import EngineFailed, SimBadRequest, busy, invalid, media_in, too_long
-from proxy.lab.sim.http import DONE, EventStream, SimRequest
+from proxy.lab.sim.fields import (
+    BUSY,
+    ENGINE_FAILED,
+    Json,
+    SimError,
+    internal,
+    invalid,
+    media_in,
+    too_long,
+    unavailable,
+)
+from proxy.lab.sim.http import DONE, EventStream, SimRequest, data
 from proxy.lab.sim.sequence import Finish, Listener, Output, SamplingParams, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
@@ -32,7 +39,7 @@ class SimUsage:
     cached_tokens: int | None
     """Cached prompt tokens; None if the pod does not report them."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -41,19 +48,21 @@ class SimUsage:
         }
 
 
-class Writer(Protocol):
+class Writer:
     """The renderer of one stream."""
 
     def open(self) -> None:
         """Write the events before the first token."""
 
-    def write_output(self, output: Output) -> None: ...
-    def close(self) -> None: ...
+    def write_output(self, output: Output) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class Generation:
-    """The sequences of one request. Inside the `with` they are in the engine; leaving it removes sequences that have
-    not ended. `listener` receives each token; set it before entering."""
+    """The sequences of one request. `listener` receives each token; set it before they start."""
 
     def __init__(self, request: SimRequest, sequences: Items[Sequence], choices: int = 1) -> None:
         self.sequences = sequences
@@ -68,19 +77,10 @@ class Generation:
         self._request = request
 
     def submit(self) -> None:
-        """Start without the `with`: the sequences continue after the request has ended."""
+        """Start the sequences; they continue after the request has ended."""
         self._request.record.sequences = [sequence.progress for sequence in self.sequences]
         self._request.record.rank = self.sequences[0].rank
         self._service.driver.submit(self.sequences)
-
-    def __enter__(self) -> Generation:
-        self.submit()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._service.driver.abort(self.sequences)
 
     def _receive(self, output: Output) -> None:
         if output.finish is Finish.ERROR:
@@ -104,39 +104,36 @@ class Generation:
             self._ended.set_result(None)
 
     async def run(self) -> None:
-        """Wait until all sequences have ended. Raise EngineFailed."""
-        with self:
-            await self.ended()
+        """Run the sequences and wait until their transfers are complete, too. Raise SimError if the engine fails."""
+        self.submit()
+        try:
+            await self._ended
+            if self._has_failed:
+                raise internal(ENGINE_FAILED)
+            for sequence in self.sequences:
+                await sequence.transfer.done()
+        except TransferFailed:
+            raise internal(ENGINE_FAILED) from None
+        finally:
+            self._service.driver.abort(self.sequences)
 
     async def streamed(self, writer: Callable[[EventStream], Writer]) -> web.StreamResponse:
         """Stream the response as this writer renders it."""
         async with EventStream(self._request) as stream:
             events = writer(stream)
             self.listener = events.write_output
-            with self:
-                events.open()
-                await self.ended()
+            events.open()
+            await self.run()
             events.close()
         return stream.response
 
-    async def ended(self) -> None:
-        """Wait until all sequences have ended and their transfers are complete. Raise EngineFailed."""
-        await self._ended
-        if self._has_failed:
-            raise EngineFailed
-        for sequence in self.sequences:
-            try:
-                await sequence.transfer.done()
-            except TransferFailed:
-                raise EngineFailed from None
-
     @property
-    def kv_transfer_params(self) -> dict[str, Any] | None:
+    def kv_transfer_params(self) -> Json | None:
         """Return the KV transfer parameters for a decode pod."""
         return self._service.connector.params(self.sequences)
 
     @property
-    def ec_transfer_params(self) -> dict[str, Any] | None:
+    def ec_transfer_params(self) -> Json | None:
         """Return the transfer parameters of an encode pod for the next pod."""
         return self._service.embeddings.params(self.sequences)
 
@@ -152,14 +149,14 @@ class Generation:
 
 
 def generation(
-    request: SimRequest, model: str, prompts: Items[bytes], sampling: SamplingParams, body: fields.Body
+    request: SimRequest, model: str, prompts: Items[bytes], sampling: SamplingParams, body: Json
 ) -> Generation:
     """Return a generation of every prompt times `n`, checked against the engine's limits; on an encode pod only of the
     prompt's media."""
-    service = request.service
+    service, transfer = request.service, TransferRequest(request.id, body, request.fault)
     media = service.embeddings.missing(media_in(body), body)
     if service.config.role == "encode":
-        return _encoding(request, media)
+        return _encoding(request, media, is_lost=transfer.is_lost)
     choices = fields.positive(body, "n", 1)
     root = cache_root(model, fields.cache_salt(body))
     adapter = None if model == service.config.model else model
@@ -168,7 +165,7 @@ def generation(
             raise too_long(tokens, service.config.context_length)
     rank = _named_rank(service.config, request, body)
     if not service.driver.accepts(len(prompts) * choices, rank):
-        raise busy()
+        raise unavailable(BUSY)
     sequences = [
         Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
         for prompt in prompts
@@ -176,15 +173,15 @@ def generation(
     ]
     service.driver.place(sequences, rank)
     try:
-        service.connector.arrange(TransferRequest(request.id, body, request.fault), sequences)
+        service.connector.arrange(transfer, sequences)
     except NotServed as error:
-        raise SimBadRequest(str(error)) from error
+        raise SimError(str(error)) from error
     except TransferFailed as error:
-        raise EngineFailed from error
+        raise internal(ENGINE_FAILED) from error
     return Generation(request, sequences, choices)
 
 
-def _named_rank(config: SimConfig, request: SimRequest, body: fields.Body) -> int | None:
+def _named_rank(config: SimConfig, request: SimRequest, body: Json) -> int | None:
     """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer. vLLM
     reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a value
     that is not a number. SGLang reads the header on all paths, then the body. Raise BadRequest for a rank that does
@@ -201,16 +198,15 @@ def _named_rank(config: SimConfig, request: SimRequest, body: fields.Body) -> in
     except (TypeError, ValueError):
         return None
     if not 0 <= rank < config.data_parallel_size:
-        raise SimBadRequest(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
+        raise SimError(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
     return rank
 
 
-def _encoding(request: SimRequest, media: tuple[int, ...]) -> Generation:
+def _encoding(request: SimRequest, media: tuple[int, ...], *, is_lost: bool) -> Generation:
     """Return the generation of an encode pod, whose text is a placeholder."""
     if not media:
-        raise SimBadRequest("This instance encodes images, video and audio, and the request has none.")
+        raise SimError("This instance encodes images, video and audio, and the request has none.")
     sequence = Sequence(b" enc", SamplingParams(max_tokens=1), media=media)
-    is_lost = request.fault is not None and request.fault.kind is FaultKind.LOST_TRANSFER
     request.service.embeddings.keep(sequence, is_lost=is_lost)
     return Generation(request, [sequence])
 
@@ -227,7 +223,7 @@ def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choi
     )
 
 
-def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> SamplingParams:
+def sampling_of(body: Json, config: SimConfig, limit: str = "max_tokens") -> SamplingParams:
     """Return the sampling parameters of a body. `limit` is the name of the field with the largest number of response
     tokens."""
     fields.check_temperature(body)
@@ -247,84 +243,56 @@ class StreamOptions:
     continuous_usage: bool = False
 
     @classmethod
-    def of(cls, body: fields.Body) -> StreamOptions:
+    def of(cls, body: Json) -> StreamOptions:
         options = body.get("stream_options")
         if options is None:
             return cls()
         if not body.get("stream"):
             message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
-            raise SimBadRequest(message, "stream_options")
+            raise SimError(message, "stream_options")
         if not isinstance(options, dict):
             raise invalid("model_attributes_type", "body.stream_options", "Input should be a valid dictionary", options)
         include = fields.flag(options, "include_usage")
         return cls(include, include and fields.flag(options, "continuous_usage_stats"))
 
 
-@dataclass(frozen=True, slots=True)
-class SimHead:
-    """The fields that every chunk of a stream and every non-streamed response contain."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
-
-    def opened(self) -> bytes:
-        """Return the beginning of an event, without the closing brace."""
-        return b"data: " + orjson.dumps(self.fields)[:-1]
+def response_head(request: SimRequest, kind: str, object: str, model: str) -> Json:
+    """Return the fields that every chunk of a stream and every non-streamed response contain."""
+    return {"id": f"{kind}-{request.id}", "object": object, "created": int(request.service.wall()), "model": model}
 
 
-def quoted(text: bytes) -> bytes:
-    """Return the text as a JSON string."""
-    return orjson.dumps(text.decode())
-
-
-class ChunkWriter:
+class ChunkWriter(Writer):
     """Writes the chunks of one stream; a subclass renders one token."""
 
-    def __init__(self, stream: EventStream, head: SimHead, options: StreamOptions, generation: Generation) -> None:
+    def __init__(self, stream: EventStream, head: Json, options: StreamOptions, generation: Generation) -> None:
         self._stream = stream
-        self._opened = head.opened()
+        self._head = head
         self._options = options
         self._generation = generation
         self._index = {sequence: index for index, sequence in enumerate(generation.sequences)}
-        self._tails = {False: self._tail(fingerprint=False), True: self._tail(fingerprint=not options.include_usage)}
-
-    def open(self) -> None:
-        pass
-
-    def write_output(self, output: Output) -> None:
-        raise NotImplementedError
-
-    def _tail(self, *, fingerprint: bool) -> bytes:
-        return b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode() if fingerprint else b"}\n\n"
 
     def index_of(self, output: Output) -> int:
         return self._index[output.sequence]
 
-    def write(self, choice: bytes, output: Output, *, opening: bool = False) -> None:
+    def write(self, choice: Json, output: Output, *, opening: bool = False) -> None:
         """Send one chunk with one choice. An opening chunk precedes the first token."""
-        tokens = 0 if opening else output.sequence.progress.generated_tokens
-        tail = self._tails[output.finish is not None and not opening]
-        self._stream.send(b'%b,"choices":[%b]%b%b' % (self._opened, choice, self._usage_so_far(output, tokens), tail))
-
-    def _usage_so_far(self, output: Output, tokens: int) -> bytes:
-        if not self._options.continuous_usage:
-            return b""
-        prompt = output.sequence.progress.prompt_tokens
-        return (
-            b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
-            % (prompt, prompt + tokens, tokens)
-        )
+        chunk: Json = self._head | {"choices": [choice]}
+        if self._options.continuous_usage:
+            prompt = output.sequence.progress.prompt_tokens
+            tokens = 0 if opening else output.sequence.progress.generated_tokens
+            chunk["usage"] = {
+                "prompt_tokens": prompt,
+                "total_tokens": prompt + tokens,
+                "completion_tokens": tokens,
+                "completion_tokens_details": None,
+            }
+        if output.finish and not opening and not self._options.include_usage:
+            chunk["system_fingerprint"] = FINGERPRINT
+        self._stream.send(data(chunk))
 
     def close(self) -> None:
         """Send the usage, if requested, and the terminal event."""
         if self._options.include_usage:
-            usage = orjson.dumps(self._generation.usage.as_json())
-            tail = self._tail(fingerprint=True)
-            self._stream.send(b'%b,"choices":[],"usage":%b%b' % (self._opened, usage, tail))
+            usage = self._generation.usage.as_json()
+            self._stream.send(data(self._head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}))
         self._stream.send(DONE)

@@ -18,7 +18,7 @@ from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.faults import SPOILT, Fault, FaultCondition, FaultKind, Faults
-from proxy.lab.sim.fields import SimError, unknown_model
+from proxy.lab.sim.fields import Json, SimError, unknown_model
 from proxy.lab.sim.sequence import SequenceProgress
 from proxy.lab.sim.transfer import Embeddings, SimConnector
 
@@ -113,9 +113,6 @@ class RequestLog:
         self._records.clear()
 
 
-SERVER = "uvicorn"
-
-
 @dataclass(frozen=True, slots=True)
 class SimService:
     """The state that all handlers of one pod share. `wall` returns seconds since the epoch; `out` starts the outage
@@ -152,10 +149,10 @@ class SimRequest:
     def config(self) -> SimConfig:
         return self.service.config
 
-    def body(self) -> fields.Body:
+    def body(self) -> Json:
         return fields.parse(self.web_request.headers.get("Content-Type", ""), self.raw)
 
-    def resolve_model(self, body: fields.Body) -> str:
+    def resolve_model(self, body: Json) -> str:
         """Return the requested model, by default the base model."""
         name = fields.text(body, "model") or self.config.model
         if name not in self.config.models:
@@ -171,11 +168,7 @@ Routes = Mapping[str, Handler]
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
-    return raw_json(orjson.dumps(content), status)
-
-
-def raw_json(content: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=content, status=status, content_type="application/json", headers={"Server": SERVER})
+    return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
 
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -237,7 +230,7 @@ class SpoiltStream:
         if self._broken:
             return
         if self._kind is FaultKind.DRIP:
-            self._drip_soon(_chunk(content))
+            self.drip(_chunk(content))
         elif self._left > 0 and not any(last in content for last in LAST):
             self._left -= 1
             transport.write(_chunk(content))
@@ -254,7 +247,8 @@ class SpoiltStream:
         if self._broken:
             await asyncio.get_running_loop().create_future()
 
-    def _drip_soon(self, data: bytes) -> None:
+    def drip(self, data: bytes) -> None:
+        """Send this a few bytes at a time."""
         if self._dripped.is_set():
             self._dripped.clear()
             asyncio.get_running_loop().call_later(DRIP_SECONDS, self._drip)
@@ -273,46 +267,29 @@ class SpoiltStream:
             self._dripped.set()
 
 
-def spoilt(request: SimRequest) -> SpoiltStream | None:
-    """Return the filter for the stream of the request, if its fault affects the stream."""
-    return SpoiltStream(request, request.fault) if request.fault is not None and request.fault.kind in SPOILT else None
-
-
-async def spoil_whole(request: SimRequest, response: web.Response, fault: Fault) -> web.StreamResponse:
+async def spoil_whole(request: SimRequest, whole: web.Response, fault: Fault) -> web.StreamResponse:
     """Apply a fault to a non-streamed response."""
-    body = response.body if isinstance(response.body, bytes) else b""
+    body = whole.body if isinstance(whole.body, bytes) else b""
+    half = body[: len(body) // 2]
     if fault.kind is FaultKind.CORRUPT:
-        response.body = body[: len(body) // 2]
-        return response
-    if fault.kind is FaultKind.DRIP:
-        return await _dripping(request, response, body)
-    transport = request.web_request.transport
-    if transport is not None:
-        framing = (
-            {"Transfer-Encoding": "chunked"} if fault.kind is FaultKind.MISFRAME else {"Content-Length": str(len(body))}
-        )
-        half = _chunk(body[: len(body) // 2]) if fault.kind is FaultKind.MISFRAME else body[: len(body) // 2]
-        transport.write(_head(response.status, framing) + half)
-        request.record.status = response.status
-    await break_off(request, fault.kind)
-    return response
-
-
-async def _dripping(request: SimRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
+        whole.body = half
+        return whole
     response = web.StreamResponse(status=whole.status, headers=whole.headers)
-    response.content_length = len(body)
+    if fault.kind is FaultKind.MISFRAME:
+        response.enable_chunked_encoding()
+    else:
+        response.content_length = len(body)
     await response.prepare(request.web_request)
-    for at in range(0, len(body), DRIP):
-        await response.write(body[at : at + DRIP])
-        await asyncio.sleep(DRIP_SECONDS)
-    await response.write_eof()
+    transport = request.web_request.transport
+    if fault.kind is FaultKind.DRIP:
+        spoilt = SpoiltStream(request, fault)
+        spoilt.drip(body)
+        await spoilt.end()
+    elif transport is not None:
+        transport.write(_chunk(half) if fault.kind is FaultKind.MISFRAME else half)
+        request.record.status = response.status
+        await break_off(request, fault.kind)
     return response
-
-
-def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} OK", "Content-Type: application/json"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def _chunk(content: bytes) -> bytes:
@@ -322,12 +299,12 @@ def _chunk(content: bytes) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
-def data(content: bytes) -> bytes:
-    return b"data: %b\n\n" % content
+def data(content: Json) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(content)
 
 
-def event(name: bytes, content: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name, content)
+def event(name: str, content: Json) -> bytes:
+    return b"event: %b\n" % name.encode() + data(content)
 
 
 class EventStream:
@@ -337,9 +314,9 @@ class EventStream:
 
     def __init__(self, request: SimRequest) -> None:
         self._request = request
-        self._spoilt = spoilt(request)
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Server": SERVER}
-        self.response = web.StreamResponse(headers=headers)
+        fault = request.fault
+        self._spoilt = SpoiltStream(request, fault) if fault is not None and fault.kind in SPOILT else None
+        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
 
     async def __aenter__(self) -> EventStream:
         self.response.enable_chunked_encoding()
@@ -362,9 +339,9 @@ class EventStream:
     def _send_error(self, error: SimError) -> None:
         path = self._request.web_request.path
         if path.startswith("/v1/messages"):
-            self.send(event(b"error", error.anthropic()))
+            self.send(event("error", error.anthropic()))
         elif path.startswith("/v1/responses"):
-            self.send(event(b"error", error.openai()))
+            self.send(event("error", error.openai()))
         else:
             self.send(data(error.openai()))
             self.send(DONE)
@@ -376,4 +353,4 @@ class EventStream:
         if self._spoilt is not None:
             self._spoilt.send(transport, content)
         else:
-            transport.write(b"%x\r\n%b\r\n" % (len(content), content))
+            transport.write(_chunk(content))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import orjson
 from aiohttp import web
 
 from proxy.lab.sim import fields
-from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
+from proxy.lab.sim.fields import Json
+from proxy.lab.sim.generation import Generation, Writer, generation, sampling_of
 from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Sequence, render_chat, tokens_in
 
@@ -42,17 +41,14 @@ async def count_tokens(request: SimRequest) -> web.StreamResponse:
 ROUTES: Routes = {"POST /v1/messages": create, "POST /v1/messages/count_tokens": count_tokens}
 
 
-class MessageEvents:
+class MessageEvents(Writer):
     """The renderer of one stream: one text block, then the stop reason."""
 
-    def __init__(self, stream: EventStream, generated: Generation, message: dict[str, Any]) -> None:
+    def __init__(self, stream: EventStream, generated: Generation, message: Json) -> None:
         self._stream = stream
         self._generated = generated
         self._message = message
         self._has_started = False
-
-    def open(self) -> None:
-        pass
 
     def write_output(self, output: Output) -> None:
         if not self._has_started:
@@ -61,10 +57,8 @@ class MessageEvents:
             self._send("message_start", message=self._message | {"usage": usage})
             self._send("content_block_start", content_block={"type": "text", "text": ""}, index=0)
         if output.text:
-            self._stream.send(
-                b'event: content_block_delta\ndata: {"type":"content_block_delta",'
-                b'"delta":{"type":"text_delta","text":%b},"index":0}\n\n' % quoted(output.text)
-            )
+            delta = {"type": "text_delta", "text": output.text.decode()}
+            self._send("content_block_delta", delta=delta, index=0)
 
     def close(self) -> None:
         self._send("content_block_stop", index=0)
@@ -72,17 +66,17 @@ class MessageEvents:
         self._send("message_stop")
 
     def _send(self, name: str, **content: object) -> None:
-        self._stream.send(event(name.encode(), orjson.dumps({"type": name, **content})))
+        self._stream.send(event(name, {"type": name, **content}))
 
 
-def _prompt(body: fields.Body) -> bytes:
+def _prompt(body: Json) -> bytes:
     """Return the prompt; the system prompt is its first message."""
     messages = fields.objects(body, "messages")
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     return render_chat([*system, *messages], body.get("tools") or ())
 
 
-def _message(request: SimRequest, model: str) -> dict[str, Any]:
+def _message(request: SimRequest, model: str) -> Json:
     return {
         "id": f"chatcmpl-{request.id}",
         "type": "message",
@@ -94,7 +88,7 @@ def _message(request: SimRequest, model: str) -> dict[str, Any]:
     }
 
 
-def _stop(sequence: Sequence) -> dict[str, Any]:
+def _stop(sequence: Sequence) -> Json:
     if sequence.finish is Finish.LENGTH:
         reason = "max_tokens"
     else:
@@ -102,7 +96,7 @@ def _stop(sequence: Sequence) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": sequence.stop_reason}
 
 
-def _usage(generated: Generation) -> dict[str, Any]:
+def _usage(generated: Generation) -> Json:
     usage = generated.usage
     return {
         "input_tokens": usage.prompt_tokens,

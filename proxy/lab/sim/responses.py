@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
 from aiohttp import web
 
 from proxy.lab.sim import fields
-from proxy.lab.sim.fields import SimError
-from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
+from proxy.lab.sim.fields import Json, SimError
+from proxy.lab.sim.generation import Generation, Writer, generation, sampling_of
 from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence, render_chat
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +21,7 @@ class StoredResponse:
     id: str
     created: int
     model: str
-    fields: fields.Body
+    fields: Json
     messages: list[Json]
     generated: Generation
 
@@ -95,7 +91,7 @@ class StoredResponse:
         }
 
 
-class ResponseEvents:
+class ResponseEvents(Writer):
     """The events of one stream, numbered from 0. The last event is `response.completed`, whatever the finish reason."""
 
     def __init__(self, stream: EventStream, response: StoredResponse) -> None:
@@ -104,9 +100,6 @@ class ResponseEvents:
         self._number = 0
         self._has_started = False
         self._item: Json = {"item_id": response.message_id, "output_index": 0, "content_index": 0}
-        self._delta = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":%%b,"item_id":%b,' % quoted(
-            response.message_id.replace("%", "%%").encode()
-        )
 
     def open(self) -> None:
         self._send("response.created", response=self._response.as_json())
@@ -115,11 +108,8 @@ class ResponseEvents:
     def write_output(self, output: Output) -> None:
         if not self._has_started:
             self._open_item()
-        if not output.text:
-            return
-        tail = b'"logprobs":[],"output_index":0,"sequence_number":%d,"type":"response.output_text.delta"}\n\n'
-        self._stream.send(self._delta % quoted(output.text) + tail % self._number)
-        self._number += 1
+        if output.text:
+            self._send("response.output_text.delta", delta=output.text.decode(), logprobs=[], **self._item)
 
     def close(self) -> None:
         if self._has_started:
@@ -139,8 +129,7 @@ class ResponseEvents:
         self._send("response.output_item.done", item=done, output_index=0)
 
     def _send(self, name: str, **content: object) -> None:
-        numbered = {**content, "sequence_number": self._number, "type": name}
-        self._stream.send(event(name.encode(), orjson.dumps(numbered)))
+        self._stream.send(event(name, {**content, "sequence_number": self._number, "type": name}))
         self._number += 1
 
 
@@ -162,15 +151,8 @@ def _usage(generated: Generation) -> Json:
 REMEMBERED = 1_000
 
 
-class InvalidRequest(SimError):
-    type = "invalid_request_error"
-
-
-class SimUnknownResponse(InvalidRequest):
-    status = 404
-
-    def __init__(self, response_id: str) -> None:
-        super().__init__(f"Response with id '{response_id}' not found.", "response_id")
+def _invalid(message: str, status: int = 400) -> SimError:
+    return SimError(message, "response_id", status=status, type="invalid_request_error")
 
 
 async def create(request: SimRequest) -> web.StreamResponse:
@@ -196,7 +178,7 @@ async def retrieve(request: SimRequest) -> web.StreamResponse:
 async def cancel(request: SimRequest) -> web.StreamResponse:
     response = _stored(request, request.tail)
     if response.status != "in_progress":
-        raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
+        raise _invalid("Cannot cancel a synchronous response.")
     response.generated.stop()
     return json_response(response.as_json())
 
@@ -208,7 +190,7 @@ ROUTES: Routes = {
 }
 
 
-def _response(request: SimRequest, body: fields.Body) -> StoredResponse:
+def _response(request: SimRequest, body: Json) -> StoredResponse:
     turn = _messages(body)
     model = request.resolve_model(body)
     previous = fields.text(body, "previous_response_id")
@@ -224,18 +206,18 @@ def _response(request: SimRequest, body: fields.Body) -> StoredResponse:
 def _stored(request: SimRequest, response_id: str) -> StoredResponse:
     response: StoredResponse | None = request.service.responses.get(response_id)
     if response is None:
-        raise SimUnknownResponse(response_id)
+        raise _invalid(f"Response with id '{response_id}' not found.", 404)
     return response
 
 
-def _messages(body: fields.Body) -> list[dict[str, Any]]:
+def _messages(body: Json) -> list[Json]:
     given = fields.required(body, "input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return [_message(item) for item in fields.objects(body, "input")]
 
 
-def _message(item: dict[str, Any]) -> dict[str, Any]:
+def _message(item: Json) -> Json:
     if "role" in item:
         return {"role": item["role"], "content": item.get("content")}
     return {"role": "tool", "content": item.get("output", item)}

@@ -12,7 +12,7 @@ from aiohttp import ClientConnectionResetError, web
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.faults import BROKEN, OUTAGES, SPOILT, STATES, Fault, FaultKind
-from proxy.lab.sim.fields import EngineDead, EngineGone, Loading, SimError, busy
+from proxy.lab.sim.fields import BUSY, ENGINE_DEAD, ENGINE_GONE, LOADING, SimError, internal, unavailable
 from proxy.lab.sim.http import (
     DONE,
     EventStream,
@@ -24,7 +24,6 @@ from proxy.lab.sim.http import (
     break_off,
     data,
     json_response,
-    raw_json,
     spoil_whole,
 )
 from proxy.lab.sim.transfer import EngineStops
@@ -44,11 +43,16 @@ RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)
 
 def application(service: SimService, routes: Routes) -> web.Application:
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_recording(service)])
+    app.on_response_prepare.append(_name_server)
     for route, handle in routes.items():
         method, path = route.split()
         for each in ("GET", "HEAD") if method == "GET" else (method,):
             app.router.add_route(each, path, partial(_handle, service, handle))
     return app
+
+
+async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "uvicorn"
 
 
 def _recording(service: SimService) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -85,7 +89,7 @@ async def _rendered(request: web.Request, handler: Next) -> web.StreamResponse:
         return await handler(request)
     except SimError as error:
         anthropic = request.path.startswith("/v1/messages")
-        return raw_json(error.anthropic() if anthropic else error.openai(), error.status)
+        return json_response(error.anthropic() if anthropic else error.openai(), error.status)
     except web.HTTPException as error:
         response = json_response({"detail": error.reason}, error.status)
         if isinstance(error, web.HTTPMethodNotAllowed):
@@ -135,11 +139,11 @@ def _refuse_while_unwell(request: SimRequest) -> None:
     if FaultKind.LOADING in states or (
         path == "/health" and (FaultKind.UNHEALTHY in states or FaultKind.ENGINE_DEAD in states)
     ):
-        raise Loading
+        raise unavailable(LOADING)
     if is_post and FaultKind.ENGINE_DEAD in states:
-        raise EngineDead
+        raise internal(ENGINE_DEAD)
     if is_post and FaultKind.SHUTTING_DOWN in states:
-        raise EngineGone
+        raise internal(ENGINE_GONE)
 
 
 async def _spoilt(handle: Handler, request: SimRequest, fault: Fault) -> web.StreamResponse:
@@ -156,9 +160,8 @@ async def _spoilt(handle: Handler, request: SimRequest, fault: Fault) -> web.Str
 
 
 def _rejection(fault: Fault) -> web.Response:
-    error = SimError("Rejected by the fault `reject`.")
-    error.status, error.type = fault.status, "Service Unavailable"
-    response = raw_json(error.openai(), fault.status)
+    error = SimError("Rejected by the fault `reject`.", status=fault.status, type="Service Unavailable")
+    response = json_response(error.openai(), fault.status)
     if fault.retry_after is not None:
         response.headers["Retry-After"] = str(fault.retry_after)
     return response
@@ -166,9 +169,9 @@ def _rejection(fault: Fault) -> web.Response:
 
 async def _error_first(request: SimRequest) -> web.StreamResponse:
     if not fields.flag(request.body(), "stream"):
-        raise busy()
+        raise unavailable(BUSY)
     async with EventStream(request) as stream:
-        stream.send(data(busy().openai()))
+        stream.send(data(unavailable(BUSY).openai()))
         stream.send(DONE)
     return stream.response
 

@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections.abc import Callable
 from random import Random
 from struct import pack
-from typing import Any
 
 import orjson
 from aiohttp import WSMessage, WSMsgType, web
@@ -16,15 +15,13 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.lab.sim import fields
 from proxy.lab.sim.completions import chat_prompt, prompts_of
-from proxy.lab.sim.fields import SimBadRequest, invalid
+from proxy.lab.sim.fields import Json, SimError, invalid
 from proxy.lab.sim.generation import generation
-from proxy.lab.sim.http import SERVER, Routes, SimRequest, json_response
+from proxy.lab.sim.http import Routes, SimRequest, json_response
 from proxy.lab.sim.sequence import SamplingParams, flatten, render_chat, token_ids
 
 DIMENSIONS = 64
 LABELS = 2
-
-Json = dict[str, Any]
 
 
 async def embed(request: SimRequest) -> web.StreamResponse:
@@ -69,8 +66,8 @@ async def rerank(request: SimRequest) -> web.StreamResponse:
 async def _listed(
     request: SimRequest,
     kind: str,
-    read: Callable[[fields.Body], list[bytes]],
-    render: Callable[[bytes, fields.Body], Json],
+    read: Callable[[Json], list[bytes]],
+    render: Callable[[bytes, Json], Json],
 ) -> web.StreamResponse:
     """Return a list with one object for each text of the body."""
     body = request.body()
@@ -81,7 +78,7 @@ async def _listed(
     return json_response(head | {"data": data, "usage": usage})
 
 
-async def _computed(request: SimRequest, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
+async def _computed(request: SimRequest, body: Json, texts: list[bytes]) -> tuple[str, Json]:
     """Spend the engine's time for the prompts; return model and usage."""
     model = request.resolve_model(body)
     reading = generation(request, model, texts, SamplingParams(max_tokens=0), body)
@@ -89,13 +86,13 @@ async def _computed(request: SimRequest, body: fields.Body, texts: list[bytes]) 
     return model, reading.usage.as_json()
 
 
-def _inputs(body: fields.Body) -> list[bytes]:
+def _inputs(body: Json) -> list[bytes]:
     if "messages" in body:
         return [render_chat(fields.objects(body, "messages"))]
     return prompts_of(body, "input")
 
 
-def _pairs(body: fields.Body) -> list[bytes]:
+def _pairs(body: Json) -> list[bytes]:
     """Return the pairs to compare: one text with each of the others, or texts at equal positions."""
     left, right = _list(body, "text_1", "queries"), _list(body, "text_2", "documents")
     if len(left) == 1:
@@ -105,14 +102,14 @@ def _pairs(body: fields.Body) -> list[bytes]:
     return [f"{flatten(one)}\n{flatten(other)}".encode() for one, other in zip(left, right, strict=True)]
 
 
-def _list(body: fields.Body, *names: str) -> list[object]:
+def _list(body: Json, *names: str) -> list[object]:
     """Return the value of the first of these names in the body, as a list."""
     name = next((name for name in names if name in body), names[0])
     value = fields.required(body, name)
     return value if isinstance(value, list) else [value]
 
 
-def _vector(text: bytes, dimensions: int, body: fields.Body) -> list[float] | str:
+def _vector(text: bytes, dimensions: int, body: Json) -> list[float] | str:
     """Return a vector of length 1, in the encoding that the body requests."""
     random = Random(xxh3_64_intdigest(text))
     values = [random.uniform(-1, 1) for _ in range(dimensions)]
@@ -150,7 +147,7 @@ async def detokenize(request: SimRequest) -> web.StreamResponse:
     return json_response({"prompt": text.decode(errors="replace")})
 
 
-def _prompt(body: fields.Body, name: str) -> bytes:
+def _prompt(body: Json, name: str) -> bytes:
     return b"".join(prompts_of(body, name))
 
 
@@ -168,7 +165,7 @@ async def transcribe(request: SimRequest) -> web.StreamResponse:
     request.resolve_model({"model": form["model"].decode()} if "model" in form else {})
     text = f"{len(form['file'])} bytes of audio"
     if form.get("response_format") == b"text":
-        return web.Response(text=text, headers={"Server": SERVER})
+        return web.Response(text=text)
     return json_response({"text": text, "usage": {"type": "duration", "seconds": 1}})
 
 
@@ -177,14 +174,14 @@ async def speak(request: SimRequest) -> web.StreamResponse:
     text = str(fields.required(body, "input")).encode()
     request.resolve_model(body)
     sound = b"RIFF" + text * SAMPLES_PER_CHARACTER
-    return web.Response(body=sound, content_type="audio/wav", headers={"Server": SERVER})
+    return web.Response(body=sound, content_type="audio/wav")
 
 
 def parse_form(request: SimRequest) -> Form:
     """Return the parts of a multipart body by name."""
     boundary = re.search(r'boundary="?([^";]+)', request.web_request.headers.get("Content-Type", ""))
     if boundary is None:
-        raise SimBadRequest("Missing boundary in multipart.")
+        raise SimError("Missing boundary in multipart.")
     parts = (b"\r\n" + request.raw).split(b"\r\n--" + boundary[1].encode())
     return dict(_part(part) for part in parts[1:-1])
 

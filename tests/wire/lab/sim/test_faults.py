@@ -154,7 +154,7 @@ async def test_in_the_middle_of_a_whole_response_half_of_it_has_passed(kind: Fau
         received = await ask(pod, stream=False, patience=patience(ending))
         assert (received.status, received.ending) == (200, ending)
         head, _, body = received.raw.partition(b"\r\n\r\n")
-        assert 0 < len(body) < int(head.rpartition(b"Content-Length: ")[2])
+        assert 0 < len(body) < int(head.partition(b"Content-Length: ")[2].split()[0])
 
 
 @pytest.mark.parametrize("stream", [True, False])
