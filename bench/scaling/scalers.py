@@ -13,7 +13,7 @@ from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleU
 from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.demand import Metric, SizedRole, desired_of_role
 from proxy.autoscale.loop import Loop, ScalingOutcome
-from proxy.autoscale.policy import ObservedRole, Role
+from proxy.autoscale.policy import Role, RoleSituation
 from proxy.autoscale.settings import ScalingPolicy, load
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
@@ -50,14 +50,14 @@ DOWN = {"stabilization": "90s", "spare": 0.75}
 
 
 class Scaler(Protocol):
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
         """Replicas by role; what is not named stays as it is."""
 
 
 class Fixed(Scaler):
     """What there was in the beginning."""
 
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
         return {}
 
 
@@ -66,23 +66,23 @@ class Independent(Scaler):
 
     def __init__(self, most: int, behavior: Behavior = HPA) -> None:
         self._most = most
-        self._damping = {role: Damping(behavior) for role in ROLES}
+        self._behavior = behavior
+        self._damping = {role: Damping() for role in ROLES}
         self._begun: set[str] = set()
 
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
         return {role: self._sized(role, now, seen) for role, seen in observed.items()}
 
-    def _sized(self, role: str, now: float, seen: ObservedRole) -> int:
+    def _sized(self, role: str, now: float, seen: RoleSituation) -> int:
         damping = self._damping[role]
-        metrics = {name: sample.value for name, sample in seen.metrics.items()}
-        sized = SizedRole(Role(role, 1, self._most, current=seen.current, ready=seen.ready), metrics)
+        sized = SizedRole(Role(role, 1, self._most, current=seen.current, ready=seen.ready), seen.metrics)
         wanted = desired_of_role(sized, METRICS[role], TOLERANCE)
         if wanted is None:
             return seen.current
         if role not in self._begun:
             self._begun.add(role)
             damping.start(now, seen.current)
-        found, _ = damping.correct(now, seen.current, wanted)
+        found, _ = damping.correct(self._behavior, now, seen.current, wanted)
         damping.applied(now, found)
         return found
 
@@ -94,7 +94,7 @@ class Ratio(Independent):
         super().__init__(most, KTHENA)
         self._bounds = dict.fromkeys(ROLES, (1, most))
 
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
         return RATIO.repair(dict(super().decide(now, observed)), self._bounds)
 
 
@@ -103,20 +103,16 @@ class Kvlane(Scaler, AbstractContextManager["Kvlane"]):
 
     def __init__(self, pool: ScalingPolicy, clock: ManualClock) -> None:
         self._runner = asyncio.Runner()
-        self._observed: Mapping[str, ObservedRole] = {}
         self._announced: dict[str, int] = {}
-        self._loop = Loop("bench", pool, self, clock, dict.fromkeys(ROLES, self))
+        self._loop = Loop("bench", pool, clock, dict.fromkeys(ROLES, self))
 
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
-        self._observed, self._announced = observed, {}
-        self._runner.run(self._loop.step())
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
+        self._announced = {}
+        self._runner.run(self._loop.step(observed))
         return self._announced
-
-    async def observe(self) -> Mapping[str, ObservedRole]:
-        return self._observed
 
     async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         self._announced[role] = decision.desired[role]

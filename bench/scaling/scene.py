@@ -11,7 +11,7 @@ from typing import Any
 from bench.scaling.fleet import PREFILL, ROLES, Fleet, State
 from bench.scaling.router import LeastWork
 from bench.scaling.scalers import Scaler
-from proxy.autoscale.policy import MetricSample, ObservedRole
+from proxy.autoscale.policy import RoleSituation
 from proxy.core.ports import ManualClock
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job
@@ -74,10 +74,10 @@ class View:
                 )
             )
 
-    def observe(self, now: float) -> dict[str, ObservedRole]:
+    def observe(self, now: float) -> dict[str, RoleSituation]:
         return {role: self._role(role, now) for role in ROLES}
 
-    def _role(self, role: str, now: float) -> ObservedRole:
+    def _role(self, role: str, now: float) -> RoleSituation:
         past = list(self.seen[role])
         recent, ready = past[-int(METRIC_WINDOW / SAMPLE) :], past[-1].ready
         queue = _mean([one.waiting / max(one.ready, 1) for one in past])
@@ -97,12 +97,12 @@ class View:
                 signals["ttft"] = times[int(0.9 * len(times))]
         else:
             metrics = {"kv_cache_demand_sum": _mean([one.demanded for one in recent])}
-        return ObservedRole(
+        return RoleSituation(
             self.fleet.wanted[role],
             ready,
             len(self.fleet.of(role, State.DRAINING)),
-            _samples(metrics, now),
-            _samples(signals, now),
+            metrics,
+            signals,
         )
 
 
@@ -131,10 +131,6 @@ class Scene(Simulation):
             if count != self._fleet.wanted[role]:
                 self._fleet.scale(role, count)
         self._at(self.now + INTERVAL, self._decide, None)
-
-
-def _samples(values: Mapping[str, float], now: float) -> dict[str, MetricSample]:
-    return {name: MetricSample(value, now) for name, value in values.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -79,7 +79,7 @@ class Autoscaling:
         """Stop all scaling of the process until an operator resumes the pools, one by one."""
         log.warning("autoscale: all pools are paused")
         for pool in self.pools.values():
-            pool.loop.controls.pause()
+            pool.loop.paused = True
 
     def read(self) -> None:
         """Fill the gauges for an exposition; removed roles and pools have none."""

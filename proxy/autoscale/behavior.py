@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from proxy.core.params import Duration, param
@@ -121,107 +120,59 @@ def _grown(up: ScaleUp, past: WindowExtremes, current: int, recommended: int) ->
     return max(most, current)
 
 
+Moments = list[tuple[float, int]]
+"""Totals with their times, in order."""
+
+
 class Damping:
-    """A behavior and its windows. The windows contain recommendations before damping and totals after it: a window of
-    damped recommendations would hold a damped value forever."""
+    """The past of a total: recommendations before damping and totals after it. A window of damped recommendations would
+    hold a damped value forever. When the behavior changes, the past counts within the new windows."""
 
-    def __init__(self, behavior: Behavior) -> None:
-        self._highest_recommended, self._lowest_recommended = Records(max), Records(min)
-        self._highest_applied, self._lowest_applied, self._lowest_in_panic = (
-            StepSeries(max),
-            StepSeries(min),
-            StepSeries(min),
-        )
-        self._panic_ends: float | None = None
-        self.behavior = behavior
-
-    @property
-    def behavior(self) -> Behavior:
-        """The limits. When they change, past recommendations and totals still count, within the new windows."""
-        return self._behavior
-
-    @behavior.setter
-    def behavior(self, behavior: Behavior) -> None:
-        self._behavior = behavior
-        up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
-        self._highest_recommended.length = down.stabilization
-        self._lowest_recommended.length = up.stabilization
-        self._highest_applied.length = down.period
-        self._lowest_applied.length = up.period
-        self._lowest_in_panic.length = panic.period
+    def __init__(self) -> None:
+        self._recommended: Moments = []
+        self._applied: Moments = []
+        self._panic_ends = -inf
 
     def start(self, now: float, current: int) -> None:
         """Fill the windows as if the current total had been recommended until now, so that the windows apply from the
         start. Called at the start, and after a gap that is longer than the windows."""
-        self._recommended(now, current)
+        _append(self._recommended, now, current)
         self.applied(now, current)
 
-    def correct(self, now: float, current: int, recommended: int) -> tuple[int, bool]:
+    def correct(self, behavior: Behavior, now: float, current: int, recommended: int) -> tuple[int, bool]:
         """Return the damped total, and whether panic mode is on."""
-        panic = self._is_panic(now, current, recommended)
-        self._recommended(now, recommended)
+        up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
+        if recommended > current and recommended * 100 >= current * panic.threshold_percent:
+            self._panic_ends = now + panic.hold
+        is_panic = panic.hold > 0 and now <= self._panic_ends
+        _append(self._recommended, now, recommended)
         past = WindowExtremes(
-            self._highest_recommended.find(now),
-            self._lowest_recommended.find(now),
-            self._highest_applied.find(now, current),
-            self._lowest_applied.find(now, current),
-            self._lowest_in_panic.find(now, current),
+            max(recent(self._recommended, now, down.stabilization), default=None),
+            min(recent(self._recommended, now, up.stabilization), default=None),
+            max([current, *held(self._applied, now, down.period)]),
+            min([current, *held(self._applied, now, up.period)]),
+            min([current, *held(self._applied, now, panic.period)]),
         )
-        return corrected(self._behavior, past, current, recommended, panic=panic), panic
+        return corrected(behavior, past, current, recommended, panic=is_panic), is_panic
 
     def applied(self, now: float, total: int) -> None:
         """Record the total that was applied, after bounds, budgets and operators."""
-        for line in (self._highest_applied, self._lowest_applied, self._lowest_in_panic):
-            line.append(now, total)
-
-    def _recommended(self, now: float, total: int) -> None:
-        self._highest_recommended.append(now, total)
-        self._lowest_recommended.append(now, total)
-
-    def _is_panic(self, now: float, current: int, recommended: int) -> bool:
-        panic = self._behavior.panic
-        if panic.hold <= 0:
-            return False
-        if recommended > current and recommended * 100 >= current * panic.threshold_percent:
-            self._panic_ends = now + panic.hold
-        return self._panic_ends is not None and now <= self._panic_ends
+        _append(self._applied, now, total)
 
 
-Best = Callable[[Iterable[int]], int]
-"""`max` or `min`."""
+def _append(past: Moments, now: float, total: int) -> None:
+    past.append((now, total))
+    while len(past) > 1 and past[1][0] < now - _LONGEST:
+        del past[0]
 
 
-class _Window:
-    """Values of the last `length` seconds; a window of length 0 is always empty."""
-
-    def __init__(self, best: Best, length: float = 0.0) -> None:
-        self._best = best
-        self.length = length
-        self._values: deque[tuple[float, int]] = deque()
-
-    def append(self, now: float, value: int) -> None:
-        self._values.append((now, value))
-        if self.length <= 0:
-            self._values.clear()
+def recent(past: Moments, now: float, length: float) -> list[int]:
+    """Return the values of the last `length` seconds; none if that is 0."""
+    return [value for at, value in past if length > 0 and at + length >= now]
 
 
-class Records(_Window):
-    """A window in which a value counts from its moment until `length` seconds later."""
-
-    def find(self, now: float) -> int | None:
-        while self._values and (self.length <= 0 or self._values[0][0] + self.length < now):
-            self._values.popleft()
-        return self._best(value for _, value in self._values) if self._values else None
-
-
-class StepSeries(_Window):
-    """A window in which a value holds until the next one is appended, and counts until `length` seconds after that; the
-    last one counts for twice the length."""
-
-    def find(self, now: float, current: int) -> int:
-        """Return the extreme; `current` is always included."""
-        while len(self._values) > 1 and self._values[1][0] + self.length < now:
-            self._values.popleft()
-        if self.length <= 0 or (len(self._values) == 1 and self._values[0][0] + 2 * self.length < now):
-            self._values.clear()
-        return self._best([*(value for _, value in self._values), current])
+def held(past: Moments, now: float, length: float) -> list[int]:
+    """Return the values that were in force in the last `length` seconds; none if that is 0. A value is in force until
+    the next one, the last one for `length` seconds."""
+    ends = [at for at, _ in past[1:]] + [at + length for at, _ in past[-1:]]
+    return [value for (_, value), end in zip(past, ends, strict=True) if length > 0 and end + length >= now]

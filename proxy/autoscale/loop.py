@@ -1,4 +1,4 @@
-"""The loop of one pool: observe, recommend, record, and, in active mode, act."""
+"""The loop of one pool: recommend, record, and, in active mode, act."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from proxy.autoscale.decision import Mode, ScalingDecision
-from proxy.autoscale.policy import MetricSource, ObservedRole, RoleSituation
+from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.recommender import Recommendation, Recommender
 from proxy.autoscale.settings import RoleSettings, ScalingPolicy
 from proxy.core.errors import BadRequest
@@ -25,7 +25,7 @@ HISTORY = 1000
 """Number of stored decisions, each with its inputs: four hours of decisions at the default interval."""
 
 PATIENCE = 10.0
-"""Seconds for an observation or an action."""
+"""Seconds for an action."""
 
 
 class ScalingOutcome(Enum):
@@ -43,28 +43,38 @@ class Actuator(Protocol):
     async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """An external scaler has brought these roles to these sizes; `at` is seconds since the Unix epoch."""
+
+    decision: int
+    roles: Mapping[str, int]
+    at: float
+
+
 class Loop:
-    """The loop of one pool: it observes, decides and acts, once per `step`. Roles without one of the `actuators` are
-    scaled by external scalers, which read `latest`. `patience` is the time for an observation or an action, in
+    """The loop of one pool: it decides and acts, once per `step`, as an operator has ordered it. Roles without one of
+    the `actuators` are scaled by external scalers, which read `latest`. `patience` is the time for an action, in
     seconds."""
 
     def __init__(
         self,
         name: str,
         pool: ScalingPolicy,
-        source: MetricSource,
         clock: Clock,
         actuators: Mapping[str, Actuator] | None = None,
         patience: float = PATIENCE,
     ) -> None:
         self._name = name
-        self._pool = pool
-        self._source = source
+        self.pool = pool
+        """The policy. When it changes, decisions and overrides within the new bounds are kept."""
         self._clock = clock
         self.actuators = actuators or {}
         self.patience = patience
         self._recommender = Recommender(pool)
-        self.controls = Controls(pool, clock)
+        self._overrides: dict[str, tuple[int, float]] = {}
+        self.paused = False
+        self.acknowledged: Acknowledged | None = None
         self.history: deque[ScalingDecision] = deque(maxlen=HISTORY)
         self.outcomes: dict[str, ScalingOutcome] = {}
         """Results by role of the latest decision that required another size."""
@@ -78,45 +88,56 @@ class Loop:
         """Return the latest recommendation in the stored decisions."""
         return next((one.recommendation for one in reversed(self.history) if one.valid), None)
 
-    @property
-    def pool(self) -> ScalingPolicy:
-        """The policy. When it changes, observations and decisions are kept."""
-        return self._pool
-
-    @pool.setter
-    def pool(self, pool: ScalingPolicy) -> None:
-        self._pool = self._recommender.pool = self.controls.pool = pool
-
-    async def step(self) -> ScalingDecision:
-        situations = self._fresh(await self._observe())
+    async def step(self, situations: Mapping[str, RoleSituation]) -> ScalingDecision:
+        """Decide and act. A role is missing in `situations` while its replicas are not known."""
         decision = self._decide(situations)
         self.history.append(decision)
         self.outcomes = {role: await self._act(decision, role) for role in _to_change(decision)}
         return decision
 
+    def override(self, roles: Mapping[str, int], ttl: float) -> None:
+        """Set the sizes of roles for `ttl` seconds from now, of all roles or none. Raise BadRequest."""
+        if ttl <= 0:
+            raise BadRequest("The ttl must be more than 0.", param="ttl")
+        self._check_roles(roles)
+        for role, count in roles.items():
+            low, high = self.pool.bounds[role]
+            if not low <= count <= high:
+                raise BadRequest(f"Role '{role}' has {low} to {high} replicas, not {count}.", param=f"roles.{role}")
+        until = self._clock.now() + ttl
+        self._overrides |= {role: (count, until) for role, count in roles.items()}
+
+    def overrides(self) -> dict[str, int]:
+        """Return the overrides that have not expired."""
+        now, bounds = self._clock.now(), self.pool.bounds
+        self._overrides = {
+            role: (count, until)
+            for role, (count, until) in self._overrides.items()
+            if until > now and role in bounds and bounds[role][0] <= count <= bounds[role][1]
+        }
+        return {role: count for role, (count, _) in self._overrides.items()}
+
     def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
-        """Record the result of an external scaler. Raise BadRequest."""
-        self.controls.acknowledge(decision, roles, self.latest.id if self.latest else 0)
+        """Record the result of an external scaler. Raise BadRequest for an unknown role or a decision after the
+        latest."""
+        self._check_roles(roles)
+        if self.latest is None or not 0 < decision <= self.latest.id:
+            raise BadRequest(f"There is no decision {decision}.", param="decision_id")
+        self.acknowledged = Acknowledged(decision, dict(roles), self._clock.wall())
 
-    async def _observe(self) -> Mapping[str, ObservedRole]:
-        try:
-            async with asyncio.timeout(self.patience):
-                return await self._source.observe()
-        except Exception:  # whatever it is: nothing was seen, the last values are held, and it goes on
-            log.warning("pool %s cannot be observed", self._name, exc_info=True)
-            return {}
+    def _check_roles(self, roles: Mapping[str, int]) -> None:
+        for role in roles:
+            if role not in self.pool.bounds:
+                hint = suggestion(role, list(self.pool.bounds))
+                raise BadRequest(f"There is no role '{role}'{hint}.", param=f"roles.{role}")
 
-    def _fresh(self, observed: Mapping[str, ObservedRole]) -> dict[str, RoleSituation]:
-        now, age = self._clock.now(), self._pool.stale_after
-        return {role.name: observed[role.name].fresh(now, age) for role in self._pool.roles if role.name in observed}
-
-    def _decide(self, situations: dict[str, RoleSituation]) -> ScalingDecision:
-        complete = len(situations) == len(self._pool.roles)
+    def _decide(self, situations: Mapping[str, RoleSituation]) -> ScalingDecision:
+        complete = len(situations) == len(self.pool.roles)
+        self._recommender.pool = self.pool
         found = self._recommender.recommend(self._clock.now(), situations) if complete else None
-        held = self._held(situations)
-        mode: Mode = "paused" if self.controls.paused else self._pool.mode
-        overrides = self.controls.overrides()
-        recommended = held if found is None or mode == "paused" else found.replicas
+        mode: Mode = "paused" if self.paused else self.pool.mode
+        overrides = self.overrides()
+        recommended = self._held(situations) if found is None or mode == "paused" else found.replicas
         return ScalingDecision(
             id=self.latest.id + 1 if self.latest else 1,
             at=self._clock.wall(),
@@ -125,8 +146,8 @@ class Loop:
             recommendation=found,
             desired={**recommended, **overrides},
             situations=situations,
-            bounds={role.name: (role.min, role.max) for role in self._pool.roles},
-            missing={role.name: _missing(self._pool, role, situations.get(role.name)) for role in self._pool.roles},
+            bounds=self.pool.bounds,
+            missing={role.name: _missing(self.pool, role, situations.get(role.name)) for role in self.pool.roles},
             overridden=frozenset(overrides),
         )
 
@@ -135,7 +156,7 @@ class Loop:
         held = {name: one.current for name, one in situations.items()}
         if self.latest is None:
             return held
-        known = {role.name for role in self._pool.roles} - self.latest.overridden
+        known = self.pool.bounds.keys() - self.latest.overridden
         return held | {name: count for name, count in self.latest.desired.items() if name in known}
 
     async def _act(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
@@ -162,82 +183,8 @@ def _to_change(decision: ScalingDecision) -> list[str]:
 
 
 def _missing(pool: ScalingPolicy, role: RoleSettings, seen: RoleSituation | None) -> tuple[str, ...]:
-    metrics = pool.metrics if pool.total == "joint" else role.metrics
     looked_at = pool.coordination.looked_at(role.name) if pool.coordination.mode == "preferred" else []
     return (
-        *(one.name for one in metrics if seen is None or seen.metrics.get(one.name) is None),
+        *(one.name for one in pool.metrics_of(role) if seen is None or seen.metrics.get(one.name) is None),
         *(name for name, _, _ in looked_at if seen is None or name not in seen.signals),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """An external scaler has brought these roles to these sizes; `at` is seconds since the Unix epoch."""
-
-    decision: int
-    roles: Mapping[str, int]
-    at: float
-
-
-class Controls:
-    """The operator's controls of one pool; they live as long as its loop."""
-
-    def __init__(self, pool: ScalingPolicy, clock: Clock) -> None:
-        self._clock = clock
-        self._overrides: dict[str, tuple[int, float]] = {}
-        self.pool = pool
-        self.paused = False
-        self.acknowledged: Acknowledged | None = None
-
-    @property
-    def pool(self) -> ScalingPolicy:
-        """The policy. When it changes, an order outside the new bounds is void."""
-        return self._pool
-
-    @pool.setter
-    def pool(self, pool: ScalingPolicy) -> None:
-        self._pool = pool
-        self._bounds = bounds = {role.name: (role.min, role.max) for role in pool.roles}
-        self._overrides = {
-            role: one
-            for role, one in self._overrides.items()
-            if role in bounds and bounds[role][0] <= one[0] <= bounds[role][1]
-        }
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-
-    def override(self, roles: Mapping[str, int], ttl: float) -> None:
-        """Set the sizes of roles for `ttl` seconds from now, of all roles or none. Raise BadRequest."""
-        if ttl <= 0:
-            raise BadRequest("The ttl must be more than 0.", param="ttl")
-        for role, count in roles.items():
-            low, high = self._known(role)
-            if not low <= count <= high:
-                raise BadRequest(f"Role '{role}' has {low} to {high} replicas, not {count}.", param=f"roles.{role}")
-        until = self._clock.now() + ttl
-        self._overrides |= {role: (count, until) for role, count in roles.items()}
-
-    def overrides(self) -> dict[str, int]:
-        """Return the overrides that have not expired."""
-        now = self._clock.now()
-        self._overrides = {role: one for role, one in self._overrides.items() if one[1] > now}
-        return {role: count for role, (count, _) in self._overrides.items()}
-
-    def acknowledge(self, decision: int, roles: Mapping[str, int], latest: int) -> None:
-        """Record the result of an external scaler. Raise BadRequest for an unknown role or a decision after the
-        latest."""
-        for role in roles:
-            self._known(role)
-        if not 0 < decision <= latest:
-            raise BadRequest(f"There is no decision {decision}.", param="decision_id")
-        self.acknowledged = Acknowledged(decision, dict(roles), self._clock.wall())
-
-    def _known(self, role: str) -> tuple[int, int]:
-        if role not in self._bounds:
-            hint = suggestion(role, list(self._bounds))
-            raise BadRequest(f"There is no role '{role}'{hint}.", param=f"roles.{role}")
-        return self._bounds[role]

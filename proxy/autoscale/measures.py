@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, TTFT, MetricSample
+from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, SATURATION, TTFT, reading, readings
 from proxy.autoscale.settings import PROMQL, RoleSettings, ScalingPolicy
 from proxy.core.endpoint import Endpoint
 
@@ -58,21 +58,14 @@ class Measured:
     age: float
     rate: float | None = None
     """Uncached prompt tokens per second that a replica can compute, if configured."""
-    queried: Mapping[str, MetricSample] = field(default_factory=dict)
-    """Values of queries, by source."""
-
-    def sample(self, source: str) -> MetricSample:
-        """Return a value with its time; a query has its own time."""
-        if source.startswith(PROMQL):
-            return self.queried.get(source, MetricSample(None, self.now))
-        return MetricSample(self.value(source), self.now)
-
-    def mean_sample(self, source: str) -> MetricSample:
-        """Return a value per ready replica; queries provide such a value already."""
-        return self.sample(source) if source.startswith(PROMQL) else MetricSample(self.mean(source), self.now)
+    queried: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Values of queries with their times, by source. Queries return values per replica where that is needed."""
 
     def value(self, source: str) -> Any:
         """Return a number, or one per ready replica; None if it is not known."""
+        if source.startswith(PROMQL):
+            value, at = self.queried.get(source, (None, self.now))
+            return value if self.now - at <= self.age else None
         if source == TTFT:
             return self.known.ttft
         if source == UNCACHED:
@@ -90,9 +83,9 @@ class Measured:
         """Return the mean over the ready replicas whose value is known."""
         value = self.value(source)
         if not isinstance(value, list):
-            return _share(value, 1 if source == TTFT else len(self.ready) or 1)
-        known = [one for one in value if one is not None and math.isfinite(one)]
-        return math.fsum(known) / len(known) if known else None
+            is_mean = source == TTFT or source.startswith(PROMQL)
+            return value if value is None or is_mean else float(value / (len(self.ready) or 1))
+        return _mean([one for one in value if one is not None and math.isfinite(one)])
 
     def _prefill_load(self) -> float | None:
         """Return the number of replicas that compute the tokens that arrive and wait."""
@@ -121,23 +114,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _share(value: float | None, count: int) -> float | None:
-    return None if value is None else value / count
+def metrics_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, Any]:
+    return {one.name: readings(measured.value(one.source or one.name)) for one in pool.metrics_of(role)}
 
 
-def metrics_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, MetricSample]:
-    """Return the metrics that size the role, or all roles together."""
-    metrics = pool.metrics if pool.total == "joint" else role.metrics
-    return {one.name: measured.sample(one.source or one.name) for one in metrics}
-
-
-def signals_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, MetricSample]:
-    """Return the pressure signals of the role, each per ready replica."""
-    sources: Mapping[str, str] = {
-        **{name: name for name in (QUEUE_DEPTH, KV_USAGE, TTFT)},
-        **{name: one.source for name, one in pool.coordination.signals.get(role.name, {}).items()},
+def signals_of(pool: ScalingPolicy, role: RoleSettings, measured: Measured) -> dict[str, float]:
+    """Return the pressure signals of the role that are known, each per ready replica."""
+    own = {name: one.source for name, one in pool.coordination.signals.get(role.name, {}).items()}
+    found = {
+        name: reading(measured.mean(source)) for name, source in ({name: name for name in SATURATION} | own).items()
     }
-    return {name: measured.mean_sample(source) for name, source in sources.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 PERCENTILE = 90.0

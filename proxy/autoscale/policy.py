@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from proxy.core.params import param
 
@@ -156,6 +156,11 @@ def reading(value: Any) -> float | None:
     return None if found is None or found < 0 else found
 
 
+def readings(value: Any) -> Any:
+    """Return the reading, or the one of each replica."""
+    return [reading(one) for one in value] if isinstance(value, list | tuple) else reading(value)
+
+
 def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
     """Return the values of a role in {role: {signal: value}}."""
     found = metrics.get(role) if isinstance(metrics, Mapping) else None
@@ -163,41 +168,10 @@ def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSample:
-    """One value: a number, or one number per ready replica for averaged metrics; `at` is monotonic seconds."""
-
-    value: Any
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedRole:
-    """The observation of one role. `current` are requested replicas, `ready` serving ones, `draining` replicas that
-    will stop. Scaling metrics and pressure signals are never used in place of each other."""
-
-    current: int
-    ready: int
-    draining: int = 0
-    metrics: Mapping[str, MetricSample] = field(default_factory=dict)
-    signals: Mapping[str, MetricSample] = field(default_factory=dict)
-
-    def fresh(self, now: float, age: float) -> RoleSituation:
-        """Return the situation; values older than `age` seconds are missing."""
-        metrics = {
-            name: _usable(sample.value) if now - sample.at <= age else None for name, sample in self.metrics.items()
-        }
-        signals = {
-            name: value
-            for name, sample in self.signals.items()
-            if now - sample.at <= age and (value := reading(sample.value)) is not None
-        }
-        return RoleSituation(self.current, self.ready, self.draining, metrics, signals)
-
-
-@dataclass(frozen=True, slots=True)
 class RoleSituation:
-    """One role at the moment of a decision, without stale values: a missing metric is None, and a missing signal is
-    absent."""
+    """One role at the moment of a decision. `current` are requested replicas, `ready` serving ones, `draining` replicas
+    that will stop. A metric is a number, or one per ready replica; a missing metric is None, a missing signal absent.
+    Metrics and signals are never used in place of each other."""
 
     current: int
     ready: int
@@ -212,14 +186,3 @@ class RoleSituation:
     @property
     def is_moving(self) -> bool:
         return self.ready != self.current or self.draining > 0
-
-
-def _usable(value: Any) -> Any:
-    return [reading(one) for one in value] if isinstance(value, list | tuple) else reading(value)
-
-
-class MetricSource(Protocol):
-    """The source of the loop's observations."""
-
-    async def observe(self) -> Mapping[str, ObservedRole]:
-        """Return the observations by role. A role is missing while its replicas are not known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.policy import MetricSample, number
+from proxy.autoscale.policy import number
 from proxy.autoscale.settings import PROMQL, PrometheusSettings, ScalingPolicy
 from proxy.core.ports import Clock
 
@@ -74,16 +74,15 @@ Ask = Callable[[str], Awaitable[float]]
 
 @dataclass(slots=True)
 class Queries:
-    """The queries of one pool. `values` are by source, each with its own time: a value that is not renewed becomes
-    stale."""
+    """The queries of one pool. `values` are by source, with their times: a value that is not renewed becomes stale."""
 
     ask: Ask
     clock: Clock
-    values: dict[str, MetricSample] = field(default_factory=dict)
+    values: dict[str, tuple[float, float]] = field(default_factory=dict)
     _failing: set[str] = field(default_factory=set)
 
     async def update(self, pool: ScalingPolicy) -> None:
-        sources = set(_queries_of(pool))
+        sources = _queries_of(pool)
         for gone in self.values.keys() - sources:
             del self.values[gone]
         await asyncio.gather(*(self._update(source) for source in sources))
@@ -92,7 +91,7 @@ class Queries:
         """Log the first failure in a row."""
         query = source.removeprefix(PROMQL).strip()
         try:
-            self.values[source] = MetricSample(await self.ask(query), self.clock.now())
+            self.values[source] = (await self.ask(query), self.clock.now())
             self._failing.discard(source)
         except QueryFailed as why:
             if source not in self._failing:
@@ -100,13 +99,7 @@ class Queries:
             self._failing.add(source)
 
 
-def _queries_of(pool: ScalingPolicy) -> Iterator[str]:
-    yield from _queried(one.source for one in pool.metrics)
-    for role in pool.roles:
-        yield from _queried(one.source for one in role.metrics)
-    for signals in pool.coordination.signals.values():
-        yield from _queried(one.source for one in signals.values())
-
-
-def _queried(sources: Iterable[str]) -> Iterator[str]:
-    return (source for source in sources if source.startswith(PROMQL))
+def _queries_of(pool: ScalingPolicy) -> set[str]:
+    sources = [one.source for metrics in (pool.metrics, *(role.metrics for role in pool.roles)) for one in metrics]
+    sources += [one.source for signals in pool.coordination.signals.values() for one in signals.values()]
+    return {source for source in sources if source.startswith(PROMQL)}

@@ -13,7 +13,7 @@ from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.drains import DrainingReplica, Drains, Orders
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop
 from proxy.autoscale.measures import Measured, RoleSamples, metrics_of, replicas_of_role, signals_of
-from proxy.autoscale.policy import ObservedRole
+from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.prometheus import Ask, Queries, QueryFailed
 from proxy.autoscale.settings import ActuatorSettings, RoleSettings, ScalingPolicy
 from proxy.autoscale.signals import SignalSource
@@ -71,7 +71,7 @@ class ScaledPool:
         self.decisions: Counter[tuple[str, str, str]] = Counter()
         """Counts by role, direction and reason; the next attribute by role, actuator and result."""
         self.actuations: Counter[tuple[str, str, str]] = Counter()
-        self.loop = Loop(name, settings, self, clock, self._make_actuators(settings), patience=_patience(settings))
+        self.loop = Loop(name, settings, clock, self._make_actuators(settings), patience=_patience(settings))
 
     @property
     def settings(self) -> ScalingPolicy:
@@ -102,7 +102,7 @@ class ScaledPool:
     async def step(self) -> ScalingDecision:
         await self._signals.update()
         await self._queries.update(self.settings)
-        decision = await self.loop.step()
+        decision = await self.loop.step(self._situations())
         self._count(decision)
         for role in decision.situations:
             await self._let_back(decision, role)
@@ -111,7 +111,7 @@ class ScaledPool:
 
     # What the loop sees.
 
-    async def observe(self) -> Mapping[str, ObservedRole]:
+    def _situations(self) -> dict[str, RoleSituation]:
         now, found = self._clock.now(), {}
         for role in self.settings.roles:
             replicas = self._replicas(role.name)
@@ -122,12 +122,12 @@ class ScaledPool:
             found[role.name] = self._observed(role, replicas.values(), now)
         return found
 
-    def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> ObservedRole:
+    def _observed(self, role: RoleSettings, replicas: Collection[Sequence[Endpoint]], now: float) -> RoleSituation:
         ready = [serving for ranks in replicas if (serving := _ready(ranks))]
         taken = self._taken.setdefault(role.name, RoleSamples()).rate(now, ready)
         known = replace(self._signals.known(self.name, role.name, now), taken=taken)
         measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.values)
-        return ObservedRole(
+        return RoleSituation(
             current=self.orders.current(role.name, len(replicas)),
             ready=len(ready),
             draining=sum(map(_is_draining, replicas)),

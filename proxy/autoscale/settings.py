@@ -228,6 +228,15 @@ class ScalingPolicy:
     actuator: ActuatorSettings | None = param(None, "actuator for mode: active")
     drain: DrainSettings = field(default_factory=DrainSettings)
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Return the smallest and largest number of replicas by role."""
+        return {role.name: (role.min, role.max) for role in self.roles}
+
+    def metrics_of(self, role: RoleSettings) -> tuple[Metric, ...]:
+        """Return the metrics that size the role, or all roles together."""
+        return self.metrics if self.total == "joint" else role.metrics
+
     def affords(self, replicas: Mapping[str, int]) -> bool:
         return self.gpu_budget is None or self.gpus(replicas) <= self.gpu_budget
 

@@ -168,9 +168,8 @@ def scaling(pools: Mapping[str, ScaledPool]) -> list[dict[str, Any]]:
     """Return the latest recommendation for each pool with a policy; only its name before the first one."""
     found: list[dict[str, Any]] = []
     for name, pool in pools.items():
-        latest, controls = pool.loop.latest, pool.loop.controls
-        about: dict[str, Any] = {"pool": name, "paused": controls.paused}
-        if latest is not None:
+        about: dict[str, Any] = {"pool": name, "paused": pool.loop.paused}
+        if (latest := pool.loop.latest) is not None:
             about |= {key: value for key, value in pool.described(latest).items() if key not in ("decision_id", "ts")}
         found.append(about)
     return found

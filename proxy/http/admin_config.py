@@ -203,9 +203,8 @@ class AutoscaleRoutes:
         if request.headers.get("if-none-match") == tag:
             response = web.Response(status=304)
         else:
-            controls = pool.loop.controls
             outcomes = {role: outcome.value for role, outcome in pool.loop.outcomes.items()}
-            more = {"paused": controls.paused, "outcomes": outcomes, "acknowledged": _acknowledged(pool.loop)}
+            more = {"paused": pool.loop.paused, "outcomes": outcomes, "acknowledged": _acknowledged(pool.loop)}
             response = json_response({**pool.described(decision), **more})
         response.headers["etag"] = tag
         return _uncached(response)
@@ -217,21 +216,19 @@ class AutoscaleRoutes:
         return _uncached(json_response({"decisions": [one.as_dict() for one in decisions]}))
 
     async def pause(self, request: web.Request) -> web.Response:
-        controls = self._named(request).loop.controls
-        controls.pause()
-        return json_response({"paused": controls.paused})
+        self._named(request).loop.paused = True
+        return json_response({"paused": True})
 
     async def resume(self, request: web.Request) -> web.Response:
-        controls = self._named(request).loop.controls
-        controls.resume()
-        return json_response({"paused": controls.paused})
+        self._named(request).loop.paused = False
+        return json_response({"paused": False})
 
     async def override(self, request: web.Request) -> web.Response:
         """Apply `{"roles": {"decode": 8}, "ttl": "30m"}`."""
-        controls, body = self._named(request).loop.controls, await json_body(request)
+        loop, body = self._named(request).loop, await json_body(request)
         seconds = _ttl(body.get("ttl") if isinstance(body, dict) else None)
-        controls.override(_counts(body), seconds)
-        return json_response({"overrides": controls.overrides(), "seconds": seconds})
+        loop.override(_counts(body), seconds)
+        return json_response({"overrides": loop.overrides(), "seconds": seconds})
 
     async def acknowledge(self, request: web.Request) -> web.Response:
         """Record `{"decision_id": 1841, "roles": {"decode": 8}}`: another controller has scaled these roles."""
@@ -267,7 +264,7 @@ def _uncached(response: web.Response) -> web.Response:
 
 
 def _acknowledged(loop: Loop) -> dict[str, Any] | None:
-    found = loop.controls.acknowledged
+    found = loop.acknowledged
     return None if found is None else {"decision_id": found.decision, "roles": dict(found.roles), "ts": found.at}
 
 

@@ -131,7 +131,7 @@ async def test_a_signal_pauses_all_pools() -> None:
     async with AsyncExitStack() as stack:
         await shown.autoscaling.start(stack)
         shown.autoscaling.pause_all()
-        assert shown.autoscaling.pools["default"].loop.controls.paused
+        assert shown.autoscaling.pools["default"].loop.paused
 
 
 class OneLease(Lease):

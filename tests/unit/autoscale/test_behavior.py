@@ -20,10 +20,10 @@ UNLIMITED = Behavior(ScaleUp(select="none"), ScaleDown(select="none", stabilizat
 
 def totals_of(behavior: Behavior, initial: int, recommended: Iterable[int]) -> list[int]:
     """Return the totals, tick by tick, of a fleet that scales at once."""
-    damping, current, totals = Damping(behavior), initial, []
+    damping, current, totals = Damping(), initial, []
     damping.start(0.0, initial)
     for tick, wanted in enumerate(recommended):
-        current, _ = damping.correct(tick * TICK, current, wanted)
+        current, _ = damping.correct(behavior, tick * TICK, current, wanted)
         damping.applied(tick * TICK, current)
         totals.append(current)
     return totals
@@ -119,7 +119,7 @@ class TestPanic:
         assert totals_of(self.BEHAVIOR, 0, [5]) == [5]
 
     def test_an_empty_idle_fleet_does_not_panic(self) -> None:
-        assert Damping(self.BEHAVIOR).correct(0.0, 0, 0) == (0, False)
+        assert Damping().correct(self.BEHAVIOR, 0.0, 0, 0) == (0, False)
 
     def test_without_a_hold_there_is_no_panic(self) -> None:
-        assert Damping(UNLIMITED).correct(0.0, 1, 30) == (30, False)
+        assert Damping().correct(UNLIMITED, 0.0, 1, 30) == (30, False)

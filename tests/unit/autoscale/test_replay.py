@@ -21,7 +21,7 @@ async def recorded(steps: int = 8) -> list[dict[str, Any]]:
         rig.cluster.metrics["decode"] = {KV_SUM: 16.0 if 2 <= step < 5 else 5.6}
         rig.cluster.metrics["prefill"] = {BACKLOG: 4.5}
         if step == 6:
-            blind(rig.cluster, "missing", rig.clock)
+            blind(rig.cluster, "missing")
         await rig.step()
     history: list[dict[str, Any]] = json.loads(json.dumps([decision.as_dict() for decision in rig.loop.history]))
     return history

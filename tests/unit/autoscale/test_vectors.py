@@ -16,7 +16,17 @@ import pytest
 
 from bench.scaling.hard_ratio import HardRatio
 from proxy.autoscale import evaluation, validation
-from proxy.autoscale.behavior import Behavior, Panic, Records, ScaleDown, ScaleUp, StepSeries, WindowExtremes, corrected
+from proxy.autoscale.behavior import (
+    Behavior,
+    Moments,
+    Panic,
+    ScaleDown,
+    ScaleUp,
+    WindowExtremes,
+    corrected,
+    held,
+    recent,
+)
 from proxy.autoscale.demand import Kind, Metric, desired, joined, recommended
 from proxy.autoscale.distribution import cost_baseline, project, role_pressure, round_bounded
 from proxy.autoscale.drains import DrainingReplica, drain_order
@@ -149,15 +159,17 @@ def aggregate_external(given: dict[str, Any]) -> Any:
 def window(given: dict[str, Any]) -> Any:
     """The steps themselves, with what was found in the place of what was expected."""
     best = max if given["best"] == "max" else min
-    records, line = Records(best, given["fresh_ms"]), StepSeries(best, given["fresh_ms"])
-    found = []
+    past: Moments = []
+    found: list[Any] = []
     for step, *rest in given["steps"]:
         at, value = rest[:2]
         if step == "append":
-            (records if given["kind"] == "record" else line).append(at, value)
+            past.append((at, value))
             found.append([step, at, value])
+        elif given["kind"] == "record":
+            found.append([step, at, value, best(recent(past, at, given["fresh_ms"]), default=None)])
         else:
-            found.append([step, at, value, records.find(at) if given["kind"] == "record" else line.find(at, value)])
+            found.append([step, at, value, best([value, *held(past, at, given["fresh_ms"])])])
     return found
 
 

@@ -16,7 +16,7 @@ from bench.scaling.hard_ratio import HardRatio
 from bench.scaling.loads import LOADS, READ, WRITE, Load
 from bench.scaling.scalers import Independent, Scaler
 from bench.scaling.scene import Moment, Scene
-from proxy.autoscale.policy import MetricSample, ObservedRole
+from proxy.autoscale.policy import RoleSituation
 from proxy.core.ports import ManualClock
 from proxy.lab.simulation import SimulationOutcome
 from proxy.lab.workload import Job
@@ -54,7 +54,7 @@ def test_a_fixed_fleet_has_its_configured_size() -> None:
 class ToAndFro(Scaler):
     """Takes pods away in the middle of everything, and wants them back."""
 
-    def decide(self, now: float, observed: Mapping[str, ObservedRole]) -> Mapping[str, int]:
+    def decide(self, now: float, observed: Mapping[str, RoleSituation]) -> Mapping[str, int]:
         return {PREFILL: 1, DECODE: 1} if int(now / 15) % 2 else {PREFILL: 5, DECODE: 5}
 
 
@@ -111,17 +111,17 @@ def test_a_load_has_its_stated_rate(name: str) -> None:
         assert 0.15 < len(mine) / load.seconds / load.most[side] < 0.9
 
 
-def seen(now: float, current: int, load: float) -> dict[str, ObservedRole]:
-    return {PREFILL: ObservedRole(current, current, 0, {"prefill_load": MetricSample(load, now)})}
+def seen(current: int, load: float) -> dict[str, RoleSituation]:
+    return {PREFILL: RoleSituation(current, current, 0, {"prefill_load": load})}
 
 
 def test_independent_roles_grow_at_once_and_shrink_after_five_minutes() -> None:
     role = Independent(8)
-    assert role.decide(15.0, seen(15.0, 2, 2 * 0.7)) == {PREFILL: 2}
-    assert role.decide(30.0, seen(30.0, 2, 5 * 0.7)) == {PREFILL: 5}
-    assert role.decide(45.0, seen(45.0, 5, 0.7)) == {PREFILL: 5}
-    assert role.decide(330.0, seen(330.0, 5, 0.7)) == {PREFILL: 5}
-    assert role.decide(345.0, seen(345.0, 5, 0.7)) == {PREFILL: 1}
+    assert role.decide(15.0, seen(2, 2 * 0.7)) == {PREFILL: 2}
+    assert role.decide(30.0, seen(2, 5 * 0.7)) == {PREFILL: 5}
+    assert role.decide(45.0, seen(5, 0.7)) == {PREFILL: 5}
+    assert role.decide(330.0, seen(5, 0.7)) == {PREFILL: 5}
+    assert role.decide(345.0, seen(5, 0.7)) == {PREFILL: 1}
 
 
 BOUNDS = {PREFILL: (0, 8), DECODE: (0, 8)}

@@ -137,8 +137,16 @@ async def test_metrics_and_signals_have_the_values_of_their_queries() -> None:
     measured = Measured((), KnownLoad(), 101.0, 45.0, queried=queries.values)
     prefill, decode = settings.roles
     metrics, signals = metrics_of(settings, prefill, measured), signals_of(settings, decode, measured)
-    assert (metrics["arrivals"].value, metrics["arrivals"].at) == (12.0, 100.0)
-    assert (signals["swap"].value, signals["swap"].at) == (0.5, 100.0)
+    assert (metrics["arrivals"], signals["swap"]) == (12.0, 0.5)
+
+
+def test_each_query_goes_missing_at_its_own_age() -> None:
+    settings = querying()
+    queried = {"promql: sum(rate(asked[1m]))": (12.0, 10.0), "promql:avg(swapped)": (0.5, 11.0)}
+    measured = Measured((), KnownLoad(), 56.0, 45.0, queried=queried)
+    prefill, decode = settings.roles
+    assert metrics_of(settings, prefill, measured) == {"arrivals": None}
+    assert signals_of(settings, decode, measured)["swap"] == 0.5
 
 
 async def test_a_value_that_is_not_renewed_ages(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +157,7 @@ async def test_a_value_that_is_not_renewed_ages(caplog: pytest.LogCaptureFixture
     for _ in range(3):
         clock.advance(15)
         await queries.update(settings)
-    assert {source: one.at for source, one in queries.values.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
+    assert {source: at for source, (_, at) in queries.values.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
     assert received.count == 8
     assert sum("has no value" in one.message for one in caplog.records) == 2
 

@@ -76,7 +76,7 @@ async def test_an_invalid_override_changes_nothing(body: object) -> None:
     rig = Rig()
     async with admin_port(scaled={"default": rig.pool}) as port:
         await port.error("POST", f"{POOL}/override", 400, json=body)
-        assert rig.pool.loop.controls.overrides() == {}
+        assert rig.pool.loop.overrides() == {}
 
 
 async def test_an_external_scaler_acknowledges() -> None:
