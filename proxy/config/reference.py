@@ -14,6 +14,7 @@ from proxy.core import params
 from proxy.core.params import Duration, Moment, Size, plain, yaml_key
 from proxy.core.plugin import Plugin, points_of
 from proxy.core.registry import parameters_of
+from proxy.core.request import DataKey
 from proxy.scheduling.build import PORTS
 from proxy.settings import DERIVED, Settings
 
@@ -137,6 +138,7 @@ def _parameters(
         inner, below = (get_args(kind)[0], f"{name}[]") if get_origin(kind) is tuple else (kind, name)
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         is_section = dataclasses.is_dataclass(kind) and default is not None
+        default = plain(default) if isinstance(default, DataKey) else default
         shown, written = _shown(kind, default), REQUIRED if default is dataclasses.MISSING else plain(default)
         if dataclasses.is_dataclass(default):
             shown, written = "", {}

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.request import DataKey
 
 Duration = NewType("Duration", float)
 """Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), or as a number of seconds."""
@@ -165,13 +166,13 @@ def yaml_key(field: dataclasses.Field[Any]) -> str:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """Return the resolved annotations of a class."""
+    """Return the resolved annotations of a class. A key of a datum is written as the name of its producer."""
     return _hints(cls)
 
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return {name: str if get_origin(kind) is DataKey else kind for name, kind in get_type_hints(cls).items()}
 
 
 def join(path: str, key: str) -> str:
@@ -231,7 +232,8 @@ def read(
         try:
             value = coerce(hints(cls)[field.name], data[key], here)
             _check_bounds(field, value, here)
-            values[field.name] = value
+            key_read: DataKey[Any] | None = field.metadata.get("reads")
+            values[field.name] = value if key_read is None else key_read.of(value)
         except Invalid as invalid:
             problems += [Problem(here, message) if message and one.path == here else one for one in invalid.problems]
     return values, problems
@@ -243,6 +245,8 @@ def plain(value: Any) -> Any:
         return {yaml_key(field): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, DataKey):
+        return value.producer
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list | frozenset):

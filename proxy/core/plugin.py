@@ -9,8 +9,10 @@ faults are counted, logged once a minute, and replaced by a default.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from proxy.core.attempt import Attempt, Stage
@@ -31,6 +33,20 @@ def plugin(type_name: str) -> Callable[[P], P]:
     return mark
 
 
+def reads(key: DataKey[Any], parameter: str, doc: str, *, if_named: bool = False) -> Any:
+    """Declare a field with a key that the plugin requires, bound to the producer that the YAML key `parameter` names.
+    With `if_named` the key is required only if a producer is named."""
+    metadata = {"doc": doc, "key": parameter, "reads": key, "if_named": if_named}
+    return dataclasses.field(default_factory=lambda: key, metadata=metadata)
+
+
+@cache
+def _reads(cls: type[Plugin]) -> list[tuple[str, bool]]:
+    """Return the names of the fields declared with `reads`, each with its `if_named`."""
+    fields: dict[str, dataclasses.Field[Any]] = getattr(cls, "__dataclass_fields__", {})
+    return [(name, field.metadata["if_named"]) for name, field in fields.items() if "reads" in field.metadata]
+
+
 class Plugin(Protocol):
     """The base of all plugins. Data keys are checked and producers ordered at start-up."""
 
@@ -45,9 +61,10 @@ class Plugin(Protocol):
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
-        """Data that the plugin needs. A configuration without a producer is refused, or gets the default producer if
-        there is one."""
-        return ()
+        """Data that the plugin needs: by default, the keys of the fields declared with `reads`. A configuration without
+        a producer is refused, or gets the default producer if there is one."""
+        keys = [(getattr(self, name), if_named) for name, if_named in _reads(type(self))]
+        return tuple(key for key, if_named in keys if key.producer or not if_named)
 
 
 class DataProducer(Plugin, Protocol):

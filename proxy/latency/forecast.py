@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import reads
 from proxy.core.request import DataKey, InferenceRequest
 
 TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -49,6 +50,13 @@ class StageCosts(Protocol):
 
 
 LATENCY: DataKey[LatencyForecast] = DataKey("LatencyPredictionInfo")
+
+
+def reads_forecast() -> Any:
+    """Declare the field of a plugin with the key of the predictions that it reads."""
+    doc = "producer whose predictions are read; empty: the first one"
+    return reads(LATENCY, "latencyPredictionInfoProducerName", doc)
+
 
 STAGE_COSTS: DataKey[StageCosts] = DataKey("StageCosts")
 """Written by a decider while the profile of the stage runs."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import DataKey
+from proxy.core.plugin import reads
+from proxy.core.request import OUTPUT_ESTIMATE, DataKey
 
 
 def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:
@@ -19,6 +21,12 @@ def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | N
         return attributes.get(name) if value is None else value
 
     return read
+
+
+def reads_load() -> Any:
+    """Declare the field of a plugin with the key of the estimates that the load in flight includes."""
+    doc = "required inflight-load-producer"
+    return reads(OUTPUT_ESTIMATE, "inFlightLoadProducerName", doc, if_named=True)
 
 
 PEER: DataKey[Endpoint] = DataKey("PeerEndpoint", value_type=Endpoint)

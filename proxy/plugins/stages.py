@@ -15,7 +15,6 @@ from proxy.core.plugin import Decider, PairDecider, ProfileHandler
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.plugins.endpoint_data import PEER
-from proxy.prefix.match import PREFIX_MATCH
 
 NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
 DECIDED_AGAINST = "decided-against"
@@ -130,17 +129,11 @@ class StagedHandler(ProfileHandler):
     __slots__ = ()
 
     name: InstanceName
-    prefix_match_info_producer_name: str
     _stages: Stages
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (PEER.of(self.name),)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.prefix_match_info_producer_name
-        return (PREFIX_MATCH.of(name),) if name else ()
 
     def plan(self, request: InferenceRequest) -> Plan:
         return self._stages.plan(request)

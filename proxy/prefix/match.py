@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import repeat
 from math import gcd
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import reads
 from proxy.core.request import BYTES_PER_TOKEN, DataKey, Prompt
 from proxy.prefix.hashing import Chain, ConversationTurn, chained, namespace
 
@@ -68,6 +69,19 @@ def most_cached(prompt_tokens: int, block_size: int) -> int:
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo", value_type=PrefixMatch)
+
+
+def reads_prefix_match() -> Any:
+    """Declare the field of a plugin with the key of the prefix matches that it reads."""
+    doc = "producer whose prefix matches are read; empty: the first one"
+    return reads(PREFIX_MATCH, "prefixMatchInfoProducerName", doc)
+
+
+def requires_prefix_match() -> Any:
+    """Declare the field of a plugin with the key of prefix matches that only others read."""
+    doc = "required producer of prefix matches"
+    return reads(PREFIX_MATCH, "prefixMatchInfoProducerName", doc, if_named=True)
+
 
 TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt", value_type=Prompt)
 

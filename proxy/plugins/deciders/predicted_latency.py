@@ -14,9 +14,9 @@ from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreReq
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
+from proxy.latency.forecast import STAGE_COSTS, LatencyForecast, reads_forecast
 from proxy.latency.transfer import PrefillShare, TransferModel
-from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import TOKENIZED_PROMPT, PrefixMatch, reads_prefix_match
 
 
 @plugin("predicted-latency-pd-decider")
@@ -44,12 +44,10 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     transfer_seconds: float = param(
         0.01, "assumed fixed seconds of a transfer, for a step of the decode pod", at_least=0
     )
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
+    match: DataKey[PrefixMatch] = reads_prefix_match()
+    forecast: DataKey[LatencyForecast] = reads_forecast()
     transfer: TransferModel = field(init=False, repr=False, compare=False)
     prefill_share: PrefillShare = field(init=False, repr=False, compare=False)
-    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
     _prefill: DataKey[Attempt] = field(init=False, repr=False, compare=False)
     _tokens: DataKey[int] = field(init=False, repr=False, compare=False)
 
@@ -57,25 +55,19 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         first = (self.transfer_seconds, self.transfer_seconds_per_token)
         self.transfer = self.state.get("transfer", lambda: TransferModel(*first), first)
         self.prefill_share = self.state.get("prefill_share", PrefillShare)
-        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
-        self._forecast = LATENCY.of(self.latency_prediction_info_producer_name)
         self._prefill = DataKey("PrefillLeg", self.name)
         self._tokens = DataKey("TransferTokens", self.name)
 
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match, self._forecast)
-
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         """Return whether a split could be faster if a pod computed the prompt in no time."""
-        tokens, forecast = self._missing(request, decode), request.state.read(self._forecast)
+        tokens, forecast = self._missing(request, decode), request.state.read(self.forecast)
         if forecast is None:
             return False
         return tokens > 0 and self.transfer.seconds(tokens) < self.prompt_cost(forecast, decode)
 
     @contextmanager
     def pricing(self, request: InferenceRequest, stage: Stage) -> Generator[None, None, None]:
-        forecast = request.state.read(self._forecast)
+        forecast = request.state.read(self.forecast)
         if forecast is not None:
             request.state[STAGE_COSTS] = _Costs(self, forecast, request, stage)
         try:
@@ -86,7 +78,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def prefers(
         self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
     ) -> bool:
-        forecast = request.state.read(self._forecast)
+        forecast = request.state.read(self.forecast)
         if forecast is None:
             return False
         shared = self.prompt_cost(forecast, prefill[0]) + self.decode_cost(forecast, request, decode)
@@ -100,7 +92,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         return self.transfer.seconds(self._missing(request, endpoint)) + self._answer_cost(forecast, endpoint)
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        state, forecast = attempt.request.state, attempt.request.state.read(self._forecast)
+        state, forecast = attempt.request.state, attempt.request.state.read(self.forecast)
         if attempt.stage is Stage.DECODE:
             state[self._tokens] = self._missing(attempt.request, endpoint)
         elif attempt.stage is not Stage.ENCODE and forecast is not None and attempt.charge is not None:
@@ -126,7 +118,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         return self.answer_cost * forecast.output * tpot / (1.0 - self.prefill_share.of(endpoint, self.clock.now()))
 
     def _missing(self, request: InferenceRequest, endpoint: Endpoint) -> int:
-        prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self._match)
+        prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self.match)
         return prompt.tokens if match is None else max(0, prompt.tokens - match.blocks_on(endpoint) * match.block_size)
 
 

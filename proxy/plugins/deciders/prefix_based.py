@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Decider, plugin
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import TOKENIZED_PROMPT, PrefixMatch, reads_prefix_match
 
 
 @plugin("prefix-based-pd-decider")
@@ -23,18 +23,10 @@ class PrefixBasedPdDecider(Decider):
         0, "smallest number of prompt tokens that the decode pod lacks; 0: never split", at_least=0
     )
     prompt_tokens: int = param(0, "length of the shortest prompt that is split, in tokens; 0: any", at_least=0)
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match,)
+    match: DataKey[PrefixMatch] = reads_prefix_match()
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
-        least, match = self.non_cached_tokens, request.state.read(self._match)
+        least, match = self.non_cached_tokens, request.state.read(self.match)
         tokens = (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens
         if not least or match is None or tokens < self.prompt_tokens:
             return False

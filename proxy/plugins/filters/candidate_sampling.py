@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
@@ -13,7 +12,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
 
 @plugin("candidate-sampling-filter")
@@ -25,15 +24,7 @@ class CandidateSamplingFilter(Filter):
 
     random: Random
     max_candidates: int = param(128, "largest number of pods that are scored", at_least=2)
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match_key,)
-
-    @property
-    def _match_key(self) -> DataKey[PrefixMatch]:
-        return PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+    match: DataKey[PrefixMatch] = reads_prefix_match()
 
     @property
     def spares(self) -> int:
@@ -43,7 +34,7 @@ class CandidateSamplingFilter(Filter):
         most = self.max_candidates
         if len(endpoints) <= most:
             return endpoints
-        match = request.state.read(self._match_key)
+        match = request.state.read(self.match)
         ahead = [] if match is None else self._ahead(match.matched(endpoints), most // 2)
         kept = {endpoints[at]: None for at in ahead}
         kept |= self._drawn(endpoints, most - len(ahead))

@@ -11,9 +11,10 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
-from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
-from proxy.latency.forecast import LATENCY, LatencyForecast
-from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
+from proxy.core.request import DataKey, InferenceRequest
+from proxy.latency.forecast import LatencyForecast, reads_forecast
+from proxy.plugins.endpoint_data import reads_load
+from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
 
 @plugin("prefix-cache-affinity-filter")
@@ -41,30 +42,18 @@ class PrefixCacheAffinityFilter(Filter):
         "prefillThroughput", "how the time to first token is estimated"
     )
     peak_prefill_throughput: float = param(15928.0, "prompt tokens that a pod computes per second", more_than=0)
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
-    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
+    match: DataKey[PrefixMatch] = reads_prefix_match()
+    load: DataKey[int] = reads_load()
+    forecast: DataKey[LatencyForecast] = reads_forecast()
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
-        load = self.in_flight_load_producer_name
-        predicts = self.ttft_source == "latencyPredictor"
-        return (
-            self._match_key,
-            *([OUTPUT_ESTIMATE.of(load)] if load else []),
-            *([self._latency_key] if predicts else []),
-        )
-
-    @property
-    def _latency_key(self) -> DataKey[LatencyForecast]:
-        return LATENCY.of(self.latency_prediction_info_producer_name)
-
-    @property
-    def _match_key(self) -> DataKey[PrefixMatch]:
-        return PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+        load = (self.load,) if self.load.producer else ()
+        forecast = (self.forecast,) if self.ttft_source == "latencyPredictor" else ()
+        return (self.match, *load, *forecast)
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        match = request.state.read(self._match_key)
+        match = request.state.read(self.match)
         if match is None or match.total == 0 or self.affinity_threshold == 0 or len(endpoints) <= 1:
             return endpoints
         if self.exploration_probability > 0 and self.random.random() < self.exploration_probability:
@@ -86,7 +75,7 @@ class PrefixCacheAffinityFilter(Filter):
 
     def _soonest(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> float:
         """Return the shortest time to first token of these pods, in milliseconds."""
-        forecast = request.state.read(self._latency_key) if self.ttft_source == "latencyPredictor" else None
+        forecast = request.state.read(self.forecast) if self.ttft_source == "latencyPredictor" else None
         if forecast is not None:
             return min(forecast.ttfts(endpoints)) * 1000
         return min(endpoint.load.tokens for endpoint in endpoints) / self.peak_prefill_throughput * 1000

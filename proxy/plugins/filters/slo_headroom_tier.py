@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from operator import not_
-from typing import Any
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
@@ -14,7 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.latency.forecast import LATENCY, LatencyForecast, objectives
+from proxy.latency.forecast import LatencyForecast, objectives, reads_forecast
 
 
 @plugin("slo-headroom-tier-filter")
@@ -28,18 +27,10 @@ class SloHeadroomTierFilter(Filter):
     epsilon_explore_neg: float = param(
         0.01, "probability of keeping the pods that are predicted to miss an objective", at_least=0, at_most=1
     )
-    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
-    _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._key = LATENCY.of(self.latency_prediction_info_producer_name)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._key,)
+    forecast: DataKey[LatencyForecast] = reads_forecast()
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        wanted, forecast = objectives(request), request.state.read(self._key)
+        wanted, forecast = objectives(request), request.state.read(self.forecast)
         if wanted is None or forecast is None:
             return endpoints
         keeps = [min(headroom) >= 0.0 for headroom in wanted.headrooms(forecast, endpoints)]

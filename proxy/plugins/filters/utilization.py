@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
-from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
+from proxy.plugins.endpoint_data import reads_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,11 @@ class UtilizationFilter(Filter):
 
     conditions: tuple[Condition, ...] = param(doc="conditions metric <= maxValue; at least one")
     fallback_on_empty: bool = param(False, "keep all pods if none meets the conditions")
-    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
+    load: DataKey[int] = reads_load()
 
     def __post_init__(self) -> None:
         if not self.conditions:
             raise ValueError("conditions: is empty, so the filter would keep every pod; add one, or remove the filter")
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.in_flight_load_producer_name
-        return (OUTPUT_ESTIMATE.of(name),) if name else ()
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         kept = [endpoint for endpoint in endpoints if all(condition.met_by(endpoint) for condition in self.conditions)]

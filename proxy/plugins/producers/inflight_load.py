@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH
+from proxy.prefix.match import PrefixMatch, requires_prefix_match
 
 
 @plugin("inflight-load-producer")
@@ -28,17 +28,12 @@ class InflightLoadProducer(DataProducer):
     )
     output_ratio: float = param(1.5, "completion tokens per prompt token", at_least=0)
     max_estimated_output_tokens: int | None = param(None, "largest estimate of completion tokens", at_least=0)
-    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
+    match: DataKey[PrefixMatch] = requires_prefix_match()
     sync_cross_replica_state: bool = param(True, "accepted and without effect: each proxy counts its own requests")
 
     @property
     def provides(self) -> tuple[DataKey[int], ...]:
         return (OUTPUT_ESTIMATE.of(self.name),)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.prefix_match_info_producer_name
-        return (PREFIX_MATCH.of(name),) if name else ()
 
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         if self.add_estimated_output_tokens:

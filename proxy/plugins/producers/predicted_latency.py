@@ -19,7 +19,7 @@ from proxy.latency.forecast import LATENCY
 from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, charge_lockstep, costs, seconds
 from proxy.latency.rates import FleetModel
-from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import TOKENIZED_PROMPT, PrefixMatch, reads_prefix_match
 
 NOTHING_HELD: Mapping[Endpoint, int] = MappingProxyType({})
 
@@ -46,7 +46,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     decode_cost: float = param(
         0.03, "cost of a second of delay of a running response, in seconds before its start", at_least=0
     )
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
+    match: DataKey[PrefixMatch] = reads_prefix_match()
     in_flight_load_producer_name: str = param("", UNUSED + "the proxy counts what is in flight by itself")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")
@@ -67,7 +67,6 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     """The models of `_last_endpoints`."""
     _prices: Prices = field(init=False, repr=False, compare=False)
     _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
-    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.fleet, self._pods = self.state.get("fleet", FleetModel), self.state.get("pods", dict)
@@ -77,20 +76,15 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         self._prices = Prices(self.work_cost, self.decode_cost)
         self.state.at_commit(self._apply_prices)
         self._key = DataKey(LATENCY.kind, self.name)
-        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (self._key,)
 
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match,)
-
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
-        state.write(self._key, _forecast((self, prompt.tokens, state.read(self._match))))
+        state.write(self._key, _forecast((self, prompt.tokens, state.read(self.match))))
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         try:

@@ -8,7 +8,9 @@ from typing import Literal
 from proxy.core.params import param
 from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
+from proxy.core.request import DataKey
 from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
+from proxy.prefix.match import PrefixMatch, requires_prefix_match
 
 OLDER = "older spelling of "
 
@@ -29,7 +31,7 @@ class DisaggProfileHandler(StagedHandler):
     )
     profiles: StageProfiles = param(StageProfiles(), "the profile of each stage")
     deciders: StageDeciders = param(StageDeciders(), "decider of each stage")
-    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
+    match: DataKey[PrefixMatch] = requires_prefix_match()
     decode_profile: str = param("", OLDER + "profiles.decode")
     prefill_profile: str = param("", OLDER + "profiles.prefill")
     encode_profile: str = param("", OLDER + "profiles.encode")

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from proxy.core.params import param
 from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
+from proxy.core.request import DataKey
 from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
+from proxy.prefix.match import PrefixMatch, requires_prefix_match
 
 UNUSED = "accepted and without effect"
 
@@ -23,7 +25,7 @@ class PdProfileHandler(StagedHandler):
     decode_profile: str = param("decode", "profile of the decode pods")
     prefill_profile: str = param("prefill", "profile of the prefill pods")
     decider_plugin_name: str = param("prefix-based-pd-decider", "name of the decider")
-    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
+    match: DataKey[PrefixMatch] = requires_prefix_match()
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     primary_port: int = param(0, UNUSED + ": each rank is reached at its own port", at_least=0, at_most=65535)

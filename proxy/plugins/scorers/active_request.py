@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import Duration, param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
+from proxy.plugins.endpoint_data import reads_load
 
 
 @plugin("active-request-scorer")
@@ -23,12 +23,7 @@ class ActiveRequestScorer(Scorer):
     request_timeout: Duration | None = param(
         None, "accepted and without effect: the end of every request is counted exactly"
     )
-    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.in_flight_load_producer_name
-        return (OUTPUT_ESTIMATE.of(name),) if name else ()
+    load: DataKey[int] = reads_load()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         active = [endpoint.load.requests for endpoint in endpoints]

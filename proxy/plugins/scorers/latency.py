@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import mul
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast, Objectives, objectives
+from proxy.latency.forecast import STAGE_COSTS, LatencyForecast, Objectives, objectives, reads_forecast
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Smallest difference of costs, in seconds and as a share. Smaller differences count as equal, so that random errors do
@@ -46,21 +46,13 @@ class LatencyScorer(Scorer):
     composite_kv_weight: float = param(1.0, UNUSED, key="compositeKVWeight", at_least=0)
     composite_queue_weight: float = param(1.0, UNUSED, at_least=0)
     composite_prefix_weight: float = param(1.0, UNUSED, at_least=0)
-    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
+    forecast: DataKey[LatencyForecast] = reads_forecast()
     prefix_match_info_producer_name: str = param(
         "", "accepted and without effect: predictions include the prefix match"
     )
-    _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._key = LATENCY.of(self.latency_prediction_info_producer_name)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._key,)
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        forecast = request.state.read(self._key)
+        forecast = request.state.read(self.forecast)
         if forecast is None:
             return [0.0] * len(endpoints)
         stage = request.state.read(STAGE_COSTS)

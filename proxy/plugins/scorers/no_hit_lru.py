@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun
@@ -14,7 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
 UNUSED = "accepted and without effect: matches come from a producer, see prefixMatchInfoProducerName"
 
@@ -29,17 +28,11 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     lru_size: int = param(1024, "number of pods to remember", at_least=1)
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+    match: DataKey[PrefixMatch] = reads_prefix_match()
     _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
         self._lru = self.state.get("lru", OrderedDict)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match,)
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         if self._is_warm(request, endpoints):
@@ -50,7 +43,7 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         request = attempt.request
-        if request.state.read(self._match) is None or self._is_warm(request, list(attempt.decision.candidates())):
+        if request.state.read(self.match) is None or self._is_warm(request, list(attempt.decision.candidates())):
             return
         self._lru[endpoint] = None
         self._lru.move_to_end(endpoint)
@@ -61,7 +54,7 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
         self._lru.pop(endpoint, None)
 
     def _is_warm(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
-        match = request.state.read(self._match)
+        match = request.state.read(self.match)
         return match is not None and any(match.matched(endpoints))
 
     def _cold_scores(self, endpoints: Sequence[Endpoint]) -> list[float]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
 
 @plugin("prefix-cache-scorer")
@@ -24,18 +23,10 @@ class PrefixCacheScorer(Scorer):
         0.0, "Share of the matched length in the score; the rest is the matched ratio.", at_least=0, at_most=1
     )
     match_length_scale_tokens: int = param(8192, "Matched tokens that count as a full length.", more_than=0)
-    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
-    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._match,)
+    match: DataKey[PrefixMatch] = reads_prefix_match()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        match = request.state.read(self._match)
+        match = request.state.read(self.match)
         if match is None or not match.total:
             return [0.0] * len(endpoints)
         weight, total, matched = self.match_length_weight, match.total, match.matched(endpoints)

@@ -10,7 +10,8 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
+from proxy.plugins.endpoint_data import reads_load
 from proxy.prefix.match import PREFIX_MATCH
 
 DEFAULT_THRESHOLD = 4_194_304
@@ -26,12 +27,7 @@ class TokenLoadScorer(Scorer):
     queue_threshold_tokens: int = param(
         DEFAULT_THRESHOLD, f"tokens at which the score is 0; not above 0: {DEFAULT_THRESHOLD}"
     )
-    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
-
-    @property
-    def requires(self) -> tuple[DataKey[int], ...]:
-        name = self.in_flight_load_producer_name
-        return (OUTPUT_ESTIMATE.of(name),) if name else ()
+    load: DataKey[int] = reads_load()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         threshold = self.queue_threshold_tokens if self.queue_threshold_tokens > 0 else DEFAULT_THRESHOLD
