@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, DecisionRecorder
@@ -23,7 +23,6 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import ClientRequest, Clock, Relay, Resolver, allows
 from proxy.core.request import InferenceRequest
-from proxy.disagg.transfer import SplitRequest
 from proxy.fleet.bindings import Bindings, steer
 from proxy.fleet.models import LONGEST_WAIT, ModelReads
 from proxy.fleet.store import Fleet
@@ -43,7 +42,10 @@ from proxy.parsing import (
 )
 from proxy.pool import Pool, Pools
 from proxy.reliability.failover import Failover
-from proxy.reliability.hedging import Hedge, Hedging
+
+if TYPE_CHECKING:
+    from proxy.disagg.transfer import SplitRequest
+    from proxy.reliability.hedging import Hedge, Hedging
 
 WEBSOCKET = (
     "This key may not use every model of the pods that serve this one, and a WebSocket reaches all of them. "

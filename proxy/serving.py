@@ -6,10 +6,10 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from proxy import outbound
 from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
-from proxy.auth.limits import LimitSeries, RateLimiter
 from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
@@ -29,7 +29,6 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
-from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
 from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.gateway import Gateway
@@ -38,7 +37,6 @@ from proxy.http.server import ServedGraph
 from proxy.http.settings import PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.latency.forecast import LATENCY
-from proxy.models.cluster import ClusterNames
 from proxy.models.resolver import ModelSeries, Resolver, Waker
 from proxy.models.settings import ModelSettings, Wake
 from proxy.parsing import BodyParser
@@ -48,14 +46,18 @@ from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
-from proxy.reliability.hedging import SAVED_UP, HedgeDelays, Hedging
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
 from proxy.scheduling.explained_log import DecisionLog, Explained, Explaining
 from proxy.settings import Settings
 from proxy.telemetry.observation import Observation
 from proxy.telemetry.observer import Observer
-from proxy.warming import WarmingSender
+
+if TYPE_CHECKING:
+    from proxy.auth.limits import RateLimiter
+    from proxy.fleet.warmup import SharedPrompts, Warmup
+    from proxy.models.cluster import ClusterNames
+    from proxy.reliability.hedging import Hedging
 
 
 class Decisions:
@@ -185,6 +187,8 @@ async def _fetch_keys(url: str) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
+    """Builds the graph. Modules that few configurations need are imported where a section needs them."""
+
     settings: Settings
     process: Process
     draft: Draft
@@ -222,6 +226,8 @@ class _Build:
     def _limits(self, authenticator: Authenticator | None) -> RateLimiter | None:
         if authenticator is None or not authenticator.has_limits:
             return None
+        from proxy.auth.limits import LimitSeries, RateLimiter
+
         clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
         limits = self.draft.get(
             "limits", lambda: RateLimiter(authenticator.limits, authenticator.tenants, clock, series.limited)
@@ -287,6 +293,8 @@ class _Build:
         wanted, process = settings.kubernetes, self.process
         if wanted is None:
             return None
+        from proxy.models.cluster import ClusterNames
+
         return self.draft.get("cluster-names", lambda: ClusterNames(wanted, process.clock, process.random), wanted)
 
     def _waker(self, settings: Wake) -> Waker:
@@ -309,11 +317,16 @@ class _Build:
         return prompts, warmups
 
     def _shared_prompts(self, pool: str, settings: WarmupSettings) -> SharedPrompts:
+        from proxy.fleet.warmup import SharedPrompts
+
         prompts = self.draft.get(("shared-prompts", pool), lambda: SharedPrompts(settings, self.process.clock))
         self.draft.assign(prompts, settings=settings)
         return prompts
 
     def _warmup(self, pool: str, settings: WarmupSettings, prompts: SharedPrompts) -> Warmup:
+        from proxy.fleet.warmup import TIMEOUT, Warmup
+        from proxy.warming import WarmingSender
+
         process, draft = self.process, self.draft
         poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(TIMEOUT, process.clock, process.trust))
         sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
@@ -387,6 +400,8 @@ class _Build:
         process, draft, wanted = self.process, self.draft, self.settings.reliability.hedging
         if wanted is None:
             return None
+        from proxy.reliability.hedging import SAVED_UP, HedgeDelays, Hedging
+
         clock, percent = process.clock, wanted.budget_percent
         delays = draft.get("hedge-delays", lambda: HedgeDelays(wanted))
         draft.assign(delays, settings=wanted)

@@ -8,21 +8,22 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
-from proxy.autoscale.decision import ScalingDecision
-from proxy.autoscale.loop import PATIENCE
 from proxy.autoscale.policy import Cause, Result
-from proxy.autoscale.prometheus import ask
-from proxy.autoscale.recommender import Recommendation
-from proxy.autoscale.scaled_pool import Blocks, ScaledPool, no_prometheus
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.autoscale.signals import SignalSource
-from proxy.cluster.redis_transport import Lease
 from proxy.cluster.settings import ReplicaSettings
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
 from proxy.telemetry.metrics import Catalogue
+
+if TYPE_CHECKING:
+    from proxy.autoscale.decision import ScalingDecision
+    from proxy.autoscale.recommender import Recommendation
+    from proxy.autoscale.scaled_pool import Blocks, ScaledPool
+    from proxy.cluster.redis_transport import Lease
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ class Autoscaling:
             if name in self.pools:
                 self.pools[name].settings = settings
                 continue
+            from proxy.autoscale.scaled_pool import ScaledPool  # with its actuators, only if a pool has a policy
+
             pool = self.pools[name] = ScaledPool(
                 name,
                 settings,
@@ -129,6 +132,9 @@ class Autoscaling:
         return self.lead.is_ours
 
     async def _ask(self, query: str) -> float:
+        from proxy.autoscale.prometheus import ask
+        from proxy.autoscale.scaled_pool import no_prometheus
+
         if self._settings.prometheus is None:
             return await no_prometheus(query)
         return await ask(self._settings.prometheus, query)
@@ -215,6 +221,9 @@ class Leadership:
 
     async def start(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
         if settings.is_shared:
+            from proxy.autoscale.loop import PATIENCE
+            from proxy.cluster.redis_transport import Lease
+
             await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS), margin=PATIENCE)
 
     async def share(

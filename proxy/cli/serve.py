@@ -14,18 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import uvloop
 
 from proxy.app import App
 from proxy.cli.options import config_option, pod_option, reader
-from proxy.cluster import worker
 from proxy.cluster.gc_tuning import Collector, resident
-from proxy.cluster.sharing import app_of
-from proxy.cluster.supervisor import Supervisor
-from proxy.cluster.workers import StartFailed
 from proxy.config.load import ConfigReader, scheduling_files
 from proxy.config.reload import Configurations
 from proxy.config.warnings import NO_PODS
@@ -37,6 +33,9 @@ from proxy.http.upstream.pool import is_address
 from proxy.settings import Settings
 from proxy.telemetry import logs
 from proxy.telemetry.lines import guard_standard_error
+
+if TYPE_CHECKING:
+    from proxy.cluster.supervisor import Supervisor
 
 INTERVAL = 1.0
 """Seconds between two checks of the files."""
@@ -111,6 +110,8 @@ def serve(
     Exit code 0 after a signal to stop, 1 if it cannot start, 2 if the configuration has faults.
     """
     if worker_fd is not None:
+        from proxy.cluster import worker  # a proxy of one process needs no worker, and no supervisor
+
         worker.run(worker_fd)
         return
     overrides: dict[str, dict[str, Any]] = {}
@@ -139,6 +140,8 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
             serving: App | Supervisor = (app := app_of(settings, source))
             idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         else:
+            from proxy.cluster.supervisor import Supervisor
+
             serving = supervisor = Supervisor(settings, workers, reader=source)
             idle, signals.kill = Collector(), supervisor.kill
         serving.autoscaling.on_first_pool = lambda: signals.on_halt(serving.autoscaling.pause_all)
@@ -156,8 +159,15 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
             await signals.stop(serving.wait_for_balancers)
     except OSError as error:
         raise _cannot_start(error, settings) from None
-    except StartFailed as error:
-        raise click.ClickException(str(error)) from None
+
+
+def app_of(settings: Settings, source: ConfigReader | None = None) -> App:
+    """Return the proxy of one process. Raise ConfigError."""
+    if not settings.replicas.is_shared:
+        return App(settings, reader=source)
+    from proxy.cluster.sharing import Replicated  # only if there are other hosts
+
+    return Replicated(settings, reader=source)
 
 
 @asynccontextmanager

@@ -241,11 +241,6 @@ class Replicated(SharingApp):
         return self._others.deployment.status()
 
 
-def app_of(settings: Settings, reader: ConfigReader | None = None) -> App:
-    """Return the proxy of one process. Raises ConfigError."""
-    return (Replicated if settings.replicas.is_shared else App)(settings, reader=reader)
-
-
 LONGEST_SCRAPE = 60.0
 """Seconds for which a scrape by another host counts at most."""
 

@@ -20,7 +20,7 @@ from typing import Any
 from proxy.autoscale.signals import Signals
 from proxy.cluster.questions import WorkerUnreachable
 from proxy.cluster.transport import Broker
-from proxy.core.errors import RequestError
+from proxy.core.errors import KvlaneError, RequestError
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
@@ -57,7 +57,7 @@ _ENVIRONMENT = "\0env"
 """Key of a value that came from an environment variable: it is converted to a number where the setting requires one."""
 
 
-class StartFailed(Exception):
+class StartFailed(KvlaneError):
     """A worker ended before it served."""
 
 

@@ -12,9 +12,6 @@ from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.dialects import Engines
 from proxy.fleet.discovery import Source
-from proxy.fleet.discovery.dns import DnsSource
-from proxy.fleet.discovery.file import FileSource
-from proxy.fleet.discovery.kubernetes import KubernetesSource
 from proxy.fleet.refresh import Refresher, ScrapeBudget, Scraped
 from proxy.fleet.scrape import Fetcher
 from proxy.fleet.settings import PodSettings, PodSources
@@ -175,12 +172,19 @@ class FleetRunner:
         self._fleet.reconcile(named(source, self._pool), pods, self._pool)
 
     def _sources(self, settings: PodSources) -> list[Source]:
+        """Return the sources of the configuration. Only these are imported."""
         sources: list[Source] = []
         if settings.file is not None:
+            from proxy.fleet.discovery.file import FileSource
+
             sources.append(FileSource(settings.file))
         if settings.dns is not None:
+            from proxy.fleet.discovery.dns import DnsSource
+
             sources.append(DnsSource(settings.dns))
         if settings.kubernetes is not None:
+            from proxy.fleet.discovery.kubernetes import KubernetesSource
+
             sources.append(KubernetesSource(settings.kubernetes, self._clock, self._rng))
         return sources
 

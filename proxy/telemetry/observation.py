@@ -26,12 +26,12 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.lines import lost_lines
 from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
-from proxy.telemetry.recorder import RequestRecorder
 from proxy.telemetry.settings import Telemetry, TracingSettings
 
 if TYPE_CHECKING:
     from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
     from proxy.prefix.exact import ExactIndex
+    from proxy.telemetry.recorder import RequestRecorder
     from proxy.telemetry.traces import Tracing
 
 
@@ -59,6 +59,8 @@ class Observation:
         self.observer = Observer(catalogue, self.endpoints, clock)
         self._recorder: RequestRecorder | None = None
         if settings.record is not None:
+            from proxy.telemetry.recorder import RequestRecorder
+
             lost = catalogue.record_lines_lost.cell()
             self._recorder = RequestRecorder(settings.record, clock, lost, self._adapters, _session)
         self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,3 +203,26 @@ def test_the_pause_signal_without_scaling_policies_ends_no_process(pods: list[st
         process.signal(signal.SIGINT)
         assert process.ended() == 0
     assert "ignored SIGUSR1" in process.errors
+
+
+OPTIONAL = """
+    proxy.auth.limits proxy.autoscale.scaled_pool proxy.cluster.replica proxy.cluster.supervisor proxy.extproc.server
+    proxy.fleet.discovery.dns proxy.fleet.discovery.file proxy.fleet.warmup proxy.kubernetes.api proxy.models.cluster
+    proxy.reliability.hedging proxy.telemetry.recorder proxy.telemetry.traces
+"""
+
+BUILD = """
+import sys
+from proxy.cli.serve import app_of
+from proxy.settings import from_mapping
+
+app_of(from_mapping({"pods": {"static": [{"url": "http://127.0.0.1:9"}]}}))
+print(*sys.modules)
+"""
+
+
+def test_a_proxy_imports_no_modules_of_sections_that_its_configuration_does_not_have() -> None:
+    built = subprocess.run([sys.executable, "-c", BUILD], check=True, capture_output=True, text=True)
+    imported = built.stdout.split()
+    assert "proxy.gateway" in imported
+    assert not set(OPTIONAL.split()) & set(imported)

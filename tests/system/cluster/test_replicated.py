@@ -15,8 +15,9 @@ import aiohttp
 import pytest
 
 from proxy.auth.limits import HostShares
+from proxy.cli.serve import app_of
 from proxy.cluster.settings import ReplicaSettings
-from proxy.cluster.sharing import Replicated, app_of
+from proxy.cluster.sharing import Replicated
 from proxy.cluster.supervisor import Supervisor
 from proxy.core.errors import ConfigError
 from proxy.core.params import Invalid

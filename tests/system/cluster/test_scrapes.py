@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.app import App
-from proxy.cluster.sharing import app_of
+from proxy.cli.serve import app_of
 from proxy.cluster.supervisor import Supervisor
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.fleet.refresh import ScrapeBudget
