@@ -16,7 +16,7 @@ from proxy.config import picker_config
 from proxy.core import params
 from proxy.core.endpoint import DEFAULT_POOL, PodTls
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Invalid, join, plain, suggestion, yaml_key
+from proxy.core.params import Invalid, join, plain, suggestion, unknown, yaml_key
 from proxy.core.ports import Clock, KvEvents, Random, SystemClock, Tokenizers
 from proxy.core.registry import Ports, Registry
 from proxy.core.state import State
@@ -265,7 +265,7 @@ def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
     for problem in problems:
         if not problem.path and problem.message.startswith("unknown field '"):
             word = problem.message.split("'")[1]
-            fixed.append(Problem("", f"unknown field '{word}'{suggestion(word, known)}"))
+            fixed.append(Problem("", unknown(word, known)))
         else:
             fixed.append(problem)
     return fixed

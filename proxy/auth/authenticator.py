@@ -99,8 +99,9 @@ class Authenticator:
             check_keys(keys, self._access.limits)
             known = Keys(keys, self._clock)
         except ValueError as error:
-            where = "security" if self._file is None else self._access.api_keys_file or ""
-            raise ConfigError([Problem(where, str(error))]) from None
+            if self._file is None:
+                raise ConfigError([Problem("security", str(error))]) from None
+            raise ConfigError([Problem(str(self._file.path), str(error))]).in_file_of(FILE) from None
         self.limits.clear()
         self.limits.update({**self._access.limits, **_limits_of_their_own(self._access), **known.limits})
         return known
@@ -213,11 +214,14 @@ ApiKeys = tuple[ApiKey, ...]
 Apply = Callable[[ApiKeys], None]
 
 
+FILE = "security.apiKeysFile"
+
+
 class KeyFile:
     """The file of further keys. A missing, empty or broken file removes no keys; each fault is logged once."""
 
     def __init__(self, path: str, environ: Mapping[str, str]) -> None:
-        self._path = Path(path)
+        self.path = Path(path)
         self._environ = environ
         self._file = WatchedFiles([path])
 
@@ -233,16 +237,22 @@ class KeyFile:
                 keys = await asyncio.to_thread(self._file.read_if_changed, self._load)
                 if keys is not None:
                     apply(keys)
-                    log.info("read %d API keys from %s, which has changed", len(keys), self._path)
+                    log.info("read %d API keys from %s, which has changed", len(keys), self.path)
             except ConfigError as error:
                 log.error("failed to read the API keys; the keys before stay in use: %s", error)
 
     def _load(self) -> ApiKeys:
-        entries = yaml_source.read(yaml_source.text_of(self._path), str(self._path), self._environ)
-        if entries is None:
-            raise ConfigError([Problem(str(self._path), "is empty; write [] for no keys")])
         try:
-            keys: Any = params.coerce(tuple[ApiKey, ...], entries, str(self._path))
+            return self._parse()
+        except ConfigError as error:
+            raise error.in_file_of(FILE) from None
+
+    def _parse(self) -> ApiKeys:
+        entries = yaml_source.read(yaml_source.text_of(self.path), str(self.path), self._environ)
+        if entries is None:
+            raise ConfigError([Problem(str(self.path), "is empty; write [] for no keys")])
+        try:
+            keys: Any = params.coerce(tuple[ApiKey, ...], entries, str(self.path))
         except params.Invalid as invalid:
             raise ConfigError(invalid.problems) from None
         read: ApiKeys = keys

@@ -284,7 +284,11 @@ class IssuerKeys:
             keys = self._keys if text == self._text else read_keys(text)
         except (*outbound.FAILURES, ValueError) as error:
             if not self._failing:
-                log.error("failed to read the issuer's keys from %s; known keys stay in use: %s", self._source, error)
+                log.error(
+                    "failed to read the issuer's keys from security.jwt.jwks (%s); known keys stay in use: %s",
+                    self._source,
+                    error,
+                )
             self._failing = True
             return
         self._failing = False

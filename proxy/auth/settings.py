@@ -98,11 +98,11 @@ class Jwt:
 
     def __post_init__(self) -> None:
         if not self.audience:
-            raise ValueError("audience is empty: list at least one, or tokens for other services would be accepted")
+            raise ValueError("audience: is empty; list at least one, or tokens for other services would be accepted")
         if not self.algorithms:
-            raise ValueError("algorithms is empty: no token could be signed")
+            raise ValueError("algorithms: is empty; no token could be signed")
         if not self.issuer:
-            raise ValueError("issuer is empty")
+            raise ValueError("issuer: is empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class AuthSettings:
     def __post_init__(self) -> None:
         """Raises ValueError."""
         check_keys(self.api_keys, self.limits)
-        others = [(f"tenants.{name}", tenant.limits) for name, tenant in self.tenants.items()]
+        others = [(f"tenants.{name}:", tenant.limits) for name, tenant in self.tenants.items()]
         if self.jwt is not None:
-            others.append(("jwt", self.jwt.limits))
+            others.append(("jwt:", self.jwt.limits))
         for who, limits in others:
             _check_limits(who, limits, self.limits)
         if (self.limits or self.tenants) and not self.asks:

@@ -118,7 +118,7 @@ def _overlooked(written: Mapping[str, Any], roles: Sequence[str]) -> Iterator[Pr
 def _unknown(written: Mapping[str, Any], known: Sequence[str], path: str) -> Iterator[Problem]:
     for key in written:
         if key not in known:
-            yield Problem(path, f"unknown field '{key}'{params.suggestion(str(key), known)}")
+            yield Problem(path, params.unknown(str(key), known))
 
 
 def _role(written: Mapping[str, Any]) -> Role:

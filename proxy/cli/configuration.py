@@ -18,7 +18,7 @@ from proxy.cli.options import config_option, output_option, pod_option, reader, 
 from proxy.cluster import redis_transport
 from proxy.config.reference import PluginReference, plugins_page, reference, settings_page, spell
 from proxy.config.schema import schema as written
-from proxy.config.warnings import warnings
+from proxy.config.warnings import unusable, warnings
 from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
@@ -48,6 +48,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     if settings.replicas.is_shared:
         redis_transport.check(settings.replicas)
     described = redacted(App(settings).effective())
+    if faults := list(unusable(settings)):
+        raise ConfigError(faults)
     if as_json:
         click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
     else:

@@ -41,16 +41,16 @@ def address_of(store: str) -> StoreAddress:
     """Return the address of a URL. Raise ValueError."""
     parts = urlsplit(store)
     if parts.scheme not in SCHEMES:
-        raise ValueError(f"store is 'none' or a URL of one of {', '.join(SCHEMES)}")
+        raise ValueError(f"store: must be 'none' or a URL of one of {', '.join(SCHEMES)}")
     if "@" in parts.netloc:
-        raise ValueError("store has a password in it, which would be shown: give username and password beside it")
+        raise ValueError("store: has a password in it, which would be shown; give username and password beside it")
     scheme, _, kind = parts.scheme.partition("+")
     if not kind:
         _host(parts.netloc, PORT)
         return StoreAddress(store)
     service = parts.path.strip("/")
     if kind == "sentinel" and not service:
-        raise ValueError("store names no service: redis+sentinel://HOST:PORT/SERVICE")
+        raise ValueError("store: names no service; write redis+sentinel://HOST:PORT/SERVICE")
     hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else PORT)
     host, port = hosts[0]
     options = parts.query and f"?{parts.query}"
@@ -60,7 +60,7 @@ def address_of(store: str) -> StoreAddress:
 def _hosts(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
     hosts = tuple(_host(host, port) for host in parts.netloc.split(","))
     if not all(host for host, _ in hosts):
-        raise ValueError("store names no host")
+        raise ValueError("store: names no host")
     return hosts
 
 
@@ -118,7 +118,7 @@ class ReplicaSettings:
         if not is_watched and (self.sentinel_username or self.sentinel_password):
             raise ValueError("sentinelUsername and sentinelPassword are for redis+sentinel://")
         if not self.prefix:
-            raise ValueError("prefix is empty")
+            raise ValueError("prefix: is empty")
 
     @property
     def is_shared(self) -> bool:

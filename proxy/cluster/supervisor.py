@@ -120,9 +120,9 @@ class Supervisor:
     async def __aenter__(self) -> Supervisor:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            for tls in (settings.listen.tls, settings.extproc.tls):
+            for section, tls in (("listen", settings.listen.tls), ("extproc", settings.extproc.tls)):
                 if tls is not None:
-                    server_context(tls)  # raises OSError for files that no worker could use
+                    server_context(tls, f"{section}.tls")  # raises OSError for files that no worker could use
             # connections wait in the sockets until the first worker serves
             sockets = bound(stack, settings.listen.host, settings.listen.port, self._number_of_workers)
             self.port: int = sockets[0][0].getsockname()[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from proxy import yaml_source
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.params import join
 from proxy.scheduling.document import KIND
 from proxy.settings import Settings, from_mapping
 
@@ -112,4 +114,24 @@ def _with_scheduling_file(data: Any, path: Path, read: Callable[[Path], Any], wh
         return data
     if len(section) > 1:
         raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
-    return {**data, "scheduling": read(path.parent / str(section["file"]))}
+    try:
+        return {**data, "scheduling": read(path.parent / str(section["file"]))}
+    except ConfigError as error:
+        raise error.in_file_of(join(where, "file")) from None
+
+
+def named_files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of each setting that names a file."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named_files(item, join(path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from named_files(item, f"{path}[{index}]")
+    elif isinstance(value, str) and _FILE.search(path) and not value.startswith(("http://", "https://")):
+        yield path, value
+
+
+_FILE = re.compile(
+    r"(?:^|\.)(?:apiKeysFile|tokenFile|caFile|jwks|(?:pods|record)\.file|tls\.(?:ca|cert|key|clientCa))$"
+)

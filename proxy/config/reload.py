@@ -7,16 +7,16 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from proxy.config.diff import changed
-from proxy.config.load import ANOTHER_FILE, ConfigReader
+from proxy.config.load import ANOTHER_FILE, ConfigReader, named_files
 from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, Conflict, Problem
-from proxy.core.params import FromEnvironment, join
+from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
 from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
@@ -151,8 +151,8 @@ class Configurations:
 
     def _with_known_files(self, wanted: Settings) -> Settings:
         """Refuse files that are not in effect. Raise ConfigError."""
-        known = dict(_files(self._now.settings.source))
-        problems = [Problem(at, ANOTHER_FILE) for at, file in _files(wanted.source) if known.get(at) != file]
+        known = dict(named_files(self._now.settings.source))
+        problems = [Problem(at, ANOTHER_FILE) for at, file in named_files(wanted.source) if known.get(at) != file]
         if problems:
             raise ConfigError(problems)
         return wanted
@@ -186,20 +186,6 @@ class Configurations:
 
 def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(source, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def _files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the value of each setting that names a file."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _files(item, join(path, str(key)))
-    elif isinstance(value, str) and _FILE.search(path) and not value.startswith(("http://", "https://")):
-        yield path, value
-
-
-_FILE = re.compile(
-    r"(?:^|\.)(?:apiKeysFile|tokenFile|caFile|jwks|(?:pods|record)\.file|tls\.(?:ca|cert|key|clientCa))$"
-)
 
 
 def _with_warnings(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:

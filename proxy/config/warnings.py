@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.autoscale import settings as autoscale
-from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
+from proxy.config.load import named_files
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, PodTls
+from proxy.core.errors import Problem
+from proxy.core.params import load, plain
 from proxy.core.registry import Registry
 from proxy.disagg import settings as disagg
 from proxy.flowcontrol import settings as flowcontrol
+from proxy.http.settings import ServerTls, tls_fault
 from proxy.http.upstream.pool import is_address
 from proxy.reliability import settings as reliability
 from proxy.scheduling import layout as scheduling
@@ -48,19 +53,48 @@ def _of_addresses(settings: Settings) -> Iterator[str]:
             f"listen.maxBody: {settings.listen.max_body} bytes are too few for most requests; "
             "a number without a unit is in bytes."
         )
-    for name, pool in settings.all_pools.items():
-        if pool.pods.file is not None and not Path(pool.pods.file).exists():
-            path = "" if name == DEFAULT_POOL else f"pools.{name}."
-            yield f"{path}pods.file: {pool.pods.file} does not exist; it provides no pods until it does."
 
 
 def _of_files(settings: Settings) -> Iterator[str]:
-    """Yield a warning for every missing file that the start needs."""
-    for section, tls in (("listen", settings.listen.tls), ("admin", settings.admin.tls)):
-        named = () if tls is None else (("cert", tls.cert), ("key", tls.key), ("clientCa", tls.client_ca))
-        for name, file in named:
-            if file is not None and not Path(file).exists():
-                yield f"{section}.tls.{name}: {file} does not exist; kvlane does not start without it."
+    """Yield a warning for every file that is missing, or that this user cannot read."""
+    for path, name in named_files(settings.source):
+        file, kind = (Path(name).parent, "the folder ") if path.endswith("record.file") else (Path(name), "")
+        if not os.access(file, os.R_OK):
+            what = "cannot be read by this user" if file.exists() else "does not exist"
+            yield f"{path}: {kind}{file} {what}; {_without(path)}."
+
+
+def _without(path: str) -> str:
+    """Return what happens without the file of this setting."""
+    if path.startswith(("listen.", "admin.", "extproc.", "security.apiKeysFile")):
+        return "kvlane does not start without it"
+    if path.endswith("pods.file"):
+        return "it provides no pods until it does"
+    return "nothing is recorded" if path.endswith("record.file") else "connections that need it fail"
+
+
+def unusable(settings: Settings) -> Iterator[Problem]:
+    """Yield a fault for each `tls` whose files exist and cannot be used. A missing file is a warning, because a machine
+    that checks a configuration may not have it."""
+    for path, tls in _tls_sections(settings):
+        if tls is not None and (fault := tls_fault(tls, path)) is not None:
+            files = (name for at, name in named_files(plain(tls), "tls"))
+            if all(os.access(name, os.R_OK) for name in files):
+                yield fault
+
+
+def _tls_sections(settings: Settings) -> Iterator[tuple[str, ServerTls | PodTls | None]]:
+    yield "listen.tls", settings.listen.tls
+    yield "admin.tls", settings.admin.tls
+    yield "extproc.tls", settings.extproc.tls
+    for name, pool in settings.all_pools.items():
+        source, path = settings.source, "pods"
+        if name != DEFAULT_POOL:
+            source, path = settings.source["pools"][name], f"pools.{name}.pods"
+        yield f"{path}.tls", pool.pods.tls
+        for index, pod in enumerate((source.get("pods") or {}).get("static") or ()):
+            if "tls" in pod:
+                yield f"{path}.static[{index}].tls", load(PodTls, pod["tls"])
 
 
 def _is_loopback(host: str) -> bool:

@@ -360,6 +360,10 @@ class ConfigError(KvlaneError):
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
+    def in_file_of(self, setting: str) -> ConfigError:
+        """Return the error with its faults, which have the path of a file, below the setting that names the file."""
+        return type(self)([Problem(setting, str(problem)) for problem in self.problems])
+
 
 class Unreadable(ConfigError):
     """A file that is missing or cannot be read now. A later attempt may succeed without a change of the file."""

@@ -205,7 +205,15 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     except ConfigError as error:
         raise Invalid(*(Problem(join(path, one.path), one.message) for one in error.problems)) from None
     except ValueError as error:
-        raise Invalid(Problem(path, str(error))) from None
+        raise Invalid(_at_its_key(cls, path, str(error))) from None
+
+
+def _at_its_key(cls: type[Any], path: str, message: str) -> Problem:
+    """Return the fault that a class found in its values, at the key with which the message starts: `url: has spaces`,
+    `profiles.decode: …`. Without a key it is a fault of the whole."""
+    key, colon, rest = message.partition(": ")
+    names = {yaml_key(field) for field in dataclasses.fields(cls)}
+    return Problem(join(path, key), rest) if colon and key.partition(".")[0] in names else Problem(path, message)
 
 
 def read(
@@ -334,7 +342,13 @@ def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
 def _unknown(path: str, key: str, known: Sequence[str]) -> Problem:
     if (instead := replacement(join(path, key))) is not None:
         return Problem(join(path, key), f"was removed: {instead}")
-    return Problem(path, f"unknown field '{key}'{suggestion(key, known)}")
+    return Problem(path, unknown(key, known))
+
+
+def unknown(key: str, known: Sequence[str]) -> str:
+    """Return the error for a key that is not known, with the nearest known key, or all keys if none is near."""
+    all_keys = f"; known are {', '.join(known)}" if known else "; it has no fields"
+    return f"unknown field '{key}'{suggestion(key, known) or all_keys}"
 
 
 def _as_mapping(cls: type[Any], data: Any) -> str:

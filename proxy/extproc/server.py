@@ -202,7 +202,7 @@ class GatewayListener:
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on bound `sockets`, else on host and port. Raise OSError for an unavailable port or certificate."""
-        context = None if tls is None else server_context(tls, ("h2",))
+        context = None if tls is None else server_context(tls, "extproc.tls", ("h2",))
         self._port_servers = await listen_on(self._gateway, host, port, sockets, context)
 
     @property

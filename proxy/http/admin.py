@@ -95,7 +95,7 @@ class AdminServer:
         """Raise OSError if the address is in use or invalid, or if the certificate is unusable."""
         await self._runner.setup()
         try:
-            tls = None if self._settings.tls is None else server_context(self._settings.tls)
+            tls = None if self._settings.tls is None else server_context(self._settings.tls, "admin.tls")
             self._listener = await asyncio.get_running_loop().create_server(
                 self._connection,
                 self._settings.host,

@@ -159,9 +159,9 @@ class Paths:
 def faults_of_extension(path: str) -> Iterator[str]:
     """Yield why the path cannot be one of `security.relayPaths`."""
     if not path.startswith("/") or "?" in path or not _is_plain(path.removesuffix("/*")):
-        yield f"relayPaths: {path!r} must start with / and hold neither a query, '%', '//' nor '..'"
+        yield f"{path!r} must start with / and hold neither a query, '%', '//' nor '..'"
     elif path.rstrip("/") in CONTROL:
-        yield f"relayPaths: {path} steers an engine; reach it through the admin port"
+        yield f"{path} steers an engine; reach it through the admin port"
 
 
 @lru_cache(maxsize=64)  # of up to 64 KiB each

@@ -295,7 +295,7 @@ class DataServer:
         self._make_context()
         context = None
         if settings.tls is not None:
-            context = server_context(settings.tls)
+            context = server_context(settings.tls, "listen.tls")
             accept = handshakes = Handshakes(accept, partial(self._hung_up, CloseReason.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
         self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, context)

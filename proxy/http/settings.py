@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from proxy.auth.settings import AuthSettings
 from proxy.core.endpoint import Endpoint, PodTls
+from proxy.core.errors import ConfigError, Problem, cause
 from proxy.core.files import WatchedFiles
-from proxy.core.params import Duration, Size, param
+from proxy.core.params import Duration, Size, join, param
 from proxy.http.paths import faults_of_extension
 
 log = logging.getLogger(__name__)
@@ -53,16 +54,14 @@ class ReloadedContext:
         return ", ".join(map(str, self._files.paths))
 
 
-def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
-    """Return the context of a listener, which uses the current files in every handshake. Raise OSError that names an
-    unusable file."""
+def server_context(settings: ServerTls, path: str, protocols: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
+    """Return the context of a listener, which uses the current files in every handshake. Raise OSError that names the
+    unusable file and its setting below `path`."""
     make = partial(_server, settings, protocols)
     try:
         followed = ReloadedContext((settings.cert, settings.key, settings.client_ca), make)
     except (OSError, ValueError) as error:
-        names = ", ".join(file for file in (settings.cert, settings.key, settings.client_ca) if file)
-        wanted = "each must be a readable PEM file, the key that of the certificate"
-        raise OSError(f"the TLS files {names} cannot be used: {error}; {wanted}") from error
+        raise OSError(str(tls_fault(settings, path) or Problem(path, str(error)))) from error
 
     def present(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         connection.context = followed.context()
@@ -84,6 +83,42 @@ def _server(settings: ServerTls, protocols: Sequence[str]) -> ssl.SSLContext:
         context.options |= ssl.OP_NO_TICKET  # a resumed session is not verified again, whatever the CA is by then
         context.num_tickets = 0
     return context
+
+
+def tls_fault(settings: ServerTls | PodTls, path: str) -> Problem | None:
+    """Return why a connection cannot use the files of the settings at `path`; None if it can."""
+    authority, name = (settings.client_ca, "clientCa") if isinstance(settings, ServerTls) else (settings.ca, "ca")
+    cert, key = settings.cert, settings.key
+    if fault := _no_certificates(cert, join(path, "cert")) or _no_certificates(authority, join(path, name)):
+        return fault
+    if cert is None:
+        return None
+    where, file = (join(path, "cert"), cert) if key is None else (join(path, "key"), key)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, no_password)
+    except ssl.SSLError as error:
+        if not error.reason:
+            return Problem(where, f"{file} holds no private key in PEM format")
+        return Problem(where, f"{file} cannot be used with the certificate in {cert}: {_words_of(error)}")
+    except (OSError, ValueError) as error:
+        return Problem(where, f"{file} cannot be read: {cause(error)}")
+    return None
+
+
+def _no_certificates(file: str | None, path: str) -> Problem | None:
+    if file is None:
+        return None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except ssl.SSLError as error:
+        return Problem(path, f"{file} holds no certificate in PEM format: {_words_of(error)}")
+    except (OSError, ValueError) as error:
+        return Problem(path, f"{file} cannot be read: {cause(error)}")
+    return None
+
+
+def _words_of(error: ssl.SSLError) -> str:
+    return str(error.reason or error).replace("_", " ").lower()
 
 
 def no_password() -> str:
@@ -139,7 +174,10 @@ class PodTlsContexts:
         followed = self._made.get(settings)
         if followed is None:
             files = (settings.ca, settings.cert, settings.key)
-            followed = self._made[settings] = ReloadedContext(files, lambda: _client(settings))
+            try:
+                followed = self._made[settings] = ReloadedContext(files, lambda: _client(settings))
+            except (OSError, ValueError) as error:
+                raise OSError(str(tls_fault(settings, "tls") or error)) from error
         return followed.context()
 
 
@@ -250,7 +288,7 @@ class AdminSettings:
     def __post_init__(self) -> None:
         """Raise ValueError for an empty key, which would open the port, and for invalid hosts."""
         if self.api_key is not None and not self.api_key.strip():
-            raise ValueError("apiKey is empty; set it, or leave it out to go without one")
+            raise ValueError("apiKey: is empty; set it, or leave it out to go without one")
         for name in self.hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"hosts: {name!r} is not a host name; write it as in a URL, without scheme and path")
@@ -305,4 +343,4 @@ class SecuritySettings(AuthSettings):
         AuthSettings.__post_init__(self)
         faults = [fault for path in self.relay_paths for fault in faults_of_extension(path)]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise ConfigError([Problem("relayPaths", fault) for fault in faults])

@@ -30,7 +30,7 @@ class Rewrite:
     def __post_init__(self) -> None:
         """Raise ValueError for a rule without a usable target."""
         if not self.targets:
-            raise ValueError("a rewrite needs targets")
+            raise ValueError("targets: at least one is required")
         if any(not target.model for target in self.targets):
             raise ValueError("each target needs a model")
         if all(target.weight == 0 for target in self.targets):

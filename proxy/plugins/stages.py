@@ -9,7 +9,7 @@ from typing import Any
 from proxy.core.attempt import Stage
 from proxy.core.decision import SPLIT, Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import NoEndpoints, RequestError
+from proxy.core.errors import ConfigError, NoEndpoints, Problem, RequestError
 from proxy.core.params import param, suggestion
 from proxy.core.plugin import Decider, PairDecider, ProfileHandler
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
@@ -161,20 +161,22 @@ def _prefilled(decision: Decision, prefill: tuple[Endpoint, ...]) -> Decision:
 def stages(
     name: str, profiles: StageProfiles, deciders: StageDeciders, known: ProfileNames, available: Deciders, order: str
 ) -> Stages:
-    """Return the stages. Raise ValueError with all unknown names and contradictions."""
-    faults: list[str] = []
+    """Return the stages. Raise ConfigError with all unknown names and contradictions."""
+    faults: list[Problem] = []
     is_prefill_first = order == "prefill-first"
     needed = {"decode": True, "prefill": bool(deciders.prefill) or is_prefill_first, "encode": bool(deciders.encode)}
     for stage, is_needed in needed.items():
         profile, decider = getattr(profiles, stage), getattr(deciders, stage, "")
         if profile not in known and (is_needed or profile != stage):
-            faults.append(f"profiles.{stage}: there is no profile '{profile}'{suggestion(profile, known)}")
+            near = suggestion(profile, known)
+            faults.append(Problem(f"profiles.{stage}", f"there is no profile '{profile}'{near}"))
         if decider and decider not in available:
             near = suggestion(decider, list(available))
-            faults.append(f"deciders.{stage}: no decider is named '{decider}'{near}")
+            faults.append(Problem(f"deciders.{stage}", f"no decider is named '{decider}'{near}"))
     if is_prefill_first and deciders.prefill:
-        faults.append("deciders.prefill: with stageOrder prefill-first every prompt is computed elsewhere; take it out")
+        why = "with stageOrder prefill-first every prompt is computed elsewhere; take it out"
+        faults.append(Problem("deciders.prefill", why))
     if faults:
-        raise ValueError("; ".join(faults))
+        raise ConfigError(faults)
     prefill, encode = available.get(deciders.prefill), available.get(deciders.encode)
     return Stages(PEER.of(name), profiles, prefill, encode, profiles.prefill in known, is_prefill_first)

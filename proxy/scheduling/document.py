@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from proxy.core import params
 from proxy.core.errors import Problem
-from proxy.core.params import Invalid, join, param, suggestion
+from proxy.core.params import Invalid, join, param, suggestion, unknown
 from proxy.scheduling.sections import (
     FLOW_TYPES,
     NOTIFIED,
@@ -136,7 +136,7 @@ class _Reader:
     def _check_top_level(self, data: Mapping[Any, Any]) -> None:
         for key in data:
             if key not in TOP_LEVEL:
-                self._complain("", f"unknown field '{key}'{suggestion(str(key), TOP_LEVEL)}")
+                self._complain("", unknown(str(key), TOP_LEVEL))
         if data.get("apiVersion", API_VERSIONS[0]) not in API_VERSIONS:
             self._complain("apiVersion", f"must be one of {', '.join(API_VERSIONS)}, not {data['apiVersion']!r}")
         if data.get("kind", KIND) != KIND:

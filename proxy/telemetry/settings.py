@@ -29,7 +29,7 @@ class RecordSettings:
 
     def __post_init__(self) -> None:
         if not self.file:
-            raise ValueError("file is empty; set a path, or remove record")
+            raise ValueError("file: is empty; set a path, or remove record")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,16 +69,20 @@ def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _without(document: Document, problem: Problem, made: Imported) -> Document:
-    """Return the document without the faulty piece. Raise ConfigError if the piece cannot be found."""
+    """Return the document without the faulty piece, or without the plugin or profile that lacks the piece. Raise
+    ConfigError if neither can be found."""
     document = copy.deepcopy(document)
     head, _, where = problem.path.partition(".")
     unknown = _UNKNOWN.match(problem.message)
     where = ".".join(part for part in (where, unknown[1] if unknown else "") if part)
     where = where.removesuffix(".pluginRef")
-    if head != "scheduling" or not where or not _drop(document, where):
-        raise ConfigError([problem])
-    made.lacks(where, problem.message)
-    return document
+    dropped = where
+    while head == "scheduling" and dropped:
+        if _drop(document, dropped):
+            made.lacks(where, problem.message)
+            return document
+        dropped = dropped.rpartition(".")[0] if dropped.count(".") > 1 else ""
+    raise ConfigError([problem])
 
 
 def _drop(document: Document, where: str) -> bool:

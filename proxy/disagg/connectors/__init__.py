@@ -23,5 +23,5 @@ def connector_named(name: str) -> type[Connector]:
     known = {**{one.name: one for one in installed(ENTRY_POINT_GROUP, "name")}, **CONNECTORS}
     if name not in known:
         near = suggestion(name, list(known)) or f"; known are {', '.join(sorted(known))}"
-        raise ValueError(f"there is no connector '{name}'{near}")
+        raise ValueError(f"connector: there is no '{name}'{near}")
     return known[name]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.files import WatchedFiles
-from proxy.core.params import Invalid, build, param
+from proxy.core.params import Invalid, build, join, param
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
 from proxy.fleet.discovery import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
@@ -75,7 +75,7 @@ def _parse_entry(entry: Any, path: str) -> PodSettings:
     try:
         return build(_AddressEntry, entry, path).pod()
     except ValueError as error:
-        raise Invalid(Problem(path, str(error))) from None
+        raise Invalid(Problem(join(path, "address"), str(error).removeprefix("url: "))) from None
 
 
 class FileSource(Source):
@@ -92,9 +92,9 @@ class FileSource(Source):
         try:
             return await asyncio.to_thread(self._file.read_if_changed, self._load)
         except Unreadable as error:
-            log.warning("%s; its pods stay as they were", error)
+            log.warning("pods.file: %s; its pods stay as they were", error)
         except ConfigError as error:
-            log.error("%s is broken; its pods stay as they were:\n%s", self._path, error)
+            log.error("pods.file: %s is broken; its pods stay as they were:\n%s", self._path, error)
         return None
 
     def _load(self) -> Sequence[PodSettings]:

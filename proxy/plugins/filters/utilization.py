@@ -23,7 +23,7 @@ class Condition:
 
     def __post_init__(self) -> None:
         if self.metric == "kv-cache-utilization" and self.max_value > 1:
-            raise ValueError(f"maxValue of kv-cache-utilization is at most 1, not {self.max_value:g}")
+            raise ValueError(f"maxValue: must be at most 1 for kv-cache-utilization, not {self.max_value:g}")
 
     def met_by(self, endpoint: Endpoint) -> bool:
         if self.metric == "active-requests":

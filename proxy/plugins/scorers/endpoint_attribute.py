@@ -21,7 +21,7 @@ class FixedRange:
 
     def __post_init__(self) -> None:
         if self.min >= self.max:
-            raise ValueError(f"min must be less than max, not {self.min:g} and {self.max:g}")
+            raise ValueError(f"min: must be less than max, not {self.min:g} and {self.max:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class EndpointAttributeScorer(Scorer):
 
     def __post_init__(self) -> None:
         if not self.attribute_key or "/" in self.attribute_key:
-            raise ValueError("attributeKey is a name alone; name the producer in 'producer'")
+            raise ValueError("attributeKey: must be a name alone; name the producer in 'producer'")
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         values = list(map(attribute_reader(self.attribute_key, self.producer), endpoints))

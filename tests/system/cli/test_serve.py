@@ -111,8 +111,14 @@ def test_a_port_that_is_in_use_is_reported_and_not_served(pods: list[str]) -> No
     [
         ({"host": "no-such-host.invalid"}, "Error: cannot listen: "),
         ({"host": "192.0.2.1"}, "this machine has no such address; choose another one with --host"),
-        ({"host": "127.0.0.1", "tls": {"cert": "none.pem", "key": "none.pem"}}, "cannot start: the TLS files none.pem"),
-        ({"host": "127.0.0.1", "tls": {"cert": "bad.pem", "key": "bad.pem"}}, "cannot start: the TLS files bad.pem"),
+        (
+            {"host": "127.0.0.1", "tls": {"cert": "none.pem", "key": "none.pem"}},
+            "cannot start: listen.tls.cert: none.pem cannot",
+        ),
+        (
+            {"host": "127.0.0.1", "tls": {"cert": "bad.pem", "key": "bad.pem"}},
+            "cannot start: listen.tls.cert: bad.pem holds",
+        ),
     ],
 )
 def test_what_prevents_a_start_is_reported_in_one_line(
@@ -188,7 +194,7 @@ def test_an_unreadable_referenced_file_prevents_the_start(tmp_path: Path, worker
         assert process.ended() == 2
         assert process.errors.splitlines() == [
             "Error: the configuration has a fault:",
-            "  /nowhere/keys.yaml: cannot be read: No such file or directory",
+            "  security.apiKeysFile: /nowhere/keys.yaml: cannot be read: No such file or directory",
         ]
 
 

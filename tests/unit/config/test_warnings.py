@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.config.warnings import warnings
+from proxy.config.warnings import unusable, warnings
 from proxy.settings import from_mapping
+from tests.helpers.http.authority import self_signed
 
 PODS = {"static": [{"url": "http://a:1"}]}
 
@@ -17,6 +18,46 @@ def test_files_required_for_the_start_are_checked(tmp_path: Path) -> None:
     assert warning.startswith(f"listen.tls.cert: {cert} does not exist")
     cert.touch()
     assert list(warnings(settings)) == []
+
+
+def test_every_setting_that_names_a_missing_file_is_named(tmp_path: Path) -> None:
+    gone, folder = str(tmp_path / "gone"), tmp_path / "none"
+    settings = from_mapping(
+        {
+            "pods": {"static": [{"url": "https://a:1", "tls": {"ca": gone}}], "file": gone},
+            "security": {"jwt": {"jwks": gone, "issuer": "i", "audience": ["a"]}},
+            "telemetry": {"record": {"file": str(folder / "record")}},
+        }
+    )
+    assert list(warnings(settings)) == [
+        f"pods.static[0].tls.ca: {gone} does not exist; connections that need it fail.",
+        f"pods.file: {gone} does not exist; it provides no pods until it does.",
+        f"security.jwt.jwks: {gone} does not exist; connections that need it fail.",
+        f"telemetry.record.file: the folder {folder} does not exist; nothing is recorded.",
+    ]
+
+
+def test_tls_files_that_exist_must_be_usable(tmp_path: Path) -> None:
+    text, other = tmp_path / "text.pem", self_signed(tmp_path / "other.pem")
+    text.write_text("no PEM")
+    own = self_signed(tmp_path / "own.pem")
+    missing = {"cert": str(tmp_path / "none.pem"), "key": str(text)}
+    spare = {"pods": {"static": [{"url": "https://b:1"}, {"url": "https://c:1", "tls": {"ca": str(text)}}]}}
+    settings = from_mapping(
+        {
+            "pods": {**PODS, "tls": {"cert": str(own), "key": str(text)}},
+            "listen": {"tls": {"cert": str(own), "key": str(other)}},
+            "admin": {"tls": {"cert": str(own), "clientCa": str(text)}},
+            "extproc": {"tls": missing},
+            "pools": {"spare": spare},
+        }
+    )
+    assert list(map(str, unusable(settings))) == [
+        f"listen.tls.key: {other} cannot be used with the certificate in {own}: key values mismatch",
+        f"admin.tls.clientCa: {text} holds no certificate in PEM format: no certificate or crl found",
+        f"pods.tls.key: {text} holds no private key in PEM format",
+        f"pools.spare.pods.static[1].tls.ca: {text} holds no certificate in PEM format: no certificate or crl found",
+    ]
 
 
 def test_queues_of_every_pool_are_checked() -> None:

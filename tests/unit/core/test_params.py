@@ -92,7 +92,11 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
     [
         ({"wholNumber": 3}, "top: unknown field 'wholNumber'; did you mean 'wholeNumber'?"),
         ({"whole_number": 3}, "top: unknown field 'whole_number'; did you mean 'wholeNumber'?"),
-        ({"zzz": 3}, "top: unknown field 'zzz'"),
+        (
+            {"zzz": 3},
+            "top: unknown field 'zzz'; known are flag, wholeNumber, share, part, name, maxTTFT, wait, space, colour, "
+            "mode, limit, either, inner, many, tags, labels, anything",
+        ),
         ({"flag": "yes"}, "top.flag: must be true or false, not the text 'yes'"),
         ({"flag": 1}, "top.flag: must be true or false, not 1"),
         ({"wholeNumber": True}, "top.wholeNumber: must be a whole number, not true"),
@@ -142,6 +146,18 @@ def test_an_error_of_a_class_has_the_path_of_the_class() -> None:
 
     with pytest.raises(ConfigError, match=r"^here: never$"):
         load(Picky, {"value": 1}, "here")
+
+
+def test_an_error_of_a_class_that_starts_with_a_key_has_the_path_of_the_key() -> None:
+    @dataclass(frozen=True)
+    class Picky:
+        wanted_value: int = 0
+
+        def __post_init__(self) -> None:
+            raise ValueError("wantedValue: is odd: 1")
+
+    with pytest.raises(ConfigError, match=r"^here\.wantedValue: is odd: 1$"):
+        load(Picky, {"wantedValue": 1}, "here")
 
 
 def test_text_from_the_environment_may_stand_for_numbers_durations_and_booleans() -> None:

@@ -61,7 +61,7 @@ def test_a_near_miss_of_it_gets_a_suggestion(site: Path) -> None:
 
 
 def test_without_the_package_it_is_unknown() -> None:
-    with pytest.raises(ConfigError, match="there is no connector 'disk-array'"):
+    with pytest.raises(ConfigError, match="connector: there is no 'disk-array'"):
         params.load(DisaggregationSettings, {"connector": "disk-array"})
 
 

@@ -59,10 +59,10 @@ def test_the_list_may_be_under_the_key_pods() -> None:
         ("- {url: 'http://a', url: 'http://b'}", "key 'url' stands twice"),
         ("[" * 100_000, "is nested too deeply"),
         ("- 7", "[0]: must be a mapping"),
-        ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'"),
+        ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'; did you mean 'ports'?"),
         ("- {address: a}", "[0].port: is required"),
-        ("- {address: a, port: x}", "[0]: port: 'x' is not a port"),
-        ("- {address: '', port: 1}", "[0]: url:"),
+        ("- {address: a, port: x}", "[0].port: 'x' is not a port"),
+        ("- {address: '', port: 1}", "[0].address: "),
         ("- {url: 'http://a'}\n- {url: 'http://a'}", "[1].name: 'a:80' is taken by [0]"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_broken_file_is_refused_with_its_faults(text: str, fault: str) -> None
 def test_all_faults_of_a_file_are_found() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_pods("- {url: x}\n- {url: 'http://a'}\n- {name: y}\n")
-    assert [problem.path for problem in caught.value.problems] == ["[0]", "[2].url"]
+    assert [problem.path for problem in caught.value.problems] == ["[0].url", "[2].url"]
 
 
 async def settled(source: FileSource) -> list[str] | None:
@@ -131,7 +131,7 @@ async def test_a_broken_edit_keeps_the_pods_and_is_logged_once(
     assert await settled(source) is None
     assert await settled(source) is None
     assert caplog.text.count("is broken") == 1
-    assert "[0]: url: 'nonsense'" in caplog.text
+    assert "[0].url: 'nonsense'" in caplog.text
     pods_file.write("- {url: http://a:1\n")
     assert await settled(source) is None
     assert "\n2:1: " in caplog.text

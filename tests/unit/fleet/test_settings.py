@@ -72,7 +72,7 @@ def test_a_pod_is_named_by_host_and_port_by_default(url: str, name: str) -> None
 )
 def test_an_invalid_url_is_refused_with_its_path(url: str) -> None:
     (fault,) = faults({"static": [{"url": "http://fine"}, {"url": url}]})
-    assert fault.startswith("pods.static[1]: url: ")
+    assert fault.startswith("pods.static[1].url: ")
 
 
 def test_all_faults_are_reported_with_their_paths() -> None:

@@ -86,10 +86,14 @@ def deciding(prefill: str = "", encode: str = "", **given: Any) -> Any:
     return handler(deciders={"prefill": prefill, "encode": encode}, **given)
 
 
-def fault(**given: Any) -> str:
+def faults(**given: Any) -> list[str]:
     with pytest.raises(Invalid) as caught:
         handler(**given)
-    return str(caught.value.problems[0])
+    return list(map(str, caught.value.problems))
+
+
+def fault(**given: Any) -> str:
+    return faults(**given)[0]
 
 
 def decided(made: Any, found: Found, incoming: InferenceRequest | None = None) -> tuple[Decision, list[str]]:
@@ -275,10 +279,10 @@ class TestParameters:
         assert "exclude profiles and deciders" in fault(decodeProfile="decode", **given)
 
     def test_unknown_names_are_all_reported_with_suggestions(self) -> None:
-        message = fault(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
-        assert message.startswith("plugins.split: profiles.decode: there is no profile 'decod'; did you mean 'decode'?")
-        assert "deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in message
-        assert "deciders.encode: no decider is named 'z'" in message
+        found = faults(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
+        assert "plugins.split.profiles.decode: there is no profile 'decod'; did you mean 'decode'?" in found
+        assert "plugins.split.deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in found
+        assert "plugins.split.deciders.encode: no decider is named 'z'" in found
 
     def test_a_missing_profile_of_a_stage_is_an_error(self) -> None:
         assert "profiles.prefill: there is no profile" in fault(known=["decode"], deciders={"prefill": "yes"})

@@ -165,7 +165,7 @@ class TestAttribute:
         both = self.parameters(fixedRange={"min": 0, "max": 1}, adaptiveRange={})
         assert "exclude each other" in fault("endpoint-attribute-scorer", **both)
         backwards = self.parameters(fixedRange={"min": 1, "max": 1})
-        assert "min must be less than max" in fault("endpoint-attribute-scorer", **backwards)
+        assert "min: must be less than max" in fault("endpoint-attribute-scorer", **backwards)
 
 
 class TestContextLength:

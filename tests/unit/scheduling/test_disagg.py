@@ -98,8 +98,7 @@ class TestFaults:
     def test_a_missing_decider_is_an_error(self) -> None:
         (fault,) = faults(document({"deciders": {"prefill": "prefix-based-decider"}}))
         assert fault == (
-            f"plugins.{HANDLER}: deciders.prefill: no decider is named 'prefix-based-decider'; "
-            f"did you mean '{DECIDER}'?"
+            f"plugins.{HANDLER}.deciders.prefill: no decider is named 'prefix-based-decider'; did you mean '{DECIDER}'?"
         )
 
     def test_a_plugin_that_is_no_decider_is_an_error(self) -> None:

@@ -53,7 +53,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",
             "plugins.approx: unknown plugin type 'aprox-prefix-cache-producer'; "
             "did you mean 'approx-prefix-cache-producer'?",
-            "plugins.queue-scorer: unknown field 'threshold'",
+            "plugins.queue-scorer: unknown field 'threshold'; it has no fields",
             "plugins.load-aware-scorer: unknown field 'treshold'; did you mean 'threshold'?",
             "plugins.kv-cache-utilization-scorer: two plugins have this name",
             "plugins.pick: unknown field 'maxNumOfEndpoint'; did you mean 'maxNumOfEndpoints'?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import chdir
 from pathlib import Path
 
 import orjson
@@ -148,6 +149,20 @@ def test_check_reports_all_faults_and_ends_with_two(tmp_path: Path) -> None:
     ):
         assert fault in result.output
     assert "Traceback" not in result.output
+
+
+def test_check_names_the_setting_of_a_file_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("no PEM")
+    for name, fault in (
+        ("listen: {tls: {cert: cert.pem}}", "listen.tls.cert: cert.pem holds no certificate in PEM format"),
+        ("security: {apiKeysFile: none.yaml}", "security.apiKeysFile: none.yaml: cannot be read: No such file"),
+        ("scheduling: {file: none.yaml}", f"scheduling.file: {tmp_path}/none.yaml: cannot be read: No such file"),
+    ):
+        (tmp_path / "kvlane.yaml").write_text(f"pods: {{static: [{{url: http://a:1}}]}}\n{name}\n")
+        with chdir(tmp_path):
+            result = run("check", "-c", str(tmp_path / "kvlane.yaml"))
+        assert result.exit_code == 2
+        assert fault in result.output
 
 
 def test_check_reports_a_missing_file_and_an_invalid_pod() -> None:

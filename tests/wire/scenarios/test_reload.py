@@ -389,6 +389,7 @@ async def test_variables_are_resolved_only_with_a_key() -> None:
         {"security": {"apiKeysFile": "FILE"}},
         {"security": {"jwt": {"jwks": "FILE", "issuer": "i", "audience": ["a"]}}},
         {"pods": {"file": "FILE"}},
+        {"pods": {"static": [{"url": "https://127.0.0.1:9", "tls": {"ca": "FILE"}}]}},
         {"admin": {"port": 0, "tls": {"cert": "FILE"}}},
     ],
     ids=lambda sections: next(iter(sections)),

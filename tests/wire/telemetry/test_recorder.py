@@ -195,7 +195,7 @@ async def test_by_default_there_is_no_recorder() -> None:
 
 
 def test_an_empty_path_is_refused() -> None:
-    with pytest.raises(Exception, match=re.escape("telemetry.record: file is empty")):
+    with pytest.raises(Exception, match=re.escape("telemetry.record.file: is empty")):
         App(from_mapping({"telemetry": {"record": {"file": ""}}}))
 
 
