@@ -88,15 +88,8 @@ class Hooks:
 
     __slots__ = ()
 
-    @property
-    def pre_request_hooks(self) -> Sequence[Hook]:
-        """Return the PreRequest hooks."""
-        return ()
-
-    @property
-    def post_response_hooks(self) -> Sequence[Hook]:
-        """Return the PostResponse hooks."""
-        return ()
+    pre_request_hooks: Sequence[Hook] = ()
+    post_response_hooks: Sequence[Hook] = ()
 
     def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
         """Count and log the error of a hook. The request and the other hooks go on."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -51,7 +50,7 @@ from proxy.scheduling.layout import (
     lay_out,
     satisfy,
 )
-from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring, shares
+from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring, shares
 from proxy.scheduling.scheduler import Scheduler
 
 P = TypeVar("P", bound=Plugin)
@@ -68,23 +67,14 @@ class Scheduling(Hooks):
 
     scheduler: Scheduler
     producers: tuple[DataProducer, ...]
-    pre_request: tuple[PreRequest, ...]
-    post_response: tuple[PostResponse, ...]
     endpoint_removed: tuple[EndpointRemoved, ...]
     instances: Mapping[str, Plugin]
     effective: Effective
     faults: PluginFaults
-
-    @property
-    def pre_request_hooks(self) -> Sequence[Hook]:
-        return tuple(plugin.pre_request for plugin in self.pre_request)
-
-    @property
-    def post_response_hooks(self) -> Sequence[Hook]:
-        return tuple(plugin.post_response for plugin in self.post_response)
+    pre_request_hooks: tuple[Hook, ...] = ()
+    post_response_hooks: tuple[Hook, ...] = ()
 
     def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
-        """Call a hook for an attempt that has a record, and record its duration."""
         plugin, record = _plugin_of(hook), attempt.record
         if record is not None:
             record.call(_point(hook), plugin, self.name_of(plugin), hook, attempt, attempt.endpoint)
@@ -102,7 +92,6 @@ class Scheduling(Hooks):
                 self.raised(plugin, f"failed to forget pod {endpoint.name}", error)
 
     def raised(self, plugin: Plugin, complaint: str, error: Exception) -> None:
-        """Count and log an error of a plugin."""
         self.faults.report(self.name_of(plugin), RAISED, complaint, error)
 
     def shares(self) -> dict[str, dict[str, tuple[float, float]]]:
@@ -189,8 +178,8 @@ class _Plugins:
         return Scheduling(
             scheduler=self._scheduler(faults),
             producers=tuple(cast(DataProducer, self._instances[name]) for name in producers),
-            pre_request=self._all(PreRequest),
-            post_response=self._all(PostResponse),
+            pre_request_hooks=tuple(plugin.pre_request for plugin in self._all(PreRequest)),
+            post_response_hooks=tuple(plugin.post_response for plugin in self._all(PostResponse)),
             endpoint_removed=self._all(EndpointRemoved),
             instances=self._instances,
             effective=effective(layout, self._instances, self._ports),
@@ -224,19 +213,16 @@ class _Plugins:
         )
 
     def _profile(self, profile: ProfileLayout, faults: PluginFaults) -> Profile:
-        filters, scorers, pickers = (self._used(profile, point) for point in (Filter, Scorer, Picker))
-        guarded = [GuardedFilter(cast(Filter, made), use.ref, faults) for use, made in filters]
-        (picker,) = pickers
+        filters, scorers, ((picker, picks),) = (self._used(profile, point) for point in (Filter, Scorer, Picker))
         return Profile(
             profile.name,
-            tuple(FilterStep(use.ref, each, each.exhausts) for (use, _), each in zip(filters, guarded, strict=True)),
+            [GuardedFilter(cast(Filter, made), use.ref, faults) for use, made in filters],
             Scoring(
                 [GuardedScorer(cast(Scorer, made), use.ref, faults) for use, made in scorers],
                 shares([use.weight for use, _ in scorers]),
             ),
-            GuardedPicker(cast(Picker, picker[1]), picker[0].ref, faults),
+            GuardedPicker(cast(Picker, picks), picker.ref, faults),
             profile.shadow,
-            min((cast(Filter, made).spares for _, made in filters), default=inf),
         )
 
     def _used(self, profile: ProfileLayout, point: type) -> list[tuple[PluginUse, Plugin]]:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from proxy.core import params
@@ -57,7 +57,6 @@ class _Faults(PluginFaults):
 
 
 def _described(decision: Decision) -> dict[str, Any]:
-    """Return the target, and the pods of other stages."""
     stages = {"prefill": decision.prefill, "encode": decision.encode}
     names = {stage: [pod.name for pod in pods] for stage, pods in stages.items() if pods}
     return {
@@ -170,17 +169,8 @@ class StatedEndpoint:
 
     def endpoint(self, now: float) -> Endpoint:
         """Return a ready pod with fresh metrics, whose recent work is its requests in flight."""
-        metrics = Metrics(
-            waiting=self.metrics.waiting,
-            running=self.metrics.running,
-            kv_usage=self.metrics.kv_usage,
-            active_models=self.metrics.active_models,
-            waiting_models=self.metrics.waiting_models,
-            max_active_models=self.metrics.max_active_models,
-            attributes=self.attributes,
-            scraped_at=now,
-            freshness=Freshness.FRESH,
-        )
+        stated = asdict(self.metrics)
+        metrics = Metrics(**stated, attributes=self.attributes, scraped_at=now, freshness=Freshness.FRESH)
         work = (self.inflight.requests + self.inflight.tokens) / self.weight
         recent = math.log(work) if work else -math.inf
         load = Load(requests=self.inflight.requests, tokens=self.inflight.tokens, recent=recent)

@@ -211,15 +211,9 @@ def _absence(pod: Endpoint, model: str) -> str:
     return "model" if pod.models and model and model not in pod.models else "narrowed"
 
 
-class Margin(NamedTuple):
-    """The difference of two totals; negative if the picker did not choose the best pod."""
-
-    over: Endpoint
-    by: float
-
-
-def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
-    """Return the margin; None for a sole candidate, and without scores."""
+def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> tuple[Endpoint, float] | None:
+    """Return the best other pod, and by how much the total of the chosen one exceeds it: negative if the picker did not
+    choose the best pod. None for a sole candidate, and without scores."""
     if run is None or chosen is None:
         return None
     totals = dict(zip(run.scored, run.totals, strict=True))
@@ -227,7 +221,7 @@ def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
     if chosen not in totals or not others:
         return None
     other = max(others, key=totals.__getitem__)
-    return Margin(other, totals[chosen] - totals[other])
+    return other, totals[chosen] - totals[other]
 
 
 def short(entry: DecisionEntry) -> dict[str, Any]:
@@ -329,7 +323,7 @@ def _profile(entry: DecisionEntry, run: ProfileRecord) -> dict[str, Any]:
 
 def _margin(run: ProfileRecord | None, picked: Endpoint | None) -> dict[str, Any]:
     found = margin(run, picked)
-    return {"runnerUp": found and found.over.name, "margin": found and _number(found.by)}
+    return {"runnerUp": found and found[0].name, "margin": found and _number(found[1])}
 
 
 def _scorer(name: str, weight: float, share: float, pods: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
@@ -407,8 +401,8 @@ def _fields(entry: DecisionEntry, pod: Endpoint) -> Iterator[str]:
     yield f"profile={_string(decision.profile)}"
     yield f"candidates={len(entry.candidates)}"
     if (found := margin(entry.run, decision.target)) is not None:
-        yield f"margin={found.by:.3f}"
-        yield f"runner-up={_string(found.over.name)}"
+        yield f"margin={found[1]:.3f}"
+        yield f"runner-up={_string(found[0].name)}"
     yield f"prompt={entry.prompt_tokens}"
     if (hit := entry.predicted_hit(prompt_pod)) is not None:
         yield f"hit={hit}"

@@ -148,11 +148,15 @@ class Explained(Listener):
         self,
         request: InferenceRequest,
         candidates: Sequence[Endpoint],
-        decision: Decision,
+        decision: Decision | RequestError,
         started: float,
         record: DecisionRecord | None,
     ) -> None:
-        self._add(request, candidates, decision, record)
+        if record is not None and record.is_wanted:
+            builder, is_requested = self._builders[candidates[0].pool], self._is_requested(request)
+            entry = builder.entry(self._log.next_id(), request, candidates, record.runs, decision, is_requested)
+            request.state.write(ENTRY, entry)
+            self._log.add(entry)
 
     def refused(
         self,
@@ -161,20 +165,7 @@ class Explained(Listener):
         error: RequestError,
         record: DecisionRecord | None,
     ) -> None:
-        self._add(request, candidates, error, record)
-
-    def _add(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Endpoint],
-        outcome: Decision | RequestError,
-        record: DecisionRecord | None,
-    ) -> None:
-        if record is not None and record.is_wanted:
-            builder, is_requested = self._builders[candidates[0].pool], self._is_requested(request)
-            entry = builder.entry(self._log.next_id(), request, candidates, record.runs, outcome, is_requested)
-            request.state.write(ENTRY, entry)
-            self._log.add(entry)
+        self.decided(request, candidates, error, 0.0, record)
 
     def attempt_started(self, attempt: Attempt) -> None:
         entry = attempt.request.state.read(ENTRY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 from types import CodeType
@@ -11,7 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import Problem
 from proxy.core.params import join, suggestion
-from proxy.core.plugin import DataProducer, Filter, Picker, Plugin, ProfileHandler, Scorer
+from proxy.core.plugin import DataProducer, Filter, Picker, Plugin, ProfileHandler, Scorer, points_of
 from proxy.core.registry import Registry
 from proxy.core.request import DataKey
 from proxy.scheduling.document import Document, ProfileEntry
@@ -23,7 +23,6 @@ DEFAULT_PLUGINS = ("candidate-sampling-filter", "latency-scorer", DEFAULT_PICKER
 """The scorer adds up cached prefix, queue, running responses and the speed of a pod in seconds; several scorers would
 need weights. The filter has no effect on up to a hundred pods."""
 DEFAULT_HANDLER = "single-profile-handler"
-DEFAULT_WEIGHT = 1.0
 
 
 class ValueOrigin(Enum):
@@ -52,9 +51,9 @@ class PluginUse:
     """A plugin in a profile."""
 
     ref: str
-    weight: float
-    origin: ValueOrigin
-    weight_origin: ValueOrigin
+    weight: float = 1.0
+    origin: ValueOrigin = ValueOrigin.INJECTED
+    weight_origin: ValueOrigin = ValueOrigin.INJECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,11 @@ class Layout:
 
     def inject(self, type_name: str) -> str:
         """Return the name of an instance of the type; create it if the document has no plugin under the type's name."""
-        entry = self.entries.get(type_name)
-        if entry is not None:
-            return type_name
-        cls = self.registry.get(type_name)
-        if cls is None:
-            self.complain("plugins", f"the default '{type_name}' is not among the installed plugins")
-        else:
-            self.entries[type_name] = PluginInstance(type_name, cls, {}, ValueOrigin.INJECTED)
+        if type_name not in self.entries:
+            if (cls := self.registry.get(type_name)) is None:
+                self.complain("plugins", f"the default '{type_name}' is not among the installed plugins")
+            else:
+                self.entries[type_name] = PluginInstance(type_name, cls, {}, ValueOrigin.INJECTED)
         return type_name
 
     def deciding(self) -> tuple[str, ...]:
@@ -127,11 +123,9 @@ def _default_profile(layout: Layout) -> ProfileLayout:
     """Return a profile with every filter, scorer and picker in the order of the file; the default plugins if there are
     no such plugins."""
     members = [name for name, entry in layout.entries.items() if entry.is_a(Filter, Scorer, Picker)]
-    weights = [(name, DEFAULT_WEIGHT) for name in members]
     if not members and not layout.problems:
-        weights = [(layout.inject(name), DEFAULT_WEIGHT) for name in DEFAULT_PLUGINS]
-    uses = tuple(PluginUse(name, weight, ValueOrigin.INJECTED, ValueOrigin.INJECTED) for name, weight in weights)
-    return ProfileLayout(DEFAULT_PROFILE, uses, ValueOrigin.INJECTED)
+        members = [layout.inject(name) for name in DEFAULT_PLUGINS]
+    return ProfileLayout(DEFAULT_PROFILE, tuple(map(PluginUse, members)), ValueOrigin.INJECTED)
 
 
 def _declared_profile(layout: Layout, profile: ProfileEntry) -> ProfileLayout:
@@ -142,30 +136,21 @@ def _declared_profile(layout: Layout, profile: ProfileEntry) -> ProfileLayout:
             continue  # guides of llm-d name producers too: these run for every request anyway
         if any(use.ref == ref.plugin_ref for use in uses):
             layout.problems.append(Problem(profile.path, f"refers to '{ref.plugin_ref}' twice"))
-        given = ref.weight is not None
-        weight = DEFAULT_WEIGHT if ref.weight is None else ref.weight
-        uses.append(
-            PluginUse(ref.plugin_ref, weight, ValueOrigin.FILE, ValueOrigin.FILE if given else ValueOrigin.DEFAULT)
-        )
+        weight, origin = (1.0, ValueOrigin.DEFAULT) if ref.weight is None else (ref.weight, ValueOrigin.FILE)
+        uses.append(PluginUse(ref.plugin_ref, weight, ValueOrigin.FILE, origin))
     return ProfileLayout(profile.name, tuple(uses), ValueOrigin.FILE, profile.shadow)
 
 
 def _with_picker(layout: Layout, profile: ProfileLayout) -> ProfileLayout:
-    pickers = [use.ref for use in profile.uses if _is_picker(layout, use.ref)]
+    defined = [name for name, entry in layout.entries.items() if entry.is_a(Picker)]
+    pickers = [use.ref for use in profile.uses if use.ref in defined]
     if len(pickers) > 1:
         names = " and ".join(f"'{name}'" for name in pickers)
         layout.complain(f"schedulingProfiles.{profile.name}", f"has the pickers {names}; a profile has one")
     if pickers:
         return profile
-    defined = [name for name in layout.entries if _is_picker(layout, name)]
     picker = defined[0] if len(defined) == 1 else layout.inject(DEFAULT_PICKER)
-    use = PluginUse(picker, DEFAULT_WEIGHT, ValueOrigin.INJECTED, ValueOrigin.INJECTED)
-    return ProfileLayout(profile.name, (*profile.uses, use), profile.origin, profile.shadow)
-
-
-def _is_picker(layout: Layout, name: str) -> bool:
-    entry = layout.entries.get(name)
-    return entry is not None and entry.is_a(Picker)
+    return replace(profile, uses=(*profile.uses, PluginUse(picker)))
 
 
 def _choose_handler(layout: Layout, document: Document) -> None:
@@ -210,7 +195,9 @@ def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -
     """Inject default producers until every requirement has a provider, or report a problem. `make` adds the instance of
     an entry of the layout to the instances."""
     handled: set[tuple[str, DataKey[Any]]] = set()
-    while missing := [need for need in _needs(instances) if need not in handled]:
+    while missing := [
+        (name, key) for name, made in instances.items() for key in made.requires if (name, key) not in handled
+    ]:
         for name, key in missing:
             handled.add((name, key))
             default = _missing_default(layout, instances, name, key)
@@ -313,12 +300,6 @@ def _names_in(code: CodeType | None) -> set[str]:
     return set(code.co_names).union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
-def _needs(instances: Instances) -> Iterator[tuple[str, DataKey[Any]]]:
-    for name, made in instances.items():
-        for key in made.requires:
-            yield name, key
-
-
 def _missing_default(layout: Layout, instances: Instances, name: str, key: DataKey[Any]) -> str | None:
     """Return the type to inject for a requirement; None if it is met, or cannot be met, which is reported."""
     providers = _providers(instances, key)
@@ -350,22 +331,12 @@ def warnings(document: Document, registry: Registry) -> Iterator[str]:
     profile; producers and handlers run without references, and so does a sole picker in a profile without one."""
     if document.profiles is None:
         return
-    used = {ref.plugin_ref for profile in document.profiles for ref in profile.plugins}
-    pickers = {entry.label for entry in document.plugins if _is_one_of(registry, entry.type, Picker)}
-    if len(pickers) == 1 and any(
-        pickers.isdisjoint(ref.plugin_ref for ref in profile.plugins) for profile in document.profiles
-    ):
+    references = [{ref.plugin_ref for ref in profile.plugins} for profile in document.profiles]
+    used = set[str]().union(*references)
+    points = {entry.label: set(points_of(cls)) for entry in document.plugins if (cls := registry.get(entry.type))}
+    pickers = {label for label, its in points.items() if Picker in its}
+    if len(pickers) == 1 and any(map(pickers.isdisjoint, references)):
         used |= pickers
-    for entry in document.plugins:
-        if entry.label not in used and _only_decides(registry, entry.type):
-            path = f"{document.path}.plugins" if document.path else "plugins"
-            yield f"{path}.{entry.label}: no profile refers to it, so it decides nothing."
-
-
-def _only_decides(registry: Registry, type_name: str) -> bool:
-    return _is_one_of(registry, type_name, Filter, Scorer, Picker) and not _is_one_of(registry, type_name, DataProducer)
-
-
-def _is_one_of(registry: Registry, type_name: str, *points: type) -> bool:
-    made = registry.get(type_name)
-    return made is not None and any(point in made.__mro__ for point in points)
+    for label, its in points.items():
+        if label not in used and DataProducer not in its and its & {Filter, Scorer, Picker}:
+            yield f"{join(document.path, f'plugins.{label}')}: no profile refers to it, so it decides nothing."

@@ -7,39 +7,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain, repeat
+from math import inf
 from operator import add, attrgetter, mul
+from typing import Generic, TypeVar
 
 from proxy.core.decision import DecisionRecord, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NO_POD, NoEndpoints, RequestError, Saturated
-from proxy.core.plugin import Filter, Picker, Scorer
+from proxy.core.plugin import Filter, Picker, Plugin, Scorer
 from proxy.core.registry import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults, is_built_in
 from proxy.core.request import InferenceRequest
 
 Order = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint], Sequence[float]], Sequence[Endpoint]]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterStep:
-    """One filter of a run. `exhausts` is the filter's own reason for removing endpoints."""
-
-    name: str
-    filter: Filter
-    exhausts: bool = False
+Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
+P = TypeVar("P", bound=Plugin)
 
 
 @dataclass(slots=True)
 class Profile:
     """Guarded plugins in the order in which a run calls them. A run has no side effects, so retries, shadows and dry
-    runs use it alike. Plugins receive the candidates as a tuple, which they cannot change. No filter removes any of
-    `spared` endpoints, or fewer."""
+    runs use it alike. Plugins receive the candidates as a tuple, which they cannot change."""
 
     name: str
-    filters: Sequence[FilterStep]
+    filters: Sequence[GuardedFilter]
     scoring: Scoring
     picker: GuardedPicker
     shadow: bool = False
-    spared: float = 0
+    spared: float = field(init=False)
+    """The number of endpoints up to which no filter removes any."""
     _run: ProfileRun = field(init=False)
     _totals: Totals = field(init=False)
     _order: Order = field(init=False)
@@ -48,6 +43,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         self._run = ProfileRun(self.name, self.shadow)
+        self.spared = min((each.unguarded.spares for each in self.filters), default=inf)
         self._totals, self._order = self.scoring.unguarded(), self.picker.order
         scorer = self.scoring.sole
         if scorer is not None and self.picker.is_trusted:
@@ -98,29 +94,35 @@ class Profile:
         return self._order(run, request, candidates, self._totals(run, request, candidates))
 
     def _filter(
-        self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...]
+        self,
+        run: ProfileRun,
+        request: InferenceRequest,
+        endpoints: tuple[Endpoint, ...],
+        record: DecisionRecord | None = None,
     ) -> tuple[Endpoint, ...]:
         if not endpoints:
             raise NoEndpoints(NO_POD)
-        for step in self.filters:
-            endpoints = tuple(step.filter.filter(run, request, endpoints))
-            if not endpoints:
-                raise self._emptied_by(step)
+        for each in self.filters:
+            if record is None:
+                kept = tuple(each.filter(run, request, endpoints))
+            else:
+                found = record.profile(run)
+                kept = tuple(record.call("Filter", each, each.name, each.filter, run, request, endpoints))
+                found.filtered(each.name, endpoints, kept)
+            if not kept:
+                where = f"filter '{each.name}' of profile '{self.name}' left none"
+                if each.unguarded.exhausts:
+                    raise Saturated(f"All pods are busy: {where}. Try again shortly.")
+                raise NoEndpoints(f"No pod fits this request: {where}.")
+            endpoints = kept
         return endpoints
 
     def _recorded(
         self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord
     ) -> ProfileResult:
         """Do the same run step by step, and record it."""
-        if not endpoints:
-            raise NoEndpoints(NO_POD)
+        endpoints = self._filter(run, request, endpoints, record)
         found, picker = record.profile(run), self.picker
-        for step in self.filters:
-            kept = record.call("Filter", step.filter, step.name, step.filter.filter, run, request, endpoints)
-            found.filtered(step.name, endpoints, kept)
-            endpoints = tuple(kept)
-            if not endpoints:
-                raise self._emptied_by(step)
         columns = []
         for scorer in self.scoring.scorers:
             scores = record.call("Scorer", scorer, scorer.name, scorer.score, run, request, endpoints)
@@ -130,12 +132,6 @@ class Profile:
         picked = record.call("Picker", picker, picker.name, picker.pick, run, request, scored)
         found.picked(scored, picked)
         return ProfileResult(self.name, tuple(picked))
-
-    def _emptied_by(self, step: FilterStep) -> RequestError:
-        where = f"filter '{step.name}' of profile '{self.name}' left none"
-        if step.exhausts:
-            return Saturated(f"All pods are busy: {where}. Try again shortly.")
-        return NoEndpoints(f"No pod fits this request: {where}.")
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -147,8 +143,6 @@ def shares(weights: Sequence[float]) -> list[float]:
     total = sum(scaled)
     return [weight / total for weight in scaled]
 
-
-Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
 
 _added_up = partial(reduce, partial(map, add))
 """Add several columns to one."""
@@ -199,99 +193,82 @@ class Scoring:
         return self.added_up([scorer.score(run, request, endpoints) for scorer in self.scorers], len(endpoints))
 
 
-_endpoint = attrgetter("endpoint")
+class _Guard(Plugin, Generic[P]):
+    """Stands for a plugin, and reports its faults under its name in the configuration. Results of built-in plugins are
+    trusted."""
 
-
-class GuardedScorer(Scorer):
-    """A scorer whose scores are clamped to [0, 1]; NaN becomes 0. If the scorer fails, all scores are 0."""
-
-    def __init__(self, scorer: Scorer, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # stands for the scorer that it guards
-        self.unguarded = scorer
+    def __init__(self, plugin: P, name: str, faults: PluginFaults) -> None:
+        self.plugin_type = plugin.plugin_type  # type: ignore[misc]
+        self.unguarded = plugin
         self.name = name
-        self._faults = faults
+        self.is_trusted = is_built_in(plugin)
+        self.fault = partial(faults.report, name)
+
+
+class GuardedScorer(_Guard[Scorer], Scorer):
+    """A scorer whose scores are clamped to [0, 1]; NaN becomes 0. If the scorer fails, all scores are 0."""
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         try:
             scores = self.unguarded.score(run, request, endpoints)
             if len(scores) != len(endpoints):
-                self._fault(WRONG_LENGTH, f"gave {len(scores)} scores for {len(endpoints)} pods; each scores 0")
+                self.fault(WRONG_LENGTH, f"gave {len(scores)} scores for {len(endpoints)} pods; each scores 0")
                 return [0.0] * len(endpoints)
             for score in scores:
                 if not 0.0 <= score <= 1.0:  # as is NaN
                     return self._repair(scores)
             return scores
         except Exception as error:  # noqa: BLE001  # whatever it is, the cycle goes on
-            self._fault(RAISED, "failed; each pod scores 0", error)
+            self.fault(RAISED, "failed; each pod scores 0", error)
             return [0.0] * len(endpoints)
 
     def _repair(self, scores: Sequence[float]) -> list[float]:
         if any(score != score for score in scores):
-            self._fault(NOT_A_NUMBER, "gave NaN, which counts as 0")
+            self.fault(NOT_A_NUMBER, "gave NaN, which counts as 0")
         if any(score < 0.0 or score > 1.0 for score in scores):
-            self._fault(OUT_OF_RANGE, f"gave scores outside [0, 1], which are clamped: {min(scores)} to {max(scores)}")
+            self.fault(OUT_OF_RANGE, f"gave scores outside [0, 1], which are clamped: {min(scores)} to {max(scores)}")
         return [min(1.0, max(0.0, score)) if score == score else 0.0 for score in scores]
 
-    def _fault(self, fault: str, complaint: str, error: Exception | None = None) -> None:
-        self._faults.report(self.name, fault, complaint, error)
 
-
-class GuardedFilter(Filter):
+class GuardedFilter(_Guard[Filter], Filter):
     """A filter that is skipped if it fails; non-candidates and duplicates are removed from its result. A RequestError
-    passes: a filter refuses a request by it. The result of a built-in filter is not checked."""
-
-    def __init__(self, inner: Filter, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the filter that it guards
-        self.exhausts = inner.exhausts  # type: ignore[misc]
-        self._inner = inner
-        self._is_trusted = is_built_in(inner)
-        self._name = name
-        self._faults = faults
+    passes: a filter refuses a request by it."""
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         try:
-            kept = self._inner.filter(run, request, endpoints)
+            kept = self.unguarded.filter(run, request, endpoints)
             if kept is endpoints:
                 return kept
             kept = tuple(kept)
-            if self._is_trusted or _are_distinct(kept, endpoints):
+            if self.is_trusted or _are_distinct(kept, endpoints):
                 return kept
             repaired = tuple(dict.fromkeys(one for one in kept if one in endpoints))
         except RequestError:
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
-            self._faults.report(self._name, RAISED, "failed; the filter is skipped", error)
+            self.fault(RAISED, "failed; the filter is skipped", error)
             return endpoints
         if not repaired:
-            self._faults.report(self._name, UNUSABLE, "kept only what is not a candidate; the filter is skipped")
+            self.fault(UNUSABLE, "kept only what is not a candidate; the filter is skipped")
             return endpoints
-        self._faults.report(self._name, UNUSABLE, "kept pods twice or pods that are not candidates; these are dropped")
+        self.fault(UNUSABLE, "kept pods twice or pods that are not candidates; these are dropped")
         return repaired
 
 
-class GuardedPicker(Picker):
+class GuardedPicker(_Guard[Picker], Picker):
     """A picker that is replaced by best-score-first if it fails, picks no endpoint, or picks a non-candidate. The
     result of a built-in picker is not checked: the check takes 0.8 % of the instructions of a request of 1 KB (`python
     bench/instructions.py --still`)."""
-
-    def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
-        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # stands for the picker that it guards
-        self.name = name
-        self.unguarded = inner
-        self.is_trusted = is_built_in(inner)
-        self._faults = faults
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> Sequence[ScoredEndpoint]:
         try:
             picked = tuple(self.unguarded.pick(run, request, scored))
-            if self.is_trusted or (picked and _are_distinct(tuple(map(_endpoint, picked)), map(_endpoint, scored))):
+            if self.is_trusted or self._is_usable(tuple(map(_endpoint, picked)), list(map(_endpoint, scored))):
                 return picked
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
-            self._failed(error)
-        else:
-            self._unusable()
+            self.fault(RAISED, _FAILED, error)
         return _best_first(scored)
 
     def order(
@@ -299,23 +276,22 @@ class GuardedPicker(Picker):
     ) -> Sequence[Endpoint]:
         try:
             ordered = self.unguarded.order(run, request, endpoints, scores)
-            if self.is_trusted:
-                return ordered
-            ordered = tuple(ordered)
-            if ordered and _are_distinct(ordered, endpoints):
+            if self.is_trusted or self._is_usable(ordered := tuple(ordered), endpoints):
                 return ordered
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
-            self._failed(error)
-        else:
-            self._unusable()
+            self.fault(RAISED, _FAILED, error)
         return [one.endpoint for one in _best_first(list(map(ScoredEndpoint, endpoints, scores)))]
 
-    def _failed(self, error: Exception) -> None:
-        self._faults.report(self.name, RAISED, "failed; the pod with the best score is picked", error)
-
-    def _unusable(self) -> None:
+    def _is_usable(self, picked: Sequence[Endpoint], candidates: Sequence[Endpoint]) -> bool:
+        if picked and _are_distinct(picked, candidates):
+            return True
         complaint = "picked nothing, a pod twice or what is not a candidate; the pod with the best score is picked"
-        self._faults.report(self.name, UNUSABLE, complaint)
+        self.fault(UNUSABLE, complaint)
+        return False
+
+
+_endpoint = attrgetter("endpoint")
+_FAILED = "failed; the pod with the best score is picked"
 
 
 def _are_distinct(chosen: Sequence[Endpoint], candidates: Iterable[Endpoint]) -> bool:

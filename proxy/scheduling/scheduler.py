@@ -21,7 +21,8 @@ MOST_PROFILE_RUNS = 16
 """Largest number of profile runs of a handler: one that yields more often would never decide."""
 
 DEFAULT_PROFILES = ("default", "decode")
-"""Profiles that decide if the handler fails: the first of these that exists, else the first of the file."""
+"""Profiles that decide if the handler fails: the first of these that exists, else the first of the file. `decode` is
+llm-d's name of the pods that respond."""
 
 
 class Scheduler:
@@ -86,20 +87,15 @@ class Scheduler:
         self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord | None
     ) -> Decision:
         """Return the handler's decision, or the default profile's if the handler fails."""
-        default = self._default()
+        default = next(self._profiles[name] for name in (*DEFAULT_PROFILES, *self._profiles) if name in self._profiles)
         try:
-            decision = self._planned(request, endpoints, record)
-            if _is_valid(decision, endpoints):
-                return decision
+            return self._planned(request, endpoints, record)
         except RequestError:
             raise
         except _Undecided as error:
             self._faults.report(self._name, UNUSABLE, f"{error}; profile {default.name} decides")
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
             self._faults.report(self._name, RAISED, f"failed; profile {default.name} decides", error)
-        else:
-            complaint = f"returned no decision among the candidates; profile {default.name} decides"
-            self._faults.report(self._name, UNUSABLE, complaint)
         return decided(default.name, default.order(request, endpoints, record))
 
     def _planned(
@@ -120,17 +116,12 @@ class Scheduler:
                 else:
                     name = plan.send(result)
         except StopIteration as end:
-            decision: Decision = end.value
-            return decision
+            if _is_valid(end.value, endpoints):
+                decision: Decision = end.value
+                return decision
+            raise _Undecided("returned no decision among the candidates") from None
         plan.close()
         raise _Undecided(f"came to no decision in {MOST_PROFILE_RUNS} profile runs")
-
-    def _default(self) -> Profile:
-        """Return the profile that decides if the handler fails; `decode` is llm-d's name of the pods that respond."""
-        for name in DEFAULT_PROFILES:
-            if name in self._profiles:
-                return self._profiles[name]
-        return next(iter(self._profiles.values()))
 
     def _shadowed(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from proxy.core.params import Duration, Size, param
@@ -149,42 +148,36 @@ class SectionType:
     remark: str = ""
 
 
-SETTINGS_TYPES: Mapping[str, SectionType] = MappingProxyType(
-    {
-        "metrics-data-source": SectionType(HttpSource, "data source", "metrics"),
-        "models-data-source": SectionType(HttpSource, "data source"),
-        "dcgm-data-source": SectionType(DcgmSource, "data source", "gpus"),
-        "dcgm-extractor": SectionType(NoParameters, "extractor"),
-        "core-metrics-extractor": SectionType(CoreMetrics, "extractor", "core"),
-        "models-data-extractor": SectionType(NoParameters, "extractor"),
-        "topology-extractor": SectionType(TopologyLabels, "extractor"),
-        "disagg-headers-handler": SectionType(DisaggHeaders, "request hook"),
-        "prefill-header-handler": SectionType(DisaggHeaders, "request hook"),
-        "request-attribute-reporter": SectionType(
-            Reporter,
-            "request hook",
-            remark="has no effect: see the token counts of /metrics and of the access log",
-        ),
-        "endpoint-notification-source": SectionType(NoParameters, "data source"),
-        "k8s-notification-source": SectionType(NotificationSource, "data source"),
-        "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
-        "openai-parser": SectionType(NoParameters, "parser"),
-        "anthropic-parser": SectionType(NoParameters, "parser"),
-        "vllmhttp-parser": SectionType(NoParameters, "parser"),
-        "sglanghttp-parser": SectionType(NoParameters, "parser"),
-        "passthrough-parser": SectionType(NoParameters, "parser"),
-    }
-)
+SETTINGS_TYPES: Mapping[str, SectionType] = {
+    "metrics-data-source": SectionType(HttpSource, "data source", "metrics"),
+    "models-data-source": SectionType(HttpSource, "data source"),
+    "dcgm-data-source": SectionType(DcgmSource, "data source", "gpus"),
+    "dcgm-extractor": SectionType(NoParameters, "extractor"),
+    "core-metrics-extractor": SectionType(CoreMetrics, "extractor", "core"),
+    "models-data-extractor": SectionType(NoParameters, "extractor"),
+    "topology-extractor": SectionType(TopologyLabels, "extractor"),
+    "disagg-headers-handler": SectionType(DisaggHeaders, "request hook"),
+    "prefill-header-handler": SectionType(DisaggHeaders, "request hook"),
+    "request-attribute-reporter": SectionType(
+        Reporter,
+        "request hook",
+        remark="has no effect: see the token counts of /metrics and of the access log",
+    ),
+    "endpoint-notification-source": SectionType(NoParameters, "data source"),
+    "k8s-notification-source": SectionType(NotificationSource, "data source"),
+    "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
+    "openai-parser": SectionType(NoParameters, "parser"),
+    "anthropic-parser": SectionType(NoParameters, "parser"),
+    "vllmhttp-parser": SectionType(NoParameters, "parser"),
+    "sglanghttp-parser": SectionType(NoParameters, "parser"),
+    "passthrough-parser": SectionType(NoParameters, "parser"),
+}
 
 
-NOTIFIED = frozenset(
-    {
-        "precise-prefix-cache-producer",
-        "precise-prefix-cache-scorer",
-        "inflight-load-producer",
-        "mm-embeddings-cache-producer",
-    }
-)
+NOTIFIED = {
+    *("precise-prefix-cache-producer", "precise-prefix-cache-scorer", "inflight-load-producer"),
+    "mm-embeddings-cache-producer",
+}
 """Plugins that a document may name as extractors of a notification source; the proxy notifies them in any case."""
 
 
@@ -228,22 +221,25 @@ PROGRAM_AWARE = "program-aware-fairness"
 
 
 @dataclass(frozen=True, slots=True)
-class UtilizationDetector:
+class FullPod:
     queue_depth_threshold: int = param(5, "waiting requests of a pod that is full", at_least=1)
     kv_cache_util_threshold: float = param(
         0.8, "used share of the KV cache of a pod that is full", more_than=0, at_most=1
     )
+
+    def limits(self) -> dict[str, Any]:
+        return {"queueDepth": self.queue_depth_threshold, "kvUsage": self.kv_cache_util_threshold}
+
+
+@dataclass(frozen=True, slots=True)
+class UtilizationDetector(FullPod):
     metrics_staleness_threshold: Duration | None = param(
         None, "accepted and without effect: three missed scrapes make a pod count as full"
     )
     headroom: float = param(0.0, "accepted and without effect: pods are not filtered by it", at_least=0)
 
     def saturation(self) -> dict[str, Any]:
-        return {
-            "detector": "utilization",
-            "queueDepth": self.queue_depth_threshold,
-            "kvUsage": self.kv_cache_util_threshold,
-        }
+        return {"detector": "utilization", **self.limits()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,17 +298,12 @@ class ReflectiveCeiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Probability:
-    queue_depth_threshold: int = param(5, "waiting requests of a pod that is full", at_least=1)
-    kv_cache_util_threshold: float = param(
-        0.8, "used share of the KV cache of a pod that is full", more_than=0, at_most=1
-    )
+class Probability(FullPod):
     power: float = param(5.0, "of the saturation, on which the chance to be refused depends", more_than=0)
     k: float = param(300.0, "factor of it", more_than=0)
 
     def shedding(self) -> dict[str, Any]:
-        load = {"queueDepth": self.queue_depth_threshold, "kvUsage": self.kv_cache_util_threshold}
-        return {"byLoad": {**load, "power": self.power, "k": self.k}}
+        return {"byLoad": {**self.limits(), "power": self.power, "k": self.k}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,34 +338,30 @@ class ProgramAware:
         }
 
 
-FLOW_TYPES: Mapping[str, SectionType] = MappingProxyType(
-    {
-        "global-strict-fairness-policy": SectionType(NoParameters, "fairness policy", value="strict"),
-        PROGRAM_AWARE: SectionType(ProgramAware, "fairness policy", value="least-service"),
-        "round-robin-fairness-policy": SectionType(NoParameters, "fairness policy", value="round-robin"),
-        "fcfs-ordering-policy": SectionType(NoParameters, "ordering policy", value="fcfs"),
-        "edf-ordering-policy": SectionType(NoParameters, "ordering policy", value="edf"),
-        "slo-deadline-ordering-policy": SectionType(NoParameters, "ordering policy", value="slo-deadline"),
-        "static-usage-limit-policy": SectionType(StaticCeiling, "usage limit policy"),
-        "soft-reflective-ceiling-policy": SectionType(ReflectiveCeiling, "usage limit policy", value="reflective"),
-        "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
-        "utilization-detector": SectionType(UtilizationDetector, "saturation detector"),
-        "concurrency-detector": SectionType(ConcurrencyDetector, "saturation detector"),
-        "probabilistic-admitter": SectionType(Probability, ADMITTER),
-        "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
-        "sheddable-eviction-filter": SectionType(NoParameters, "eviction filter"),
-        "priority-then-time-eviction-order-policy": SectionType(NoParameters, "eviction order"),
-    }
-)
+FLOW_TYPES: Mapping[str, SectionType] = {
+    "global-strict-fairness-policy": SectionType(NoParameters, "fairness policy", value="strict"),
+    PROGRAM_AWARE: SectionType(ProgramAware, "fairness policy", value="least-service"),
+    "round-robin-fairness-policy": SectionType(NoParameters, "fairness policy", value="round-robin"),
+    "fcfs-ordering-policy": SectionType(NoParameters, "ordering policy", value="fcfs"),
+    "edf-ordering-policy": SectionType(NoParameters, "ordering policy", value="edf"),
+    "slo-deadline-ordering-policy": SectionType(NoParameters, "ordering policy", value="slo-deadline"),
+    "static-usage-limit-policy": SectionType(StaticCeiling, "usage limit policy"),
+    "soft-reflective-ceiling-policy": SectionType(ReflectiveCeiling, "usage limit policy", value="reflective"),
+    "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
+    "utilization-detector": SectionType(UtilizationDetector, "saturation detector"),
+    "concurrency-detector": SectionType(ConcurrencyDetector, "saturation detector"),
+    "probabilistic-admitter": SectionType(Probability, ADMITTER),
+    "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
+    "sheddable-eviction-filter": SectionType(NoParameters, "eviction filter"),
+    "priority-then-time-eviction-order-policy": SectionType(NoParameters, "eviction order"),
+}
 
-SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType({**SETTINGS_TYPES, **FLOW_TYPES})
+SECTION_TYPES: Mapping[str, SectionType] = {**SETTINGS_TYPES, **FLOW_TYPES}
 
-SOLE_TYPES = frozenset(
-    (
-        *("metrics-data-source", "models-data-source", "dcgm-data-source", "core-metrics-extractor"),
-        *("file-discovery", PROGRAM_AWARE),
-    )
-)
+SOLE_TYPES = {
+    *("metrics-data-source", "models-data-source", "dcgm-data-source", "core-metrics-extractor"),
+    *("file-discovery", PROGRAM_AWARE),
+}
 """A document has one plugin at most of each of these types."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
@@ -15,7 +15,7 @@ from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring
+from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()
@@ -64,6 +64,13 @@ class Keep(Filter):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepIdle(Keep):
+    """As `Keep`, for a reason that passes."""
+
+    exhausts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
 class Fixed(Scorer):
     """Gives each pod the score of its name."""
 
@@ -95,7 +102,7 @@ class Dialogue(ProfileHandler):
 
 def profile(
     name: str,
-    *filters: FilterStep,
+    *filters: tuple[str, Filter],
     scorers: Sequence[tuple[Scorer, float]] = (),
     picker: Picker | None = None,
     shadow: bool = False,
@@ -105,6 +112,6 @@ def profile(
     faults = faults or counted([])
     guards = [GuardedScorer(scorer, "mine", faults) for scorer, _ in scorers]
     scoring = Scoring(guards, [share for _, share in scorers])
-    steps = [FilterStep(step.name, GuardedFilter(step.filter, step.name, faults), step.exhausts) for step in filters]
+    steps = [GuardedFilter(each, its_name, faults) for its_name, each in filters]
     guarded = GuardedPicker(picker or BestFirst(), "picker", faults)
     return Profile(name, steps, scoring, guarded, shadow)

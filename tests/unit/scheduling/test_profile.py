@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from proxy.core.decision import ScoredEndpoint
 from proxy.core.errors import NoEndpoints, Saturated
 from proxy.core.plugin import Filter, Picker, Scorer
-from proxy.scheduling.profile import FilterStep, shares
-from tests.helpers.scheduling.situations import Fixed, Keep, counted, pod, profile, request
+from proxy.scheduling.profile import shares
+from tests.helpers.scheduling.situations import Fixed, Keep, KeepIdle, counted, pod, profile, request
 
 A, B, C = pod("a"), pod("b"), pod("c")
 
 
 def test_filters_run_in_order_on_the_remaining_pods() -> None:
-    steps = FilterStep("first", Keep(("a", "b"))), FilterStep("second", Keep(("b", "c")))
+    steps = ("first", Keep(("a", "b"))), ("second", Keep(("b", "c")))
     assert [one.endpoint for one in profile("default", *steps).run(request(), [A, B, C]).ranked] == [B]
 
 
@@ -32,7 +32,7 @@ def test_without_scorers_all_score_0() -> None:
 
 
 def test_a_filter_may_return_fewer_endpoints() -> None:
-    only = profile("only", FilterStep("first", Keep(("a",))))
+    only = profile("only", ("first", Keep(("a",))))
     only.spared = 2
     two, three = [pod("a"), pod("b")], [pod("a"), pod("b"), pod("c")]
     assert len(only.order(request(), two)) == 2
@@ -40,19 +40,19 @@ def test_a_filter_may_return_fewer_endpoints() -> None:
 
 
 def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:
-    steps = FilterStep("roles", Keep(())), FilterStep("later", Keep(()), exhausts=True)
+    steps = ("roles", Keep(())), ("later", KeepIdle(()))
     with pytest.raises(NoEndpoints, match=r"filter 'roles' of profile 'default'"):
         profile("default", *steps).run(request(), [A])
 
 
 def test_a_filter_can_report_that_all_are_busy() -> None:
     with pytest.raises(Saturated, match=r"filter 'load' of profile 'default'"):
-        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [A])
+        profile("default", ("load", KeepIdle(()))).run(request(), [A])
 
 
 def test_without_pods_no_filter_is_blamed() -> None:
     with pytest.raises(NoEndpoints, match="No pod is ready"):
-        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
+        profile("default", ("load", KeepIdle(()))).run(request(), [])
 
 
 def test_the_best_score_wins_if_the_picker_picks_nothing() -> None:
@@ -78,7 +78,7 @@ def test_plugins_get_a_tuple_that_they_cannot_sort() -> None:
 
     seen: list[tuple[str, str]] = []
     scorers: list[tuple[Scorer, float]] = [(Sorting(), 0.5), (Fixed({"a": 0.25, "b": 0.5, "c": 1.0}), 0.5)]
-    steps = FilterStep("first", Listing()), FilterStep("second", Listing())
+    steps = ("first", Listing()), ("second", Listing())
     made, candidates = profile("default", *steps, scorers=scorers, faults=counted(seen)), [A, B, C]
     assert made.order(request(), candidates) == (C, B, A)
     assert [one.score for one in made.run(request(), candidates).ranked] == [0.5, 0.25, 0.125]

@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
 from proxy.core.plugin import Filter, ProfileHandler, Scorer
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.profile import FilterStep, Profile
+from proxy.scheduling.profile import Profile
 from proxy.scheduling.scheduler import Scheduler
 from tests.helpers.scheduling.situations import Dialogue, Fixed, Keep, counted, pod, profile, ranking, request
 
@@ -20,7 +20,7 @@ A, B = pod("a"), pod("b")
 
 
 def keeps(name: str, *kept: str, shadow: bool = False) -> Profile:
-    return profile(name, FilterStep(f"{name}-filter", Keep(kept)), shadow=shadow)
+    return profile(name, (f"{name}-filter", Keep(kept)), shadow=shadow)
 
 
 def scheduler(talk: ProfileHandler, *profiles: Profile, **options: object) -> Scheduler:
@@ -234,7 +234,7 @@ def test_a_failing_shadow_is_isolated() -> None:
         def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
             raise ZeroDivisionError
 
-    broken = profile("broken", FilterStep("broken", Broken()), shadow=True)
+    broken = profile("broken", ("broken", Broken()), shadow=True)
     shadows = [keeps("empty", shadow=True), broken]
     assert scheduler(decides_by("all"), keeps("all", "a"), shadows=shadows).schedule(request(), [A]).target is A
 
