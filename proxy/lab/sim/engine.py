@@ -8,11 +8,12 @@ sequences first; when blocks run out, the youngest sequence is pre-empted; a ste
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 from random import Random
+
+from prometheus_client import Histogram
 
 from proxy.lab.cache import ChunkPool, blocks_of
 from proxy.lab.sim.config import SimConfig
@@ -23,17 +24,8 @@ FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.
 END_TO_END_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)
 
 
-class SimHistogram:
-    """A histogram of seconds by upper bound; the last count is that of +Inf."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum += seconds
+def _histogram(name: str, bounds: tuple[float, ...]) -> Histogram:
+    return Histogram(f"vllm:{name}", "Histogram in seconds.", buckets=bounds, registry=None)
 
 
 @dataclass(slots=True)
@@ -56,8 +48,10 @@ class EngineStats:
     generation_tokens: int = 0
     aborted: int = 0
     finished: dict[Finish, int] = field(default_factory=lambda: dict.fromkeys(Finish, 0))
-    first_token: SimHistogram = field(default_factory=lambda: SimHistogram(FIRST_TOKEN_BUCKETS))
-    end_to_end: SimHistogram = field(default_factory=lambda: SimHistogram(END_TO_END_BUCKETS))
+    first_token: Histogram = field(
+        default_factory=lambda: _histogram("time_to_first_token_seconds", FIRST_TOKEN_BUCKETS)
+    )
+    end_to_end: Histogram = field(default_factory=lambda: _histogram("e2e_request_latency_seconds", END_TO_END_BUCKETS))
 
 
 SEEDS_APART = 7_919

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
+from prometheus_client import Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
+
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.engine import EngineStats, SimEngine, SimHistogram
+from proxy.lab.sim.engine import EngineStats, SimEngine
 from proxy.lab.sim.sequence import Finish
 
-Labels = Mapping[str, object]
-
-Ranks = Sequence[tuple[Labels, SimEngine]]
-"""The engine of each data-parallel rank, with the labels of its series."""
-
-Samples = list[tuple[Labels, float]]
+Samples = Iterable[tuple[Mapping[str, object], float]]
+"""Labels and value of each."""
 
 FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": Finish.ERROR}
 """Finish reasons that are counted. Aborts are not among them: the engine's own counter stays at 0."""
+
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""Names of the sleep levels from 0."""
 
 RENAMED = {
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
@@ -35,31 +38,24 @@ GAUGES: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
     }
 )
 
-COUNTERS: Mapping[str, Callable[[EngineStats], float]] = MappingProxyType(
+COUNTERS: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
     {
-        "vllm:prefix_cache_queries_total": lambda stats: stats.queried_tokens,
-        "vllm:prefix_cache_hits_total": lambda stats: stats.hit_tokens,
-        "vllm:external_prefix_cache_hits_total": lambda stats: stats.external_tokens,
-        "vllm:num_preemptions_total": lambda stats: stats.preemptions,
-        "vllm:prompt_tokens_total": lambda stats: stats.prompt_tokens,
-        "vllm:generation_tokens_total": lambda stats: stats.generation_tokens,
+        "vllm:prefix_cache_queries_total": lambda engine: engine.stats.queried_tokens,
+        "vllm:prefix_cache_hits_total": lambda engine: engine.stats.hit_tokens,
+        "vllm:external_prefix_cache_hits_total": lambda engine: engine.stats.external_tokens,
+        "vllm:num_preemptions_total": lambda engine: engine.stats.preemptions,
+        "vllm:prompt_tokens_total": lambda engine: engine.stats.prompt_tokens,
+        "vllm:generation_tokens_total": lambda engine: engine.stats.generation_tokens,
     }
 )
 
-TRANSFER_COUNTERS: Mapping[str, Callable[[EngineStats], float]] = MappingProxyType(
+TRANSFER_COUNTERS: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
     {
-        "vllm:nixl_num_failed_transfers_total": lambda stats: stats.failed_transfers,
-        "vllm:nixl_num_kv_expired_reqs_total": lambda stats: stats.expired_transfers,
-        "sim:transfers_total": lambda stats: stats.transfers,
-        "sim:transferred_tokens_total": lambda stats: stats.transferred_tokens,
-        "sim:transfer_seconds_total": lambda stats: stats.transfer_seconds,
-    }
-)
-
-HISTOGRAMS: Mapping[str, Callable[[EngineStats], SimHistogram]] = MappingProxyType(
-    {
-        "vllm:time_to_first_token_seconds": lambda stats: stats.first_token,
-        "vllm:e2e_request_latency_seconds": lambda stats: stats.end_to_end,
+        "vllm:nixl_num_failed_transfers_total": lambda engine: engine.stats.failed_transfers,
+        "vllm:nixl_num_kv_expired_reqs_total": lambda engine: engine.stats.expired_transfers,
+        "sim:transfers_total": lambda engine: engine.stats.transfers,
+        "sim:transferred_tokens_total": lambda engine: engine.stats.transferred_tokens,
+        "sim:transfer_seconds_total": lambda engine: engine.stats.transfer_seconds,
     }
 )
 
@@ -67,61 +63,90 @@ HISTOGRAMS: Mapping[str, Callable[[EngineStats], SimHistogram]] = MappingProxyTy
 def expose(engines: Sequence[SimEngine], wall: float, started_at: float) -> str:
     """Return the metrics of a pod, with the label `engine` for its ranks, as vLLM does. `wall` and
     `started_at` are seconds since the epoch."""
-    return "\n".join(_lines(engines, wall, started_at)) + "\n"
+    return generate_latest(_Exposition(engines, wall, started_at)).decode()
 
 
-def _lines(engines: Sequence[SimEngine], wall: float, started_at: float) -> Iterator[str]:
-    yield from _family("process_start_time_seconds", "gauge", [({}, started_at)])
-    config = engines[0].config
-    ranks: Ranks = [({"engine": rank, "model_name": config.model}, engine) for rank, engine in enumerate(engines)]
-    renamed = RENAMED if config.old_metric_names else {}
-    for name, gauge in GAUGES.items():
-        yield from _family(renamed.get(name, name), "gauge", [(labels, gauge(engine)) for labels, engine in ranks])
-    yield from _family("vllm:engine_sleep_state", "gauge", _each(ranks, _sleep_states))
-    for name, counter in COUNTERS.items():
-        yield from _family(renamed.get(name, name), "counter", [(labels, counter(one.stats)) for labels, one in ranks])
-    yield from _family("vllm:prompt_tokens_by_source_total", "counter", _each(ranks, _sources))
-    if config.connector:
-        for name, counter in TRANSFER_COUNTERS.items():
-            yield from _family(name, "counter", [(labels, counter(engine.stats)) for labels, engine in ranks])
-        yield from _family("sim:kept_blocks", "gauge", [(labels, engine.kept_blocks) for labels, engine in ranks])
-    yield from _family("vllm:request_success_total", "counter", _each(ranks, _finished))
-    for name, histogram in HISTOGRAMS.items():
-        yield from _histogram(name, [(labels, histogram(engine.stats)) for labels, engine in ranks])
-    infos = [(_cache_config(config, rank), 1.0) for rank in range(len(ranks))]
-    yield from _family("vllm:cache_config_info", "gauge", infos)
-    if config.lora_adapters:
-        adapters = {tuple(_adapters(engine).items()): wall for engine in engines}
-        yield from _family("vllm:lora_requests_info", "gauge", [(dict(labels), at) for labels, at in adapters.items()])
+@dataclass(frozen=True, slots=True)
+class _Exposition(Collector):
+    engines: Sequence[SimEngine]
+    wall: float
+    started_at: float
+
+    def collect(self) -> Iterator[Metric]:
+        config, ranks = self.engines[0].config, range(len(self.engines))
+        yield _metric("process_start_time_seconds", "gauge", [({}, self.started_at)])
+        yield from self._families("gauge", GAUGES)
+        yield self._of_ranks("vllm:engine_sleep_state", "gauge", _sleep_states)
+        yield from self._families("counter", COUNTERS)
+        yield self._of_ranks("vllm:prompt_tokens_by_source_total", "counter", _sources)
+        if config.connector:
+            yield from self._families("counter", TRANSFER_COUNTERS)
+            yield from self._families("gauge", {"sim:kept_blocks": lambda engine: engine.kept_blocks})
+        yield self._of_ranks("vllm:request_success_total", "counter", _finished)
+        yield self._histogram(lambda stats: stats.first_token)
+        yield self._histogram(lambda stats: stats.end_to_end)
+        yield _metric("vllm:cache_config_info", "gauge", [(_cache_config(config, rank), 1.0) for rank in ranks])
+        if config.lora_adapters:
+            adapters = {tuple(_adapters(engine).items()) for engine in self.engines}
+            yield _metric("vllm:lora_requests_info", "gauge", [(dict(labels), self.wall) for labels in adapters])
+
+    def _families(self, kind: str, values: Mapping[str, Callable[[SimEngine], float]]) -> Iterator[Metric]:
+        renamed = RENAMED if self.engines[0].config.old_metric_names else {}
+        for name, value in values.items():
+            samples = [(labels, value(engine)) for labels, engine in self._ranks()]
+            yield _metric(renamed.get(name, name), kind, samples)
+
+    def _of_ranks(self, name: str, kind: str, samples: Callable[[SimEngine], Samples]) -> Metric:
+        found = [(labels | extra, value) for labels, engine in self._ranks() for extra, value in samples(engine)]
+        return _metric(name, kind, found)
+
+    def _histogram(self, histogram: Callable[[EngineStats], Histogram]) -> Metric:
+        found = [(labels, next(iter(histogram(engine.stats).collect()))) for labels, engine in self._ranks()]
+        metric = Metric(found[0][1].name, found[0][1].documentation, "histogram")
+        for labels, own in found:
+            for sample in own.samples:
+                if not sample.name.endswith("_created"):
+                    metric.add_sample(sample.name, _texts(labels | sample.labels), sample.value)
+        return metric
+
+    def _ranks(self) -> Iterator[tuple[dict[str, object], SimEngine]]:
+        """Yield the engine of each data-parallel rank, with the labels of its series."""
+        for rank, engine in enumerate(self.engines):
+            yield {"engine": rank, "model_name": engine.config.model}, engine
 
 
-def _each(ranks: Ranks, samples: Callable[[SimEngine, Labels], Samples]) -> Samples:
-    return [sample for labels, engine in ranks for sample in samples(engine, labels)]
+def _metric(name: str, kind: str, samples: Samples) -> Metric:
+    documentation = name.removeprefix("vllm:").replace("_", " ")
+    metric = Metric(name.removesuffix("_total"), f"{documentation}.", kind)
+    for labels, value in samples:
+        metric.add_sample(name, _texts(labels), value)
+    return metric
 
 
-def _sources(engine: SimEngine, model: Labels) -> Samples:
+def _texts(labels: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in labels.items()}
+
+
+def _sources(engine: SimEngine) -> Samples:
     stats = engine.stats
     tokens = {
         "local_compute": stats.prompt_tokens - stats.hit_tokens - stats.external_tokens,
         "local_cache_hit": stats.hit_tokens,
         "external_kv_transfer": stats.external_tokens,
     }
-    return [({**model, "source": source}, max(0, count)) for source, count in tokens.items()]
+    return [({"source": source}, max(0, count)) for source, count in tokens.items()]
 
 
-def _finished(engine: SimEngine, model: Labels) -> Samples:
-    return [
-        ({**model, "finished_reason": reason}, engine.stats.finished[finish] if finish else 0)
-        for reason, finish in FINISHED_REASONS.items()
-    ]
+def _finished(engine: SimEngine) -> Samples:
+    for reason, finish in FINISHED_REASONS.items():
+        yield {"finished_reason": reason}, engine.stats.finished[finish] if finish else 0
 
 
-def _sleep_states(engine: SimEngine, model: Labels) -> Samples:
-    levels = enumerate(("awake", "weights_offloaded", "discard_all"))
-    return [({**model, "sleep_state": state}, float(engine.sleep_level == level)) for level, state in levels]
+def _sleep_states(engine: SimEngine) -> Samples:
+    return [({"sleep_state": state}, engine.sleep_level == level) for level, state in enumerate(SLEEP_STATES)]
 
 
-def _cache_config(config: SimConfig, rank: int) -> Labels:
+def _cache_config(config: SimConfig, rank: int) -> Mapping[str, object]:
     return {
         "block_size": config.block_size,
         "cache_dtype": "auto",
@@ -133,33 +158,9 @@ def _cache_config(config: SimConfig, rank: int) -> Labels:
     }
 
 
-def _adapters(engine: SimEngine) -> Labels:
+def _adapters(engine: SimEngine) -> Mapping[str, object]:
     return {
         "max_lora": len(engine.config.lora_adapters),
         "running_lora_adapters": ",".join(sorted({s.adapter for s in engine.running if s.adapter})),
         "waiting_lora_adapters": ",".join(sorted({s.adapter for s in engine.waiting if s.adapter})),
     }
-
-
-def _histogram(name: str, histograms: Sequence[tuple[Labels, SimHistogram]]) -> Iterator[str]:
-    yield f"# HELP {name} Histogram in seconds."
-    yield f"# TYPE {name} histogram"
-    for labels, histogram in histograms:
-        count = 0
-        for bound, observed in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-            count += observed
-            yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        yield _sample(f"{name}_count", labels, count)
-        yield _sample(f"{name}_sum", labels, histogram.sum)
-
-
-def _family(name: str, kind: str, samples: Samples) -> Iterator[str]:
-    yield f"# HELP {name} {name.removeprefix('vllm:').replace('_', ' ')}."
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        yield _sample(name, labels, value)
-
-
-def _sample(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
-    return f"{name}{{{inside}}} {float(value)!r}" if inside else f"{name} {float(value)!r}"
