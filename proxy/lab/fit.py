@@ -13,53 +13,29 @@ from proxy.core.errors import KvlaneError
 from proxy.lab.record import ObservedRequest, TraceRecord
 from proxy.lab.sim import StepTiming
 from proxy.lab.workload import Job
+from proxy.latency.regression import non_negative
 
 Row = tuple[Sequence[float], float]
 """(the coefficient of each unknown, the measured value)."""
 
-TINY = 1e-12
+RIDGE = 1e-9
+"""Added to the diagonal of the normal equations, so that they have a solution where rows do not tell unknowns apart."""
 
 
 def fitted(rows: Sequence[Row], unknowns: int) -> list[float]:
-    """Return the least-squares solution for relative errors: every row is divided by its measured value. An unknown
-    that would be negative is 0, and the others are fitted without it. An unknown without coefficients is 0 too."""
-    scaled = [([value / seen for value in values], 1.0) for values, seen in rows if seen > 0.0]
-    active = [at for at in range(unknowns) if any(values[at] for values, _ in scaled)]
-    while active:
-        solution = _solved(scaled, active)
-        worst = min(range(len(active)), key=lambda at: solution[at])
-        if solution[worst] >= 0.0:
-            found = dict(zip(active, solution, strict=True))
-            return [found.get(at, 0.0) for at in range(unknowns)]
-        del active[worst]
-    return [0.0] * unknowns
+    """Return the least-squares solution without negative unknowns, for relative errors: every row is divided by its
+    measured value. Columns are scaled to length 1."""
+    scaled = [[value / seen for value in values] for values, seen in rows if seen > 0.0]
+    columns = [[values[at] for values in scaled] for at in range(unknowns)]
+    sizes = [_product(column, column) ** 0.5 or 1.0 for column in columns]
+    units = [[value / size for value in column] for column, size in zip(columns, sizes, strict=True)]
+    moments = [[_product(one, other) + RIDGE * (one is other) for other in units] for one in units]
+    solution = non_negative(moments, [math.fsum(unit) for unit in units])
+    return [value / size for value, size in zip(solution, sizes, strict=True)]
 
 
 def predicted(coefficients: Sequence[float], values: Sequence[float]) -> float:
-    return sum(one * value for one, value in zip(coefficients, values, strict=True))
-
-
-def _solved(rows: Sequence[Row], active: Sequence[int]) -> list[float]:
-    """Solve the normal equations of the active unknowns by Gauss-Jordan elimination. Each column is scaled to length
-    1."""
-    columns = [[values[at] for values, _ in rows] for at in active]
-    sizes = [_product(column, column) ** 0.5 for column in columns]
-    units = [[value / size for value in column] for column, size in zip(columns, sizes, strict=True)]
-    seen = [came for _, came in rows]
-    system = [[*(_product(one, other) for other in units), _product(one, seen)] for one in units]
-    count = len(active)
-    for at in range(count):
-        pivot = max(range(at, count), key=lambda row: abs(system[row][at]))
-        system[at], system[pivot] = system[pivot], system[at]
-        if abs(system[at][at]) < TINY:
-            system[at] = [0.0] * (count + 1)
-            system[at][at] = 1.0
-        lead = system[at][at]
-        system[at] = [value / lead for value in system[at]]
-        for row in range(count):
-            if row != at and (factor := system[row][at]):
-                system[row] = [value - factor * ours for value, ours in zip(system[row], system[at], strict=True)]
-    return [system[at][count] / size for at, size in enumerate(sizes)]
+    return sum(map(mul, coefficients, values))
 
 
 def _product(one: Sequence[float], other: Sequence[float]) -> float:
@@ -127,7 +103,10 @@ def fit(record: TraceRecord, budget: int) -> Fit:
         if seen.ttft is not None:
             start = job.arrival
             by_pod[seen.pod].append(_Stay(job, seen, start, start + seen.ttft, start + seen.duration))
-    firsts = {pod: _first_tokens(stays, budget) for pod, stays in by_pod.items()}
+    firsts = {
+        pod: [_first_token(stay, budget) for stay in _alone(stays) if stay.first > stay.start]
+        for pod, stays in by_pod.items()
+    }
     paces = {pod: _paces(stays) for pod, stays in by_pod.items()}
     met, whole = sum(map(len, firsts.values())), sum(map(len, paces.values()))
     if met < FEWEST or whole < FEWEST:
@@ -139,13 +118,6 @@ def fit(record: TraceRecord, budget: int) -> Fit:
     firsts, paces = _as_if_alike(firsts, slow), _as_if_alike(paces, slow)
     timing = fitted(_without_outliers([*_all(firsts), *_all(paces)]), UNKNOWNS)
     return Fit(StepTiming(*timing), slow, _error(timing, _all(firsts)), met, _error(timing, _all(paces)), whole)
-
-
-def _first_tokens(stays: Sequence[_Stay], budget: int) -> list[Row]:
-    """Return the rows of requests that were alone on their pod until their first token."""
-    return [
-        _first_token(stay, budget) for stay, company in _in_company(stays) if not company and stay.first > stay.start
-    ]
 
 
 def _paces(stays: Sequence[_Stay]) -> list[Row]:
@@ -194,14 +166,13 @@ def _all(rows: Mapping[str, list[Row]]) -> list[Row]:
     return found[:: -(-len(found) // MOST_ROWS)] if found else []
 
 
-def _in_company(stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, int]]:
-    """Yield each request with the number of other requests that were on the pod when it arrived, or arrived before its
-    first token."""
+def _alone(stays: Sequence[_Stay]) -> Iterator[_Stay]:
+    """Yield the requests that were alone on their pod from their arrival to their first token."""
     begins = sorted(stay.start for stay in stays)
     ends = sorted(stay.end for stay in stays)
     for stay in stays:
-        here = bisect_left(begins, stay.start) - bisect_right(ends, stay.start)
-        yield stay, here + bisect_right(begins, stay.first) - bisect_left(begins, stay.start) - 1
+        if bisect_right(begins, stay.first) - bisect_right(ends, stay.start) == 1:
+            yield stay
 
 
 def _uncached(stay: _Stay) -> int:
