@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, SequenceTransfer, text_hash
 from proxy.lab.sim.transfer import (
     EngineStops,
@@ -28,18 +27,12 @@ from proxy.lab.sim.transfer import (
 class SimNixl(SimConnector):
     """The NIXL connector. A pod accepts both prefill and decode requests, whatever its role."""
 
-    def __init__(
-        self, config: SimConfig, driver: EngineDriver, fabric: Fabric, where: Callable[[], tuple[str, int]]
-    ) -> None:
-        super().__init__(config, driver, fabric, where)
-        self._engine_id = str(uuid4())
-
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         params = request.params()
         if params.get("do_remote_decode"):
             for index, sequence in enumerate(sequences):
                 request_id = f"cmpl-{request.id}-{index}-{uuid4().hex[:8]}"
-                holding = self.hold(_key(*self.where(), self._engine_id, request_id), sequence)
+                holding = self.hold(_key(*self.where(), self.engine_id, request_id), sequence)
                 sequence.transfer = Outgoing(self, holding, request_id, is_lost=request.is_lost)
         elif params.get("do_remote_prefill"):
             if "remote_engine_id" not in params:
@@ -59,7 +52,7 @@ class SimNixl(SimConnector):
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [list(range(1, 1 + -(-tokens // self.config.block_size)))],
-            "remote_engine_id": self._engine_id,
+            "remote_engine_id": self.engine_id,
             "remote_request_id": first.transfer.request_id,
             "remote_host": host,
             "remote_port": port,
@@ -102,7 +95,7 @@ class Pushed(SequenceTransfer):
 
     def computed(self, sequence: Sequence) -> None:
         if not self._is_lost:
-            holding = HeldCache(lambda: self._fabric.forget(self._key))
+            holding = HeldCache(lambda: self._fabric.holdings.pop(self._key, None))
             holding.computed()
             self._fabric.announce(self._key, holding)
 
@@ -139,7 +132,7 @@ class SimSglang(SimConnector):
 
 class Fetched(Outgoing):
     async def done(self) -> None:
-        if not await self.holding.ended():
+        if not await asyncio.shield(self.holding.ended):  # the client may leave first
             raise TransferFailed("KVTransferError: the decode instance did not come for its KV cache")
 
 

@@ -97,7 +97,7 @@ class _Exposition(Collector):
             yield _metric(renamed.get(name, name), kind, samples)
 
     def _of_ranks(self, name: str, kind: str, samples: Callable[[SimEngine], Samples]) -> Metric:
-        found = [(labels | extra, value) for labels, engine in self._ranks() for extra, value in samples(engine)]
+        found = [({**labels, **extra}, value) for labels, engine in self._ranks() for extra, value in samples(engine)]
         return _metric(name, kind, found)
 
     def _histogram(self, histogram: Callable[[EngineStats], Histogram]) -> Metric:

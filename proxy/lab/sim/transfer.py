@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
@@ -17,15 +18,17 @@ from proxy.lab.sim.sequence import Sequence, SequenceTransfer
 
 class HeldCache:
     """The KV cache of one prompt that a pod has, or will have, for another pod. It is gone after it was fetched, has
-    expired, or was lost."""
+    expired, or was lost; `ended` is then whether it was fetched."""
 
-    def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
-        self.is_gone = False
-        self.was_fetched = False
+    def __init__(self, give_back: Callable[[], object]) -> None:
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.expiry: asyncio.TimerHandle | None = None
         self._give_back = give_back
         self._decided = asyncio.Event()
-        self._ended = asyncio.Event()
-        self.expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.ended.done()
 
     def computed(self) -> None:
         self._decided.set()
@@ -35,28 +38,15 @@ class HeldCache:
         await self._decided.wait()
         return not self.is_gone
 
-    def fetched(self) -> None:
-        self.was_fetched = True
-        self.end()
-
-    def end(self) -> None:
+    def end(self, *, fetched: bool = False) -> None:
         """Return its blocks to the pod."""
-        if not self.is_gone:
-            self.lose()
-            self._give_back()
-
-    def lose(self) -> None:
-        """Lose the cache together with its pod."""
-        self.is_gone = True
+        if self.is_gone:
+            return
+        self.ended.set_result(fetched)
         self._decided.set()
-        self._ended.set()
         if self.expiry is not None:
             self.expiry.cancel()
-
-    async def ended(self) -> bool:
-        """Wait until it is gone. Return whether it was fetched."""
-        await self._ended.wait()
-        return self.was_fetched
+        self._give_back()
 
 
 class Fabric:
@@ -69,31 +59,21 @@ class Fabric:
         """Media whose embeddings are in the common directory."""
         self.encoders: dict[tuple[Any, Any], set[int]] = {}
         """Media whose embeddings are on encode pods, by host and port."""
-        self._holdings: dict[str, HeldCache] = {}
-        self._wanted: dict[str, asyncio.Event] = {}
+        self.holdings: dict[str, HeldCache] = {}
+        self._announced = asyncio.Event()
 
     def announce(self, key: str, holding: HeldCache) -> None:
-        self._holdings[key] = holding
-        if (wanted := self._wanted.pop(key, None)) is not None:
-            wanted.set()
-
-    def forget(self, key: str) -> None:
-        self._holdings.pop(key, None)
-
-    def get(self, key: str) -> HeldCache | None:
-        return self._holdings.get(key)
+        self.holdings[key] = holding
+        self._announced.set()
+        self._announced = asyncio.Event()
 
     async def find(self, key: str, patience: float) -> HeldCache | None:
         """Return a holding; wait this many seconds for its announcement."""
-        if key not in self._holdings and patience > 0:
-            wanted = self._wanted[key] = asyncio.Event()
-            try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
-                        await wanted.wait()
-            finally:
-                self._wanted.pop(key, None)
-        return self._holdings.get(key)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while key not in self.holdings:
+                    await self._announced.wait()
+        return self.holdings.get(key)
 
 
 class NotServed(Exception):
@@ -144,6 +124,7 @@ class SimConnector:
         self.driver = driver
         self.fabric = fabric
         self.where = where
+        self.engine_id = str(uuid4())
         self._holdings: dict[str, HeldCache] = {}
         self._pulls: set[asyncio.Task[None]] = set()
 
@@ -155,10 +136,8 @@ class SimConnector:
         return None
 
     def close(self) -> None:
-        for key, holding in self._holdings.items():
-            self.fabric.forget(key)
-            holding.lose()
-        self._holdings.clear()
+        for holding in list(self._holdings.values()):
+            holding.end()
         for pull in self._pulls:
             pull.cancel()
 
@@ -204,7 +183,7 @@ class SimConnector:
 
     def _free(self, key: str, sequence: Sequence) -> None:
         self._holdings.pop(key, None)
-        self.fabric.forget(key)
+        self.fabric.holdings.pop(key, None)
         self.driver.give_back(sequence)
 
 
@@ -264,14 +243,14 @@ class Incoming(SequenceTransfer):
         """Take the cache after it was copied. Return False if it is gone."""
         if self._holding is None or self._holding.is_gone:
             return False
-        self._holding.fetched()
+        self._holding.end(fetched=True)
         return True
 
     def abandon(self) -> None:
         """Notify the pod that holds the cache, also before the copy has started."""
         if self._pull is not None and self._pull is not asyncio.current_task():
             self._pull.cancel()
-        if (holding := self._connector.fabric.get(self._key)) is not None:
+        if (holding := self._connector.fabric.holdings.get(self._key)) is not None:
             holding.end()
 
 
