@@ -35,7 +35,7 @@ def fitted(rows: Sequence[Row], unknowns: int) -> list[float]:
 
 
 def predicted(coefficients: Sequence[float], values: Sequence[float]) -> float:
-    return sum(map(mul, coefficients, values))
+    return _product(coefficients, values)
 
 
 def _product(one: Sequence[float], other: Sequence[float]) -> float:
