@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.ports import Clock, Identity
-from proxy.telemetry.lines import LineWriter
+from proxy.telemetry.lines import LineWriter, write_all
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 
@@ -67,15 +68,10 @@ FIELDS = (
 
 
 class AccessLog(LineWriter):
-    """The access log, an `async with` context. `write_some` writes a part of the bytes, as `os.write` does. It may
-    block, because a thread calls it."""
+    """The access log, an `async with` context. `write_some` may block, because a thread calls it."""
 
     def __init__(self, write_some: Callable[[bytes], int], clock: Clock, lost: Counter) -> None:
-        def write_all(batch: bytes) -> None:
-            while batch:
-                batch = batch[write_some(batch) :]
-
-        super().__init__("the access log", write_all, lost.add)
+        super().__init__("the access log", partial(write_all, write_some), lost.add)
         self._clock = clock
 
     def write(self, requests: Sequence[Done]) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
@@ -94,13 +95,15 @@ class LineWriter:
                 broken = True
             self._taken += len(batch)
             if self._dropped and self._queued - self._taken <= BACKLOG // 2:
-                self._report()
+                with self._lock:
+                    dropped, self._dropped = self._dropped, 0
+                log.warning("%s was not read fast enough: dropped %d lines", self._name, dropped)
 
-    def _report(self) -> None:
-        """Log how many lines were dropped, once half of the backlog is written."""
-        with self._lock:
-            dropped, self._dropped = self._dropped, 0
-        log.warning("%s was not read fast enough: dropped %d lines", self._name, dropped)
+
+def write_all(write_some: Callable[[bytes], int], data: bytes) -> None:
+    """Write with a function that writes a part of the bytes, as `os.write` does."""
+    while data:
+        data = data[write_some(data) :]
 
 
 class StandardError(io.TextIOBase):
@@ -110,7 +113,8 @@ class StandardError(io.TextIOBase):
         super().__init__()
         self.lost_lines = 0
         self._descriptor = descriptor
-        self._writer = LineWriter("standard error", self._write_all, self._count)
+        write = partial(write_all, partial(os.write, descriptor))
+        self._writer = LineWriter("standard error", write, self._count)
         self._writer.start()
 
     @property
@@ -138,10 +142,6 @@ class StandardError(io.TextIOBase):
     def stop(self) -> bool:
         """Write the queued text, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
         return self._writer.stop()
-
-    def _write_all(self, batch: bytes) -> None:
-        while batch:
-            batch = batch[os.write(self._descriptor, batch) :]
 
     def _count(self, lines: int) -> None:
         self.lost_lines += lines
@@ -203,10 +203,8 @@ class RotatingFile:
 def _append(descriptor: int, lines: bytes, head: Callable[[], bytes]) -> None:
     size = os.fstat(descriptor).st_size
     is_partial = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    left = (b"\n" * is_partial if size else head()) + lines
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        write_all(partial(os.write, descriptor), (b"\n" * is_partial if size else head()) + lines)
     except OSError:
         os.ftruncate(descriptor, size)
         raise

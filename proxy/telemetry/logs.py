@@ -29,15 +29,15 @@ OF_A_REQUEST = "request %s"
 def set_up(settings: Telemetry, stream: TextIO | io.TextIOBase) -> None:
     """Replace the handlers of the root logger with one handler."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Json() if settings.log_format is LogFormat.JSON else _text())
+    handler.setFormatter(
+        _Json()
+        if settings.log_format is LogFormat.JSON
+        else _Text("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.name)
     logging.getLogger(AUDIT).setLevel(logging.INFO)
-
-
-def _text() -> logging.Formatter:
-    return _Text("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class _Text(logging.Formatter):
@@ -78,15 +78,11 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields, option=_LINE)
     except TypeError:
-        return orjson.dumps(spelt_out(fields), option=_LINE)
-
-
-def spelt_out(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data with every lone surrogate as its escape."""
-    return {
-        name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+        escaped = {
+            name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        return orjson.dumps(escaped, option=_LINE)
 
 
 _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
@@ -95,17 +91,13 @@ _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 ROOT = "root"
 """The level of every logger without a level of its own."""
 
-_NAMES: Mapping[int, str] = {getattr(logging, level.name): level.value for level in LogLevel}
-
-
-def not_shared(levels: bytes) -> None:
-    """Publish nothing, because there is no other process."""
-
 
 class LogLevels:
     """The log levels of a process. `publish` receives each change for other processes to `apply`."""
 
-    def __init__(self, configured: Callable[[], LogLevel], publish: Callable[[bytes], None] = not_shared) -> None:
+    def __init__(
+        self, configured: Callable[[], LogLevel], publish: Callable[[bytes], None] = lambda record: None
+    ) -> None:
         self._configured = configured
         self._publish = publish
         self._given: dict[str, LogLevel] = {}
@@ -114,9 +106,7 @@ class LogLevels:
         """Return the levels. `rooms` are the loggers that can have a level; a level also applies to the loggers
         below."""
         given = {name: level.value for name, level in sorted(self._given.items()) if name != ROOT}
-        root = logging.getLogger().level
-        level = _NAMES.get(root, logging.getLevelName(root).lower())
-        return {"levels": {ROOT: level, **given}, "rooms": _loggers()}
+        return {"levels": {ROOT: logging.getLevelName(logging.root.level).lower(), **given}, "rooms": _loggers()}
 
     def change(self, wanted: Any) -> None:
         """Set the levels of loggers by name; null resets one. Raise BadRequest, and change nothing."""

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
@@ -24,22 +24,12 @@ Dump = Mapping[str, Sequence[tuple[Sequence[str], Any]]]
 """The cells of a process by the name of the family: label values and the dump of each cell."""
 
 
-class Cell(Protocol):
-    def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
-        """Yield the samples of this cell; `name` is the name of its family."""
-
-    def dump(self) -> Any:
-        """Return the state of this cell, ready for JSON."""
-
-    def merge(self, dumped: Any, /) -> None:
-        """Add the dump of another cell."""
-
-
-C = TypeVar("C", bound=Cell)
+C = TypeVar("C", bound="Gauge | Histogram")
 
 
 class Gauge:
-    """A value that goes up and down."""
+    """A value that goes up and down. `samples` are those of a family of this name; `dump` is ready for JSON, and
+    `merge` adds the dump of another one."""
 
     __slots__ = ("value",)
 
@@ -118,25 +108,21 @@ class Family(Generic[C]):
         self.help = help_text
         self.labels = tuple(labels)
         self._make = make
-        self._cells: dict[tuple[str, ...], C] = {}
+        self.cells: dict[tuple[str, ...], C] = {}
+        """The cells by their label values."""
 
     def cell(self, *values: str) -> C:
         """Return the cell of these label values; create it if it is missing. Do not call this for every request."""
-        cell = self._cells.get(values)
+        cell = self.cells.get(values)
         if cell is None:
             if len(values) != len(self.labels):
                 raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
-            cell = self._cells[values] = self._make()
+            cell = self.cells[values] = self._make()
         return cell
-
-    @property
-    def cells(self) -> Mapping[tuple[str, ...], C]:
-        """Return the cells by their label values."""
-        return self._cells
 
     def clear(self) -> None:
         """Drop all cells; for families that are filled again for every exposition."""
-        self._cells.clear()
+        self.cells.clear()
 
     @property
     def sample_names(self) -> tuple[str, ...]:
@@ -154,7 +140,7 @@ class Family(Generic[C]):
 
     def slices(self, cells_at_once: int) -> Iterator[Metric]:
         """Yield the family in pieces; at least one, so that help and type are always exposed."""
-        cells = list(self._cells.items())
+        cells = list(self.cells.items())
         for start in range(0, len(cells) or 1, cells_at_once):
             metric = Metric(self.name, self.help, self.kind)
             for values, cell in cells[start : start + cells_at_once]:

@@ -15,11 +15,8 @@ from proxy import __version__
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import Clock
-from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
-from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.plugins.sessions import ID_HEADER
 from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries
@@ -48,7 +45,6 @@ class Observation:
     ) -> None:
         """`breaker` returns the state of a pod's circuit breaker. Raise ConfigError."""
         self._settings = settings
-        self._fleet = fleet
         self._clock = clock
         self.catalogue = catalogue
         self.endpoints = EndpointSeries(
@@ -61,8 +57,7 @@ class Observation:
         if settings.record is not None:
             from proxy.telemetry.recorder import RequestRecorder
 
-            lost = catalogue.record_lines_lost.cell()
-            self._recorder = RequestRecorder(settings.record, clock, lost, self._adapters, _session)
+            self._recorder = RequestRecorder(settings.record, clock, catalogue.record_lines_lost.cell(), fleet)
         self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
@@ -89,14 +84,6 @@ class Observation:
         tasks.keep(self.observer.run, "metrics-and-access-log")
         if self._recorder is not None:
             await stack.enter_async_context(self._recorder)
-
-    def _adapters(self) -> frozenset[str]:
-        return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))
-
-
-def _session(request: InferenceRequest) -> str:
-    """Return the session that the producer found or the client's header names; "" without one."""
-    return request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip()
 
 
 def _tracing(settings: TracingSettings | None, clock: Clock) -> Tracing | None:
@@ -131,7 +118,7 @@ class Exposition:
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Return body and content type: OpenMetrics for clients that accept it, else the text format."""
+        """Return body and content type."""
         async with self._one_at_a_time:
             await self._read()
             return await expose(self._catalogue, accept)
@@ -152,13 +139,18 @@ class Exposition:
 
 
 async def expose(families: Catalogue | Merged, accept: str) -> tuple[bytes, str]:
-    """Render the families unchanged."""
-    encode, content_type = _encoder(accept)
+    """Return body and content type: OpenMetrics for clients that accept it, else the text format."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # the header has no valid version
+        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
     parts: list[bytes] = []
     previous = ""
     for metric in slices_of(families.all_families):
         text = encode(_Slice(metric)).removesuffix(_END)
-        parts.append(_without_head(text) if metric.name == previous else text)
+        while metric.name == previous and text.startswith(b"#"):  # a family in several slices has only one head
+            _, _, text = text.partition(b"\n")
+        parts.append(text)
         previous = metric.name
         await asyncio.sleep(0)
     if content_type.startswith("application/openmetrics-text"):
@@ -172,17 +164,3 @@ class _Slice(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._metric
-
-
-def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # the header has no valid version
-        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
-
-
-def _without_head(text: bytes) -> bytes:
-    """Return the slice without its head: a family in several slices has only one head."""
-    while text.startswith(b"#"):
-        _, _, text = text.partition(b"\n")
-    return text

@@ -62,22 +62,18 @@ def is_label(model: str) -> bool:
 
 
 def path_label(path: str) -> str:
-    return PATHS.get(path) or _group(path)
-
-
-def outcome_label(outcome: str, refused: bool) -> str:
-    """Return the label. `outcome` is the value of an Ending, or of a Reason if the request was `refused`."""
-    return _ENDINGS.get(outcome, "refused") if refused else outcome
-
-
-def _group(path: str) -> str:
+    if known := PATHS.get(path):
+        return known
     for prefix, group in PATHS.items():
         if path.startswith(prefix + "/"):
             return group
     return "audio" if path.startswith("/v1/audio/") else OTHER
 
 
-_COMPLETE = Ending.COMPLETE.value
+def outcome_label(outcome: str, refused: bool) -> str:
+    """Return the label. `outcome` is the value of an Ending, or of a Reason if the request was `refused`."""
+    return _ENDINGS.get(outcome, "refused") if refused else outcome
+
 
 LEAST_BAD = 400
 """The lowest HTTP status of an error."""
@@ -135,8 +131,7 @@ class RequestSeries:
             if status is not None and status < LEAST_BAD:
                 responses[model].append(response)
         for (endpoint, name), number in endings.items():
-            counts = self._endpoints.of(endpoint).attempts
-            counts[name] = counts.get(name, 0) + number
+            self._endpoints.of(endpoint).attempts[name] += number
         self._predicted_prompt.value += expected
         self._predicted_hits.value += hits
         for model, of_model in responses.items():
@@ -145,8 +140,8 @@ class RequestSeries:
     def stage_ended(self, attempt: Attempt) -> None:
         """Count an attempt whose response was input of the next attempt: prefill or encode."""
         assert attempt.ending is not None
-        counts, ending = self._endpoints.of(attempt.endpoint).attempts, attempt.ending.value
-        counts[ending] = counts.get(ending, 0) + 1
+        ending = attempt.ending.value
+        self._endpoints.of(attempt.endpoint).attempts[ending] += 1
         self._retries.value += attempt.number > 0
         if attempt.last_byte_at is not None:
             cell = self._catalogue.stage_seconds.cell(attempt.stage.value, ending)
@@ -195,7 +190,7 @@ class RequestSeries:
         self._catalogue.requests.cell(label, path_label(path), label_of_outcome, f"{status // 100}xx").add(len(seconds))
         if kind is Reason:
             self._catalogue.refused.cell(outcome).add(len(seconds))
-        if cells is not None and outcome == _COMPLETE and status < LEAST_BAD:
+        if cells is not None and outcome == Ending.COMPLETE.value and status < LEAST_BAD:
             cells.e2e.observe_all(seconds)
 
     def _of_tenant(self, identity: Identity, outcome: Ending | Reason, usage: Usage | None) -> None:
@@ -225,7 +220,7 @@ class RequestSeries:
 
 
 class _ModelCells:
-    """The cells of one model, bound once."""
+    """The cells of one model."""
 
     __slots__ = ("cached", "completion", "e2e", "prompt", "tpot", "ttft_stream", "ttft_whole")
 
@@ -258,8 +253,8 @@ class Observer(Listener):
         access_log: AccessLog | None = None,
         model_limit: int = 1000,
     ) -> None:
-        self._catalogue = catalogue
         self._endpoints = endpoints
+        self._catalogue = catalogue
         self._now = clock.now
         self.access_log = access_log
         self._series = RequestSeries(catalogue, endpoints, model_limit)
@@ -311,26 +306,18 @@ class Observer(Listener):
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
             error = "" if outcome is COMPLETE else attempt.error
             last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number, error)
-        called = (
-            client_request.id,
-            client_request.method,
-            client_request.path,
-            client_request.received_at,
-            client_request.identity,
-        )
-        now = self._now
-        self._requests.append((called, now(), status, outcome, sent, last))
+        sender = client_request
+        called = (sender.id, sender.method, sender.path, sender.received_at, sender.identity)
+        self._requests.append((called, self._now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
-        """Count that the plugin of this configured name raised an error or returned an invalid result."""
+        """Count that the plugin of this name raised an error or returned an invalid result."""
         self._catalogue.scorer_faults.cell(plugin, fault).value += 1
 
     def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
-        """Count one call of a plugin at this extension point."""
         self._catalogue.plugin_seconds.cell(point, plugin_type, name).observe(seconds)
 
     def shadow(self, decision: Decision, result: ProfileResult) -> None:
-        """Count the run of a shadow profile beside the decision."""
         agrees = "true" if result.best is decision.target else "false"
         self._catalogue.shadow.cell(result.profile, agrees).value += 1
 
@@ -341,7 +328,6 @@ class Observer(Listener):
         self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
 
     def scrape_failed(self, endpoint: Endpoint) -> None:
-        """Count a failed refresh of a pod's metrics."""
         self._endpoints.of(endpoint).scrape_failures += 1
 
     async def run(self) -> None:

@@ -8,8 +8,9 @@ import fcntl
 import logging
 import os
 from base64 import b64decode, b64encode, urlsafe_b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,10 @@ from proxy.core.listener import Listener
 from proxy.core.ports import ClientRequest, Clock
 from proxy.core.request import InferenceRequest, frozen
 from proxy.core.tasks import Tasks
+from proxy.fleet.store import Fleet
 from proxy.latency.forecast import objectives
+from proxy.plugins.producers.session_id import SESSION_ID
+from proxy.plugins.sessions import ID_HEADER
 from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, ChainMatch
 from proxy.telemetry.lines import LineWriter, RotatingFile
@@ -59,18 +63,10 @@ Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain
 
 
 class RequestRecorder(Listener):
-    """The listener that writes a line for each ended request; an `async with` context. `adapters` returns the names of
-    the LoRA adapters, `session` the session of a request. An error here costs lines, which are counted as `lost`, and
-    never a request."""
+    """The listener that writes a line for each ended request; an `async with` context. An error here costs lines, which
+    are counted as `lost`, and never a request."""
 
-    def __init__(
-        self,
-        settings: RecordSettings,
-        clock: Clock,
-        lost: Counter,
-        adapters: Callable[[], frozenset[str]],
-        session: Callable[[InferenceRequest], str],
-    ) -> None:
+    def __init__(self, settings: RecordSettings, clock: Clock, lost: Counter, fleet: Fleet) -> None:
         self._key = key_path(Path(settings.file))
         self._wall = clock.wall
         self._now = clock.now
@@ -78,8 +74,7 @@ class RequestRecorder(Listener):
         self._started: float
         self._epoch: float
         self._lost = lost
-        self._adapters = adapters
-        self._session = session
+        self._fleet = fleet
         self._entries: list[Entry] = []
         self._pods: dict[str, tuple[int, int]] = {}
         path = Path(settings.file)
@@ -102,11 +97,7 @@ class RequestRecorder(Listener):
             if attempt is None:
                 about: tuple[Any, ...] = ({"kind": path_label(client_request.path)}, (), None)
             else:
-                about = (
-                    _request_fields(client_request, attempt, self._session(attempt.request)),
-                    _chains(attempt.request),
-                    attempt.endpoint,
-                )
+                about = (_request_fields(client_request, attempt), _chains(attempt.request), attempt.endpoint)
             self._entries.append((client_request.received_at, status, outcome, self._now(), *about))
         except Exception:
             self._lost.add()
@@ -148,7 +139,7 @@ class RequestRecorder(Listener):
             self._writer.drop(len(batch))
             return
         try:
-            adapters = self._adapters()
+            adapters = frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))
             requests = [self._line(entry, adapters) for entry in batch]
             self._writer.put(b"".join([*self._news_of_pods(batch), *requests]))
         except Exception:
@@ -210,13 +201,14 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
     return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
 
 
-def _request_fields(client_request: ClientRequest, attempt: Attempt, session: str) -> dict[str, Any]:
-    """Return the known fields of a request. Tenant and session are not salted yet."""
+def _request_fields(client_request: ClientRequest, attempt: Attempt) -> dict[str, Any]:
+    """Return the known fields of a request. Tenant and session are not salted yet. The session is the one that the
+    producer found or the client's header names."""
     request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
     output = usage.completion_tokens if usage is not None else attempt.chunks if request.stream else None
     ttft, tpot = objectives(request) or (None, None)
-    pool = attempt.endpoint.pool
+    pool, session = attempt.endpoint.pool, request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip()
     known = {
         "kind": path_label(client_request.path),
         "pool": pool if pool != DEFAULT_POOL else None,
@@ -244,25 +236,19 @@ class Salt:
     alone."""
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self._hash = partial(blake2b, key=secret, digest_size=NAME_BYTES)
         self.fingerprint = self.name("key", "")
         """A value that is equal in records with comparable hashes."""
 
     def name(self, kind: str, text: str) -> str:
         """Return the salted name. Equal text has equal names only within a `kind`."""
-        digest = blake2b(
-            text.encode("utf-8", "surrogatepass"), key=self._secret, person=kind.encode(), digest_size=NAME_BYTES
-        )
-        return urlsafe_b64encode(digest.digest()).decode()
+        digest = self._hash(text.encode("utf-8", "surrogatepass"), person=kind.encode()).digest()
+        return urlsafe_b64encode(digest).decode()
 
     def chain(self, hashes: Sequence[int]) -> str:
         """Return the names of a prompt's hashes, in order."""
-        secret = self._secret
-        return urlsafe_b64encode(
-            b"".join(
-                [blake2b(one.to_bytes(8, "little"), key=secret, digest_size=NAME_BYTES).digest() for one in hashes]
-            )
-        ).decode()
+        digests = [self._hash(one.to_bytes(8, "little")).digest() for one in hashes]
+        return urlsafe_b64encode(b"".join(digests)).decode()
 
 
 @frozen
@@ -276,24 +262,21 @@ class Installation:
 def installation(path: Path, now: float) -> Installation:
     """Return the content of the file, which only its owner may read; create it if it is missing. If that fails, use
     values for the lifetime of the process: such records are not comparable with others."""
+    new = Installation(os.urandom(SECRET_BYTES), now)
+    why: object = "it holds no secret of a record"
     try:
-        return _read(path, now)
-    except (OSError, ValueError) as error:
-        log.warning("the secret of the record is a temporary one, as %s cannot be used: %s", path, error)
-        return Installation(os.urandom(SECRET_BYTES), now)
-
-
-def _read(path: Path, now: float) -> Installation:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        known = file.read()
-        if not known:
-            secret = os.urandom(SECRET_BYTES)
-            file.write(orjson.dumps({"secret": b64encode(secret).decode(), "started": now}))
-            return Installation(secret, now)
-    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            known = file.read()
+            if not known:
+                file.write(orjson.dumps({"secret": b64encode(new.secret).decode(), "started": now}))
+                return new
         read = orjson.loads(known)
         return Installation(b64decode(read["secret"], validate=True), float(read["started"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError("it holds no secret of a record") from error
+    except OSError as error:
+        why = error
+    except (KeyError, TypeError, ValueError):
+        pass
+    log.warning("the secret of the record is a temporary one, as %s cannot be used: %s", path, why)
+    return new

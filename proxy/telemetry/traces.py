@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRati
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision, DecisionRecord
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
@@ -117,7 +117,8 @@ class _Counting(SpanExporter):
         self._exporter.shutdown()
 
 
-Attributes = dict[str, str | int | float | bool]
+Attributes = dict[str, str | int | float | bool | None]
+"""The attributes of a span; the ones that are None are left out."""
 
 OPERATIONS: Mapping[str, str] = {
     "chat": "chat",
@@ -137,128 +138,90 @@ def operation(path: str) -> str:
     return OPERATIONS.get(label, label)
 
 
-def name_of(path: str, model: str) -> str:
-    return f"{operation(path)} {model}".rstrip()
-
-
-def of_request(request: InferenceRequest) -> Attributes:
-    found: Attributes = {
+def _of_request(request: InferenceRequest) -> Attributes:
+    return {
         "gen_ai.operation.name": operation(request.path),
         "gen_ai.request.model": request.model,
         "gen_ai.request.stream": request.stream,
+        "gen_ai.request.max_tokens": request.max_tokens or None,
+        "kvlane.tenant": request.tenant or None,
     }
-    if request.max_tokens:
-        found["gen_ai.request.max_tokens"] = request.max_tokens
-    if request.tenant:
-        found["kvlane.tenant"] = request.tenant
-    return found
 
 
-def of_end(client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
-    """Return the attributes of a complete request's span."""
+def _of_request_end(
+    client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None
+) -> Attributes:
     found: Attributes = {
         "http.request.method": client_request.method,
         "url.path": client_request.path,
-        "http.response.status_code": status,
         "kvlane.request_id": client_request.id,
         "kvlane.outcome": outcome.value,
     }
     if attempt is not None:
         found["kvlane.endpoint"] = attempt.endpoint.name
         found["kvlane.attempts"] = attempt.number + 1
-        found |= of_usage(attempt.usage)
-        found |= _of_first_chunk(attempt, client_request.received_at)
-    return found | _error(outcome, status)
+        found |= _of_response(attempt, client_request.received_at)
+    return found | _of_status(status, outcome)
 
 
-def of_decision(request: InferenceRequest, candidates: int, decision: Decision) -> Attributes:
-    found: Attributes = {
+def _of_decision(request: InferenceRequest, candidates: int, decision: Decision) -> Attributes:
+    return {
         "kvlane.candidates": candidates,
         "kvlane.endpoint": decision.target.name,
         "kvlane.prompt_tokens_estimated": request.prompt.tokens,
+        "kvlane.profile": decision.profile or None,
+        "kvlane.prefill_endpoint": decision.prefill[0].name if decision.prefill else None,
+        "kvlane.stages": decision.split_outcome or None,
     }
-    if decision.profile:
-        found["kvlane.profile"] = decision.profile
-    if decision.prefill:
-        found["kvlane.prefill_endpoint"] = decision.prefill[0].name
-    if decision.split_outcome:
-        found["kvlane.stages"] = decision.split_outcome
-    return found
 
 
-def of_attempt(attempt: Attempt) -> Attributes:
+def _of_attempt(attempt: Attempt) -> Attributes:
     """Return the attributes of an attempt at its start."""
+    endpoint, parts = attempt.endpoint, urlsplit(attempt.endpoint.url)
     return {
-        **of_request(attempt.request),
-        **of_pod(attempt.endpoint),
+        **_of_request(attempt.request),
+        "gen_ai.provider.name": endpoint.engine,
+        "server.address": parts.hostname or "",
+        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
+        "kvlane.endpoint": endpoint.name,
+        "kvlane.role": endpoint.role or None,
         "kvlane.stage": attempt.stage.value,
         "kvlane.attempt": attempt.number,
     }
 
 
-def of_pod(endpoint: Endpoint) -> Attributes:
-    parts = urlsplit(endpoint.url)
-    found: Attributes = {
-        "gen_ai.provider.name": endpoint.engine,
-        "server.address": parts.hostname or "",
-        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
-        "kvlane.endpoint": endpoint.name,
+def _of_attempt_end(attempt: Attempt) -> Attributes:
+    return {
+        "kvlane.predicted_cached_tokens": attempt.predicted_cached_tokens,
+        **_of_response(attempt, attempt.started_at),
+        **_of_status(attempt.status, attempt.ending or Ending.COMPLETE),
     }
-    if endpoint.role:
-        found["kvlane.role"] = endpoint.role
-    return found
 
 
-def of_attempt_end(attempt: Attempt) -> Attributes:
-    found = of_usage(attempt.usage)
-    if attempt.status is not None:
-        found["http.response.status_code"] = attempt.status
-    if attempt.predicted_cached_tokens is not None:
-        found["kvlane.predicted_cached_tokens"] = attempt.predicted_cached_tokens
-    found |= _of_first_chunk(attempt, attempt.started_at)
-    return found | _error(attempt.ending or Ending.COMPLETE, attempt.status or 0)
-
-
-def _of_first_chunk(attempt: Attempt, since: float) -> Attributes:
-    """Return the time to the first chunk in seconds; only for streams, as the convention requires, because other
-    responses arrive when they are complete."""
-    if attempt.first_byte_at is None or not attempt.request.stream:
-        return {}
-    return {"gen_ai.response.time_to_first_chunk": attempt.first_byte_at - since}
-
-
-def of_usage(usage: Usage | None) -> Attributes:
-    if usage is None:
-        return {}
-    found: Attributes = {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-    }
-    if usage.cached_tokens is not None:
+def _of_response(attempt: Attempt, since: float) -> Attributes:
+    """Return the usage, and the time to the first chunk in seconds; only for streams, as the convention requires,
+    because other responses arrive when they are complete."""
+    found: Attributes = {}
+    if usage := attempt.usage:
+        found["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        found["gen_ai.usage.output_tokens"] = usage.completion_tokens
         found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if attempt.first_byte_at is not None and attempt.request.stream:
+        found["gen_ai.response.time_to_first_chunk"] = attempt.first_byte_at - since
     return found
 
 
-def _error(outcome: Ending | Reason, status: int) -> Attributes:
-    """Return the error of an attempt. A complete response may be an error of the pod."""
-    if outcome is not Ending.COMPLETE:
-        return {"error.type": outcome.value}
-    return {"error.type": str(status)} if status >= FIRST_ERROR else {}
+def _of_status(status: int | None, outcome: Ending | Reason) -> Attributes:
+    """Return the status and the error. A complete response may be an error of the pod."""
+    error = str(status) if status is not None and status >= FIRST_ERROR else None
+    return {
+        "http.response.status_code": status,
+        "error.type": error if outcome is Ending.COMPLETE else outcome.value,
+    }
 
 
 PROPAGATOR = TraceContextTextMapPropagator()
-BAD_STATUS = 500
-
-
 IDS = RandomIdGenerator()
-
-
-@dataclass(slots=True)
-class Trace:
-    """The span of a sampled request."""
-
-    span: Span
-    inside: Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +231,9 @@ class UnsampledTrace:
     traceparent: str
 
 
-TRACE: DataKey[Trace | UnsampledTrace] = DataKey("Trace")
+TRACE: DataKey[Span | UnsampledTrace] = DataKey("Trace")
+"""Key of the span of a request."""
+
 SPAN: DataKey[Span] = DataKey("Span")
 """Key of the span of an attempt."""
 
@@ -307,9 +272,8 @@ class Tracing(Listener):
         trace = self._of(request)
         if isinstance(trace, UnsampledTrace):
             return
-        span = self._tracer.start_span("schedule", trace.inside, start_time=self._ns(started))
-        if span.is_recording():
-            span.set_attributes(of_decision(request, len(candidates), decision))
+        span = self._tracer.start_span("schedule", set_span_in_context(trace), start_time=self._ns(started))
+        _describe(span, _of_decision, request, len(candidates), decision)
         span.end(self._ns(self._clock.now()))
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -318,11 +282,11 @@ class Tracing(Listener):
         if isinstance(trace, UnsampledTrace):
             attempt.upstream_headers.append(("traceparent", trace.traceparent))
             return
-        name = name_of(request.path, request.model)
         started = self._ns(attempt.started_at)
-        span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
-        if span.is_recording():
-            span.set_attributes(of_attempt(attempt))
+        span = self._tracer.start_span(
+            _name_of(request), set_span_in_context(trace), SpanKind.CLIENT, start_time=started
+        )
+        _describe(span, _of_attempt, attempt)
         attempt.state[SPAN] = span
         headers: dict[str, str] = {}
         PROPAGATOR.inject(headers, set_span_in_context(span))
@@ -332,12 +296,8 @@ class Tracing(Listener):
         trace = self._of(attempt.request)
         if isinstance(trace, UnsampledTrace) or (span := attempt.state.pop(SPAN, None)) is None:
             return
-        if span.is_recording():
-            span.set_attributes(of_attempt_end(attempt))
-            status = attempt.status
-            if attempt.ending in LOST or (status is not None and status >= BAD_STATUS):
-                span.set_status(Status(StatusCode.ERROR))
-        span.end(self._ns(self._clock.now()))
+        _describe(span, _of_attempt_end, attempt)
+        self._end(span, attempt.status or 0, attempt.ending)
 
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
@@ -348,24 +308,24 @@ class Tracing(Listener):
             trace = self._start(client_request.headers, client_request.received_at, operation(client_request.path))
         if isinstance(trace, UnsampledTrace):
             return
-        span = trace.span
-        if span.is_recording():
-            span.set_attributes(of_end(client_request, status, outcome, attempt))
-            if status >= BAD_STATUS or outcome in LOST:
-                span.set_status(Status(StatusCode.ERROR))
+        _describe(trace, _of_request_end, client_request, status, outcome, attempt)
+        self._end(trace, status, outcome)
+
+    def _end(self, span: Span, status: int, outcome: Ending | Reason | None) -> None:
+        if status >= 500 or outcome in LOST:
+            span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 
-    def _of(self, request: InferenceRequest) -> Trace | UnsampledTrace:
+    def _of(self, request: InferenceRequest) -> Span | UnsampledTrace:
         trace = request.state.read(TRACE)
         if trace is None:
-            name = name_of(request.path, request.model)
-            trace = self._start(request.headers, request.received_at, name)
-            if isinstance(trace, Trace) and trace.span.is_recording():
-                trace.span.set_attributes(of_request(request))
+            trace = self._start(request.headers, request.received_at, _name_of(request))
+            if isinstance(trace, Span):
+                _describe(trace, _of_request, request)
             request.state.write(TRACE, trace)
         return trace
 
-    def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | UnsampledTrace:
+    def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Span | UnsampledTrace:
         """Start a trace. An unreadable or missing traceparent starts a new one. Requests that are not sampled skip the
         SDK, which is slow to drop them."""
         parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None
@@ -373,9 +333,17 @@ class Tracing(Listener):
             drawn = IDS.generate_trace_id()
             if drawn & TraceIdRatioBased.TRACE_ID_LIMIT >= self._limit:
                 return UnsampledTrace(f"00-{drawn:032x}-{IDS.generate_span_id():016x}-00")
-        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
-        return Trace(span, set_span_in_context(span))
+        return self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
 
     def _ns(self, at: float) -> int:
         """Return nanoseconds since the Unix epoch for monotonic seconds."""
         return round((self._clock.wall() - self._clock.now() + at) * 1e9)
+
+
+def _name_of(request: InferenceRequest) -> str:
+    return f"{operation(request.path)} {request.model}".rstrip()
+
+
+def _describe(span: Span, attributes: Callable[..., Attributes], *about: Any) -> None:
+    if span.is_recording():
+        span.set_attributes({name: value for name, value in attributes(*about).items() if value is not None})
