@@ -26,7 +26,10 @@ Document = dict[str, Any]
 def endpoint_picker(path: Path) -> Imported:
     """Import a file that is or contains an EndpointPickerConfig: a ConfigMap, values of a Helm chart, an object of
     KServe, or manifests that include one of these. Raise ConfigError and Unreadable."""
-    first, *others = _documents(path)
+    found = list(_inside(read_all(path), str(path)))
+    if not found:
+        raise InvalidDocument(f"{path} holds no {KIND}")
+    first, *others = [one for one in found if one.get("kind") == KIND] or found
     document, changes = current(first)
     made = Imported("an EndpointPickerConfig")
     for change in changes:
@@ -45,14 +48,6 @@ def endpoint_picker(path: Path) -> Imported:
     if not made.missing and not changes:
         made.note("optional: the document also works as it is, as kvlane serve -c FILE")
     return made
-
-
-def _documents(path: Path) -> list[Mapping[str, Any]]:
-    """Return the documents of this kind, else the documents with its keys; at least one. Raise Unreadable."""
-    found = list(_inside(read_all(path), str(path)))
-    if not found:
-        raise InvalidDocument(f"{path} holds no {KIND}")
-    return [one for one in found if one.get("kind") == KIND] or found
 
 
 def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:

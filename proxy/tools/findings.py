@@ -335,7 +335,7 @@ class TransferFinding:
     """The host from which other pods fetch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PodReport:
     url: str
     unreachable: str = ""
@@ -373,7 +373,7 @@ def recommended(pods: Sequence[PodReport]) -> dict[str, Any]:
     if {"prefill", "decode"} <= {pod.transfer.role for pod in pods} and len(connectors) == 1 and "" not in connectors:
         connector = connectors.pop()
         found["disaggregation"] = {"connector": connector}
-        found["scheduling"] = presets.disaggregated(presets.decider(CONNECTORS[connector].needs_pair))
+        found["scheduling"] = presets.disaggregated(CONNECTORS[connector].needs_pair)
     elif exact:
         found["scheduling"] = presets.exact()
     if pods and any(pod.health != 200 for pod in pods):

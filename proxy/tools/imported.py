@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -13,24 +13,18 @@ from proxy import yaml_source
 from proxy.core.errors import ConfigError
 from proxy.settings import from_mapping
 
+T = TypeVar("T")
+
 Section = dict[str, Any]
 
 Converted = tuple[str, Callable[[Any], Any]]
 """The path of a setting, and the conversion of a foreign value to its value."""
 
 
-def number(value: Any, what: str) -> float:
-    """Return the value as a number. Raise ValueError for other values."""
+def converted(convert: Callable[[Any], T], value: Any, what: str) -> T:
+    """Return the converted value. Raise ValueError if it cannot be converted."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what}: {value!r} is no number") from None
-
-
-def integer(value: Any, what: str) -> int:
-    """Return the value as a number without a fraction. Raise ValueError for other values."""
-    try:
-        return int(value)
+        return convert(value)
     except (TypeError, ValueError):
         raise ValueError(f"{what}: {value!r} is no number") from None
 
@@ -68,10 +62,7 @@ class Imported:
     def put_converted(self, rule: Converted, value: Any, what: str) -> None:
         """Put the value at the path of this rule. Raise ValueError if it cannot be converted."""
         path, convert = rule
-        try:
-            self.put(path, convert(value))
-        except (TypeError, ValueError):
-            raise ValueError(f"{what}: {value!r} is no number") from None
+        self.put(path, converted(convert, value, what))
 
     @property
     def sources(self) -> list[Section]:
@@ -119,16 +110,12 @@ class Imported:
         lines += _listed("Has no equivalent:", self.missing)
         lines += _listed("Not needed:", self.needless)
         comments = "".join(f"# {line}\n" for line in lines)
-        return comments + yaml.safe_dump(ordered(self.settings), sort_keys=False, width=120, allow_unicode=True)
+        ordered = {key: self.settings[key] for key in (*ORDER, *self.settings) if key in self.settings}
+        return comments + yaml.safe_dump(ordered, sort_keys=False, width=120, allow_unicode=True)
 
 
 ORDER = ("listen", "admin", "pods", "scheduling", "flowControl", "disaggregation", "models", "reliability", "security")
-
-
-def ordered(settings: Mapping[str, Any]) -> Section:
-    """Return the sections in the order of the reference."""
-    known = [key for key in ORDER if key in settings]
-    return {key: settings[key] for key in [*known, *(key for key in settings if key not in known)]}
+"""The first sections of the output, in the order of the reference."""
 
 
 def _listed(title: str, items: Sequence[object]) -> list[str]:
@@ -176,20 +163,16 @@ def _documents(text: str, source: str) -> list[Any]:
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
     """Return the value as a mapping; None is an empty one. Raise Unreadable."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping | None):
         raise InvalidDocument(f"{what} must be a mapping")
-    return value
+    return value or {}
 
 
 def items(value: Any, what: str) -> list[Any]:
     """Return the value as a list; None is an empty one. Raise Unreadable."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
+    if not isinstance(value, list | None):
         raise InvalidDocument(f"{what} must be a list")
-    return value
+    return value or []
 
 
 MANY = -1
@@ -213,16 +196,10 @@ def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found,
         flag, equals, value = rest.pop(0).partition("=")
         if not flag.startswith("--"):
             raise InvalidDocument(f"'{flag}' belongs to no flag")
-        arity = arities.get(flag)
-        taken = [value] if equals else _pop_words(rest, MANY if arity is None else arity, flag)
-        (unknown if arity is None else found).setdefault(flag, []).append(taken)
+        arity, taken = arities.get(flag, MANY), [value] if equals else []
+        while not equals and rest and len(taken) != arity and not rest[0].startswith("--"):
+            taken.append(rest.pop(0))
+        if not equals and len(taken) < arity:
+            raise InvalidDocument(f"{flag} wants {arity} words")
+        (found if flag in arities else unknown).setdefault(flag, []).append(taken)
     return found, unknown
-
-
-def _pop_words(rest: list[str], arity: int, flag: str) -> list[str]:
-    taken: list[str] = []
-    while rest and (arity == MANY or len(taken) < arity) and not rest[0].startswith("--"):
-        taken.append(rest.pop(0))
-    if len(taken) < arity:
-        raise InvalidDocument(f"{flag} wants {arity} words")
-    return taken

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.tools import presets
-from proxy.tools.imported import Imported, InvalidDocument, items, mapping, number, read
+from proxy.tools.imported import Converted, Imported, InvalidDocument, converted, items, mapping, read
 
 PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")
 """Prefixes of models that a vLLM server may serve, if an api_base is set."""
@@ -38,6 +38,13 @@ _OF_SETTINGS = {
     "drop_params": "requests go up as they come",
     "enable_pre_call_checks": "pods refuse prompts that are too long, in their own words",
     "stream_timeout": "see reliability.timeouts.firstByte and idle",
+}
+_SET: Mapping[str, Converted] = {
+    "num_retries": ("reliability.retries.attempts", lambda count: int(float(count)) + 1),
+    "timeout": ("reliability.timeouts.request", lambda seconds: f"{float(seconds):g}s"),
+    "request_timeout": ("reliability.timeouts.request", lambda seconds: f"{float(seconds):g}s"),
+    "allowed_fails": ("reliability.breaker.failures", lambda count: int(float(count)) + 1),
+    "cooldown_time": ("reliability.breaker.open", lambda seconds: f"{float(seconds):g}s"),
 }
 _STRATEGIES: Mapping[str, Mapping[str, float]] = {
     "least-busy": {"active-request-scorer": 1, "queue-scorer": 1},
@@ -94,7 +101,7 @@ def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment
             elif key not in ("model", "api_base", "api_key", "weight"):
                 made.lacks(f"{key} of {name}", "is not set by deployment: clients send what they want")
         weight = params.get("weight")
-        yield _Deployment(name, model, None if weight is None else number(weight, f"weight of {name}"))
+        yield _Deployment(name, model, None if weight is None else converted(float, weight, f"weight of {name}"))
 
 
 def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
@@ -127,17 +134,12 @@ def _rewrite(name: str, models: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[str, str]) -> None:
-    if key == "num_retries":
-        made.put("reliability.retries.attempts", int(number(value, key)) + 1)
-    elif key in ("timeout", "request_timeout"):
-        made.put("reliability.timeouts.request", f"{number(value, key):g}s")
-    elif key == "allowed_fails":
-        made.put("reliability.breaker.failures", int(number(value, key)) + 1)
-        made.put("reliability.breaker.window", "1m")
-    elif key == "cooldown_time":
-        made.put("reliability.breaker.open", f"{number(value, key):g}s")
+    if key in _SET:
+        made.put_converted(_SET[key], value, key)
+        if key == "allowed_fails":
+            made.put("reliability.breaker.window", "1m")
     elif key in ("max_parallel_requests", "global_max_parallel_requests") and section != "router_settings":
-        made.put("flowControl.maxConcurrent", int(number(value, key)))
+        made.put("flowControl.maxConcurrent", int(converted(float, value, key)))
     elif key == "fallbacks":
         _fallbacks(made, value, names)
     elif key == "model_group_alias":

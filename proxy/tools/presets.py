@@ -20,11 +20,8 @@ def picked_by(picker: str) -> Section:
 def scored_by(scorers: Mapping[str, float], parameters: Mapping[str, Section] | None = None) -> Section:
     """Return a section that picks the pod with the highest weighted sum of scores."""
     given = parameters or {}
-    plugins = [{"type": name} | ({"parameters": given[name]} if name in given else {}) for name in scorers]
-    return {
-        "plugins": [*plugins, {"type": PICKER}],
-        "schedulingProfiles": [_profile("default", {**scorers, PICKER: None})],
-    }
+    plugins = [{"type": name} | ({"parameters": given[name]} if name in given else {}) for name in (*scorers, PICKER)]
+    return {"plugins": plugins, "schedulingProfiles": [_profile("default", {**scorers, PICKER: None})]}
 
 
 def exact() -> Section:
@@ -41,8 +38,10 @@ def exact() -> Section:
     return section
 
 
-def disaggregated(decider: str) -> Section:
-    """Return a section in which pods of the role prefill compute prompts if the decider says so."""
+def disaggregated(needs_pair: bool) -> Section:
+    """Return a section in which pods of the role prefill compute prompts: always where no pod serves alone, else where
+    that is predicted to be faster."""
+    decider = "always-disagg-pd-decider" if needs_pair else "predicted-latency-pd-decider"
     producers = ("approx-prefix-cache-producer", "predicted-latency-producer")
     types = (*producers, "decode-filter", "prefill-filter", "latency-scorer", PICKER, decider)
     handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider}}}
@@ -53,11 +52,6 @@ def disaggregated(decider: str) -> Section:
             _profile(role, {f"{role}-filter": None, "latency-scorer": None, PICKER: None}) for role in roles
         ],
     }
-
-
-def decider(needs_pair: bool) -> str:
-    """Return the decider: always transfer where no pod serves alone, else where that is predicted to be faster."""
-    return "always-disagg-pd-decider" if needs_pair else "predicted-latency-pd-decider"
 
 
 def session(header: str) -> Section:

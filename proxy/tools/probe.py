@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from proxy import outbound
-from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, Metrics
+from proxy.core.endpoint import NEVER_SCRAPED, Endpoint
 from proxy.core.errors import cause
 from proxy.core.ports import Clock, Random
 from proxy.fleet.dialects import DIALECTS, Dialect, Specs
@@ -61,43 +61,43 @@ async def _probe(pod: PodClient, manner: ProbeOptions, random: Random) -> PodRep
         health = await pod.fetch("/health")
     except outbound.FAILURES as error:
         return PodReport(pod.url, unreachable=cause(error))
-    observed = _observe(pod, health, manner, random)
-    report, kept = await asyncio.gather(observed, idle_seconds(pod.url, manner.idle, pod.clock))
-    return replace(report, keep_alive=kept)
+    report = PodReport(pod.url, health=health.status, skew=_skew(health, pod.clock))
+    idle = idle_seconds(pod.url, manner.idle, pod.clock)
+    _, report.keep_alive = await asyncio.gather(_observe(pod, report, manner, random), idle)
+    return report
 
 
-async def _observe(pod: PodClient, health: Reply, manner: ProbeOptions, random: Random) -> PodReport:
+async def _observe(pod: PodClient, seen: PodReport, manner: ProbeOptions, random: Random) -> None:
     """Observe a pod step by step, so that trials do not disturb each other."""
-    seen = PodReport(pod.url, health=health.status, skew=_skew(health, pod.clock))
     version = await _or_none(pod.fetch("/version"))
-    seen = replace(seen, version=str(version.json.get("version") or "") if version else "", **await _models(pod))
+    seen.version = str(version.json.get("version") or "") if version else ""
+    await _read_models(pod, seen)
     metrics = await _or_none(pod.fetch("/metrics"))
     if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
-        says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
-        seen = replace(seen, exposition=found, says_caching=says)
-    seen = replace(seen, events=await _or_none(_events(pod, manner)), tokenize=await _or_none(try_tokenize(pod, seen)))
-    return await _try(pod, seen, manner.reaction_time, random) if manner.sends else seen
-
-
-async def _try(pod: PodClient, seen: PodReport, reaction_time: float, random: Random) -> PodReport:
-    seen = replace(seen, caching=await _or_none(try_caching(pod, seen, reaction_time, random)))
+        seen.exposition = found
+        seen.says_caching = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
+    seen.events = await _or_none(_events(pod, manner))
+    seen.tokenize = await _or_none(try_tokenize(pod, seen))
+    if not manner.sends:
+        return
+    seen.caching = await _or_none(try_caching(pod, seen, manner.reaction_time, random))
     if seen.exposition is not None and len(seen.exposition.ranks) > 1:
-        seen = replace(seen, ranks=await _or_none(try_ranks(pod, seen, reaction_time)))
-    if found := await _or_none(read_transfer(pod, seen)):
-        seen = replace(seen, transfer=found)
-    return replace(seen, abort=await _or_none(try_abort(pod, seen, reaction_time)))
+        seen.ranks = await _or_none(try_ranks(pod, seen, manner.reaction_time))
+    seen.transfer = await _or_none(read_transfer(pod, seen)) or seen.transfer
+    seen.abort = await _or_none(try_abort(pod, seen, manner.reaction_time))
 
 
-async def _models(pod: PodClient) -> Mapping[str, Any]:
-    """Return the models without adapters."""
+async def _read_models(pod: PodClient, seen: PodReport) -> None:
+    """Read the models without adapters."""
     listed = await _or_none(pod.fetch("/v1/models"))
     try:
         cards = parse_models(listed.body) if listed is not None and listed.ok else ()
     except ScrapeError:
         cards = ()
     own = [card for card in cards if not card.get("parent")]
-    length = next((card["max_model_len"] for card in own if isinstance(card.get("max_model_len"), int)), None)
-    return {"models": tuple(card["id"] for card in own), "max_model_len": length}
+    seen.models = tuple(card["id"] for card in own)
+    lengths = (card.get("max_model_len") for card in own)
+    seen.max_model_len = next((length for length in lengths if isinstance(length, int)), None)
 
 
 async def _events(pod: PodClient, manner: ProbeOptions) -> Events:
@@ -213,7 +213,7 @@ async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, ran
         details = usage.get("prompt_tokens_details") or {}
         found = Caching(reported=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
         if times == 0:
-            before = await _hits(pod)
+            before = (await _scraped(pod)).metrics.prefix_hits
         elif found.reported:
             break
     if found.reported is not None:
@@ -222,14 +222,14 @@ async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, ran
         return Caching(refused="neither responses nor metrics report cached tokens")
     begun, counted = pod.clock.now(), 0.0
     while not counted and pod.clock.now() < begun + reaction_time:
-        counted = await _hits(pod) - before
+        counted = (await _scraped(pod)).metrics.prefix_hits - before
         await asyncio.sleep(0.1)
     return replace(found, counted=counted)
 
 
 async def try_ranks(pod: PodClient, seen: PodReport, reaction_time: float) -> Ranks:
     """Send as many requests as there are data-parallel ranks to the last one, and see which counters grow."""
-    before = await _prompt_tokens(pod)
+    before = (await _scraped(pod)).ranks
     last = len(before) - 1
     endpoint = Endpoint("", engine=seen.engine, rank=last)
     body = orjson.loads(body_for(endpoint, orjson.dumps(_body(seen, "the sea", max_tokens=1))))
@@ -237,7 +237,8 @@ async def try_ranks(pod: PodClient, seen: PodReport, reaction_time: float) -> Ra
         await pod.fetch(COMPLETIONS, body, {RANK_HEADER: str(last)})
     begun, grown = pod.clock.now(), [0.0 for _ in before]
     while not any(grown) and pod.clock.now() < begun + reaction_time:
-        grown = [after - one for after, one in zip(await _prompt_tokens(pod), before, strict=True)]
+        now = (await _scraped(pod)).ranks
+        grown = [after.prompt_tokens - one.prompt_tokens for after, one in zip(now, before, strict=True)]
         await asyncio.sleep(0.1)
     return Ranks(grown[last], sum(grown[:last]))
 
@@ -302,23 +303,15 @@ def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
     return {**model, "prompt": prompt, "temperature": 0, **more}
 
 
-async def _scraped(pod: PodClient) -> tuple[Metrics, tuple[Metrics, ...]]:
-    """Return the metrics of the pod and of its ranks; without values if its engine is unknown."""
-    found = read_exposition((await pod.fetch("/metrics")).body)
-    return (found.metrics, found.ranks) if found else (NEVER_SCRAPED, ())
-
-
-async def _hits(pod: PodClient) -> float:
-    return (await _scraped(pod))[0].prefix_hits
+async def _scraped(pod: PodClient) -> ExpositionFinding:
+    """Return the metrics of the pod; without values if its engine is unknown."""
+    text = (await pod.fetch("/metrics")).body
+    return read_exposition(text) or ExpositionFinding("", NEVER_SCRAPED, len(text), 0.0)
 
 
 async def _running(pod: PodClient) -> int:
-    total, _ = await _scraped(pod)
+    total = (await _scraped(pod)).metrics
     return total.running + total.waiting
-
-
-async def _prompt_tokens(pod: PodClient) -> list[float]:
-    return [rank.prompt_tokens for rank in (await _scraped(pod))[1]]
 
 
 ZMTP = b"\xff", b"\x7f"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.tools import presets
-from proxy.tools.imported import Converted, Imported, integer, items, mapping, read, read_flags
+from proxy.tools.imported import Converted, Imported, converted, items, mapping, read, read_flags
 
 Values = dict[str, Any]
 """The values of a dynamic configuration, with keys in snake case."""
@@ -83,7 +83,7 @@ def production_stack(words: Sequence[str]) -> Imported:
     found, unknown = read_flags(words, arities)
     values: Values = {}
     for flag, uses in {**found, **unknown}.items():
-        values[flag.removeprefix("--").replace("-", "_")] = " ".join(uses[-1]) if uses[-1] else True
+        values[flag.removeprefix("--").replace("-", "_")] = " ".join(uses[-1]) or True
     for key in _FILES:
         if key in values:
             values = {**_dynamic(Path(values[key])), **values}
@@ -102,7 +102,8 @@ def imported(values: Values) -> Imported:
         elif key not in _READ_HERE:
             made.lacks(key, "is not known to this import")
     _pods(made, values)
-    _aliases(made, values)
+    if pairs := [pair.partition(":") for pair in _listed(values.get("static_aliases"))]:
+        made.put("models.aliases", {alias: model for alias, _, model in pairs})
     _placement(made, values)
     return made
 
@@ -118,7 +119,7 @@ def _pods(made: Imported, values: Values) -> None:
     selector = str(values.get("k8s_label_selector") or "")
     if selector:
         port = values.get("k8s_port")
-        port = None if port is None else integer(port, "k8s_port")
+        port = None if port is None else converted(int, port, "k8s_port")
         made.cluster(selector, port, values.get("k8s_namespace"))
     if values.get("k8s_service_discovery_type") == "service-name":
         made.lacks(
@@ -128,12 +129,6 @@ def _pods(made: Imported, values: Values) -> None:
         made.note("it names no pods: list them, or see pods.kubernetes and pods.dns")
     if values.get("static_backend_health_checks"):
         made.put("reliability.health.inference", {"interval": "60s"})
-
-
-def _aliases(made: Imported, values: Values) -> None:
-    pairs = [pair.partition(":") for pair in _listed(values.get("static_aliases"))]
-    if pairs:
-        made.put("models.aliases", {alias: model for alias, _, model in pairs})
 
 
 def _placement(made: Imported, values: Values) -> None:
@@ -149,7 +144,7 @@ def _placement(made: Imported, values: Values) -> None:
         made.note("install kvlane[precise], and have the engines publish KV events: see exact.md")
     elif logic in ("disaggregated_prefill", "disaggregated_prefill_orchestrated"):
         made.put("disaggregation.connector", "nixl")
-        made.put("scheduling", presets.disaggregated(presets.decider(needs_pair=False)))
+        made.put("scheduling", presets.disaggregated(needs_pair=False))
         made.note("set disaggregation.connector if the engines have another one than NIXL")
     elif logic in ("prefixaware", "loadaware"):
         made.needs_no(f"routing_logic {logic}", "cached prefixes and load are what placement goes by anyway")

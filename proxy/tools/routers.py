@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from proxy.disagg.connectors import CONNECTORS
 from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
-from proxy.tools.imported import MANY, Converted, Found, Imported, integer, read_flags
+from proxy.tools.imported import MANY, Converted, Found, Imported, converted, read_flags
 
 POD_KEY = "POD_API_KEY"
 CLIENT_KEY = "CLIENT_API_KEY"
@@ -20,24 +20,18 @@ _LOADS = {"queue-scorer": 1, "active-request-scorer": 1}
 _CONNECTORS = {"nixl": "nixl", "mooncake": "mooncake"}
 
 
-def vllm_router(words: Sequence[str]) -> Imported:
-    """Import a command line of vllm-router. Raise Unreadable, and ValueError for an invalid value."""
-    return _router(Imported("vllm-router"), words)
-
-
 def sglang_router(words: Sequence[str]) -> Imported:
     """Import a command line of sglang-router. Raise as `vllm_router` does."""
-    return _router(Imported("sglang-router"), words, engine="sglang")
+    return vllm_router(words, "sglang-router", "sglang")
 
 
-def _router(imported: Imported, words: Sequence[str], engine: str = "") -> Imported:
+def vllm_router(words: Sequence[str], system: str = "vllm-router", engine: str = "") -> Imported:
+    """Import a command line of vllm-router. Raise InvalidDocument, and ValueError for an invalid value."""
+    imported = Imported(system)
     found, unknown = read_flags(words, ARITIES)
-    for flag, uses in found.items():
+    for flag, uses in {**found, **unknown}.items():
         for values in uses:
             _one(imported, flag, values)
-    for flag, uses in unknown.items():
-        for values in uses:
-            imported.lacks(_spelt(flag, values), "is not known to this import")
     _pods(imported, found, engine)
     if "--intra-node-data-parallel-size" in found:
         size = _last(found, "--intra-node-data-parallel-size")
@@ -60,11 +54,13 @@ def _one(imported: Imported, flag: str, values: list[str]) -> None:
         _of_roles(imported, flag, values)
     elif flag in MISSING:
         imported.lacks(_spelt(flag, values), MISSING[flag][1])
+    elif flag not in ARITIES:
+        imported.lacks(_spelt(flag, values), "is not known to this import")
     elif flag == "--disable-retries":
         imported.put("reliability.retries.attempts", 1)
     elif flag == "--cors-allowed-origins":
         imported.put("security.cors.origins", values)
-    elif flag == "--max-concurrent-requests" and (count := integer(values[0], flag)) > 0:  # negative: no limit
+    elif flag == "--max-concurrent-requests" and (count := converted(int, values[0], flag)) > 0:  # negative: no limit
         imported.put("flowControl.maxConcurrent", count)
 
 
@@ -82,7 +78,7 @@ def _pods(imported: Imported, found: Found, engine: str) -> None:
     if "--selector" in found:
         selector = ",".join(pair for pairs in found["--selector"] for pair in pairs)
         port, namespace = (_last(found, f"--service-discovery-{what}") for what in ("port", "namespace"))
-        number = integer(port, "--service-discovery-port") if port else None
+        number = converted(int, port, "--service-discovery-port") if port else None
         imported.cluster(selector, number, namespace, engine)
     elif "--service-discovery" in found:
         imported.lacks("--service-discovery", f"without --selector it says nothing of pods: {WITH_PODS}")
@@ -136,7 +132,7 @@ def _roles(imported: Imported, found: Found, engine: str) -> None:
         imported.lacks(f"--kv-connector {given}", f"connectors are {', '.join(CONNECTORS)}")
         connector = "nixl"
     imported.put("disaggregation.connector", connector)
-    imported.put("scheduling", presets.disaggregated(presets.decider(CONNECTORS[connector].needs_pair)))
+    imported.put("scheduling", presets.disaggregated(CONNECTORS[connector].needs_pair))
     if "--policy" in found:
         _of_roles(imported, "--policy", found["--policy"][-1])
 

@@ -14,8 +14,8 @@ SECTIONS = {
     "scored": presets.scored_by({"queue-scorer": 2, "active-request-scorer": 1}),
     "exact": presets.exact(),
     "session": presets.session("x-session-id"),
-    "disaggregated": presets.disaggregated(presets.decider(needs_pair=False)),
-    "pairs": presets.disaggregated(presets.decider(needs_pair=True)),
+    "disaggregated": presets.disaggregated(needs_pair=False),
+    "pairs": presets.disaggregated(needs_pair=True),
 }
 
 
