@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +68,7 @@ async def test_a_row_has_the_findings_of_its_pod() -> None:
     fresh = Metrics(waiting=4, running=2, kv_usage=0.5, scraped_at=40.0, freshness=Freshness.FRESH)
     pod.publish(replace(fresh, freshness=Freshness.STALE), 0)
     fleet.fleet.eject(pod, "makes no progress")
-    fleet.counts.of(pod).attempts = {"complete": 5, "client-gone": 1, "upstream-failed": 2, "timed-out": 1}
+    fleet.counts.of(pod).attempts = Counter({"complete": 5, "client-gone": 1, "upstream-failed": 2, "timed-out": 1})
     fleet.pace = (0.2, 0.01)
     row = (await fleet.changes())["a"]
     assert row is not None
