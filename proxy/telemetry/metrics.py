@@ -28,8 +28,8 @@ C = TypeVar("C", bound="Gauge | Histogram")
 
 
 class Gauge:
-    """A value that goes up and down. `samples` are those of a family of this name; `dump` is ready for JSON, and
-    `merge` adds the dump of another one."""
+    """A value that goes up and down. `samples` yields the samples of the cell in a family of this name; `dump` is ready
+    for JSON, and `merge` adds the dump of another cell."""
 
     __slots__ = ("value",)
 
