@@ -138,7 +138,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
             session=session,
             stopping=lambda: False,
             configurations=None,  # type: ignore[arg-type]  # not requested
-            dashboard=dashboard.routes,
+            dashboard=dashboard,
         )
         admin = await stack.enter_async_context(AdminServer(AdminSettings(port=0), application))
         await dashboard.start(stack)

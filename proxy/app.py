@@ -19,9 +19,8 @@ import aiohttp
 from proxy import __version__, outbound
 from proxy.autoscale.autoscaling import Autoscaling
 from proxy.autoscale.signals import OwnSignals
-from proxy.config.diff import servable
 from proxy.config.load import ConfigReader
-from proxy.config.reload import Configurations
+from proxy.config.reload import Configurations, servable
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
 from proxy.core.ports import Clock, KvEvents, Random, SystemClock, Timer, Tokenizers
@@ -388,7 +387,7 @@ class App:
             configurations=self.configurations,
             replicas=self._replicas,
             scaled=lambda: self.autoscaling.pools,
-            dashboard=self._dashboard.routes,
+            dashboard=self._dashboard,
             explained=self._explained(),
             levels=self._levels,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,21 +119,24 @@ class Settings:
 
 def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """As `load`, from what the file would hold. Raises ConfigError with every fault."""
-    data = _merged(data, overrides or {})
-    problems: list[Problem] = []
-    sections = {key: value for key, value in data.items() if key != "pools"}
-    rest, own = _parts(sections, "", problems)
-    pools = _pools(data.get("pools"), data.get("disaggregation"), problems)
-    own["autoscale"] = _policies(data.get(policies.PATH), problems)
+    data = dict(data)
+    for name, values in (overrides or {}).items():
+        section = data.get(name)
+        data[name] = {**section, **values} if isinstance(section, Mapping) else dict(values)
+    problems: Faults = []
+    rest, own = _parts({key: value for key, value in data.items() if key != "pools"}, "", problems)
+    own["pools"] = _pools(data.get("pools"), data.get("disaggregation"), problems)
+    try:
+        own["autoscale"] = policies.load(data.get(policies.PATH))
+    except ConfigError as error:
+        problems.extend(error.problems)
+        own["autoscale"] = AutoscaleSettings()
     plain_ones = {key: value for key, value in rest.items() if key != policies.PATH}
     try:
-        settings = params.build(Settings, plain_ones, "", {**own, "pools": pools, "given": rest, "source": data})
+        settings = params.build(Settings, plain_ones, "", {**own, "given": rest, "source": data})
     except Invalid as invalid:
         raise ConfigError([*_with_all_known(invalid.problems), *problems]) from None
-    problems.extend(_shared_pods(settings.all_pools))
-    problems.extend(settings.models.astray(settings.all_pools))
-    problems.extend(_unscaled(settings))
-    problems.extend(_taken_twice(settings))
+    problems.extend(_contradictions(settings))
     if problems:
         raise ConfigError(problems)
     return settings
@@ -162,7 +165,8 @@ def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dic
 
 
 def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
-    """Return the valid pools of the section `pools`. They inherit `disaggregation` of the top level."""
+    """Return the valid pools of the section `pools`. They inherit `disaggregation` of the top level, because most
+    installations have one connector."""
     if not (section is None or isinstance(section, Mapping)):
         problems.append(Problem("pools", "must be a mapping of names to pools"))
         return {}
@@ -175,41 +179,37 @@ def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, Poo
             problems.append(Problem(path, "a name must consist of letters, digits, dots, dashes and underscores"))
         elif not (pool is None or isinstance(pool, Mapping)):
             problems.append(Problem(path, f"must be a mapping with {', '.join(_SECTIONS)}"))
-        elif (made := _pool(_with_disaggregation(disaggregation, pool or {}), path, problems)) is not None:
-            pools[str(name)] = made
+        else:
+            section = pool or {}
+            own = section.get("disaggregation") or {}
+            if disaggregation and isinstance(disaggregation, Mapping) and isinstance(own, Mapping):
+                section = {**section, "disaggregation": {**disaggregation, **own}}
+            rest, apart = _parts(section, path, problems)
+            try:
+                pools[str(name)] = params.build(PoolSettings, rest, path, {**apart, "given": section})
+            except Invalid as invalid:
+                problems.extend(invalid.problems)
     return pools
 
 
-def _shared_pods(pools: Mapping[str, PoolSettings]) -> list[Problem]:
-    """Return a problem for every static pod whose name or URL is used in an earlier pool."""
-    problems: list[Problem] = []
-    first: dict[tuple[str, str], str] = {}
+def _contradictions(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for every contradiction between sections."""
+    pools, first = settings.all_pools, dict[tuple[str, str], str]()
     for name, pool in pools.items():
         place = join("" if name == DEFAULT_POOL else f"pools.{name}", "pods.static")
         for index, pod in enumerate(pool.pods.static):
             for key, value in (("name", pod.name), ("url", pod.url)):
                 other = first.setdefault((key, value), name)
                 if other != name:
-                    problems.append(Problem(f"{place}[{index}].{key}", f"'{value}' is used by the pool '{other}'"))
-    return problems
-
-
-def _with_disaggregation(disaggregation: Any, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section with the `disaggregation` of the top level as defaults, because most installations have one
-    connector."""
-    own = section.get("disaggregation") or {}
-    if not (disaggregation and isinstance(disaggregation, Mapping) and isinstance(own, Mapping)):
-        return section
-    return {**section, "disaggregation": {**disaggregation, **own}}
-
-
-def _pool(section: Mapping[str, Any], path: str, problems: Faults) -> PoolSettings | None:
-    rest, apart = _parts(section, path, problems)
-    try:
-        return params.build(PoolSettings, rest, path, {**apart, "given": section})
-    except Invalid as invalid:
-        problems.extend(invalid.problems)
-        return None
+                    yield Problem(f"{place}[{index}].{key}", f"'{value}' is used by the pool '{other}'")
+    yield from settings.models.astray(pools)
+    for name in settings.autoscale.pools:
+        if name not in pools:
+            yield Problem(f"{policies.PATH}.pools.{name}", f"there is no such pool{suggestion(name, list(pools))}")
+    listen, admin = settings.listen, settings.admin
+    share_a_host = listen.host == admin.host or bool({listen.host, admin.host} & EVERYWHERE)
+    if admin.port and admin.port == listen.port and share_a_host:
+        yield Problem("admin.port", f"{admin.port} is the port of listen, too")
 
 
 def _ports() -> Ports:
@@ -223,41 +223,6 @@ def _ports() -> Ports:
     }
 
 
-def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    merged = dict(data)
-    for name, values in overrides.items():
-        section = merged.get(name)
-        merged[name] = {**section, **values} if isinstance(section, Mapping) else dict(values)
-    return merged
-
-
-def _policies(section: Any, problems: list[Problem]) -> AutoscaleSettings:
-    """Return the `autoscale` section. Faults of combinations of values are reported like faults of single values."""
-    try:
-        return policies.load(section)
-    except ConfigError as error:
-        problems.extend(error.problems)
-        return AutoscaleSettings()
-
-
-def _unscaled(settings: Settings) -> list[Problem]:
-    """Return a problem for every autoscaling policy of an unknown pool."""
-    pools = settings.all_pools
-    return [
-        Problem(f"{policies.PATH}.pools.{name}", f"there is no such pool{suggestion(name, list(pools))}")
-        for name in settings.autoscale.pools
-        if name not in pools
-    ]
-
-
-def _taken_twice(settings: Settings) -> list[Problem]:
-    listen, admin = settings.listen, settings.admin
-    hosts = {listen.host, admin.host}
-    if not admin.port or admin.port != listen.port or (len(hosts) > 1 and not hosts & EVERYWHERE):
-        return []
-    return [Problem("admin.port", f"{admin.port} is the port of listen, too")]
-
-
 def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems with suggestions that include `scheduling` and `pools`, which the loader does not know."""
     known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given", "source")]
@@ -265,9 +230,8 @@ def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
     for problem in problems:
         if not problem.path and problem.message.startswith("unknown field '"):
             word = problem.message.split("'")[1]
-            fixed.append(Problem("", unknown(word, known)))
-        else:
-            fixed.append(problem)
+            problem = Problem("", unknown(word, known))
+        fixed.append(problem)
     return fixed
 
 

@@ -29,7 +29,6 @@ knows."""
 _OPEN = re.compile(r"(?<!\$)(?:\$\$)*\$\{(?![A-Za-z_][A-Za-z0-9_]*(?::-[^}]*)?\})")
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
 
-
 T = TypeVar("T")
 
 
@@ -39,16 +38,22 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise Unreadable([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: is not UTF-8: {error}")]) from None
-    except ValueError as error:  # a NUL in the path
-        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
+    except ValueError as error:  # also for a NUL in the path
+        what = "is not UTF-8: " if isinstance(error, UnicodeDecodeError) else ""
+        raise ConfigError([Problem(str(path), f"cannot be read: {what}{error}")]) from None
 
 
 def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
     """Return the values of a configuration: `${ENV}` and `${ENV:-default}` are expanded, and a duplicate key is a
     fault. Raise ConfigError, for a syntax error with its line and column."""
-    return _guarded(lambda: _expanded(yaml.load(text, Loader=_StrictLoader), environ), source)
+    problems: list[Problem] = []
+    found = _guarded(
+        lambda: _expand(yaml.load(text, Loader=_StrictLoader), "", environ, problems),
+        source,
+    )
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def read_data(text: str, source: str = "") -> Any:
@@ -109,14 +114,6 @@ def described(error: yaml.MarkedYAMLError, source: str = "") -> Problem:
         text += f", in what begins at {began.line + 1}:{began.column + 1}"
     where = f"{source}:{mark.line + 1}:{mark.column + 1}".lstrip(":") if mark else source
     return Problem(where, f"{advice} ({text})" if advice else text)
-
-
-def _expanded(values: Any, environ: Mapping[str, str]) -> Any:
-    problems: list[Problem] = []
-    expanded = _expand(values, "", environ, problems)
-    if problems:
-        raise ConfigError(problems)
-    return expanded
 
 
 class _Bounded:
@@ -237,12 +234,10 @@ def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: lis
         if match[0] == "$$":
             return "$"
         name: str = match["name"]
-        default: str | None = match["default"]
-        found = environ.get(name, default)
+        found: str | None = environ.get(name, match["default"])
         if found is None:
-            problems.append(
-                Problem(path, f"environment variable {name} is not set; set it or write ${{{name}:-default}}")
-            )
+            why = f"environment variable {name} is not set; set it or write ${{{name}:-default}}"
+            problems.append(Problem(path, why))
         return found or ""
 
     if _OPEN.search(text):

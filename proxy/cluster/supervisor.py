@@ -26,9 +26,8 @@ from proxy.cluster.shared import SharedBreakers, SharedEjections
 from proxy.cluster.sharing import OtherHosts, shared_ejections
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import READ_MODELS, READ_POD, Workers, bound
-from proxy.config.diff import OF_THE_HOST, servable
 from proxy.config.load import ConfigReader
-from proxy.config.reload import Configurations
+from proxy.config.reload import OF_THE_HOST, Configurations, servable
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import SystemClock
@@ -238,7 +237,7 @@ class Supervisor:
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
-            dashboard=self._dashboard.routes,
+            dashboard=self._dashboard,
             explained=WorkersDecisions(self._workers),
             levels=self._levels,
         )

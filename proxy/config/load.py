@@ -99,25 +99,21 @@ def scheduling_files(text: bytes, path: Path) -> list[Path]:
 
 def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
     """Return the data with every `scheduling.file`, of the top level and of pools, replaced by its content."""
-    pools = data.get("pools")
-    if isinstance(pools, Mapping):
-        named = {
-            name: _with_scheduling_file(pool, path, read, f"pools.{name}.scheduling") for name, pool in pools.items()
-        }
-        data = {**data, "pools": named}
-    return _with_scheduling_file(data, path, read, "scheduling")  # type: ignore[no-any-return]
 
+    def replaced(pool: Any, where: str) -> Any:
+        section = pool.get("scheduling") if isinstance(pool, Mapping) else None
+        if not isinstance(section, Mapping) or "file" not in section:
+            return pool
+        if len(section) > 1:
+            raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
+        try:
+            return {**pool, "scheduling": read(path.parent / str(section["file"]))}
+        except ConfigError as error:
+            raise error.in_file_of(join(where, "file")) from None
 
-def _with_scheduling_file(data: Any, path: Path, read: Callable[[Path], Any], where: str) -> Any:
-    section = data.get("scheduling") if isinstance(data, Mapping) else None
-    if not isinstance(section, Mapping) or "file" not in section:
-        return data
-    if len(section) > 1:
-        raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
-    try:
-        return {**data, "scheduling": read(path.parent / str(section["file"]))}
-    except ConfigError as error:
-        raise error.in_file_of(join(where, "file")) from None
+    if isinstance(pools := data.get("pools"), Mapping):
+        data = {**data, "pools": {name: replaced(pool, f"pools.{name}.scheduling") for name, pool in pools.items()}}
+    return replaced(data, "scheduling")  # type: ignore[no-any-return]
 
 
 def named_files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from proxy.core.errors import Problem
 from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
 from proxy.scheduling.document import NOT_YET
-from proxy.scheduling.sections import CoreMetrics, DataLayer, DcgmSource, EngineConfig, HttpSource
+from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig, HttpSource
 
 Faults = list[Problem]
 
@@ -18,8 +18,9 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
     given = _scraping(layer.metrics, faults) if layer.metrics else {}
-    if layer.gpus is not None:
-        given["dcgm"] = _exporter(layer.gpus)
+    if (gpus := layer.gpus) is not None:
+        given["dcgm"] = {"scheme": gpus.scheme, "path": gpus.path, "port": gpus.port, "onNode": gpus.use_node_address}
+        given["dcgm"] |= {} if gpus.interval is None else {"interval": gpus.interval}
     if given and isinstance(refresh, Mapping):
         faults.extend(_twice(f"pods.refresh.{key}") for key in given if key in refresh)
         merged["refresh"] = {**given, **refresh}
@@ -70,13 +71,8 @@ def _scraping(source: HttpSource, faults: Faults) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _exporter(source: DcgmSource) -> dict[str, Any]:
-    given = {"scheme": source.scheme, "path": source.path, "port": source.port, "onNode": source.use_node_address}
-    return given if source.interval is None else {**given, "interval": source.interval}
-
-
 def _dialect(engine: EngineConfig) -> Dialect:
-    """Return a dialect. Raise ValueError for an invalid spec."""
+    """Raise ValueError for an invalid spec."""
     defaults = Dialect()
     dialect = Dialect(
         waiting=_specs(engine.queued_requests_spec),

@@ -119,7 +119,6 @@ def settings_page() -> str:
 
 
 def spell(value: Any) -> str:
-    """Return a default as text."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -142,7 +141,9 @@ def _parameters(
         shown, written = _shown(kind, default), REQUIRED if default is dataclasses.MISSING else plain(default)
         if dataclasses.is_dataclass(default):
             shown, written = "", {}
-        doc, bounds = item.metadata.get("doc", ""), _bounds(item)
+        words = zip(("at least", "at most", "more than"), item.metadata.get("bounds", ()), strict=False)
+        limits = [f"{word} {bound:g}" for word, bound in words if bound is not None]
+        doc, bounds = item.metadata.get("doc", ""), f" ({', '.join(limits)})" if limits else ""
         yield Parameter(name, _type(kind), written, doc, bounds, shown, is_section)
         if dataclasses.is_dataclass(inner):
             yield from _parameters(inner, None, below)  # type: ignore[arg-type]
@@ -181,7 +182,9 @@ def _shown(kind: Any, value: Any) -> str:
     if value is dataclasses.MISSING:
         return REQUIRED
     if kind is Duration and value:
-        return f"`{_duration(value)}`"
+        units = ((size, unit) for size, unit in _DURATIONS if value >= size and (value % size == 0 or size <= 1))
+        size, unit = next(units, (0.001, "ms"))
+        return f"`{value / size:g}{unit}`"
     if isinstance(value, Enum):
         return f"`{value.value}`"
     if isinstance(value, bool):
@@ -190,24 +193,9 @@ def _shown(kind: Any, value: Any) -> str:
         return ""
     if isinstance(value, tuple | frozenset):
         return ", ".join(f"`{one}`" for one in plain(value))
-    return f"`{_size(value)}`" if kind is Size else f"`{spell(plain(value))}`"
-
-
-def _bounds(item: dataclasses.Field[Any]) -> str:
-    words = zip(("at least", "at most", "more than"), item.metadata.get("bounds", ()), strict=False)
-    given = [f"{word} {bound:g}" for word, bound in words if bound is not None]
-    return f" ({', '.join(given)})" if given else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:g}ms"
-    size, unit = next((size, unit) for size, unit in _DURATIONS if seconds % size == 0 or unit == "s")
-    return f"{seconds / size:g}{unit}"
-
-
-def _size(count: int) -> str:
-    return next((f"{count // size}{unit}" for size, unit in _SIZES if count and count % size == 0), str(count))
+    if kind is Size:
+        return next((f"`{value // size}{unit}`" for size, unit in _SIZES if value and value % size == 0), f"`{value}`")
+    return f"`{spell(plain(value))}`"
 
 
 def _doc(cls: type) -> str:

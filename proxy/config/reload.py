@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import logging
@@ -10,18 +11,39 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from proxy.config.diff import changed
 from proxy.config.load import ANOTHER_FILE, ConfigReader, named_files
 from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, Conflict, Problem
-from proxy.core.params import FromEnvironment
+from proxy.core.params import FromEnvironment, camel, join, yaml_key
 from proxy.core.ports import Clock
-from proxy.settings import Settings
+from proxy.settings import DERIVED, Settings
 from proxy.telemetry.metrics import Catalogue
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIXED = (
+    "listen",
+    "admin.host",
+    "admin.port",
+    "admin.tls",
+    "extproc",
+    "replicas",
+    "security.cors",
+    "telemetry.logFormat",
+    "telemetry.accessLog",
+    "telemetry.record",
+    "telemetry.tracing",
+)
+"""Paths of settings that need a restart of the process."""
+
+OF_THE_HOST = ("listen.host", "listen.port", "admin.host", "admin.port", "admin.tls", "extproc", "replicas")
+"""Paths of settings that need a restart of the supervisor too."""
+
+OF_A_POOL = ("pods", "flow_control", "disaggregation")
 
 OF_THE_FILE = "can be changed only in the file: the admin port accepts the actuator in effect"
 
@@ -53,7 +75,7 @@ class Version:
 
     @cached_property
     def of_deployment(self) -> str:
-        """Return the same digest without the listen addresses and the name of the proxy."""
+        """The same digest without the listen addresses and the name of the proxy, for other proxies to compare."""
         source = {key: value for key, value in self.settings.source.items() if key not in ("listen", "admin")}
         if isinstance(replicas := source.get("replicas"), Mapping):
             source["replicas"] = {key: value for key, value in replicas.items() if key != "name"}
@@ -88,21 +110,21 @@ class Configurations:
         must contain none, and name no file that is not in effect. Raise ConfigError."""
 
         def read() -> Settings:
-            wanted = self._with_known_actuators(self._reader.of(text, expands))
-            return wanted if expands else self._with_known_files(wanted)
+            wanted = self._reader.of(text, expands)
+            if problems := list(self._refused(wanted, expands)):
+                raise ConfigError(problems)
+            return wanted
 
         return await self._change(read, "admin", dry_run)
 
     async def roll_back(self) -> dict[str, Any]:
         """Reload the previous configuration. Raise Conflict if there is no previous one, ConfigError if it is not valid
         any more."""
-        before = self._before
-        if before is None:
+        if (before := self._before) is None:
             raise Conflict("There is no previous configuration: this is the one of the start.")
         return await self._change(lambda: before.settings, "rollback")
 
     def described(self) -> dict[str, Any]:
-        """Return a description of the configuration in effect."""
         now, before = self._now, self._before
         return {
             "number": now.number,
@@ -115,7 +137,6 @@ class Configurations:
 
     @property
     def of_deployment(self) -> str:
-        """Return the digest of the configuration in effect, for other proxies to compare."""
         return self._now.of_deployment
 
     def written(self) -> Any:
@@ -125,7 +146,7 @@ class Configurations:
     async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
         async with self._lock:
             try:
-                wanted, found_warnings = await asyncio.to_thread(_with_warnings, read)
+                wanted, found_warnings = await asyncio.to_thread(lambda: (new := read(), list(warnings(new))))
                 differences = changed(self._now.settings, wanted)
                 left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
             except Exception:
@@ -137,25 +158,16 @@ class Configurations:
             found = {"changed": differences, "needsRestart": list(left), "warnings": found_warnings}
             return {**self.described(), "dryRun": dry_run, **found}
 
-    def _with_known_actuators(self, wanted: Settings) -> Settings:
-        """Refuse new actuators: they run programs and send tokens, so only the file may set them. Raise ConfigError."""
+    def _refused(self, wanted: Settings, expands: bool) -> Iterator[Problem]:
+        """Yield a problem for each new actuator, because they run programs and send tokens, and for each new file."""
         known = self._now.settings.autoscale.pools
-        problems = [
-            Problem(f"autoscale.pools.{name}.actuator", OF_THE_FILE)
-            for name, pool in wanted.autoscale.pools.items()
-            if pool.actuator is not None and (name not in known or known[name].actuator != pool.actuator)
-        ]
-        if problems:
-            raise ConfigError(problems)
-        return wanted
-
-    def _with_known_files(self, wanted: Settings) -> Settings:
-        """Refuse files that are not in effect. Raise ConfigError."""
-        known = dict(named_files(self._now.settings.source))
-        problems = [Problem(at, ANOTHER_FILE) for at, file in named_files(wanted.source) if known.get(at) != file]
-        if problems:
-            raise ConfigError(problems)
-        return wanted
+        for name, pool in wanted.autoscale.pools.items():
+            if pool.actuator is not None and (name not in known or known[name].actuator != pool.actuator):
+                yield Problem(f"autoscale.pools.{name}.actuator", OF_THE_FILE)
+        files = dict(named_files(self._now.settings.source))
+        for at, file in () if expands else named_files(wanted.source):
+            if files.get(at) != file:
+                yield Problem(at, ANOTHER_FILE)
 
     def _applied(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
         self._count("applied" if differences else "unchanged")
@@ -188,11 +200,6 @@ def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(source, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _with_warnings(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:
-    settings = read()
-    return settings, list(warnings(settings))
-
-
 def _as_written(value: Any) -> Any:
     """Return a value from the environment as a file would contain it: a number or a boolean if it is the text of
     one."""
@@ -207,3 +214,58 @@ def _as_written(value: Any) -> Any:
 
 _PLAIN = re.compile(r"true|false|-?(?:0|[1-9]\d{0,14})(?:\.\d{0,8}[1-9])?")
 """Numbers that convert back to the same text: without leading zeros."""
+
+
+def changed(before: Settings, after: Settings) -> list[str]:
+    """Return the paths of all values that differ."""
+    sections = [item.name for item in dataclasses.fields(Settings) if item.name not in DERIVED]
+    found = list(_of_sections(before, after, sections, before.source, after.source))
+    for name in {**before.pools, **after.pools}:
+        was, wanted, path = before.pools.get(name), after.pools.get(name), f"pools.{name}"
+        if was is None or wanted is None:
+            found.append(path)
+        else:
+            found.extend(_of_sections(was, wanted, OF_A_POOL, was.given, wanted.given, path))
+    kept = [[name for name in one.pools if name in other.pools] for one, other in ((before, after), (after, before))]
+    return [*found, *(["pools"] if kept[0] != kept[1] else [])]
+
+
+def servable(before: Settings, wanted: Settings, fixed: Sequence[str] = FIXED) -> tuple[Settings, list[str]]:
+    """Return the wanted settings as far as a running process can adopt them, and the paths of the rest."""
+    left = [path for path in changed(before, wanted) if any(f"{path}.".startswith(f"{other}.") for other in fixed)]
+    for path in fixed:
+        wanted = _with(wanted, before, path.split("."))
+    return wanted, left
+
+
+def _of_sections(
+    before: object,
+    after: object,
+    sections: Sequence[str],
+    given_before: Mapping[str, Any],
+    given_after: Mapping[str, Any],
+    path: str = "",
+) -> Iterator[str]:
+    """Yield the differences of plain sections, and of `scheduling` as it was given."""
+    for section in sections:
+        yield from _between(getattr(before, section), getattr(after, section), join(path, camel(section)))
+    was, wanted = (given.get("scheduling") or {} for given in (given_before, given_after))
+    yield from _between(was, wanted, join(path, "scheduling"))
+
+
+def _between(before: Any, after: Any, path: str) -> Iterator[str]:
+    if dataclasses.is_dataclass(before) and type(before) is type(after):
+        for item in dataclasses.fields(before):
+            yield from _between(getattr(before, item.name), getattr(after, item.name), join(path, yaml_key(item)))
+    elif isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in {**before, **after}:
+            yield from _between(before.get(key), after.get(key), join(path, str(key)))
+    elif before != after:
+        yield path
+
+
+def _with(wanted: T, before: T, path: list[str]) -> T:
+    """Return the settings with the value of `before` at this path."""
+    name = next(item.name for item in dataclasses.fields(wanted) if yaml_key(item) == path[0])  # type: ignore[arg-type]
+    own, other = getattr(wanted, name), getattr(before, name)
+    return dataclasses.replace(wanted, **{name: other if len(path) == 1 else _with(own, other, path[1:])})  # type: ignore[type-var]

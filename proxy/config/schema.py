@@ -81,12 +81,13 @@ class _Writer:
         ref = _closed({"name": {"type": "string"}, "shadow": self._of(bool), "shadow-profile": self._of(bool)})
         ref["properties"]["plugins"] = {"type": ["array", "null"], "items": self._of(PluginRef)}
         profile = {**ref, "required": ["name"]}
+        gates = f"^({'|'.join(FEATURE_GATES)})(=(true|false))?$"
         return _closed(
             {
                 "file": {"type": "string", "description": "an EndpointPickerConfig, in place of all other keys"},
                 "apiVersion": {"enum": list(API_VERSIONS)},
                 "kind": {"const": KIND},
-                "featureGates": {"type": ["array", "null"], "items": {"type": "string", "pattern": _gates()}},
+                "featureGates": {"type": ["array", "null"], "items": {"type": "string", "pattern": gates}},
                 "plugins": {"type": ["array", "null"], "items": self._plugin()},
                 "schedulingProfiles": {"type": ["array", "null"], "items": profile},
                 "dataLayer": self._of(DataLayerSection),
@@ -171,15 +172,11 @@ def _bounded(written: Schema, bounds: Sequence[float | None]) -> Schema:
     """Return the schema with the bounds of a number, in each of its forms."""
     if "anyOf" in written:
         return {**written, "anyOf": [_bounded(one, bounds) for one in written["anyOf"]]}
-    if {"integer", "number"}.isdisjoint(_types(written)):
+    kinds = written.get("type", ())
+    if {"integer", "number"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds):
         return written
     given = {word: bound for word, bound in zip(_BOUNDS, bounds, strict=False) if bound is not None}
     return {**written, **given}
-
-
-def _types(written: Schema) -> set[str]:
-    found = written.get("type", ())
-    return {found} if isinstance(found, str) else set(found)
 
 
 def _one_of(choices: Sequence[Any]) -> Schema:
@@ -205,7 +202,3 @@ def _once(written: Iterable[Schema]) -> list[Schema]:
             if choice not in found:
                 found.append(choice)
     return found
-
-
-def _gates() -> str:
-    return f"^({'|'.join(FEATURE_GATES)})(=(true|false))?$"

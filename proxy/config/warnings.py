@@ -46,8 +46,10 @@ def warnings(settings: Settings) -> Iterator[str]:
 
 
 def _of_addresses(settings: Settings) -> Iterator[str]:
-    if not settings.admin.api_key and not _is_loopback(settings.admin.host):
-        yield f"admin.host: anyone who can reach {settings.admin.host} can change everything; set admin.apiKey."
+    host = settings.admin.host
+    is_loopback = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    if not settings.admin.api_key and not is_loopback:
+        yield f"admin.host: anyone who can reach {host} can change everything; set admin.apiKey."
     if settings.listen.max_body < 1024:
         yield (
             f"listen.maxBody: {settings.listen.max_body} bytes are too few for most requests; "
@@ -95,7 +97,3 @@ def _tls_sections(settings: Settings) -> Iterator[tuple[str, ServerTls | PodTls 
         for index, pod in enumerate((source.get("pods") or {}).get("static") or ()):
             if "tls" in pod:
                 yield f"{path}.static[{index}].tls", load(PodTls, pod["tls"])
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -14,7 +15,7 @@ import aiohttp
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.measures import Buckets, quantile_between
+from proxy.autoscale.measures import quantile_between
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
 from proxy.telemetry.exposition import Sample, SampleReader, ScrapeError, sums_by
@@ -57,7 +58,7 @@ class PodView:
     role: str = ""
     state: str = ""
     breaker: str = "closed"
-    ejection_reasons: tuple[str, ...] = ()
+    ejection_reasons: Sequence[str] = ()
     requests: int = 0
     waiting: int = 0
     running: int = 0
@@ -71,7 +72,7 @@ class PodView:
     failures: float | None = None
     figures: Figures = UNKNOWN
     rank_of: str | None = None
-    """Return the name of the pod if this is one of its ranks."""
+    """The name of the pod if this is one of its ranks."""
     ranks: tuple[PodView, ...] = ()
 
     @property
@@ -94,18 +95,8 @@ _FIELDS = {"rankOf": "rank_of", "doubts": "ejection_reasons"} | {each.name: each
 """Fields by their name in the feed."""
 
 
-def joined(pods: Sequence[PodView], totals: Mapping[str, Figures]) -> list[PodView]:
-    """Join ranks into their pods, which have the sums of the ranks and the worst condition. `totals` are the figures of
-    pods with ranks."""
-    found: dict[str, list[PodView]] = {}
-    for pod in pods:
-        found.setdefault(pod.rank_of or pod.name, []).append(pod)
-    return [
-        _sum(name, ranks, totals.get(name, UNKNOWN)) if ranks[0].rank_of else ranks[0] for name, ranks in found.items()
-    ]
-
-
 def _sum(name: str, ranks: list[PodView], figures: Figures) -> PodView:
+    """Return the pod of these ranks, which has their sums and the worst condition."""
     return replace(
         max(ranks, key=lambda rank: rank.badness),
         name=name,
@@ -138,7 +129,6 @@ class FleetPicture:
         self._fields: list[str] = []
         self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
         self._point_at = 0.0
-        self._counts = False
 
     def apply(self, event: str, body: Json, now: float) -> None:
         """Apply an event `all` or `change`, received at this monotonic time."""
@@ -149,40 +139,40 @@ class FleetPicture:
             if row is None:
                 self.pods.pop(name, None)
             else:
-                self.pods[name] = self._pod(name, row)
+                given = zip(self._fields, row, strict=True)
+                self.pods[name] = PodView(name, **{_FIELDS[key]: value for key, value in given if key in _FIELDS})
         self.about = body.get("about") or self.about
         if "queues" in body:
             self.waits = sum(band["waiting"] for pool in body["queues"] or () for band in pool["bands"])
-        self._read_point(body, now)
-        self._counts = any(pod.sent for pod in self.pods.values())
-        self._count(body)
+        if points := _points(body):
+            age = max(0.0, body.get("at", 0.0) - points[-1].get("t", 0.0))
+            self.point, self._point_at = points[-1], now - age
+        if (at := self._counted_at(body)) is not None:
+            self._seen.append((at, {name: (pod.sent, pod.failed) for name, pod in self.pods.items()}))
+            while len(self._seen) > 2 and at - self._seen[1][0] >= WINDOW:
+                self._seen.popleft()
 
     def rows(self) -> list[PodView]:
         """Return a row per pod; the rows of its ranks are inside."""
         then, before = self._seen[0] if self._seen else (0.0, {})
         seconds = self._seen[-1][0] - then if self._seen else 0.0
-        known = [self._known(pod, before.get(pod.name), seconds) for pod in self.pods.values()]
-        return joined(known, self.figures)
+        are_counted = seconds > 0 and any(pod.sent for pod in self.pods.values())
+        found: dict[str, list[PodView]] = {}
+        for pod in self.pods.values():
+            known = replace(pod, figures=self.figures.get(pod.name, UNKNOWN))
+            if are_counted and pod.name in before:
+                sent, failed = before[pod.name]
+                rate, failures = max(0, pod.sent - sent) / seconds, max(0, pod.failed - failed) / seconds
+                known = replace(known, rate=rate, failures=failures)
+            found.setdefault(pod.rank_of or pod.name, []).append(known)
+        return [
+            _sum(name, ranks, self.figures.get(name, UNKNOWN)) if ranks[0].rank_of else ranks[0]
+            for name, ranks in found.items()
+        ]
 
     def totals(self, now: float) -> Json:
         """Return the latest point, unless it is old."""
         return self.point if now - self._point_at < FRESH else {}
-
-    def _pod(self, name: str, row: list[Any]) -> PodView:
-        given = {_FIELDS[key]: value for key, value in zip(self._fields, row, strict=True) if key in _FIELDS}
-        return PodView(name, **{**given, "ejection_reasons": tuple(given.get("ejection_reasons", ()))})
-
-    def _read_point(self, body: Json, now: float) -> None:
-        if points := _points(body):
-            age = max(0.0, body.get("at", 0.0) - points[-1].get("t", 0.0))
-            self.point, self._point_at = points[-1], now - age
-
-    def _count(self, body: Json) -> None:
-        at = self._counted_at(body)
-        if at is not None:
-            self._seen.append((at, {name: (pod.sent, pod.failed) for name, pod in self.pods.items()}))
-            while len(self._seen) > 2 and at - self._seen[1][0] >= WINDOW:
-                self._seen.popleft()
 
     def _counted_at(self, body: Json) -> float | None:
         """Return the time of the counts, by the proxy's clock. Counts of several workers change only with points."""
@@ -194,60 +184,48 @@ class FleetPicture:
                 return None
         return float(body["at"])
 
-    def _known(self, pod: PodView, before: tuple[int, int] | None, seconds: float) -> PodView:
-        figures = self.figures.get(pod.name, UNKNOWN)
-        if before is None or seconds <= 0 or not self._counts:
-            return replace(pod, figures=figures)
-        sent, failed = max(0, pod.sent - before[0]), max(0, pod.failed - before[1])
-        return replace(pod, figures=figures, rate=sent / seconds, failures=failed / seconds)
-
 
 def _points(body: Json) -> Sequence[Json]:
     return body.get("points") or ([body["point"]] if "point" in body else [])
 
 
-HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
-"""Names of the metric; the first one that a pod exposes is used."""
+FAMILIES = {
+    "hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "ttft": ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket"),
+}
+"""Names of each metric; the first one that a pod exposes is used."""
 
-_READER = SampleReader((*HITS, *QUERIES, *TOKENS, *TTFT))
+_READER = SampleReader([name for names in FAMILIES.values() for name in names])
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """Totals of all models since the start of the engine, read at a monotonic time."""
+    """Totals of all models since the start of the engine, read at a monotonic time: the hits, queries and tokens that
+    the engine counts, and the times to the first token by the upper bounds of buckets."""
 
     at: float
-    hits: float | None
-    queries: float | None
-    tokens: float | None
-    ttft: Buckets
+    counts: Mapping[str, float]
+    ttft: Mapping[float, float]
 
 
 def totals_in(exposition: bytes, at: float) -> list[EngineTotals]:
     """Read the totals of the pod, then the totals of its data-parallel ranks in their order. Raise ScrapeError for an
     exposition that cannot be read."""
     samples = _READER.read(exposition)
-    counters = [next((samples[name] for name in names if name in samples), None) for names in (HITS, QUERIES, TOKENS)]
-    ttft = next((samples[name] for name in TTFT if name in samples), ())
     labels = {_rank_of(sample) for of_family in samples.values() for sample in of_family} - {""}
-    ranks = sorted(labels, key=lambda label: (len(label), label))
-    return [_totals_of(rank, counters, ttft, at) for rank in (None, *ranks)]
-
-
-def _totals_of(
-    rank: str | None, counters: Sequence[Sequence[Sample] | None], ttft: Sequence[Sample], at: float
-) -> EngineTotals:
-    def of_rank(samples: Sequence[Sample]) -> list[Sample]:
-        return [sample for sample in samples if rank is None or _rank_of(sample) == rank]
-
-    hits, queries, tokens = (
-        None if samples is None else sum(sample.value for sample in of_rank(samples)) for samples in counters
-    )
-    bounds = {bound: count for (bound,), count in sums_by(of_rank(ttft), ("le",)).items() if bound}
-    return EngineTotals(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
+    found = []
+    for rank in (None, *sorted(labels, key=lambda label: (len(label), label))):
+        families = {
+            key: [sample for sample in samples[name] if rank is None or _rank_of(sample) == rank]
+            for key, names in FAMILIES.items()
+            if (name := next(filter(samples.__contains__, names), None))
+        }
+        ttft = sums_by(families.pop("ttft", ()), ("le",))
+        counts = {key: sum(sample.value for sample in family) for key, family in families.items()}
+        found.append(EngineTotals(at, counts, {float(bound): count for (bound,), count in ttft.items() if bound}))
+    return found
 
 
 def _rank_of(sample: Sample) -> str:
@@ -255,27 +233,22 @@ def _rank_of(sample: Sample) -> str:
 
 
 def sum_of(parts: Sequence[EngineTotals]) -> EngineTotals:
-    """Return the sum of the totals of several engines."""
-
-    def known(values: Iterable[float | None]) -> float | None:
-        found = [value for value in values if value is not None]
-        return sum(found) if found else None
-
-    buckets: dict[float, float] = {}
-    for bound, count in (pair for part in parts for pair in part.ttft):
-        buckets[bound] = buckets.get(bound, 0.0) + count
-    return EngineTotals(
-        max(part.at for part in parts),
-        known(part.hits for part in parts),
-        known(part.queries for part in parts),
-        known(part.tokens for part in parts),
-        sorted(buckets.items()),
-    )
+    counts: dict[str, float] = {}
+    ttft: dict[float, float] = {}
+    for part in parts:
+        for name, count in part.counts.items():
+            counts[name] = counts.get(name, 0.0) + count
+        for bound, count in part.ttft.items():
+            ttft[bound] = ttft.get(bound, 0.0) + count
+    return EngineTotals(max(part.at for part in parts), counts, ttft)
 
 
 def between(before: EngineTotals, now: EngineTotals) -> Figures:
     """Return the figures between two reads; None for counters of a restarted engine."""
-    hits, queries, tokens = (_grown(getattr(before, key), getattr(now, key)) for key in ("hits", "queries", "tokens"))
+    grown = {
+        name: count - was for name, count in now.counts.items() if (was := before.counts.get(name, math.inf)) <= count
+    }
+    hits, queries, tokens = map(grown.get, ("hits", "queries", "tokens"))
     seconds = now.at - before.at
     return Figures(
         hits / queries if hits is not None and queries else None,
@@ -285,13 +258,9 @@ def between(before: EngineTotals, now: EngineTotals) -> Figures:
     )
 
 
-def _grown(before: float | None, now: float | None) -> float | None:
-    return None if before is None or now is None or now < before else now - before
-
-
 def _percentile(percentile: float, before: EngineTotals, now: EngineTotals) -> float | None:
     try:
-        return quantile_between(percentile, now.ttft, before.ttft)
+        return quantile_between(percentile, sorted(now.ttft.items()), sorted(before.ttft.items()))
     except ValueError:
         return None
 
@@ -327,6 +296,7 @@ class FeedClient:
         self._clock = clock
         self._changed = changed
         self._totals: dict[str, EngineTotals] = {}
+        self._reads = asyncio.Semaphore(AT_ONCE)
         self.wrong = ""
         """The reason for the lost connection; empty while connected."""
         self.wrong_since = 0.0
@@ -336,12 +306,19 @@ class FeedClient:
         """Receive events until cancelled or `refused`; connect again after errors."""
         while self.refused is None:
             try:
-                await self._connect()
+                async with aclosing(self.events()) as events:
+                    async for event, body in events:
+                        self.wrong = ""
+                        self._picture.apply(event, body, self._clock.now())
+                        self._changed()
             except Refused as error:
                 self.refused = error
                 self._changed()
             except (*outbound.FAILURES, ValueError) as error:
-                self._lost(cause(error))
+                if not self.wrong:
+                    self.wrong_since = self._clock.now()
+                self.wrong = cause(error)
+                self._changed()
                 await asyncio.sleep(AGAIN)
 
     async def first(self) -> None:
@@ -351,19 +328,15 @@ class FeedClient:
                 self._picture.apply(event, body, self._clock.now())
                 return
 
-    async def _connect(self) -> None:
-        async with aclosing(self.events()) as events:
-            async for event, body in events:
-                self.wrong = ""
-                self._picture.apply(event, body, self._clock.now())
-                self._changed()
-
     async def events(self) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yield the events of one connection; the proxy ends it after some minutes."""
+        """Yield the events of one connection; the proxy ends it after some minutes. Raise Refused, and ConnectionError
+        for a status of 500 or more, which is worth a retry."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE)
         async with self._session.get(f"{self._url}/dashboard/events", timeout=timeout) as response:
+            if response.status >= 500:
+                raise ConnectionError(f"the admin port responded {response.status}")
             if response.status != 200:
-                raise await _refused(response)
+                raise Refused(response.status, _refusal(response.status, await response.read()))
             rest = b""
             async for chunk in response.content.iter_any():
                 *events, rest = (rest + chunk).split(b"\n\n")
@@ -379,33 +352,31 @@ class FeedClient:
 
     async def read(self, pods: Iterable[PodView]) -> None:
         """Read the metrics of the pods, and of the ranks inside."""
-        at_once = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for pod in list(pods)[:MOST_PODS]:
-                group.create_task(self._read_pod(pod, at_once))
+                group.create_task(self._read_pod(pod))
 
-    async def _read_pod(self, pod: PodView, at_once: asyncio.Semaphore) -> None:
+    async def _read_pod(self, pod: PodView) -> None:
         """Read the metrics of a pod. A pod with ranks behind one port has one exposition; with a port for each rank it
         has several."""
         if not pod.ranks or pod.ranks[0].name.startswith(f"{pod.name}/"):
-            total, *of_ranks = await self._read(pod.name, at_once)
+            total, *of_ranks = await self._read(pod.name)
             self._keep(pod.name, total)
             if len(of_ranks) != len(pod.ranks):
                 of_ranks = [None] * len(pod.ranks)
         else:
-            of_ranks = [
-                found[0] for found in await asyncio.gather(*(self._read(rank.name, at_once) for rank in pod.ranks))
-            ]
+            of_ranks = [found[0] for found in await asyncio.gather(*(self._read(rank.name) for rank in pod.ranks))]
             known = [one for one in of_ranks if one is not None]
             self._keep(pod.name, sum_of(known) if len(known) == len(of_ranks) else None)
         for rank, found in zip(pod.ranks, of_ranks, strict=True):
             self._keep(rank.name, found)
 
-    async def _read(self, name: str, at_once: asyncio.Semaphore) -> Sequence[EngineTotals | None]:
+    async def _read(self, name: str) -> Sequence[EngineTotals | None]:
         """Return what `totals_in` reads, or None for a pod that does not respond."""
+        url = f"{self._url}/admin/pods/{quote(name, safe='')}/proxy/metrics"
         with suppress(*outbound.FAILURES, ValueError, ScrapeError):
-            async with at_once:
-                response = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
+            async with self._reads:
+                response = await outbound.send(self._session, "GET", url, timeout=_SHORT)
             if response.status == 200:
                 return totals_in(response.body, self._clock.now())
         return [None]
@@ -419,26 +390,12 @@ class FeedClient:
             if before is not None and found.at - before.at < 3 * READ_INTERVAL:
                 self._picture.figures[name] = between(before, found)
 
-    def _metrics_of(self, name: str) -> str:
-        return f"{self._url}/admin/pods/{quote(name, safe='')}/proxy/metrics"
-
-    def _lost(self, why: str) -> None:
-        if not self.wrong:
-            self.wrong_since = self._clock.now()
-        self.wrong = why
-        self._changed()
-
 
 _SHORT = aiohttp.ClientTimeout(total=3.0)
 
 
-async def _refused(response: aiohttp.ClientResponse) -> Exception:
-    """Return the error of a response; a status of 500 or more is worth a retry."""
-    text = await response.text()
-    if response.status >= 500:
-        return ConnectionError(f"the admin port responded {response.status}")
+def _refusal(status: int, body: bytes) -> str:
     try:
-        message = str(orjson.loads(text)["error"]["message"])
+        return str(orjson.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"it responded {response.status}; is this kvlane's admin port, 9190 unless configured?"
-    return Refused(response.status, message)
+        return f"it responded {status}; is this kvlane's admin port, 9190 unless configured?"

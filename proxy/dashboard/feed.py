@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 PODS_AT_ONCE = 50
 """Number of pods that are read without a pause: half a millisecond."""
 
@@ -41,9 +40,6 @@ count attempts since the start. `rankOf` is the name of the pod if the row is on
 
 FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
 
-Row = list[Any]
-
-
 Counts = Callable[[Endpoint], Mapping[str, int]]
 """A function that returns the attempts of an endpoint, by ending."""
 
@@ -52,8 +48,7 @@ Paces = Callable[[Endpoint], tuple[float, float] | None]
 
 @dataclass(slots=True)
 class PodRows:
-    """The rows of pods. Lives as long as the dashboard. `paces` returns the learned speeds of pods: their `prefill` and
-    `perToken`."""
+    """The rows of pods. `paces` returns the learned speeds of pods: their `prefill` and `perToken`."""
 
     fleet: Fleet
     clock: Clock
@@ -61,7 +56,7 @@ class PodRows:
     counts: Counts
     paces: Callable[[], Paces]
     rows: dict[str, bytes] = field(init=False, default_factory=dict)
-    """Return the latest rows in JSON, by the name of the pod."""
+    """The latest rows in JSON, by the name of the pod."""
 
     async def changes(self) -> dict[str, bytes | None]:
         """Return the changed rows; None for removed pods. Let the event loop run in between."""
@@ -73,13 +68,12 @@ class PodRows:
             row = orjson.dumps(self._row(endpoint, ahead, pace(endpoint)))
             if self.rows.get(endpoint.name) != row:
                 found[endpoint.name] = self.rows[endpoint.name] = row
-        if len(self.rows) > len(there):
-            for name in self.rows.keys() - {endpoint.name for endpoint in there}:
-                del self.rows[name]
-                found[name] = None
+        for name in self.rows.keys() - {endpoint.name for endpoint in there}:
+            del self.rows[name]
+            found[name] = None
         return found
 
-    def _row(self, endpoint: Endpoint, ahead: float, pace: tuple[float, float] | None) -> Row:
+    def _row(self, endpoint: Endpoint, ahead: float, pace: tuple[float, float] | None) -> list[Any]:
         """Return the row of a pod. `ahead`: wall time minus monotonic time."""
         metrics, view, load = endpoint.metrics, endpoint.view, endpoint.load
         never = math.isinf(metrics.scraped_at)
@@ -195,25 +189,19 @@ class Panel:
     last: bytes = field(init=False, default=b"null")
 
 
+@dataclass(eq=False, slots=True)
 class Viewer:
-    """A connected viewer."""
+    """A connected viewer, and the changes that it has not received."""
 
-    def __init__(self) -> None:
-        self.behind: list[bytes] = []
-        self.needs_all = True
-        self.news = asyncio.Event()
-        self.over = False
+    behind: list[bytes] = field(default_factory=list)
+    needs_all: bool = True
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
 
     def tell(self, change: bytes) -> None:
         if not self.needs_all:
             self.behind.append(change)
-            if len(self.behind) > MOST_BEHIND:
-                self.behind.clear()
-                self.needs_all = True
-        self.news.set()
-
-    def end(self) -> None:
-        self.over = True
+            self.needs_all = len(self.behind) > MOST_BEHIND
         self.news.set()
 
 
@@ -238,7 +226,7 @@ class Feed:
         self._clock = clock
         self._viewers: list[Viewer] = []
         self._tasks = Tasks()
-        self._building: asyncio.Task[None] | None = None
+        self.is_building = False
         self._is_built = False
         """Set when a snapshot exists that is not older than the interval."""
         self._point: dict[str, Any] | None = None
@@ -251,12 +239,9 @@ class Feed:
 
     async def __aexit__(self, *_: object) -> None:
         for viewer in self._viewers:
-            viewer.end()
+            viewer.over = True
+            viewer.news.set()
         await self._tasks.stop()
-
-    @property
-    def is_building(self) -> bool:
-        return self._building is not None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield events for one viewer; the first event is the whole snapshot. Raise Saturated if there are too many
@@ -265,8 +250,9 @@ class Feed:
             raise Saturated(f"The dashboard has {MOST_VIEWERS} viewers already; close one of its pages.")
         viewer = Viewer()
         self._viewers.append(viewer)
-        if self._building is None:
-            self._building = self._tasks.start(self._build_while_seen(), "dashboard")
+        if not self.is_building:
+            self.is_building = True
+            self._tasks.start(self._build_while_seen(), "dashboard")
         elif self._is_built:
             viewer.news.set()
         try:
@@ -274,17 +260,13 @@ class Feed:
                 await viewer.news.wait()
                 if viewer.over:
                     return
-                yield self._news_of(viewer)
+                news = self._all() if viewer.needs_all else b"".join(viewer.behind)
+                viewer.needs_all = False
+                viewer.behind.clear()
+                viewer.news.clear()
+                yield news
         finally:
             self._viewers.remove(viewer)
-
-    def _news_of(self, viewer: Viewer) -> bytes:
-        """Return the events that the viewer has not received."""
-        news = self._all() if viewer.needs_all else b"".join(viewer.behind)
-        viewer.needs_all = False
-        viewer.behind.clear()
-        viewer.news.clear()
-        return news
 
     async def _build_while_seen(self) -> None:
         try:
@@ -301,7 +283,7 @@ class Feed:
                         viewer.tell(change)
                 await asyncio.sleep(self._interval)
         finally:
-            self._building, self._is_built = None, False
+            self.is_building = self._is_built = False
 
     async def _build(self, number: int) -> bytes:
         """Return an event with all changes since the last snapshot."""

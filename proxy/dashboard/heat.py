@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any, NamedTuple
@@ -44,8 +45,8 @@ Row = tuple[float, Group, dict[str, float]]
 
 @dataclass(slots=True)
 class Heat:
-    """The heat of groups. Lives as long as the dashboard. A group that was used since the last read becomes warmer; a
-    group of only one request is used once and cools soon."""
+    """The heat of groups. A group that was used since the last read becomes warmer; a group of only one request is used
+    once and cools soon."""
 
     indexes: Callable[[], Sequence[PrefixIndex]]
     clock: Clock
@@ -58,8 +59,8 @@ class Heat:
         indexes, now = self.indexes(), self.clock.now()
         if not indexes:
             return None
-        self._cool(now)
         since, self._looked_at = self._looked_at, now
+        self._cool(now - since)
         for index in indexes:
             await self._read(index, max(since, now - MEMORY))
         return self._shown(indexes)
@@ -75,8 +76,8 @@ class Heat:
                 uses = self._uses.setdefault(group, {})
                 uses[pod.endpoint.name] = uses.get(pod.endpoint.name, 0.0) + 1.0
 
-    def _cool(self, now: float) -> None:
-        factor = exp((self._looked_at - now) / MEMORY)
+    def _cool(self, seconds: float) -> None:
+        factor = exp(-seconds / MEMORY)
         for uses in self._uses.values():
             for name in uses:
                 uses[name] *= factor
@@ -89,11 +90,11 @@ class Heat:
     def _shown(self, indexes: Sequence[PrefixIndex]) -> dict[str, Any]:
         """Return the rows. Columns are the hottest pods; a cell is the position of its column, and the heat."""
         rows = _hottest(_in_common(self._rows()), SHOWN_GROUPS)
-        warmth: dict[str, float] = {}
+        warmth: defaultdict[str, float] = defaultdict(float)
         for _, _, uses in rows:
             for name, heat in uses.items():
-                warmth[name] = warmth.get(name, 0.0) + heat
-        names = sorted(sorted(warmth, key=warmth.__getitem__, reverse=True)[:SHOWN_PODS], key=_natural)
+                warmth[name] += heat
+        names = sorted(heapq.nlargest(SHOWN_PODS, warmth, key=warmth.__getitem__), key=_natural)
         places = {name: place for place, name in enumerate(names)}
         return {
             "pods": names,
@@ -123,16 +124,14 @@ def _in_common(rows: Sequence[Row]) -> list[Row]:
     return more or [row for row in rows if row[0] > FORGOTTEN]
 
 
-def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:
+def _used(pod: PodMemory, since: float, steps: int) -> Iterator[Segment]:
     """Yield the segments that a request used after this time, the latest first."""
-    found: list[Segment] = []
     holding = pod.ring.older
     for _ in range(steps):
         if holding is None or holding is pod.ring or holding.used_at is None or holding.used_at <= since:
-            break
-        found.append(holding.segment)
+            return
+        yield holding.segment
         holding = holding.older
-    return found
 
 
 def _natural(name: str) -> tuple[str, int, str]:

@@ -11,17 +11,14 @@ from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
-from proxy.autoscale.measures import quantile_between
+from proxy.autoscale.measures import Buckets, quantile_between
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import Clock
 from proxy.telemetry.metrics import PREFIX, Family, Histogram
 
 log = logging.getLogger(__name__)
 
-
 Labels = tuple[str, ...]
-Buckets = Sequence[tuple[float, float]]
-"""Upper bound -> observations up to it, the format of `autoscale.quantile`."""
 
 
 class ObservationSum(NamedTuple):
@@ -73,23 +70,15 @@ _WITHOUT_COMPLETIONS = ("prefill", "encode", "encode-prefill")
 
 
 class EngineCounters(NamedTuple):
-    """Totals of one pod since its engine started; None if the pod does not report them or another pod counts them."""
+    """Totals of one pod since its engine started, or their increase; None if the pod does not report them or another
+    pod counts them."""
 
     prompt: float | None
     generation: float | None
     queries: float | None
     hits: float | None
     is_silent: bool
-    """Return whether the pod has requests and does not report their tokens."""
-
-
-class Growth(NamedTuple):
-    """Increase of the counters of all pods; None if unknown."""
-
-    prompt: float | None = None
-    generation: float | None = None
-    queries: float | None = None
-    hits: float | None = None
+    """Whether a pod has requests and does not report their tokens."""
 
 
 def counters_of(endpoints: Iterable[Endpoint]) -> dict[str, EngineCounters]:
@@ -97,15 +86,20 @@ def counters_of(endpoints: Iterable[Endpoint]) -> dict[str, EngineCounters]:
     return {one.name: _counters(one) for one in endpoints if one.metrics.freshness is Freshness.FRESH}
 
 
-def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounters]) -> Growth:
-    """Return the increase. A pod that joined or restarted counts from its second sample on. Tokens are unknown while a
-    pod does not report them: the sum of the others would be too low."""
-    pods = [(before[name], counters) for name, counters in now.items() if name in before]
-    pods = [(was, counters) for was, counters in pods if not _has_restarted(was, counters)]
-    known = Growth(*(_sum((was[at], counters[at]) for was, counters in pods) for at in range(len(Growth._fields))))
-    if any(counters.is_silent for counters in now.values()):
-        return known._replace(prompt=None, generation=None)
-    return known
+def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounters]) -> EngineCounters:
+    """Return the increase of all pods. A pod that joined or restarted counts from its second sample on. Tokens are
+    unknown while a pod does not report them: the sum of the others would be too low."""
+    sums: list[float | None] = [None] * 4
+    for was, counters in ((before[name], counters) for name, counters in now.items() if name in before):
+        grown = [
+            None if earlier is None or later is None else later - earlier
+            for earlier, later in zip(was[:4], counters[:4], strict=True)
+        ]
+        if all(number is None or number >= 0 for number in grown):
+            sums = [one if number is None else (one or 0.0) + number for one, number in zip(sums, grown, strict=True)]
+    is_silent = any(counters.is_silent for counters in now.values())
+    prompt, generation = (None, None) if is_silent else sums[:2]
+    return EngineCounters(prompt, generation, sums[2], sums[3], is_silent)
 
 
 def _counters(endpoint: Endpoint) -> EngineCounters:
@@ -119,15 +113,6 @@ def _counters(endpoint: Endpoint) -> EngineCounters:
         metrics.prefix_hits if has_prompts else None,
         metrics.running > 0 and ((has_prompts and prompt < 0) or (has_completions and generation < 0)),
     )
-
-
-def _has_restarted(before: EngineCounters, now: EngineCounters) -> bool:
-    return any(was is not None and at is not None and at < was for was, at in zip(before[:4], now[:4], strict=True))
-
-
-def _sum(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
-    grown = [now - was for was, now in pairs if was is not None and now is not None]
-    return sum(grown) if grown else None
 
 
 INTERVAL = 5.0
@@ -191,10 +176,7 @@ class Sampling:
     """The periodic sampling of the series. `read` updates them; `endpoints` returns the fleet."""
 
     def __init__(
-        self,
-        read: Callable[[], Awaitable[Series]],
-        clock: Clock,
-        endpoints: Callable[[], Iterable[Endpoint]] = tuple,
+        self, read: Callable[[], Awaitable[Series]], clock: Clock, endpoints: Callable[[], Iterable[Endpoint]] = tuple
     ) -> None:
         self.samples = Samples()
         self.series: Series | None = None
@@ -235,20 +217,19 @@ class Samples:
         before, self._last = self._last, totals
         if before is None or not 0 < totals.at - before.at < LONGEST:
             return None
-        try:
-            point = _between(before, totals)
-        except ValueError:
+        grown = {key: number - before.counts.get(key, 0.0) for key, number in totals.counts.items()}
+        if any(number < 0 for number in grown.values()):
             return None
-        self.points.append({"t": round(wall, 1), **point})
+        try:
+            self.points.append({"t": round(wall, 1), **_between(before, totals, grown)})
+        except ValueError:  # a histogram has fewer observations
+            return None
         return self.points[-1]
 
 
-def _between(before: Totals, now: Totals) -> dict[str, Any]:
-    """Return the changes. Raise ValueError if a counter has decreased."""
+def _between(before: Totals, now: Totals, grown: Mapping[str, float]) -> dict[str, Any]:
+    """Return the changes. Raise ValueError if a histogram has fewer observations."""
     seconds = now.at - before.at
-    grown = {key: number - before.counts.get(key, 0.0) for key, number in now.counts.items()}
-    if any(number < 0 for number in grown.values()):
-        raise ValueError("a counter was reset")
     refused = {reason: number - before.refusals.get(reason, 0.0) for reason, number in now.refusals.items()}
     return {
         "seconds": round(seconds, 2),

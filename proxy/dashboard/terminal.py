@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from proxy.dashboard.client import FleetPicture, Json, PodView
+from proxy.dashboard.client import FleetPicture, PodView
 from proxy.telemetry.logs import visible
 
 Key = float | str
@@ -71,14 +71,13 @@ COLUMNS: Sequence[Column] = (
     Column("ERR/S", 5, lambda pod: number(pod.failures), lambda pod: _least(pod.failures)),
 )
 TITLES = tuple(column.title for column in COLUMNS)
-FIRST = "FLY"
 
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
     """The order of rows. `at` is the position of the column in COLUMNS."""
 
-    at: int = TITLES.index(FIRST)
+    at: int = TITLES.index("FLY")
     is_reversed: bool = False
 
     def of(self, pods: Sequence[PodView]) -> list[PodView]:
@@ -88,10 +87,10 @@ class SortOrder:
         return sorted(by_name, key=column.key, reverse=column.falls != self.is_reversed)
 
     def next(self, steps: int) -> SortOrder:
-        return SortOrder((self.at + steps) % len(COLUMNS), self.is_reversed)
+        return replace(self, at=(self.at + steps) % len(COLUMNS))
 
     def turned(self) -> SortOrder:
-        return SortOrder(self.at, not self.is_reversed)
+        return replace(self, is_reversed=not self.is_reversed)
 
 
 HEAD = 5
@@ -104,7 +103,6 @@ OPTIONAL = ("ERR/S", "REQ/S", "ROLE", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
 """Columns that a narrow terminal leaves out, in this order."""
 
 STYLES = {"ready": "green", "ejected": "bold red", "broken": "bold red", "starting": "cyan", "leaving": "dim"}
-OTHERWISE = "yellow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +130,16 @@ def screen(picture: FleetPicture, view: View, size: tuple[int, int], now: float,
     shown = total[view.top : view.top + rows]
     lines = [*head(picture, width, now, wrong), *table(shown, view.order, width)]
     lines += [Text("")] * (height - 1 - len(lines))
-    return Text("\n", no_wrap=True).join([*lines[: height - 1], _foot(view, total, len(shown), width)])
+    foot = _foot(view, total, len(shown))
+    foot.truncate(width)
+    return Text("\n", no_wrap=True).join([*lines[: height - 1], foot])
 
 
-def head(picture: FleetPicture, width: int, now: float, wrong: str = "") -> list[Text]:
-    return [_clipped(line, width) for line in (_who(picture, wrong), *_totals(picture, now))]
+def head(picture: FleetPicture, width: int, now: float, wrong: str) -> list[Text]:
+    lines = [_who(picture, wrong), *_totals(picture, now)]
+    for line in lines:
+        line.truncate(width)
+    return lines
 
 
 def table(pods: Sequence[PodView], order: SortOrder, width: int, for_scripts: bool = False) -> list[Text]:
@@ -188,7 +191,7 @@ def _row(pod: PodView, columns: Sequence[Column], name: int) -> Text:
     line = Text(" ".join(cells))
     titles = [column.title for column in columns]
     at = sum(len(cell) + 1 for cell in cells[: titles.index("STATE")])
-    line.stylize(STYLES.get(pod.condition, OTHERWISE), at, at + len(pod.condition))
+    line.stylize(STYLES.get(pod.condition, "yellow"), at, at + len(pod.condition))
     if pod.failures and "ERR/S" in titles:
         line.stylize("bold red", len(line) - len(cells[-1]))
     return line
@@ -223,79 +226,50 @@ def _totals(picture: FleetPicture, now: float) -> list[Text]:
         f"waiting {number(sum(pod.waiting for pod in pods))}",
         f"running {number(sum(pod.running for pod in pods))}",
     ]
-    ttft = f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"
-    rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", ttft]
+    median, p90, *_ = point.get("ttft") or (None, None)
+    failing = point["failed"] + point["refused"] if "failed" in point else None
+    ttft = f"TTFT p50 {seconds(median)} p90 {seconds(p90)}"
+    rates = [f"{number(point.get('good'))} req/s", f"{number(failing)} failing", ttft]
+    # Responses without usage count 0 tokens, so a 0 from responses means that the number is unknown.
+    source = point.get("tokensFrom")
+    out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
+    tokens = [f"{number(out)} tok/s out", f"{number(into)} in" + (f" from {source}" if source else "")]
     hits = f"hit {share(point.get('hits'))} ({share(point.get('predicted'))} expected)"
     hits += f" from {point['hitsFrom']}" if point.get("hits") is not None else ""
     return [
         Text(" · ".join([*here, *there, f"KV {share(usage)}"])),
         Text(" · ".join(rates)),
-        Text(" · ".join([*_tokens(point), hits])),
+        Text(" · ".join([*tokens, hits])),
     ]
 
 
-def _tokens(point: Json) -> list[str]:
-    """Return the tokens per second. Responses without usage count 0 tokens, so a 0 from responses means that the number
-    is unknown."""
-    source = point.get("tokensFrom")
-    out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
-    return [f"{number(out)} tok/s out", f"{number(into)} in" + (f" from {source}" if source else "")]
-
-
-def _failing(point: Json) -> float | None:
-    return point["failed"] + point["refused"] if "failed" in point else None
-
-
-def _at(point: Json, name: str, position: int) -> str:
-    found = point.get(name)
-    return seconds(found[position] if found and len(found) > position else None)
-
-
-def _foot(view: View, rows: Sequence[PodView], shown: int, width: int) -> Text:
+def _foot(view: View, rows: Sequence[PodView], shown: int) -> Text:
     by = COLUMNS[view.order.at].title + (" reversed" if view.order.is_reversed else "")
     pods = sum(row.rank_of is None for row in rows)
     where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else f"{pods} pods"
     ranks = "  o ranks" if any(row.ranks for row in rows) else ""
     keys = f"q quit  s/S sort  r reverse{ranks}  ↑↓ PgUp PgDn scroll"
-    return _clipped(Text(f"{where} by {by}   {keys}", style="dim"), width)
+    return Text(f"{where} by {by}   {keys}", style="dim")
 
 
-def _clipped(line: Text, width: int) -> Text:
-    line.truncate(width)
-    return line
-
-
-SEQUENCES = {
-    "\x1b[A": "up",
-    "\x1bOA": "up",
-    "k": "up",
-    "\x1b[B": "down",
-    "\x1bOB": "down",
-    "j": "down",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    " ": "page down",
-    "\x1b[H": "home",
-    "\x1b[1~": "home",
-    "g": "home",
-    "\x1b[F": "end",
-    "\x1b[4~": "end",
-    "G": "end",
-    "s": "next",
-    "\x1b[C": "next",
-    "\x1bOC": "next",
-    "S": "previous",
-    "\x1b[D": "previous",
-    "\x1bOD": "previous",
-    "r": "reverse",
-    "o": "open",
-    "q": "quit",
-    "Q": "quit",
+_KEYS = {
+    "up": ("\x1b[A", "\x1bOA", "k"),
+    "down": ("\x1b[B", "\x1bOB", "j"),
+    "page up": ("\x1b[5~",),
+    "page down": ("\x1b[6~", " "),
+    "home": ("\x1b[H", "\x1b[1~", "g"),
+    "end": ("\x1b[F", "\x1b[4~", "G"),
+    "next": ("s", "\x1b[C", "\x1bOC"),
+    "previous": ("S", "\x1b[D", "\x1bOD"),
+    "reverse": ("r",),
+    "open": ("o",),
+    "quit": ("q", "Q"),
 }
+SEQUENCES = {sequence: key for key, sequences in _KEYS.items() for sequence in sequences}
+"""Keys by what a terminal sends for them."""
 
 
 def keys_in(typed: str) -> Iterator[str]:
-    """Return the known keys in the input. Input over a slow line can contain several."""
     while typed:
         length = next((n for n in range(4, 0, -1) if typed[:n] in SEQUENCES), 0)
         if length:

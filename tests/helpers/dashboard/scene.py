@@ -86,7 +86,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
             keys=lambda: (api_key, None),
             configurations=Fixed(),
             breaker=lambda endpoint: made.breakers.get(endpoint, "closed"),
-            dashboard=dashboard.routes,
+            dashboard=dashboard,
         )
         admin = await stack.enter_async_context(AdminServer(AdminSettings(port=0), application))
         made.url = f"http://127.0.0.1:{admin.port}"

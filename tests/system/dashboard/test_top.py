@@ -246,7 +246,7 @@ def test_one_exposition_has_the_figures_of_the_pod_and_of_each_rank() -> None:
         for rank in (0, 1, 2, 10)
         for model in (b"m", b"n")
     )
-    assert [each.tokens for each in totals_in(lines, 0.0)] == [2 * (111 + 10**10), 2, 20, 200, 2 * 10**10]
+    assert [each.counts["tokens"] for each in totals_in(lines, 0.0)] == [2 * (111 + 10**10), 2, 20, 200, 2 * 10**10]
 
 
 class Proxy:

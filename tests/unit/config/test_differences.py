@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.diff import FIXED, OF_THE_HOST, changed, servable
+from proxy.config.reload import FIXED, OF_THE_HOST, changed, servable
 from proxy.settings import Settings, from_mapping
 
 POD = {"url": "http://a:1", "name": "a"}

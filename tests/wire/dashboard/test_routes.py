@@ -6,7 +6,7 @@ from importlib.resources import files
 import aiohttp
 import pytest
 
-from proxy.dashboard.routes import load
+from proxy.dashboard.dashboard import load
 from tests.helpers.dashboard.scene import events, scene
 
 KEY = {"authorization": "Bearer s3cret"}

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from proxy.app import App
-from proxy.config.diff import changed
 from proxy.config.load import load
+from proxy.config.reload import changed
 from proxy.settings import from_mapping
 from tests.helpers.docs.pages import ROOT
 
