@@ -89,7 +89,6 @@ def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None
 
 
 def _policies(file: Path) -> AutoscaleSettings:
-    """Return the scaling policies of a file. Raise ConfigError."""
     data = yaml_source.read(_text(file), str(file), os.environ)
     if not isinstance(data, Mapping) or policies.PATH not in data:
         raise ConfigError([Problem(str(file), f"has no section {policies.PATH}")])
@@ -101,7 +100,6 @@ def _text(file: Path) -> str:
 
 
 def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
-    """Return the recorded decisions of a file. Raise ConfigError."""
     try:
         found = yaml_source.read_json(text, source)
     except ConfigError:
@@ -118,7 +116,6 @@ def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
 
 
 def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[Mapping[str, Any]]:
-    """Return the decisions of one pool. Raise click.UsageError."""
     names = sorted({str(one.get("pool")) for one in decisions})
     if pool is None and len(names) > 1:
         raise click.UsageError(f"the history has several pools: give --pool, one of {', '.join(names)}")

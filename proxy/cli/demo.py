@@ -223,7 +223,6 @@ def _question(document: str, number: int) -> bytes:
 
 
 async def _ranks_of(pod: str) -> Counter[str]:
-    """Return the number of requests that each rank has served, from the metrics of the simulated pod."""
     records = orjson.loads((await outbound.fetch("GET", f"{pod}/admin/requests", 30.0)).body)
     return Counter(str(record["rank"]) for record in records if record["rank"] is not None)
 

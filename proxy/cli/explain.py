@@ -167,7 +167,6 @@ def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None
 
 
 def _table(one: Json, profile: Json, names: Sequence[str]) -> Table:
-    """Return the table of pods with the score of every scorer and its part of the total."""
     pods = {pod["pod"]: pod for pod in one["pods"]}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("pod")

@@ -75,7 +75,6 @@ _OPTIONS: Sequence[Callable[[F], F]] = (
 
 
 def options(command: F) -> F:
-    """Add the options of `ReplaySetup.of` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

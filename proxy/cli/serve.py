@@ -239,7 +239,6 @@ _LISTEN_ADVICE = {
 
 
 def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
-    """Return one line that says what failed and what to do."""
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         hosts = {"listen.host": settings.listen.host, "admin.host": settings.admin.host}

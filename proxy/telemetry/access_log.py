@@ -44,28 +44,6 @@ attempt)."""
 NO_ATTEMPT: Last = (None, None, None, None, 0, -1, "")
 """The attempt of a request that no pod received."""
 
-FIELDS = (
-    "time",
-    "request_id",
-    "method",
-    "path",
-    "model",
-    "endpoint",
-    "status",
-    "outcome",
-    "error",
-    "ttft",
-    "duration",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "bytes",
-    "attempts",
-    "key",
-    "tenant",
-)
-"""Fields of a line. Times are seconds; a field without a value is left out."""
-
 
 class AccessLog(LineWriter):
     """The access log, an `async with` context. `write_some` may block, because a thread calls it."""
@@ -124,8 +102,8 @@ def _template(
     who: Identity | None,
     shape: tuple[bool, bool, bool],
 ) -> dict[str, Any]:
-    """Return a template for a line of this kind: its fields, in order. The values that all such lines share are encoded
-    already, as the value of the first such field."""
+    """Return a template for a line of this kind: its fields, in order. Times are seconds; a field without a value is
+    left out. The values that all such lines share are encoded already, as the value of the first such field."""
     pod = {} if endpoint is None else {"model": model, "endpoint": endpoint}
     failure = {"error": error} if error else {}
     common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome, **failure})

@@ -88,8 +88,7 @@ class EndpointSeries:
             if position % PODS_AT_ONCE == PODS_AT_ONCE - 1:
                 await asyncio.sleep(0)
             label = endpoint.name if position < self._limit else OTHER
-            self._read_state(label, endpoint)
-            self._read_metrics(label, endpoint, now)
+            self._read_state(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
         if self.predictors:
@@ -107,8 +106,8 @@ class EndpointSeries:
             self._counts[endpoint] = counts
         return counts
 
-    def _read_state(self, label: str, endpoint: Endpoint) -> None:
-        c = self._catalogue
+    def _read_state(self, label: str, endpoint: Endpoint, now: float) -> None:
+        c, metrics = self._catalogue, endpoint.metrics
         c.in_flight.cell(label).value += endpoint.load.requests
         c.in_flight_tokens.cell(label).value += endpoint.load.tokens
         c.state.cell(label, endpoint.state.value).value += 1
@@ -118,17 +117,13 @@ class EndpointSeries:
         for estimate in self.estimates:
             error = c.index_error.cell(label)
             error.value = max(error.value, estimate.prediction_error(endpoint))
-
-    def _read_metrics(self, label: str, endpoint: Endpoint, now: float) -> None:
-        metrics = endpoint.metrics
         if metrics is NEVER_SCRAPED:
             return
-        self._catalogue.waiting.cell(label).value += metrics.waiting
-        self._catalogue.running.cell(label).value += metrics.running
-        usage = self._catalogue.kv_usage.cell(label)
-        usage.value = max(usage.value, metrics.kv_usage)
-        age = self._catalogue.scrape_age.cell(label)
-        age.value = max(age.value, now - metrics.scraped_at)
+        c.waiting.cell(label).value += metrics.waiting
+        c.running.cell(label).value += metrics.running
+        for family, value in ((c.kv_usage, metrics.kv_usage), (c.scrape_age, now - metrics.scraped_at)):
+            cell = family.cell(label)
+            cell.value = max(cell.value, value)
 
     def _read_counts(self, label: str, counts: EndpointCounts) -> None:
         c = self._catalogue

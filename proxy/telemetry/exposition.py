@@ -83,19 +83,15 @@ class SampleReader:
             for name, line in self._lines.findall(text, start, end):
                 if (sample := _sample(line)) is not None:
                     samples.setdefault(name.decode(), []).append(sample)
-            self._check_limit(samples)
+            for name, found in samples.items():
+                if len(found) > self._limit and name not in self._newest:
+                    raise ScrapeError(f"the exposition has more than {self._limit} series of {name}")
+                if len(found) > self._limit:
+                    found[:] = [max(found, key=lambda sample: sample.value)]
             if end == len(text):
                 return
             start = end
             yield
-
-    def _check_limit(self, samples: dict[str, list[Sample]]) -> None:
-        for name, found in samples.items():
-            if len(found) <= self._limit:
-                continue
-            if name not in self._newest:
-                raise ScrapeError(f"the exposition has more than {self._limit} series of {name}")
-            found[:] = [max(found, key=lambda sample: sample.value)]
 
 
 def alternatives(words: Collection[str]) -> str:

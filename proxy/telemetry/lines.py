@@ -189,7 +189,13 @@ class RotatingFile:
             if _size_of(self._path) + len(lines) > self._max_size:
                 self._rotate()
             with _opened(self._path, os.O_RDWR | os.O_APPEND) as descriptor:
-                _append(descriptor, lines, self._head)
+                size = os.fstat(descriptor).st_size
+                is_partial = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                try:
+                    write_all(partial(os.write, descriptor), (b"\n" * is_partial if size else self._head()) + lines)
+                except OSError:
+                    os.ftruncate(descriptor, size)
+                    raise
 
     def _rotate(self) -> None:
         numbered = (self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1))
@@ -198,16 +204,6 @@ class RotatingFile:
         for at in range(len(names) - 1, 0, -1):
             if names[at - 1].exists():
                 names[at - 1].rename(names[at])
-
-
-def _append(descriptor: int, lines: bytes, head: Callable[[], bytes]) -> None:
-    size = os.fstat(descriptor).st_size
-    is_partial = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    try:
-        write_all(partial(os.write, descriptor), (b"\n" * is_partial if size else head()) + lines)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 @contextmanager

@@ -17,10 +17,8 @@ from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
 log = logging.getLogger(__name__)
 
-
 AUDIT = "kvlane.audit"
 """The logger of changes through the admin port; it logs at any log level."""
-
 
 OF_A_REQUEST = "request %s"
 """Beginning of messages about a request; log collectors get its id in a separate field."""
@@ -86,7 +84,6 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
 
 
 _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
-
 
 ROOT = "root"
 """The level of every logger without a level of its own."""

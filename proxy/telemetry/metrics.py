@@ -19,10 +19,8 @@ from proxy.telemetry.process import FIGURES, figures, has_figures
 
 OTHER = "other"
 
-
 Dump = Mapping[str, Sequence[tuple[Sequence[str], Any]]]
 """The cells of a process by the name of the family: label values and the dump of each cell."""
-
 
 C = TypeVar("C", bound="Gauge | Histogram")
 
@@ -176,7 +174,6 @@ CELLS_AT_ONCE = 2000
 OVERHEAD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 0.5)
 """Bucket bounds, in seconds, of time spent in kvlane."""
 
-
 AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
@@ -209,7 +206,6 @@ class Merged:
         return self._by_name.values()
 
     async def add(self, dump: Dump, worker: str) -> None:
-        """Add the dump of a process. Let the event loop run in between."""
         for _ in self.steps(dump, worker):
             await asyncio.sleep(0)
 

@@ -83,7 +83,7 @@ class Observation:
         stack.callback(self.observer.flush)
         tasks.keep(self.observer.run, "metrics-and-access-log")
         if self._recorder is not None:
-            await stack.enter_async_context(self._recorder)
+            await self._recorder.start(stack)
 
 
 def _tracing(settings: TracingSettings | None, clock: Clock) -> Tracing | None:

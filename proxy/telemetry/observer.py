@@ -14,14 +14,13 @@ from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
-from proxy.core.ports import ClientRequest, Clock, Identity
+from proxy.core.ports import ClientRequest, Clock
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Decided, Done, Ended, Served, Started
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import OTHER, Catalogue
 
 log = logging.getLogger(__name__)
-
 
 PATHS = {
     "/v1/chat/completions": "chat",
@@ -152,7 +151,7 @@ class RequestSeries:
         for (_, _, path, received_at, identity), ended_at, status, outcome, _, last in records:
             seconds[last[0], path, status, outcome._value_, type(outcome)].append(ended_at - received_at)
             if identity is not None:
-                self._of_tenant(identity, outcome, last[3])
+                self._of_tenant(identity.tenant, outcome, last[3])
         for kind, of_kind in seconds.items():
             self._ended(*kind, of_kind)
 
@@ -193,21 +192,20 @@ class RequestSeries:
         if cells is not None and outcome == Ending.COMPLETE.value and status < LEAST_BAD:
             cells.e2e.observe_all(seconds)
 
-    def _of_tenant(self, identity: Identity, outcome: Ending | Reason, usage: Usage | None) -> None:
-        catalogue, tenant = self._catalogue, self._tenant_label(identity.tenant)
+    def _of_tenant(self, tenant: str, outcome: Ending | Reason, usage: Usage | None) -> None:
+        """Count a request of a tenant. The number of labels is limited, because tokens can name any number of
+        tenants."""
+        catalogue = self._catalogue
+        if tenant not in self._tenants:
+            if len(self._tenants) < MOST_TENANTS and is_label(tenant):
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHER
         catalogue.tenant_requests.cell(tenant, outcome_label(outcome.value, refused=isinstance(outcome, Reason))).add()
         if usage is not None:
             catalogue.tenant_prompt.cell(tenant).add(usage.prompt_tokens)
             catalogue.tenant_completion.cell(tenant).add(usage.completion_tokens)
             catalogue.tenant_cached.cell(tenant).add(usage.cached_tokens or 0)
-
-    def _tenant_label(self, tenant: str) -> str:
-        """Return the label of a tenant. Their number is limited, because tokens can name any number of tenants."""
-        if tenant not in self._tenants:
-            if len(self._tenants) >= MOST_TENANTS or not is_label(tenant):
-                return OTHER
-            self._tenants.add(tenant)
-        return tenant
 
     def _cells_of(self, model: str) -> _ModelCells:
         """Return the cells of a model. Only models that a pod has served become labels: clients can write any name."""
@@ -311,7 +309,6 @@ class Observer(Listener):
         self._requests.append((called, self._now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
-        """Count that the plugin of this name raised an error or returned an invalid result."""
         self._catalogue.scorer_faults.cell(plugin, fault).value += 1
 
     def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:

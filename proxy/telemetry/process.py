@@ -20,7 +20,6 @@ FDS_AT_ONCE = 1000
 
 _FDS = "/proc/self/fd"
 
-
 FIGURES = (
     ("process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes."),
     ("process_resident_memory_bytes", "gauge", "Resident memory size in bytes."),

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -63,8 +62,8 @@ Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain
 
 
 class RequestRecorder(Listener):
-    """The listener that writes a line for each ended request; an `async with` context. An error here costs lines, which
-    are counted as `lost`, and never a request."""
+    """The listener that writes a line for each ended request. An error here costs lines, which are counted as `lost`,
+    and never a request."""
 
     def __init__(self, settings: RecordSettings, clock: Clock, lost: Counter, fleet: Fleet) -> None:
         self._key = key_path(Path(settings.file))
@@ -80,7 +79,6 @@ class RequestRecorder(Listener):
         path = Path(settings.file)
         file = RotatingFile(path, self._key, settings.max_size, settings.keep, self._head)
         self._writer = LineWriter("the record", file.write, lost.add)
-        self._stack = AsyncExitStack()
 
     def request_ended(
         self,
@@ -103,27 +101,19 @@ class RequestRecorder(Listener):
             self._lost.add()
             log.exception("request %s is missing in the record", client_request.id)
 
-    def flush(self) -> None:
-        """Send all events before the call to the writer."""
+    def _flush(self) -> None:
         while self._entries:
             self._write_batch()
 
-    async def __aenter__(self) -> RequestRecorder:
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Record from now on; write the rest when the stack ends."""
         installed = installation(self._key, self._wall())
         self._salt, self._started = Salt(installed.secret), installed.started
         self._epoch = self._wall() - self._now() - installed.started
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._writer)
-            stack.callback(self.flush)
-            tasks = await stack.enter_async_context(Tasks())
-            tasks.keep(self._run, "record-of-requests")
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+        await stack.enter_async_context(self._writer)
+        stack.callback(self._flush)
+        tasks = await stack.enter_async_context(Tasks())
+        tasks.keep(self._run, "record-of-requests")
 
     async def _run(self) -> None:
         while True:
@@ -162,9 +152,9 @@ class RequestRecorder(Listener):
     def _news_of_pods(self, batch: Sequence[Entry]) -> list[bytes]:
         """Return a line for every pod whose KV cache size is new or has changed."""
         found = []
-        for pod in {entry[-1] for entry in batch}:
-            size = (pod.metrics.block_size, pod.metrics.blocks) if pod is not None else (0, 0)
-            if pod is not None and all(size) and self._pods.get(pod.name) != size:
+        for pod in {pod for *_, pod in batch if pod is not None}:
+            size = (pod.metrics.block_size, pod.metrics.blocks)
+            if all(size) and self._pods.get(pod.name) != size:
                 self._pods = {**self._pods, pod.name: size}
                 found.append(_pod_line(pod.name, size))
         return found
@@ -246,7 +236,6 @@ class Salt:
         return urlsafe_b64encode(digest).decode()
 
     def chain(self, hashes: Sequence[int]) -> str:
-        """Return the names of a prompt's hashes, in order."""
         digests = [self._hash(one.to_bytes(8, "little")).digest() for one in hashes]
         return urlsafe_b64encode(b"".join(digests)).decode()
 

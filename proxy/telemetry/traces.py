@@ -336,7 +336,6 @@ class Tracing(Listener):
         return self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
 
     def _ns(self, at: float) -> int:
-        """Return nanoseconds since the Unix epoch for monotonic seconds."""
         return round((self._clock.wall() - self._clock.now() + at) * 1e9)
 
 

@@ -264,7 +264,6 @@ _CHECKS: dict[str, Callable[[PodReport], Results]] = {
     "tokenize": _tokenize,
 }
 
-
 CACHE = "cache_info"
 """The parts of a dialect that describe the size and number of KV blocks."""
 
@@ -367,7 +366,9 @@ class PodReport:
 def recommended(pods: Sequence[PodReport]) -> dict[str, Any]:
     """Return a configuration for the reachable pods, without defaults."""
     pods = [pod for pod in pods if not pod.unreachable]
-    exact = _can_be_exact(pods)
+    exact = bool(pods) and all(
+        pod.engine == DEFAULT_ENGINE and pod.events and pod.events.speaks and pod.tokenize is not None for pod in pods
+    )
     found: dict[str, Any] = {"pods": {"static": [_pod(pod, exact) for pod in pods]}}
     connectors = {pod.transfer.connector for pod in pods}
     if {"prefill", "decode"} <= {pod.transfer.role for pod in pods} and len(connectors) == 1 and "" not in connectors:
@@ -390,9 +391,3 @@ def _pod(seen: PodReport, exact: bool) -> dict[str, Any]:
     if exact and seen.events and seen.events.port != presets.LISTENS:
         pod["labels"] = {EVENTS_PORT: str(seen.events.port)}
     return pod
-
-
-def _can_be_exact(pods: Sequence[PodReport]) -> bool:
-    return bool(pods) and all(
-        pod.engine == DEFAULT_ENGINE and pod.events and pod.events.speaks and pod.tokenize is not None for pod in pods
-    )

@@ -22,7 +22,6 @@ Converted = tuple[str, Callable[[Any], Any]]
 
 
 def converted(convert: Callable[[Any], T], value: Any, what: str) -> T:
-    """Return the converted value. Raise ValueError if it cannot be converted."""
     try:
         return convert(value)
     except (TypeError, ValueError):
@@ -140,7 +139,6 @@ def read_all(path: Path) -> list[Any]:
 
 
 def parse(text: str, source: str) -> Any:
-    """Parse a text as `read` does."""
     documents = _documents(text, source)
     if len(documents) > 1:
         raise InvalidDocument(f"{source} holds several documents")

@@ -143,7 +143,10 @@ def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[
     elif key == "fallbacks":
         _fallbacks(made, value, names)
     elif key == "model_group_alias":
-        _group_aliases(made, value, names)
+        aliases = made.settings.setdefault("models", {}).setdefault("aliases", {})
+        for alias, group in mapping(value, key).items():
+            group = group.get("model") if isinstance(group, Mapping) else group
+            aliases[str(alias)] = names.get(str(group), str(group))
     elif key == "routing_strategy":
         _strategy(made, str(value))
     elif key == "master_key":
@@ -166,13 +169,6 @@ def _fallbacks(made: Imported, value: Any, names: Mapping[str, str]) -> None:
                 made.lacks(f"fallback of {name} to {other}", "one of them is not on a vLLM server")
     if found:
         made.put("models.fallbacks", found)
-
-
-def _group_aliases(made: Imported, value: Any, names: Mapping[str, str]) -> None:
-    aliases = made.settings.setdefault("models", {}).setdefault("aliases", {})
-    for alias, group in mapping(value, "model_group_alias").items():
-        group = group.get("model") if isinstance(group, Mapping) else group
-        aliases[str(alias)] = names.get(str(group), str(group))
 
 
 def _strategy(made: Imported, strategy: str) -> None:

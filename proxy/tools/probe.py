@@ -50,7 +50,6 @@ class ProbeOptions:
 
 
 async def probe_pods(urls: Sequence[str], manner: ProbeOptions, clock: Clock, random: Random) -> list[PodReport]:
-    """Return the reports of all pods, probed concurrently."""
     async with outbound.session(manner.timeout) as session:
         pods = [PodClient(url.rstrip("/"), session, manner.api_key, clock) for url in urls]
         return await asyncio.gather(*(_probe(pod, manner, random) for pod in pods))
@@ -88,7 +87,6 @@ async def _observe(pod: PodClient, seen: PodReport, manner: ProbeOptions, random
 
 
 async def _read_models(pod: PodClient, seen: PodReport) -> None:
-    """Read the models without adapters."""
     listed = await _or_none(pod.fetch("/v1/models"))
     try:
         cards = parse_models(listed.body) if listed is not None and listed.ok else ()
@@ -116,7 +114,6 @@ async def _events(pod: PodClient, manner: ProbeOptions) -> Events:
 
 
 def _port(endpoint: Any) -> int:
-    """Return the port; 0 without one."""
     tail = str(endpoint or "").rpartition(":")[2]
     return int(tail) if tail.isdecimal() else 0
 
@@ -169,7 +166,6 @@ class PodClient:
     async def fetch(
         self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """Send a GET, or a POST of this body."""
         started, method = self.clock.now(), "GET" if body is None else "POST"
         status, read, received = await outbound.send(
             self._session, method, self.url + path, json=body, headers={**self._headers, **(headers or {})}

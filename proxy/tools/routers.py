@@ -40,7 +40,12 @@ def vllm_router(words: Sequence[str], system: str = "vllm-router", engine: str =
         for pod in imported.sources if int(size) > 1 else ():
             pod["dataParallel"] = {"size": int(size)}
     if "--api-key" in found:
-        _keys(imported, engine)
+        for pod in imported.sources:
+            pod["apiKey"] = f"${{{POD_KEY}}}"
+        imported.note(f"put the key that pods want into {POD_KEY}")
+        if engine:  # sglang-router requires the same key from clients
+            imported.put("security.apiKeys", [{"name": "client", "key": f"${{{CLIENT_KEY}}}"}])
+            imported.note(f"put the key that clients send into {CLIENT_KEY}")
     _placement(imported, found, engine)
     return imported
 
@@ -84,16 +89,6 @@ def _pods(imported: Imported, found: Found, engine: str) -> None:
         imported.lacks("--service-discovery", f"without --selector it says nothing of pods: {WITH_PODS}")
     if not imported.settings.get("pods"):
         imported.note(f"it names no pods: {WITH_PODS}")
-
-
-def _keys(imported: Imported, engine: str) -> None:
-    """Import the key that both routers send to pods, and that sglang-router also requires from clients."""
-    for pod in imported.sources:
-        pod["apiKey"] = f"${{{POD_KEY}}}"
-    imported.note(f"put the key that pods want into {POD_KEY}")
-    if engine:
-        imported.put("security.apiKeys", [{"name": "client", "key": f"${{{CLIENT_KEY}}}"}])
-        imported.note(f"put the key that clients send into {CLIENT_KEY}")
 
 
 def _last(found: Found, flag: str) -> str:

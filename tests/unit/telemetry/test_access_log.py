@@ -14,11 +14,16 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Reason
 from proxy.core.ports import Identity, ManualClock
 from proxy.telemetry import lines, observer
-from proxy.telemetry.access_log import FIELDS, NO_ATTEMPT, AccessLog, Done, lines_of
+from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Done, lines_of
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
 from tests.helpers.telemetry.fakes import FakeClientRequest, World
+
+FIELDS = (
+    *("time", "request_id", "method", "path", "model", "endpoint", "status", "outcome", "error", "ttft", "duration"),
+    *("prompt_tokens", "completion_tokens", "cached_tokens", "bytes", "attempts", "key", "tenant"),
+)
 
 
 class Output:

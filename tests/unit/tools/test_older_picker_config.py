@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.scheduling.document import Document, read
 from proxy.settings import from_mapping
-from proxy.tools.older_picker_config import current
+from proxy.tools.endpoint_picker import current
 
 PODS = {"static": [{"url": "http://127.0.0.1:1"}]}
 
