@@ -64,7 +64,7 @@ class EngineDriver:
         """The initial factor on the duration of steps, and the seconds in which it falls to 1."""
 
     def place(self, sequences: Iterable[Sequence], rank: int | None) -> None:
-        """Assign each sequence to a rank: the rank that the request names, or the internal balancer's choice."""
+        """Assign each sequence to the rank that the request names, or to the internal balancer's choice."""
         for sequence in sequences:
             sequence.rank = self._balancer.choose(self.now()) if rank is None else rank
 

@@ -91,7 +91,6 @@ class SimEngine:
     pass."""
 
     def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
-        """X"""
         self.config = config
         self._evicted: list[int] = []
         """Blocks that were evicted since the last published events."""
@@ -244,7 +243,8 @@ class SimEngine:
     def _admit_waiting(self, chunks: list[tuple[Sequence, int]], budget: int, now: float) -> None:
         while self.waiting and budget > 0 and len(self.running) + len(self.loading) < self.config.max_num_seqs:
             sequence = self.waiting[0]
-            matched = self._matched_blocks(sequence)
+            full = self._full_blocks(sequence)
+            matched = self.pool.match(blocks_of(sequence.hashes[:full]), full)
             cached = matched * self.config.block_size
             if sequence.progress.started is None and sequence.transfer.arrives(cached):
                 if not self._load(sequence, matched, now):
@@ -290,10 +290,6 @@ class SimEngine:
         self.encoded |= missing
         self._to_encode.clear()
         return len(missing) * self.config.encode_seconds
-
-    def _matched_blocks(self, sequence: Sequence) -> int:
-        full = self._full_blocks(sequence)
-        return self.pool.match(blocks_of(sequence.hashes[:full]), full)
 
     def _full_blocks(self, sequence: Sequence) -> int:
         """Return the full blocks of the known text. The last token is always computed: its output is the next token."""

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -75,29 +75,20 @@ class RequestRecord:
         return {name: getattr(self, name) for name in names.split()}
 
 
-class RequestLog:
+class RequestLog(deque[RequestRecord]):
     """The last requests in order of arrival, and the open requests; `idle` is set while no request is open."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
+        super().__init__(maxlen=remembered)
         self.aborted = 0
         self.open: dict[RequestRecord, None] = {}
         self.idle = asyncio.Event()
-        self._records: deque[RequestRecord] = deque(maxlen=remembered)
         self.idle.set()
-
-    def __iter__(self) -> Iterator[RequestRecord]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> RequestRecord:
-        return self._records[index]
 
     def start(self, record: RequestRecord) -> None:
         self.open[record] = None
         self.idle.clear()
-        self._records.append(record)
+        self.append(record)
 
     def end(self, record: RequestRecord, now: float, *, aborted: bool) -> None:
         record.ended = now
@@ -108,9 +99,8 @@ class RequestLog:
             self.idle.set()
 
     def clear(self) -> None:
-        """Drop the records of ended requests."""
         self.aborted = 0
-        self._records.clear()
+        super().clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
@@ -77,10 +76,6 @@ class Port:
 ROUTES = {**completions.ROUTES, **messages.ROUTES, **responses.ROUTES, **tasks.ROUTES, **control.ROUTES}
 
 
-def epoch_seconds() -> float:
-    return datetime.now(UTC).timestamp()
-
-
 class SimPod:
     """A simulated pod. It serves between `start` and `stop`, or until it is killed, and can be started again with an
     empty cache. `wall` returns seconds since the epoch; everything else uses the event loop's clock."""
@@ -89,7 +84,7 @@ class SimPod:
         self,
         config: SimConfig | None = None,
         *,
-        wall: Callable[[], float] = epoch_seconds,
+        wall: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
         remembered: int = REMEMBERED,
         fabric: Fabric | None = None,
     ) -> None:
@@ -129,10 +124,6 @@ class SimPod:
     def _make_engines(self) -> list[SimEngine]:
         return [SimEngine(self.config, self.fabric.embeddings, rank) for rank in range(self.config.data_parallel_size)]
 
-    def _open_events(self, host: str) -> None:
-        for rank, engine in enumerate(self.engines if self.config.kv_events_port else ()):
-            engine.events = KvPublisher(self.config, rank, host)
-
     def _close_events(self) -> None:
         for engine in self.engines:
             if engine.events is not None:
@@ -170,7 +161,8 @@ class SimPod:
         )
         await runner.setup()
         try:
-            self._open_events(host)
+            for rank, engine in enumerate(self.engines if self.config.kv_events_port else ()):
+                engine.events = KvPublisher(self.config, rank, host)
             self.port = await self._port.listen(runner, host, port)
         except OSError:
             self._close_events()
@@ -205,13 +197,12 @@ class SimPod:
             self._outage = asyncio.get_running_loop().create_task(self._be_out(fault), name=f"outage of {self.url}")
 
     async def _be_out(self, fault: Fault) -> None:
-        runner = self._runner
-        if runner is None:
+        runner, service = self._runner, self._service
+        if runner is None or service is None:
             return
         if fault.kind is FaultKind.ENGINE_DEAD:
             await self._stop_driving()
-            if self._service is not None:
-                self._service.driver.fail_all()
+            service.driver.fail_all()
         if fault.kind in (FaultKind.SHUTTING_DOWN, FaultKind.ENGINE_DEAD):
             await asyncio.sleep(fault.seconds)
             await self._crash()
@@ -279,9 +270,7 @@ class SimPod:
             await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
 
@@ -304,24 +293,23 @@ class SimFleet:
         self.pods = [SimPod(config, remembered=remembered, fabric=self.fabric) for config in configs]
         self._host = host
         self._port = port
-        self._stack = AsyncExitStack()
 
     @property
     def urls(self) -> list[str]:
         return [pod.url for pod in self.pods]
 
     async def __aenter__(self) -> SimFleet:
-        async with AsyncExitStack() as stack:
+        try:
             for index, pod in enumerate(self.pods):
                 await pod.start(self._host, self._port + index if self._port else 0)
-                await stack.enter_async_context(pod)
-            self._stack = stack.pop_all()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *error: object) -> None:
+        for pod in reversed(self.pods):
+            await pod.stop()
 
 
 async def serve(

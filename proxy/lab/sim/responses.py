@@ -34,10 +34,6 @@ class StoredResponse:
         return bool(self.fields.get("background"))
 
     @property
-    def is_streamed(self) -> bool:
-        return bool(self.fields.get("stream"))
-
-    @property
     def status(self) -> str:
         if self.sequence.phase is not Phase.ENDED:
             return "in_progress"
@@ -87,7 +83,9 @@ class StoredResponse:
             "status": self.status,
             "truncation": "disabled",
             "usage": _usage(self.generated) if ended else None,
-            "kv_transfer_params": self.generated.kv_transfer_params if ended and not self.is_streamed else None,
+            "kv_transfer_params": self.generated.kv_transfer_params
+            if ended and not self.fields.get("stream")
+            else None,
         }
 
 
@@ -107,26 +105,20 @@ class ResponseEvents(Writer):
 
     def write_output(self, output: Output) -> None:
         if not self._has_started:
-            self._open_item()
+            self._has_started = True
+            self._send("response.output_item.added", item=self._response.message("in_progress", []), output_index=0)
+            self._send("response.content_part.added", part=text_part(""), **self._item)
         if output.text:
             self._send("response.output_text.delta", delta=output.text.decode(), logprobs=[], **self._item)
 
     def close(self) -> None:
         if self._has_started:
-            self._end()
+            text = self._response.text
+            done = self._response.message("completed", [text_part(text)])
+            self._send("response.output_text.done", text=text, logprobs=[], **self._item)
+            self._send("response.content_part.done", part=text_part(text), **self._item)
+            self._send("response.output_item.done", item=done, output_index=0)
         self._send("response.completed", response=self._response.as_json())
-
-    def _open_item(self) -> None:
-        self._has_started = True
-        self._send("response.output_item.added", item=self._response.message("in_progress", []), output_index=0)
-        self._send("response.content_part.added", part=text_part(""), **self._item)
-
-    def _end(self) -> None:
-        text = self._response.text
-        done = self._response.message("completed", [text_part(text)])
-        self._send("response.output_text.done", text=text, logprobs=[], **self._item)
-        self._send("response.content_part.done", part=text_part(text), **self._item)
-        self._send("response.output_item.done", item=done, output_index=0)
 
     def _send(self, name: str, **content: object) -> None:
         self._stream.send(event(name, {**content, "sequence_number": self._number, "type": name}))

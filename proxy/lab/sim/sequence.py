@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -77,20 +76,13 @@ def _part(part: object) -> str:
     return orjson.dumps(part).decode()
 
 
-def from_token_ids(ids: Iterable[int]) -> bytes:
-    """Return the text of token ids. Raise OverflowError for an id outside the vocabulary."""
-    return _little_endian(array("I", ids)).tobytes()
+def from_token_ids(ids: Items[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def token_ids(text: bytes) -> list[int]:
     padded = text + b"\0" * (-len(text) % BYTES_PER_TOKEN)
-    return _little_endian(array("I", padded)).tolist()
-
-
-def _little_endian(ids: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids
+    return list(struct.unpack(f"<{len(padded) // BYTES_PER_TOKEN}I", padded))
 
 
 def text_hash(prompt: bytes) -> int:
@@ -130,11 +122,6 @@ class SamplingParams:
     script: bytes | None = None
     """The text of a response that is not free text: a tool call."""
 
-    @property
-    def held_back(self) -> int:
-        """Number of bytes that are held back while they may still become a stop string."""
-        return max(map(len, self.stop)) - 1 if self.stop else 0
-
 
 @dataclass(slots=True)
 class SequenceProgress:
@@ -161,10 +148,6 @@ class Output(NamedTuple):
 
 
 Listener = Callable[[Output], None]
-
-
-def _ignore(output: Output) -> None:
-    pass
 
 
 class SequenceTransfer:
@@ -211,7 +194,7 @@ class Sequence:
     rank: int = 0
     """The data-parallel rank of the pod that computes it."""
     transfer: SequenceTransfer = NO_TRANSFER
-    listener: Listener = _ignore
+    listener: Listener = lambda output: None
     phase: Phase = Phase.WAITING
     computed: int = 0
     """Number of tokens whose KV cache is computed."""
@@ -259,7 +242,11 @@ class Sequence:
         sampling = self.sampling
         if sampling.max_tokens == 0:
             return self._finished(Finish.LENGTH)
-        word = self._next_word() if sampling.script is None else self._next_piece(sampling.script)
+        if sampling.script is None:
+            word = self._next_word()
+        else:
+            written = len(self._text) - len(self.prompt)
+            word = sampling.script[written : written + BYTES_PER_TOKEN]
         self.progress.generated_tokens += 1
         self.tokens += 1
         if word is None:
@@ -271,7 +258,8 @@ class Sequence:
             return self._finished(Finish.STOP)
         if self.progress.generated_tokens >= sampling.max_tokens:
             return self._finished(Finish.LENGTH)
-        return Output(self, self._show(len(self._text) - sampling.held_back), None)
+        held_back = max(map(len, sampling.stop)) - 1 if sampling.stop else 0  # may become a stop string
+        return Output(self, self._show(len(self._text) - held_back), None)
 
     def _next_word(self) -> bytes | None:
         """Return the next word, or None at the end of the response. It depends on the text before it and the seed."""
@@ -285,10 +273,6 @@ class Sequence:
         word = WORDS[digest & 63]
         self._hash.update(word)
         return word
-
-    def _next_piece(self, script: bytes) -> bytes:
-        written = len(self._text) - len(self.prompt)
-        return script[written : written + BYTES_PER_TOKEN]
 
     def _stops(self, new: int) -> bool:
         """Cut the text at the earliest stop string that ends in its last `new` bytes."""
