@@ -58,13 +58,12 @@ from bench.placement import page, plots, report, routers
 from bench.placement.engines import ENGINES
 from bench.placement.experiment import Experiment
 from bench.placement.generators import GENERATORS
-from bench.placement.report import Measured
+from bench.placement.report import Measured, reusable_share
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy import __version__
 from proxy.core.errors import ConfigError
 from proxy.lab.sim.config import HARDWARE
-from proxy.lab.workload import reusable_share
 
 LOADS = [0.6, 0.8, 0.95]
 

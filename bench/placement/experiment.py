@@ -81,7 +81,8 @@ class Experiment:
         clock, dice = ManualClock(), Random(seed + 1_000 * draw)
         router = policies.make(policy, pods, clock, dice, says_cached=self.says_cached)
         scrapes = Random(seed + 1 + 1_000 * draw)
-        simulation = Simulation(workload.jobs, pods, router, clock, scrapes, self.scenario.restarts)
+        gauges = report.PrefillGauges()
+        simulation = Simulation(workload.jobs, pods, router, clock, scrapes, self.scenario.restarts, gauges)
         return simulation.run(), simulation
 
     def over_sockets(self, policy: str, load: float, seed: int, slower: float, venv: Path) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from bench.placement.engines import VLLM, Model
 from proxy.lab import simulation
@@ -35,11 +36,4 @@ class VirtualPod(simulation.VirtualPod):
 
 def virtual_fleet(configs: Sequence[SimConfig], model: Model) -> list[VirtualPod]:
     """Return the engines of all ranks of these pods."""
-    found: list[VirtualPod] = []
-
-    def make(index: int, config: SimConfig, pod: int, rank: int | None) -> VirtualPod:
-        found.append(VirtualPod(index, config, model, pod=pod, rank=rank))
-        return found[-1]
-
-    fleet_of(configs, make)
-    return found
+    return fleet_of(configs, partial(VirtualPod, model=model))

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.lab.simulation import Gauges, Restart, SimulationOutcome
+from proxy.lab.simulation import Gauges, Restart, SimulationOutcome, VirtualPod
+from proxy.lab.workload import Job
 
 Figures = dict[str, float]
 
@@ -27,6 +28,39 @@ class Objectives:
 
     first_token: float = 2.0
     per_token: float = 0.05
+
+
+PREFILL_WINDOW = 10.0
+"""Seconds over which the prefill work of engines is compared."""
+
+
+class PrefillGauges(Gauges):
+    """Adds the prefill work of the engines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefills: list[tuple[float, float]] = []
+        """For each window of 10 s: the mean number of computed prompt tokens per engine, and the largest number
+        relative to the mean."""
+        self._window_ends = 0.0
+        self._prefilled: Sequence[int] = ()
+
+    def sample(self, pods: Sequence[VirtualPod], now: float) -> None:
+        super().sample(pods, now)
+        if now < self._window_ends:
+            return
+        tokens = [pod.engine.prefilled_tokens for pod in pods]
+        done = [max(0, after - before) for after, before in zip(tokens, self._prefilled, strict=False)]
+        if sum(done):
+            self.prefills.append((sum(done) / len(done), max(done) * len(done) / sum(done)))
+        self._window_ends, self._prefilled = now + PREFILL_WINDOW, tokens
+
+    @property
+    def prefill_skew(self) -> float:
+        """Return the largest prefill work of an engine relative to the mean, in the worst window of 10 s with at least
+        a quarter of the usual work; nan without such a window."""
+        usual = sum(mean for mean, _ in self.prefills) / max(1, len(self.prefills))
+        return max((skew for mean, skew in self.prefills if mean >= usual / 4), default=math.nan)
 
 
 SETTLED = 30.0
@@ -69,7 +103,7 @@ def figures(
         "preemptions": sum(one.preemptions for one in counted),
         "split": sum(one.prefill_pod >= 0 for one in done) / (len(done) or 1),
         "imbalance": gauges.imbalance,
-        "prefill_skew": gauges.prefill_skew,
+        "prefill_skew": gauges.prefill_skew if isinstance(gauges, PrefillGauges) else math.nan,
         "retries": sum(one.retries for one in counted),
         "hit_error_after_restart": _hit_error(
             [one for one in foreseen for restart in restarts if _after(one, restart)]
@@ -220,3 +254,18 @@ def _half_width(values: Sequence[float]) -> float:
     variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
     student = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
     return student * math.sqrt(variance / len(values))
+
+
+def reusable_share(jobs: Sequence[Job]) -> float:
+    """Return the share of prompt tokens that one cache without limit would contain on arrival."""
+    seen: set[int] = set()
+    reused = 0.0
+    for job in jobs:
+        start = 0
+        for node, end in zip(job.nodes, job.ends_of(len(job.nodes)), strict=True):
+            if node not in seen:
+                break
+            reused += min(end * job.scale, job.prompt_tokens) - start * job.scale
+            start = end
+        seen.update(job.nodes)
+    return reused / sum(job.prompt_tokens for job in jobs)

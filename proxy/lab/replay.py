@@ -103,13 +103,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
 
-def judged(ttft: float, tpot: float, own: tuple[float | None, float | None], objectives: ReplayObjectives) -> bool:
-    """Return whether a request met its `own` objectives, or the general objectives if it has no own ones."""
-    most_ttft = objectives.ttft if own[0] is None else own[0]
-    most_tpot = objectives.tpot if own[1] is None else own[1]
-    return ttft <= most_ttft and not tpot > most_tpot
-
-
 def _fared(one: SimulationOutcome, objectives: ReplayObjectives) -> RequestResult:
     """Return the times of one request; the first token of a non-streamed response arrives with the last one."""
     job = one.job
@@ -122,7 +115,9 @@ def _fared(one: SimulationOutcome, objectives: ReplayObjectives) -> RequestResul
 def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: ReplayObjectives) -> RequestResult:
     tokens = job.output_tokens - 1
     tpot = (e2e - ttft) / tokens if tokens and job.params.stream else math.nan
-    good = judged(ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
+    most_ttft = objectives.ttft if job.params.ttft is None else job.params.ttft
+    most_tpot = objectives.tpot if job.params.tpot is None else job.params.tpot
+    good = ttft <= most_ttft and not tpot > most_tpot
     return RequestResult(ttft, tpot, e2e, good, job.prompt_tokens, cached_tokens)
 
 
@@ -168,7 +163,7 @@ class Replayed:
 
 def replay(settings: Settings, workload: Workload, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Replay the workload through the proxy of these settings on a virtual clock."""
-    pods, clock = fleet_of(fleet.configs), ManualClock()
+    pods, clock = fleet_of(fleet.configs, VirtualPod), ManualClock()
     policy = Kvlane(settings, pods, clock, Random(seed), says_cached=fleet.says_cached)
     return _run(workload, pods, policy, clock, fleet, seed)
 
@@ -176,7 +171,7 @@ def replay(settings: Settings, workload: Workload, fleet: ReplayedFleet, seed: i
 def repeated(record: TraceRecord, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Send every request to the pod of the record, to compare the simulated pods with the recorded ones."""
     names = {name: index for index, name in enumerate(record.pods)}
-    pods = fleet_of(fleet.configs)
+    pods = fleet_of(fleet.configs, VirtualPod)
     placed = [names[seen.pod] % len(pods) for seen in record.seen]
     workload = record.workload.at_rate(record.workload.rate)
     return _run(workload, pods, _AsRecorded(placed), ManualClock(), fleet, seed)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from proxy.core.attempt import Stage
 from proxy.core.endpoint import Freshness, Metrics
@@ -131,18 +131,18 @@ class VirtualPod:
         self.started_at = now
 
 
-def fleet_of(
-    configs: Sequence[SimConfig], make: Callable[[int, SimConfig, int, int | None], VirtualPod] | None = None
-) -> list[VirtualPod]:
-    """Return the engines of a fleet, in order of pods and ranks; `make` receives the index, the configuration, the pod
-    and the rank of each."""
-    make = make or (lambda index, config, pod, rank: VirtualPod(index, config, pod=pod, rank=rank))
-    found: list[VirtualPod] = []
+P = TypeVar("P", bound=VirtualPod)
+
+
+def fleet_of(configs: Sequence[SimConfig], make: Callable[..., P]) -> list[P]:
+    """Return the engines of a fleet, in order of pods and ranks; `make` is `VirtualPod` or a subclass."""
+    found: list[P] = []
     for pod, config in enumerate(configs):
         size = config.data_parallel_size
-        ranks = [
-            make(len(found) + rank, _of_rank(config, rank), pod, rank if size > 1 else None) for rank in range(size)
-        ]
+        ranks = []
+        for rank in range(size):
+            own = replace(config, noise_seed=config.noise_seed + SEEDS_APART * rank)
+            ranks.append(make(len(found) + rank, own, pod=pod, rank=rank if size > 1 else None))
         step_together(ranks)
         found += ranks
     return found
@@ -155,10 +155,6 @@ def step_together(ranks: Sequence[VirtualPod]) -> None:
         lockstep = LockstepGroup(engines)
         for rank in ranks:
             rank.stepper = lockstep
-
-
-def _of_rank(config: SimConfig, rank: int) -> SimConfig:
-    return replace(config, noise_seed=config.noise_seed + SEEDS_APART * rank) if rank else config
 
 
 class Policy:
@@ -206,9 +202,6 @@ SCRAPE_SECONDS = 0.004
 
 SCRAPE_JITTER = 0.1
 
-PREFILL_WINDOW = 10.0
-"""Seconds over which the prefill work of engines is compared."""
-
 GAUGE_SECONDS = 0.5
 """Seconds between two samples of the gauges."""
 
@@ -239,11 +232,9 @@ class Gauges:
     kv_max: float = 0.0
     imbalance: float = 0.0
     balanced_samples: int = 0
-    prefills: list[tuple[float, float]] = field(default_factory=list)
-    """For each window of 10 s: the mean number of computed prompt tokens per engine, and the largest number relative to
-    the mean."""
-    _window_ends: float = 0.0
-    _prefilled: Sequence[int] = ()
+
+    def sample(self, pods: Sequence[VirtualPod], now: float) -> None:
+        self.add([pod.engine.kv_usage(now) for pod in pods], [pod.in_flight for pod in pods])
 
     def add(self, usage: Sequence[float], busy: Sequence[int]) -> None:
         """Add a sample of each pod's KV use and requests. Balance is sampled only while there are at least as many
@@ -254,22 +245,6 @@ class Gauges:
         if sum(busy) >= len(busy):
             self.balanced_samples += 1
             self.imbalance += (max(busy) * len(busy) / sum(busy) - self.imbalance) / self.balanced_samples
-
-    def add_prefilled(self, now: float, tokens: Sequence[int]) -> None:
-        """Compare the prompt tokens that each engine has computed since its start, every 10 seconds."""
-        if now < self._window_ends:
-            return
-        done = [max(0, after - before) for after, before in zip(tokens, self._prefilled, strict=False)]
-        if sum(done):
-            self.prefills.append((sum(done) / len(done), max(done) * len(done) / sum(done)))
-        self._window_ends, self._prefilled = now + PREFILL_WINDOW, tokens
-
-    @property
-    def prefill_skew(self) -> float:
-        """Return the largest prefill work of an engine relative to the mean, in the worst window of 10 s with at least
-        a quarter of the usual work; nan without such a window."""
-        usual = sum(mean for mean, _ in self.prefills) / max(1, len(self.prefills))
-        return max((skew for mean, skew in self.prefills if mean >= usual / 4), default=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +267,7 @@ class Simulation:
         clock: ManualClock,
         rng: Random,
         restarts: Sequence[Restart] = (),
+        gauges: Gauges | None = None,
     ) -> None:
         self.pods = pods
         self._policy = policy
@@ -303,7 +279,7 @@ class Simulation:
         self._live: dict[int, tuple[CountedRequest, Stage]] = {}
         self.now = 0.0
         self.outcomes = [SimulationOutcome(job) for job in jobs]
-        self.gauges = Gauges()
+        self.gauges = gauges or Gauges()
         for index, job in enumerate(jobs):
             self._at(job.arrival, self._arrive, index)
         self._by_pod: dict[int, list[VirtualPod]] = {}
@@ -451,7 +427,5 @@ class Simulation:
             rank.come_up(self.now)
 
     def _sample_gauges(self, _: None) -> None:
-        pods = self.pods
-        self.gauges.add([pod.engine.kv_usage(self.now) for pod in pods], [pod.in_flight for pod in pods])
-        self.gauges.add_prefilled(self.now, [pod.engine.prefilled_tokens for pod in pods])
+        self.gauges.sample(self.pods, self.now)
         self._at(self.now + GAUGE_SECONDS, self._sample_gauges, None)

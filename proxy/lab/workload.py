@@ -157,21 +157,6 @@ def named(jobs: Sequence[Job]) -> tuple[Job, ...]:
     )
 
 
-def reusable_share(jobs: Sequence[Job]) -> float:
-    """Return the share of prompt tokens that one cache without limit would contain on arrival."""
-    seen: set[int] = set()
-    reused = 0.0
-    for job in jobs:
-        start = 0
-        for node, end in zip(job.nodes, job.ends_of(len(job.nodes)), strict=True):
-            if node not in seen:
-                break
-            reused += min(end * job.scale, job.prompt_tokens) - start * job.scale
-            start = end
-        seen.update(job.nodes)
-    return reused / sum(job.prompt_tokens for job in jobs)
-
-
 def _object(path: Path, number: int, line: bytes) -> Any:
     try:
         row = orjson.loads(line)

@@ -10,6 +10,7 @@ import pytest
 from bench.placement.capacity import capacity
 from bench.placement.generators import GENERATORS, generate
 from bench.placement.pods import VirtualPod
+from bench.placement.report import reusable_share
 from proxy.lab.sim import SimConfig
 from proxy.lab.workload import (
     CHUNK,
@@ -20,7 +21,6 @@ from proxy.lab.workload import (
     prompt_blocks,
     prompt_text,
     request_body,
-    reusable_share,
 )
 from proxy.openai.parse import parse
 

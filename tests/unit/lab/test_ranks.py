@@ -11,11 +11,12 @@ import pytest
 from bench.placement.engines import VLLM
 from bench.placement.pods import virtual_fleet
 from bench.placement.policy import EngineBalancer
+from bench.placement.report import PrefillGauges
 from proxy.core.ports import ManualClock
 from proxy.lab.engine import CountingEngine, LockstepGroup
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import SimConfig, SimEngine, StepTiming
-from proxy.lab.simulation import Restart, Simulation, SimulationOutcome, fleet_of
+from proxy.lab.simulation import Restart, Simulation, SimulationOutcome, VirtualPod, fleet_of
 from proxy.lab.workload import Job, named
 from proxy.settings import Settings
 from tests.helpers.bench.support import Replayed, crowd, sequence
@@ -132,14 +133,14 @@ def test_prefill_work_is_compared_between_ranks() -> None:
         def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
             return 0
 
-    simulation = Simulation(jobs, fleet, OnOne(fleet, Random(1)), ManualClock(), Random(2))
-    simulation.run()
-    assert simulation.gauges.prefill_skew == 2.0
+    gauges = PrefillGauges()
+    Simulation(jobs, fleet, OnOne(fleet, Random(1)), ManualClock(), Random(2), gauges=gauges).run()
+    assert gauges.prefill_skew == 2.0
 
 
 def served(config: SimConfig, pods: int = 1) -> tuple[list[SimulationOutcome], Kvlane]:
     jobs = conversations(400, 12.0).jobs
-    fleet, clock = fleet_of([config] * pods), ManualClock()
+    fleet, clock = fleet_of([config] * pods, VirtualPod), ManualClock()
     policy = Kvlane(Settings(), fleet, clock, Random(1), says_cached=True)
     return Simulation(jobs, fleet, policy, clock, Random(2)).run(), policy
 
