@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -83,9 +83,8 @@ def gain(before: Sequence[Run], after: Sequence[Run], objective: Objective, rng:
     """Return the gain of `after` over `before`; each has a list of the same requests per run. The confidence interval
     is that of a bootstrap over blocks of requests, with the same blocks for both."""
     pairs = [pair for runs in zip(before, after, strict=True) for pair in zip(*map(_blocks, runs), strict=True)]
-    drawn = sorted(_share(objective, rng.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
-    was, will = _both(objective, pairs)
-    return Gain(was, will, _share(objective, pairs), percentile(drawn, 0.025), percentile(drawn, 0.975))
+    drawn = sorted(_compared(objective, rng.choices(pairs, k=len(pairs)))[2] for _ in range(DRAWS))
+    return Gain(*_compared(objective, pairs), percentile(drawn, 0.025), percentile(drawn, 0.975))
 
 
 def _blocks(found: Run) -> list[Run]:
@@ -93,14 +92,10 @@ def _blocks(found: Run) -> list[Run]:
     return [found[start : start + size] for start in range(0, len(found), size)]
 
 
-def _share(objective: Objective, pairs: Sequence[tuple[Run, Run]]) -> float:
-    was, will = _both(objective, pairs)
-    return (was - will) / was if was else 0.0
-
-
-def _both(objective: Objective, pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float]:
-    before, after = ([one for block in blocks for one in block] for blocks in zip(*pairs, strict=True))
-    return objective(before), objective(after)
+def _compared(objective: Objective, pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
+    """Return the figure before and after, and the relative reduction."""
+    before, after = (objective([one for block in blocks for one in block]) for blocks in zip(*pairs, strict=True))
+    return before, after, (before - after) / before if before else 0.0
 
 
 PARAMETERS: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
@@ -169,14 +164,14 @@ class Tunable:
 
     def section(self, values: Values) -> dict[str, Any]:
         """Return the `scheduling` section with these values; unchanged defaults are omitted."""
-        found = dict(zip(self.knobs, values, strict=True))
-        weights = {(knob.owner, knob.plugin): value for knob, value in found.items() if knob.owner}
-        parameters = {
-            (knob.plugin, knob.name): value for knob, value in found.items() if not knob.owner and value != knob.value
+        changed = {
+            (knob.owner, knob.plugin, knob.name): value
+            for knob, value in zip(self.knobs, values, strict=True)
+            if knob.owner or value != knob.value
         }
         return {
-            "plugins": [_plugin(plugin, parameters) for plugin in self._effective.plugins],
-            "schedulingProfiles": [_profile(profile, weights) for profile in self._effective.profiles],
+            "plugins": [_plugin(plugin, changed) for plugin in self._effective.plugins],
+            "schedulingProfiles": [_profile(profile, changed) for profile in self._effective.profiles],
         }
 
 
@@ -196,17 +191,18 @@ def _knobs(effective: Effective, scorers: set[str]) -> Iterator[Knob]:
                 yield Knob("", plugin.name, name, value, *limits[name])
 
 
-def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str, str], float]) -> dict[str, Any]:
     given = {name: value for name, (value, origin) in plugin.parameters.items() if origin is ValueOrigin.FILE}
-    given |= {name: value for (owner, name), value in changed.items() if owner == plugin.name}
+    given |= {name: value for (owner, ref, name), value in changed.items() if not owner and ref == plugin.name}
     named = {"name": plugin.name} if plugin.name != plugin.type else {}
     return {"type": plugin.type, **named, **({"parameters": given} if given else {})}
 
 
-def _profile(profile: ProfileLayout, weights: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+def _profile(profile: ProfileLayout, changed: Mapping[tuple[str, str, str], float]) -> dict[str, Any]:
     uses = []
     for use in profile.uses:
-        weight = weights.get((profile.name, use.ref), use.weight if use.weight_origin is ValueOrigin.FILE else None)
+        given = use.weight if use.weight_origin is ValueOrigin.FILE else None
+        weight = changed.get((profile.name, use.ref, "weight"), given)
         uses.append({"pluginRef": use.ref, **({} if weight is None else {"weight": weight})})
     shadow = {"shadow": True} if profile.shadow else {}
     return {"name": profile.name, **shadow, "plugins": uses}
@@ -265,46 +261,41 @@ def tune(
     if not tunable.knobs:
         raise TooFew("nothing to tune: no profile has two scorers, and none scores by predicted latency")
     first = int(jobs * TUNED)
-    search = _Search(tunable, workload.window(0, first), fleet, objective, seed, say)
+    search = _Search(tunable, workload.window(0, first), fleet, objective, seed, Random(seed), say)
     best = search.climbed(search.halved(trials))
     rest, seeds = _from_zero(workload.window(first, jobs - first)), range(seed + 1, seed + 1 + HELD_OUT_SEEDS)
     before, after = (
         [replay(tunable.settings(values), rest, fleet, one).fared for one in seeds] for values in (tunable.values, best)
     )
-    return Tuned(best, gain(before, after, objective, Random(seed)), search.runs)
+    return Tuned(best, gain(before, after, objective, Random(seed)), len(search.costs))
 
 
 def _from_zero(workload: Workload) -> Workload:
     return workload.at_rate(workload.rate)
 
 
+@dataclass(slots=True)
 class _Search:
     """A search in which every candidate gets the same requests and the same random numbers."""
 
-    def __init__(
-        self, tunable: Tunable, workload: Workload, fleet: ReplayedFleet, objective: Objective, seed: int, say: Say
-    ) -> None:
-        self._tunable = tunable
-        self._workload = workload
-        self._fleet = fleet
-        self._objective = objective
-        self._seed = seed
-        self._rng = Random(seed)
-        self._say = say
-        self._costs: dict[tuple[Values, float], float] = {}
-
-    @property
-    def runs(self) -> int:
-        return len(self._costs)
+    tunable: Tunable
+    workload: Workload
+    fleet: ReplayedFleet
+    objective: Objective
+    seed: int
+    rng: Random
+    say: Say
+    costs: dict[tuple[Values, float], float] = field(default_factory=dict)
 
     def halved(self, trials: int) -> Values:
         """Return the best of this many random candidates, by successive halving; the values of the configuration are
         never dropped."""
-        own = self._tunable.values
-        candidates = list(dict.fromkeys([own, *(self._drawn() for _ in range(trials))]))
+        own = self.tunable.values
+        drawn = [tuple(map(self._drawn, self.tunable.knobs)) for _ in range(trials)]
+        candidates = list(dict.fromkeys([own, *drawn]))
         for share in RUNGS:
             candidates.sort(key=lambda values: self._cost(values, share))
-            self._say(f"{len(candidates)} candidates on {share:.0%}: best {self._cost(candidates[0], share):.4g}")
+            self.say(f"{len(candidates)} candidates on {share:.0%}: best {self._cost(candidates[0], share):.4g}")
             if share < RUNGS[-1]:
                 kept = candidates[: max(2, -(-len(candidates) // 3))]
                 candidates = kept if own in kept else [*kept, own]
@@ -312,33 +303,30 @@ class _Search:
 
     def climbed(self, best: Values) -> Values:
         """Improve one knob after the other by small changes."""
-        for at, knob in enumerate(self._tunable.knobs):
+        for at, knob in enumerate(self.tunable.knobs):
             for step in STEPS:
                 value = knob.within((best[at] or SMALLEST) * step)
                 other = (*best[:at], value, *best[at + 1 :])
                 if self._cost(other, 1.0) < self._cost(best, 1.0) * (1.0 - WORTH):
                     best = other
-                    self._say(f"{knob} = {value:g}: {self._cost(best, 1.0):.4g}")
+                    self.say(f"{knob} = {value:g}: {self._cost(best, 1.0):.4g}")
         return best
 
-    def _drawn(self) -> Values:
-        return tuple(self._turned(knob) for knob in self._tunable.knobs)
-
-    def _turned(self, knob: Knob) -> float:
-        chance = self._rng.random()
+    def _drawn(self, knob: Knob) -> float:
+        chance = self.rng.random()
         if chance < UNTOUCHED:
             return knob.value
         if chance < UNTOUCHED + OFF:
             return knob.least
         if chance < UNTOUCHED + OFF + REDRAWN:
-            return knob.within(knob.most / 10.0 ** self._rng.uniform(0.0, DECADES))
-        return knob.within((knob.value or SMALLEST) * self._rng.lognormvariate(0.0, SPREAD))
+            return knob.within(knob.most / 10.0 ** self.rng.uniform(0.0, DECADES))
+        return knob.within((knob.value or SMALLEST) * self.rng.lognormvariate(0.0, SPREAD))
 
     def _cost(self, values: Values, share: float) -> float:
         """Return the objective on the first share of the requests."""
-        known = self._costs.get((values, share))
+        known = self.costs.get((values, share))
         if known is None:
-            part = _from_zero(self._workload.window(0, max(1, int(len(self._workload.jobs) * share))))
-            run = replay(self._tunable.settings(values), part, self._fleet, self._seed)
-            known = self._costs[values, share] = self._objective(run.fared)
+            part = _from_zero(self.workload.window(0, max(1, int(len(self.workload.jobs) * share))))
+            run = replay(self.tunable.settings(values), part, self.fleet, self.seed)
+            known = self.costs[values, share] = self.objective(run.fared)
         return known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from struct import pack
 
@@ -16,36 +16,11 @@ from xxhash import xxh3_64_intdigest
 from proxy.lab.sim import fields
 from proxy.lab.sim.completions import chat_prompt, prompts_of
 from proxy.lab.sim.fields import Json, SimError, invalid
-from proxy.lab.sim.generation import generation
+from proxy.lab.sim.generation import generation, response_head
 from proxy.lab.sim.http import Routes, SimRequest, json_response
 from proxy.lab.sim.sequence import SamplingParams, flatten, render_chat, token_ids
 
 DIMENSIONS = 64
-LABELS = 2
-
-
-async def embed(request: SimRequest) -> web.StreamResponse:
-    dimensions = fields.positive(request.body(), "dimensions", DIMENSIONS)
-    return await _listed(
-        request,
-        "embd",
-        _inputs,
-        lambda text, body: {"object": "embedding", "embedding": _vector(text, dimensions, body)},
-    )
-
-
-async def pool(request: SimRequest) -> web.StreamResponse:
-    return await _listed(
-        request, "pool", _inputs, lambda text, body: {"object": "pooling", "data": _vector(text, DIMENSIONS, body)}
-    )
-
-
-async def classify(request: SimRequest) -> web.StreamResponse:
-    return await _listed(request, "classify", _inputs, lambda text, body: _classes(text))
-
-
-async def score(request: SimRequest) -> web.StreamResponse:
-    return await _listed(request, "score", _pairs, lambda pair, body: {"object": "score", "score": _score(pair)})
 
 
 async def rerank(request: SimRequest) -> web.StreamResponse:
@@ -63,19 +38,19 @@ async def rerank(request: SimRequest) -> web.StreamResponse:
     return json_response({"id": f"rerank-{request.id}", "model": model, "usage": usage, "results": best})
 
 
-async def _listed(
-    request: SimRequest,
-    kind: str,
-    read: Callable[[Json], list[bytes]],
-    render: Callable[[bytes, Json], Json],
-) -> web.StreamResponse:
-    """Return a list with one object for each text of the body."""
-    body = request.body()
-    texts = read(body)
-    model, usage = await _computed(request, body, texts)
-    data = [{"index": i, **render(text, body)} for i, text in enumerate(texts)]
-    head = {"id": f"{kind}-{request.id}", "object": "list", "created": int(request.service.wall()), "model": model}
-    return json_response(head | {"data": data, "usage": usage})
+def _listing(
+    kind: str, read: Callable[[Json], list[bytes]], render: Callable[[bytes, Json], Json]
+) -> Callable[[SimRequest], Awaitable[web.StreamResponse]]:
+    """Return a handler of requests whose response is a list with one object for each text of the body."""
+
+    async def handle(request: SimRequest) -> web.StreamResponse:
+        body = request.body()
+        texts = read(body)
+        model, usage = await _computed(request, body, texts)
+        data = [{"index": i, **render(text, body)} for i, text in enumerate(texts)]
+        return json_response(response_head(request, kind, "list", model) | {"data": data, "usage": usage})
+
+    return handle
 
 
 async def _computed(request: SimRequest, body: Json, texts: list[bytes]) -> tuple[str, Json]:
@@ -109,8 +84,9 @@ def _list(body: Json, *names: str) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _vector(text: bytes, dimensions: int, body: Json) -> list[float] | str:
-    """Return a vector of length 1, in the encoding that the body requests."""
+def _vector(text: bytes, body: Json) -> list[float] | str:
+    """Return a vector of length 1, in the encoding and with the dimensions that the body requests."""
+    dimensions = fields.positive(body, "dimensions", DIMENSIONS)
     random = Random(xxh3_64_intdigest(text))
     values = [random.uniform(-1, 1) for _ in range(dimensions)]
     length = math.hypot(*values)
@@ -124,11 +100,10 @@ def _score(text: bytes) -> float:
     return Random(xxh3_64_intdigest(text)).random()
 
 
-def _classes(text: bytes) -> Json:
+def _classes(text: bytes, body: Json) -> Json:
     first = _score(text)
-    probabilities = [first, 1 - first]
-    label = f"LABEL_{probabilities.index(max(probabilities))}"
-    return {"label": label, "probs": probabilities, "num_classes": LABELS}
+    label = "LABEL_0" if first >= 0.5 else "LABEL_1"
+    return {"label": label, "probs": [first, 1 - first], "num_classes": 2}
 
 
 async def tokenize(request: SimRequest) -> web.StreamResponse:
@@ -154,8 +129,6 @@ def _prompt(body: Json, name: str) -> bytes:
 SAMPLES_PER_CHARACTER = 160
 """Bytes of speech for each byte of text."""
 
-Form = dict[str, bytes]
-
 
 async def transcribe(request: SimRequest) -> web.StreamResponse:
     """Return the number of bytes of audio."""
@@ -177,7 +150,7 @@ async def speak(request: SimRequest) -> web.StreamResponse:
     return web.Response(body=sound, content_type="audio/wav")
 
 
-def parse_form(request: SimRequest) -> Form:
+def parse_form(request: SimRequest) -> dict[str, bytes]:
     """Return the parts of a multipart body by name."""
     boundary = re.search(r'boundary="?([^";]+)', request.web_request.headers.get("Content-Type", ""))
     if boundary is None:
@@ -215,10 +188,15 @@ async def _echo(socket: web.WebSocketResponse, message: WSMessage) -> None:
 
 
 ROUTES: Routes = {
-    "POST /v1/embeddings": embed,
-    "POST /pooling": pool,
-    "POST /classify": classify,
-    **dict.fromkeys(("POST /score", "POST /v1/score"), score),
+    "POST /v1/embeddings": _listing(
+        "embd", _inputs, lambda text, body: {"object": "embedding", "embedding": _vector(text, body)}
+    ),
+    "POST /pooling": _listing("pool", _inputs, lambda text, body: {"object": "pooling", "data": _vector(text, body)}),
+    "POST /classify": _listing("classify", _inputs, _classes),
+    **dict.fromkeys(
+        ("POST /score", "POST /v1/score"),
+        _listing("score", _pairs, lambda pair, body: {"object": "score", "score": _score(pair)}),
+    ),
     **dict.fromkeys(("POST /rerank", "POST /v1/rerank", "POST /v2/rerank"), rerank),
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
