@@ -15,7 +15,6 @@ Parts = Sequence[tuple[int, int]]
 
 
 def blocks_of(hashes: Iterable[int]) -> Parts:
-    """Return chunks of one block each."""
     return [(block, 1) for block in hashes]
 
 
@@ -52,7 +51,6 @@ class ChunkPool:
         return self.capacity - self.used
 
     def resident(self, name: int) -> int:
-        """Return the number of cached blocks of a chunk."""
         chunk = self._chunks.get(name)
         return chunk.resident if chunk else 0
 
@@ -94,7 +92,9 @@ class ChunkPool:
     def open(self, blocks: int) -> None:
         """Allocate private blocks; the caller has checked that enough are free."""
         self.used += blocks
-        self._fit()
+        if (excess := self.used + self.idle - self.capacity) > 0:
+            self.evictions += excess
+            self._drop(excess)
 
     def hold(self, parts: Parts) -> None:
         """Use cached blocks for a sequence; all of them must be cached."""
@@ -161,16 +161,10 @@ class ChunkPool:
                 piece[1] = blocks
 
     def forget(self) -> None:
-        """Drop all idle blocks."""
         self._drop(self.idle)
 
-    def _fit(self) -> None:
-        """Evict the least recently used blocks until the rest fits into the capacity."""
-        if (excess := self.used + self.idle - self.capacity) > 0:
-            self.evictions += excess
-            self._drop(excess)
-
     def _drop(self, excess: int) -> None:
+        """Evict the least recently used blocks."""
         while excess > 0:
             key, piece = next(iter(self._order.items()))
             name, start, end = piece
@@ -178,20 +172,19 @@ class ChunkPool:
             piece[2] -= gone
             self.idle -= gone
             excess -= gone
-            if name >= 0:
-                self._chunks[name].resident = piece[2]
-                if not piece[2] and self._on_evicted is not None:
-                    self._on_evicted(name)
             if piece[2] == start:
                 del self._order[key]
-                if name >= 0:
-                    self._forget_piece(name, key)
-
-    def _forget_piece(self, name: int, key: int) -> None:
-        chunk = self._chunks[name]
-        chunk.pieces.remove(key)
-        if not chunk.resident and not chunk.holders:
-            del self._chunks[name]
+            if name < 0:
+                continue
+            chunk = self._chunks[name]
+            chunk.resident = piece[2]
+            if piece[2] == start:
+                chunk.pieces.remove(key)
+            if not piece[2]:
+                if self._on_evicted is not None:
+                    self._on_evicted(name)
+                if not chunk.holders:
+                    del self._chunks[name]
 
 
 def first(parts: Parts, blocks: int) -> list[tuple[int, int]]:

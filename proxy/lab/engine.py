@@ -156,7 +156,6 @@ class CountingEngine:
         return events
 
     def end_steps(self, now: float) -> list[EngineEvent]:
-        """Complete the current steps and return their events."""
         taken = len(self.ends)
         if taken:
             self.pool.open(self.opened(1, taken))
@@ -173,7 +172,6 @@ class CountingEngine:
         return events
 
     def let_go(self, sequence: CountedRequest, now: float) -> None:
-        """Release the blocks of an ended sequence with `stays`."""
         self._kept -= 1
         self._release(sequence)
         if self.lockstep:
@@ -201,7 +199,6 @@ class CountingEngine:
         return rounds * self.decoding + sum(self.opening[(first_step + at) % size] for at in range(rest))
 
     def _plan(self, now: float) -> None:
-        """Start the next steps and set `until`."""
         if steps := self.start_steps(now):
             self.ends = list(accumulate(self.durations(steps), initial=now))[1:]
             if self._coming and steps > 1:

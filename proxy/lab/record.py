@@ -62,7 +62,10 @@ def load(paths: Sequence[Path], rng: Random, pool: str = DEFAULT_POOL) -> TraceR
         return TraceRecord(load_trace(paths[0], rng))
     reader = _Reader(pool)
     for path in paths:
-        reader.read(path)
+        try:
+            reader.read(path)
+        except TruncatedTrace:
+            reader.left_out["was still being written"] += 1
     if not reader.found:
         reasons = "".join(f"; {number} {why}" for why, number in reader.left_out.items())
         raise BadTrace(f"{paths[0]}: there is no request in it that could be replayed{reasons}")
@@ -90,12 +93,6 @@ class _Reader:
         self._pods: dict[str, int] = {}
 
     def read(self, path: Path) -> None:
-        try:
-            self._read(path)
-        except TruncatedTrace:
-            self.left_out["was still being written"] += 1
-
-    def _read(self, path: Path) -> None:
         is_headed = False
         for number, row in rows(path):
             if "kvlane_record" in row:

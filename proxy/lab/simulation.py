@@ -100,7 +100,6 @@ class VirtualPod:
         return sequence
 
     def let_go(self, index: int, now: float) -> None:
-        """Free the prompt of this request, if it is kept for another pod."""
         if sequence := self._kept.pop(index, None):
             self.engine.let_go(sequence, now)
 
@@ -390,7 +389,6 @@ class Simulation:
         self._policy.ended(sequence.index, self.now, sequence.cached)
 
     def _scrape(self, ranks: Sequence[VirtualPod]) -> None:
-        """Scrape one pod: the response has the metrics of all its ranks."""
         sent = [self._policy.scrape_sent(rank.index) for rank in ranks]
         self._at(self.now + SCRAPE_SECONDS / 2, self._read, (ranks, sent, self.now))
         jitter = 1 - SCRAPE_JITTER + 2 * SCRAPE_JITTER * self._rng.random()

@@ -64,7 +64,6 @@ def e2e_mean(found: Run) -> float:
 
 
 def missed(found: Run) -> float:
-    """Return the share of requests that missed their objectives."""
     return 1.0 - sum(one.is_good for one in found) / len(found)
 
 
@@ -149,7 +148,6 @@ class Tunable:
 
     @property
     def values(self) -> Values:
-        """The values of the configuration."""
         return tuple(knob.value for knob in self.knobs)
 
     @property

@@ -90,7 +90,6 @@ class Workload:
 
     @property
     def rate(self) -> float:
-        """Requests per second in the source."""
         first, last = self.jobs[0].arrival, self.jobs[-1].arrival
         return len(self.jobs) / (last - first) if last > first else float(len(self.jobs))
 
@@ -208,7 +207,6 @@ def request_body(job: Job, model: str) -> bytes:
 
 
 def prompt_blocks(job: Job, block_size: int) -> Parts:
-    """Return the full blocks of the prompt, by piece."""
     return _blocks(job, job.nodes, job.prompt_tokens // block_size, block_size)
 
 

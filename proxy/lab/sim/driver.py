@@ -109,7 +109,6 @@ class EngineDriver:
             engine.forget_prefixes()
 
     def freeze(self, seconds: float) -> None:
-        """End no step for this many seconds."""
         self._frozen_until = max(self._frozen_until, self.now() + seconds)
 
     def slow_down(self, factor: float, seconds: float) -> None:

@@ -130,7 +130,6 @@ class SimEngine:
         return self.pool.used / self.pool.capacity
 
     def accepts(self, sequences: int) -> bool:
-        """Return whether the queue has capacity for this many more sequences."""
         if self.config.max_waiting is None:
             return True
         capacity = self.config.max_num_seqs + self.config.max_waiting
@@ -179,7 +178,6 @@ class SimEngine:
         self._fill_blocks(sequence, sequence.computed)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Release the blocks that were kept for another pod."""
         if sequence in self.kept:
             del self.kept[sequence]
             self._release(sequence)
@@ -219,7 +217,6 @@ class SimEngine:
             self.events.cleared()
 
     def publish_events(self, wall: float) -> None:
-        """Publish the changes of the cache since the last call."""
         if self.events is not None:
             self.events.removed(self._evicted)
             self.events.publish(wall)

@@ -120,7 +120,6 @@ def required(body: Json, name: str) -> Any:
 
 
 def objects(body: Json, name: str) -> list[dict[str, Any]]:
-    """Return a required list of objects."""
     items = required(body, name)
     if not isinstance(items, list):
         raise invalid("list_type", f"body.{name}", "Input should be a valid list", items)

@@ -95,7 +95,6 @@ class Generation:
                 self._end()
 
     def stop(self) -> None:
-        """End the sequences early."""
         self._service.driver.abort(self.sequences)
         self._end()
 
@@ -118,7 +117,6 @@ class Generation:
             self._service.driver.abort(self.sequences)
 
     async def streamed(self, writer: Callable[[EventStream], Writer]) -> web.StreamResponse:
-        """Stream the response as this writer renders it."""
         async with EventStream(self._request) as stream:
             events = writer(stream)
             self.listener = events.write_output
@@ -129,12 +127,10 @@ class Generation:
 
     @property
     def kv_transfer_params(self) -> Json | None:
-        """Return the KV transfer parameters for a decode pod."""
         return self._service.connector.params(self.sequences)
 
     @property
     def ec_transfer_params(self) -> Json | None:
-        """Return the transfer parameters of an encode pod for the next pod."""
         return self._service.embeddings.params(self.sequences)
 
     @property

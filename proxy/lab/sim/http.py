@@ -60,7 +60,7 @@ class RequestRecord:
 
     @property
     def started(self) -> float | None:
-        """Return the time at which its first sequence left the queue."""
+        """The time at which its first sequence left the queue."""
         return min((s.started for s in self.sequences if s.started is not None), default=None)
 
     @property
@@ -238,7 +238,6 @@ class SpoiltStream:
             await asyncio.get_running_loop().create_future()
 
     def drip(self, data: bytes) -> None:
-        """Send this a few bytes at a time."""
         if self._dripped.is_set():
             self._dripped.clear()
             asyncio.get_running_loop().call_later(DRIP_SECONDS, self._drip)
@@ -258,7 +257,6 @@ class SpoiltStream:
 
 
 async def spoil_whole(request: SimRequest, whole: web.Response, fault: Fault) -> web.StreamResponse:
-    """Apply a fault to a non-streamed response."""
     body = whole.body if isinstance(whole.body, bytes) else b""
     half = body[: len(body) // 2]
     if fault.kind is FaultKind.CORRUPT:

@@ -57,7 +57,6 @@ class KvPublisher:
         self._events.append({"type": "AllBlocksCleared"})
 
     def publish(self, wall: float) -> None:
-        """Send the collected events as one message, if there are any."""
         if not self._events:
             return
         payload = self._pack([wall, self._events, self._rank])

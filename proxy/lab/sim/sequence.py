@@ -220,7 +220,7 @@ class Sequence:
 
     @property
     def response(self) -> bytes:
-        """Return all text that was sent so far."""
+        """The text that was sent so far."""
         return bytes(self._text[len(self.prompt) : self._shown])
 
     def extend_hashes(self, block_size: int) -> None:
@@ -233,12 +233,10 @@ class Sequence:
             self.hashes.append(previous)
 
     def block_tokens(self, index: int, block_size: int) -> list[int]:
-        """Return the ids of the tokens in one full block."""
         size = block_size * BYTES_PER_TOKEN
         return token_ids(bytes(self._text[index * size : (index + 1) * size]))
 
     def grow(self) -> Output:
-        """Generate the next token."""
         sampling = self.sampling
         if sampling.max_tokens == 0:
             return self._finished(Finish.LENGTH)

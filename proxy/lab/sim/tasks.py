@@ -41,7 +41,6 @@ async def rerank(request: SimRequest) -> web.StreamResponse:
 def _listing(
     kind: str, read: Callable[[Json], list[bytes]], render: Callable[[bytes, Json], Json]
 ) -> Callable[[SimRequest], Awaitable[web.StreamResponse]]:
-    """Return a handler of requests whose response is a list with one object for each text of the body."""
 
     async def handle(request: SimRequest) -> web.StreamResponse:
         body = request.body()
@@ -131,7 +130,6 @@ SAMPLES_PER_CHARACTER = 160
 
 
 async def transcribe(request: SimRequest) -> web.StreamResponse:
-    """Return the number of bytes of audio."""
     form = parse_form(request)
     if "file" not in form:
         raise invalid("missing", "body.file", "Field required", None)
@@ -151,7 +149,6 @@ async def speak(request: SimRequest) -> web.StreamResponse:
 
 
 def parse_form(request: SimRequest) -> dict[str, bytes]:
-    """Return the parts of a multipart body by name."""
     boundary = re.search(r'boundary="?([^";]+)', request.web_request.headers.get("Content-Type", ""))
     if boundary is None:
         raise SimError("Missing boundary in multipart.")
