@@ -50,7 +50,8 @@ def _card(request: SimRequest, name: str, parent: str | None, max_model_len: int
 
 
 async def metrics(request: SimRequest) -> web.StreamResponse:
-    text = expose(request.service.driver.engines, request.service.wall(), request.service.started_at)
+    driver = request.service.driver
+    text = expose(driver.engines, driver.wall(), request.service.started_at)
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=text.encode(), headers=headers)
 

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from datetime import UTC, datetime
 
 from proxy.lab.sim.engine import EngineStep, SimEngine
 from proxy.lab.sim.sequence import Output, Sequence
@@ -44,15 +45,14 @@ class InternalBalancer:
 
 
 class EngineDriver:
-    """The engines of one pod, one for each data-parallel rank, on the clock `now` (seconds, monotonic). `run` is their
+    """The engines of one pod, one for each data-parallel rank, on the clock of the event loop, `now`. `run` is their
     loop, which ends by cancellation. In lockstep all ranks step together, and the slowest rank determines the duration
     of the step: the experts of a mixture-of-experts model are distributed over all ranks. Otherwise each rank steps
     independently."""
 
-    def __init__(self, engines: Items[SimEngine], now: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, engines: Items[SimEngine]) -> None:
         self.engines = engines
-        self._wall = wall
-        self.now = now
+        self.now = asyncio.get_running_loop().time
         self._balancer = InternalBalancer(
             lambda: [(engine.waiting_requests, len(engine.running)) for engine in engines],
             COUNTS_INTERVAL / engines[0].config.time_scale,
@@ -62,6 +62,11 @@ class EngineDriver:
         self._slow_until = 0.0
         self._slowness = (1.0, 1.0)
         """The initial factor on the duration of steps, and the seconds in which it falls to 1."""
+
+    @staticmethod
+    def wall() -> float:
+        """Return seconds since the epoch."""
+        return datetime.now(UTC).timestamp()
 
     def place(self, sequences: Iterable[Sequence], rank: int | None) -> None:
         """Assign each sequence to the rank that the request names, or to the internal balancer's choice."""
@@ -143,7 +148,7 @@ class EngineDriver:
             await self._thaw()
             for engine, step in steps:
                 _notify(engine.finish_step(step, self.now()))
-                engine.publish_events(self._wall())
+                engine.publish_events(self.wall())
 
     async def _thaw(self) -> None:
         while True:

@@ -254,7 +254,8 @@ class StreamOptions:
 
 def response_head(request: SimRequest, kind: str, object: str, model: str) -> Json:
     """Return the fields that every chunk of a stream and every non-streamed response contain."""
-    return {"id": f"{kind}-{request.id}", "object": object, "created": int(request.service.wall()), "model": model}
+    created = int(request.service.driver.wall())
+    return {"id": f"{kind}-{request.id}", "object": object, "created": created, "model": model}
 
 
 class ChunkWriter(Writer):

@@ -105,15 +105,13 @@ class RequestLog(deque[RequestRecord]):
 
 @dataclass(frozen=True, slots=True)
 class SimService:
-    """The state that all handlers of one pod share. `wall` returns seconds since the epoch; `out` starts the outage
-    that a fault describes."""
+    """The state that all handlers of one pod share. `out` starts the outage that a fault describes."""
 
     config: SimConfig
     driver: EngineDriver
     connector: SimConnector
     embeddings: Embeddings
     log: RequestLog
-    wall: Callable[[], float]
     started_at: float
     faults: Faults
     condition: FaultCondition

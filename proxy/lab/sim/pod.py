@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
@@ -78,13 +77,12 @@ ROUTES = {**completions.ROUTES, **messages.ROUTES, **responses.ROUTES, **tasks.R
 
 class SimPod:
     """A simulated pod. It serves between `start` and `stop`, or until it is killed, and can be started again with an
-    empty cache. `wall` returns seconds since the epoch; everything else uses the event loop's clock."""
+    empty cache."""
 
     def __init__(
         self,
         config: SimConfig | None = None,
         *,
-        wall: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
         remembered: int = REMEMBERED,
         fabric: Fabric | None = None,
     ) -> None:
@@ -98,7 +96,6 @@ class SimPod:
         self.host = ""
         self.port = 0
         self._port = Port()
-        self._wall = wall
         self._runner: web.AppRunner | None = None
         self._driving: asyncio.Task[None] | None = None
         self._service: SimService | None = None
@@ -136,10 +133,9 @@ class SimPod:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Start to listen. Port 0 chooses a free port; `port` then contains it."""
-        loop = asyncio.get_running_loop()
         self.condition.restarted()
         self.engines = self._make_engines()
-        driver = EngineDriver(self.engines, loop.time, self._wall)
+        driver = EngineDriver(self.engines)
         fabric, where = self.fabric, lambda: (self.host, self.port)
         connector = CONNECTORS[self.config.connector](self.config, driver, fabric, where)
         embeddings = Embeddings(self.config, fabric, where)
@@ -149,8 +145,7 @@ class SimPod:
             connector,
             embeddings,
             self.requests,
-            self._wall,
-            self._wall(),
+            driver.wall(),
             self.faults,
             self.condition,
             self._go_out,
@@ -170,7 +165,7 @@ class SimPod:
             raise
         self.host = host
         self._runner, self._service = runner, service
-        self._driving = loop.create_task(driver.run(), name=f"engine of {self.url}")
+        self._driving = asyncio.get_running_loop().create_task(driver.run(), name=f"engine of {self.url}")
 
     async def stop(self, grace: float = 0.2) -> None:
         """Stop listening, let open requests end for `grace` seconds, then cut the others."""

@@ -191,7 +191,7 @@ def _response(request: SimRequest, body: Json) -> StoredResponse:
     system = [{"role": "system", "content": instructions}] if instructions else []
     prompt = render_chat([*system, *history, *turn], body.get("tools") or ())
     generated = generation(request, model, [prompt], sampling_of(body, request.config, "max_output_tokens"), body)
-    created = int(request.service.wall())
+    created = int(request.service.driver.wall())
     return StoredResponse(f"resp_{request.id}", created, model, body, [*history, *turn], generated)
 
 
