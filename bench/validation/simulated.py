@@ -50,7 +50,7 @@ class Simulated:
             arrived, at, number = heappop(self._due)
             turn = sessions[at].turns[number]
             self._prompts[at] += from_token_ids(turn.added)
-            turn_request = Asked(self._prompts[at], SamplingParams(turn.output_tokens, ignore_eos=True))
+            turn_request = Asked(self._prompts[at], SamplingParams(turn.output_tokens))
             self._engine.submit(turn_request, arrived)
             self._live.append((turn_request, at, number))
 

@@ -67,8 +67,6 @@ class SimConfig:
     num_gpu_blocks: int = 8_192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2_048
-    max_waiting: int | None = None
-    """Requests beyond `max_num_seqs + max_waiting` are refused with 503. None queues without limit, as vLLM does."""
     timing: StepTiming = field(default_factory=StepTiming)
     role: Role = "both"
     connector: ConnectorName = ""
@@ -98,10 +96,6 @@ class SimConfig:
     publishing."""
     old_metric_names: bool = False
     prompt_tokens_details: bool = True
-    default_max_tokens: int = 16
-    eos_probability: float = 0.0
-    """Probability that a token ends the response; it depends on the text alone. With 0, responses have `max_tokens`
-    tokens."""
     responses: Mapping[int, bytes] = field(default_factory=dict, compare=False)
     """Responses to prompts that are known beforehand, so that a later prompt can continue them: response text by the
     hash of the prompt's text (`proxy.lab.sim.sequence.text_hash`)."""

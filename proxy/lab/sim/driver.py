@@ -73,11 +73,6 @@ class EngineDriver:
         for sequence in sequences:
             sequence.rank = self._balancer.choose(self.now()) if rank is None else rank
 
-    def accepts(self, sequences: int, rank: int | None) -> bool:
-        """Return whether the queue of the named rank, or of any rank, has capacity for this many more sequences."""
-        engines = self.engines if rank is None else [self.engines[rank]]
-        return any(engine.accepts(sequences) for engine in engines)
-
     def engine_of(self, sequence: Sequence) -> SimEngine:
         return self.engines[sequence.rank]
 

@@ -129,12 +129,6 @@ class SimEngine:
     def kv_usage(self) -> float:
         return self.pool.used / self.pool.capacity
 
-    def accepts(self, sequences: int) -> bool:
-        if self.config.max_waiting is None:
-            return True
-        capacity = self.config.max_num_seqs + self.config.max_waiting
-        return len(self.running) + self.waiting_requests + sequences <= capacity
-
     def submit(self, sequence: Sequence, now: float) -> None:
         sequence.progress.arrived = now
         sequence.extend_hashes(self.config.block_size)

@@ -13,7 +13,6 @@ from aiohttp import web
 from proxy.lab.sim import fields
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.fields import (
-    BUSY,
     ENGINE_FAILED,
     Json,
     SimError,
@@ -21,13 +20,15 @@ from proxy.lab.sim.fields import (
     invalid,
     media_in,
     too_long,
-    unavailable,
 )
 from proxy.lab.sim.http import DONE, EventStream, SimRequest, data
 from proxy.lab.sim.sequence import Finish, Listener, Output, SamplingParams, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
 RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's default."""
 
 FINGERPRINT = "vllm-0.32.0-sim"
 
@@ -160,8 +161,6 @@ def generation(
         if (tokens := tokens_in(prompt)) >= service.config.context_length:
             raise too_long(tokens, service.config.context_length)
     rank = _named_rank(service.config, request, body)
-    if not service.driver.accepts(len(prompts) * choices, rank):
-        raise unavailable(BUSY)
     sequences = [
         Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
         for prompt in prompts
@@ -213,7 +212,6 @@ def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choi
     return replace(
         sampling,
         max_tokens=min(sampling.max_tokens, left),
-        eos_probability=config.eos_probability,
         seed=config.seed + choice,
         script=sampling.script or (config.responses.get(text_hash(prompt)) if config.responses else None),
     )
@@ -224,12 +222,12 @@ def sampling_of(body: Json, config: SimConfig, limit: str = "max_tokens") -> Sam
     tokens."""
     fields.check_temperature(body)
     fields.integer(body, "priority", 0)
+    fields.flag(body, "ignore_eos")
     return SamplingParams(
-        max_tokens=fields.positive(body, limit, config.default_max_tokens),
+        max_tokens=fields.positive(body, limit, DEFAULT_MAX_TOKENS),
         min_tokens=fields.integer(body, "min_tokens", 0),
         stop=tuple(stop.encode() for stop in fields.strings(body, "stop") if stop),
         include_stop=fields.flag(body, "include_stop_str_in_output"),
-        ignore_eos=fields.flag(body, "ignore_eos"),
     )
 
 

@@ -26,8 +26,6 @@ WORDS = tuple(
 """64 words of one token each. With the space they have four bytes, so that text and tokens convert in both
 directions."""
 
-_EOS_STEPS = 1 << 32
-
 
 def tokens_in(text: bytes | bytearray) -> int:
     return -(-len(text) // BYTES_PER_TOKEN)
@@ -116,8 +114,6 @@ class SamplingParams:
     min_tokens: int = 0
     stop: tuple[bytes, ...] = ()
     include_stop: bool = False
-    ignore_eos: bool = False
-    eos_probability: float = 0.0
     seed: int = 0
     script: bytes | None = None
     """The text of a response that is not free text: a tool call."""
@@ -240,35 +236,25 @@ class Sequence:
         sampling = self.sampling
         if sampling.max_tokens == 0:
             return self._finished(Finish.LENGTH)
-        if sampling.script is None:
-            word = self._next_word()
-        else:
-            written = len(self._text) - len(self.prompt)
-            word = sampling.script[written : written + BYTES_PER_TOKEN]
+        written = len(self._text) - len(self.prompt)
+        word = sampling.script[written:][:BYTES_PER_TOKEN] if sampling.script is not None else self._next_word()
         self.progress.generated_tokens += 1
         self.tokens += 1
-        if word is None:
-            return self._finished(Finish.STOP)
         self._text += word
         if sampling.stop and self._stops(len(word)):
             return self._finished(Finish.STOP)
-        if sampling.script is not None and len(self._text) - len(self.prompt) >= len(sampling.script):
+        if sampling.script is not None and written + len(word) >= len(sampling.script):
             return self._finished(Finish.STOP)
         if self.progress.generated_tokens >= sampling.max_tokens:
             return self._finished(Finish.LENGTH)
         held_back = max(map(len, sampling.stop)) - 1 if sampling.stop else 0  # may become a stop string
         return Output(self, self._show(len(self._text) - held_back), None)
 
-    def _next_word(self) -> bytes | None:
-        """Return the next word, or None at the end of the response. It depends on the text before it and the seed."""
-        sampling = self.sampling
+    def _next_word(self) -> bytes:
+        """Return the next word, which depends on the text before it and the seed."""
         if self._hash is None:
-            self._hash = xxh3_64(self.prompt, seed=sampling.seed)
-        digest = self._hash.intdigest()
-        may_end = not sampling.ignore_eos and self.progress.generated_tokens >= sampling.min_tokens
-        if may_end and (digest >> 32) < int(sampling.eos_probability * _EOS_STEPS):
-            return None
-        word = WORDS[digest & 63]
+            self._hash = xxh3_64(self.prompt, seed=self.sampling.seed)
+        word = WORDS[self._hash.intdigest() & 63]
         self._hash.update(word)
         return word
 

@@ -182,14 +182,6 @@ def test_a_prompt_without_output_is_computed_and_ends() -> None:
     assert (engine.stats.prompt_tokens, engine.stats.generation_tokens) == (100, 0)
 
 
-def test_a_full_queue_accepts_no_sequence() -> None:
-    engine = SimEngine(SimConfig(max_num_seqs=1, max_waiting=1))
-    assert engine.accepts(2)
-    engine.submit(sequence(10), now=0.0)
-    assert not engine.accepts(2)
-    assert engine.accepts(1)
-
-
 @settings(deadline=None, max_examples=examples(50))
 @given(
     arrivals=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 30), st.sampled_from(b"abc")), max_size=12),

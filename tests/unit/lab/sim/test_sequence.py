@@ -53,14 +53,6 @@ def test_a_stop_string_is_ignored_before_min_tokens() -> None:
     assert sequence.progress.generated_tokens > 10
 
 
-def test_a_response_may_end_by_itself_unless_it_must_not() -> None:
-    ending = replace(LONG, eos_probability=1.0)
-    assert written(b"p", ending)[0].response == b""
-    assert written(b"p", ending)[0].finish is Finish.STOP
-    assert written(b"p", replace(ending, min_tokens=5))[0].progress.generated_tokens == 6
-    assert written(b"p", replace(ending, ignore_eos=True))[0].finish is Finish.LENGTH
-
-
 def test_a_response_with_a_script_is_that_script() -> None:
     sequence, _ = written(b"p", replace(LONG, script=b'{"a": 1}  x'))
     assert (sequence.response, sequence.finish) == (b'{"a": 1}  x', Finish.STOP)

@@ -8,9 +8,8 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.lab.sim import SimConfig, SimPod
+from proxy.lab.sim import Fault, FaultKind, SimConfig, SimPod
 from tests.helpers.lab.sim.support import CHAT, USER, post, refusal
-from tests.helpers.waiting import until
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -194,18 +193,12 @@ async def test_an_unknown_method_is_not_allowed(client: aiohttp.ClientSession) -
         assert await response.json() == {"detail": "Method Not Allowed"}
 
 
-async def test_a_full_queue_refuses() -> None:
-    endless = {"prompt": "x", "max_tokens": 100_000, "stream": True}
-    async with (
-        SimPod(SimConfig(max_num_seqs=1, max_waiting=0)) as pod,
-        aiohttp.ClientSession(pod.url) as client,
-        client.post(COMPLETIONS, json=endless),
-    ):
-        await until(lambda: len(pod.engine.running) == 1)
-        status, body = await refusal(client, COMPLETIONS, prompt="y")
-        assert (status, body["error"]["type"]) == (503, "Service Unavailable")
-        status, body = await refusal(client, "/v1/messages", max_tokens=1, messages=USER)
-        assert (status, body["error"]["type"], body["type"]) == (503, "Service Unavailable", "error")
+async def test_a_full_queue_refuses(pod: SimPod, client: aiohttp.ClientSession) -> None:
+    pod.faults.set([Fault(FaultKind.ERROR_FIRST)])
+    status, body = await refusal(client, COMPLETIONS, prompt="y")
+    assert (status, body["error"]["type"]) == (503, "Service Unavailable")
+    status, body = await refusal(client, "/v1/messages", max_tokens=1, messages=USER)
+    assert (status, body["error"]["type"], body["type"]) == (503, "Service Unavailable", "error")
 
 
 async def test_unknown_fields_and_a_missing_model_are_accepted(client: aiohttp.ClientSession) -> None:
