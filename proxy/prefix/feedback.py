@@ -4,9 +4,7 @@ fewer cached tokens than predicted."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.core.attempt import Attempt
@@ -15,6 +13,25 @@ from proxy.prefix.forest import CachedResponse, Forest, Holding, PodMemory, Rese
 
 WORK = 256
 """Largest number of holdings that one call clears or evicts for one reason: half a millisecond."""
+
+EVIDENCE_BLOCKS = 4
+"""Predictions of fewer blocks prove nothing: engines cache only whole blocks and never the end of a prompt."""
+
+MISSES_UNTIL_FORGOTTEN = 3
+"""Number of consecutive responses with less than a tenth of the predicted hits after which a pod counts as
+restarted."""
+
+SHORT = 0.75
+"""Share of the known blocks that is normally found: the number of bytes per token varies within a text."""
+
+KEPT = 0.5
+"""Share of found responses above which responses count as cached: templates may render reasoning and tool calls
+differently in later turns."""
+
+KEPT_STEP = 0.1
+
+DECAY = 0.95
+"""Weight of the past in the mean error, per response."""
 
 
 class IndexEviction:
@@ -83,70 +100,19 @@ class IndexEviction:
                     return
                 self._forest.drop(victim, oldest)
 
-
-def _age(pod: PodMemory) -> float:
-    """Return the last use of what the pod evicts next."""
-    oldest = pod.oldest
-    return _used_at(oldest) if oldest is not None else math.inf
-
-
-def _used_at(holding: Holding) -> float:
-    return holding.used_at if holding.used_at is not None else math.inf
-
-
-EVIDENCE_BLOCKS = 4
-"""Predictions of fewer blocks prove nothing: engines cache only whole blocks and never the end of a prompt."""
-
-MISSES_UNTIL_FORGOTTEN = 3
-"""Number of consecutive responses with less than a tenth of the predicted hits after which a pod counts as
-restarted."""
-
-SHORT = 0.75
-"""Share of the known blocks that is normally found: the number of bytes per token varies within a text."""
-
-KEPT = 0.5
-"""Share of found responses above which responses count as cached: templates may render reasoning and tool calls
-differently in later turns."""
-
-KEPT_STEP = 0.1
-
-DECAY = 0.95
-"""Weight of the past in the mean error, per response."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Prompt tokens, in the engine's count, that a pod was expected to have cached and that it had; over the responses
-    that reported them. `error` is the recent mean difference as a share of the prompts."""
-
-    predicted_tokens: float = 0.0
-    actual_tokens: float = 0.0
-    error: float = 0.0
-
-    @classmethod
-    def of(cls, pod: PodMemory) -> Prediction:
-        return cls(pod.predicted_tokens, pod.actual_tokens, pod.wrong_tokens / max(1.0, pod.prompt_tokens))
-
-
-class Feedback:
-    """`depth_of` returns the blocks that a number of leading hashes of a chain stand for."""
-
-    def __init__(self, forest: Forest, upkeep: IndexEviction, depth_of: Callable[[int], int]) -> None:
-        self._forest = forest
-        self._upkeep = upkeep
-        self._depth_of = depth_of
-
     def learn(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn from a response. Return False if it proves that the pod has lost its cache."""
         pod, spans = reservation.pod, reservation.spans
-        known = sum(map(self._depth_of, map(_KNOWN, spans)))
-        total = max(1, sum(map(self._depth_of, map(len, map(_CHAIN, spans)))))
+        depth_of = self._forest.depth_of
+        known = sum([depth_of(known) for _, _, known, _ in spans])
+        total = max(1, sum([depth_of(len(chain)) for chain, _, _, _ in spans]))
         found = cached_tokens * total / max(1, prompt_tokens)
         expected = known
         if reservation.response is not None and known < reservation.expected:
             expected = self._weigh_response(reservation, known, found)
         predicted = prompt_tokens * expected / total
-        _count(pod, prompt_tokens, predicted, cached_tokens)
+        pod.wrong_tokens = DECAY * pod.wrong_tokens + abs(predicted - cached_tokens)
+        pod.prompt_tokens = DECAY * pod.prompt_tokens + prompt_tokens
         if known < EVIDENCE_BLOCKS or pod.retired:
             return True
         pod.misses = pod.misses + 1 if cached_tokens < predicted / 10 else 0
@@ -166,7 +132,7 @@ class Feedback:
                 break
             if holding.used_at is not None:
                 pod.horizon = holding.used_at
-        self._upkeep.expire_soon()
+        self.expire_soon()
 
     def _weigh_response(self, reservation: Reservation, known: int, found: float) -> int:
         """Learn whether this pod's responses are found again; return the blocks that were to be found."""
@@ -191,7 +157,7 @@ class Feedback:
         else:
             pod.suspect = max(suspect, used_at)
             pod.horizon = max(pod.horizon, math.nextafter(min(suspect, used_at), -math.inf))
-            self._upkeep.expire_soon()
+            self.expire_soon()
 
     def _longest_unused(self, reservation: Reservation) -> tuple[float, int, int]:
         """Return the least recently used part of what the pod held of a prompt, always its end: the time of its use and
@@ -205,19 +171,19 @@ class Feedback:
         return used_at, start, end
 
 
+def _age(pod: PodMemory) -> float:
+    """Return the last use of what the pod evicts next."""
+    oldest = pod.oldest
+    return _used_at(oldest) if oldest is not None else math.inf
+
+
+def _used_at(holding: Holding) -> float:
+    return holding.used_at if holding.used_at is not None else math.inf
+
+
 def are_kept(response: CachedResponse) -> bool:
     """Return whether the pod's responses count as cached."""
     return response.pod.keeps >= KEPT
-
-
-def _count(pod: PodMemory, prompt: int, predicted: float, actual: int) -> None:
-    pod.predicted_tokens += predicted
-    pod.actual_tokens += actual
-    pod.wrong_tokens = DECAY * pod.wrong_tokens + abs(predicted - actual)
-    pod.prompt_tokens = DECAY * pod.prompt_tokens + prompt
-
-
-_CHAIN, _KNOWN = itemgetter(0), itemgetter(2)
 
 
 Figures = tuple[float, float | None, int | None, int]

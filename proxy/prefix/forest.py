@@ -7,61 +7,57 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import compress
-from operator import itemgetter
 from typing import cast
 
 from proxy.core.endpoint import Endpoint
 from proxy.prefix.hashing import Chain
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Segment:
     """A run of consecutive hashes of a chain that the same pods hold completely. A hash identifies everything before
     it, so a segment is found by its first hash. `start` is the number of hashes before it, `blocks` the blocks that its
     hashes stand for. Bit masks have one bit per pod. `open` are the holders on which a match may count: all except
     those where too many requests wait for its unconfirmed blocks."""
 
-    __slots__ = ("blocks", "hashes", "holders", "open", "start")
-
-    def __init__(self, hashes: array[int], start: int, blocks: int, holders: int = 0, open_: int = 0) -> None:
-        self.hashes = hashes
-        self.start = start
-        self.blocks = blocks
-        self.holders = holders
-        self.open = open_
+    hashes: array[int]
+    start: int
+    blocks: int
+    holders: int = 0
+    open: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Holding:
     """One segment on one pod; between `older` and `newer` in the pod's ring from the first time that no request in
     flight pins it. `used_at` is None while it is provisional: reserved and not confirmed by any response. `response`
     is the pod's response to a prompt that ends with this segment."""
 
-    __slots__ = ("newer", "older", "pins", "response", "segment", "used_at")
-
-    def __init__(self, segment: Segment, used_at: float | None = None, pins: int = 0) -> None:
-        self.segment = segment
-        self.used_at = used_at
-        self.pins = pins
-        self.response: CachedResponse | None = None
-        self.older: Holding | None = None
-        self.newer: Holding | None = None
+    segment: Segment
+    used_at: float | None = None
+    pins: int = 0
+    response: CachedResponse | None = None
+    older: Holding | None = None
+    newer: Holding | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CachedResponse:
     """The last response of a pod to a prompt, which is still in its cache: its number of the engine's `tokens`, which
     occupy `blocks`. `key` is the last hash of the prompt. Removed with the holding."""
 
-    __slots__ = ("blocks", "holding", "key", "pod", "tokens")
-
-    def __init__(self, pod: PodMemory, holding: Holding, key: int) -> None:
-        self.pod = pod
-        self.holding = holding
-        self.key = key
-        self.tokens = self.blocks = 0
+    pod: PodMemory
+    holding: Holding
+    key: int
+    tokens: int = 0
+    blocks: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PodMemory:
     """Lives from a pod's first reservation until it is forgotten; a pod that comes back gets a new one.
 
@@ -73,52 +69,32 @@ class PodMemory:
     blocks of prompts in flight. `capacity` is the number of blocks that fit into the pod, `limit` the number that it
     may hold beside the responses in progress. The pod has evicted what was last used at `horizon` or before, and may
     have evicted what was last used at `suspect` or before. `keeps` is the recent share of responses that were still
-    cached when their conversation continued.
+    cached when their conversation continued. `wrong_tokens` of the recent `prompt_tokens` were cached and not predicted
+    or the reverse.
     """
 
-    __slots__ = (
-        "actual_tokens",
-        "bit",
-        "blocks",
-        "capacity",
-        "endpoint",
-        "held",
-        "horizon",
-        "keeps",
-        "limit",
-        "misses",
-        "number",
-        "pinned",
-        "predicted_tokens",
-        "prompt_tokens",
-        "response_blocks",
-        "retired",
-        "ring",
-        "suspect",
-        "wrong_tokens",
-    )
+    endpoint: Endpoint
+    number: int
+    bit: int = field(init=False)
+    held: dict[Segment, Holding] = field(default_factory=dict)
+    blocks: int = 0
+    response_blocks: int = 0
+    pinned: int = 0
+    capacity: int = 0
+    limit: float = 0.0
+    horizon: float = -math.inf
+    suspect: float | None = None
+    keeps: float = 1.0
+    retired: bool = False
+    prompt_tokens: float = 0.0
+    wrong_tokens: float = 0.0
+    misses: int = 0
+    ring: Holding = field(init=False)
 
-    def __init__(self, endpoint: Endpoint, number: int) -> None:
-        self.endpoint = endpoint
-        self.number = number
-        self.bit = 1 << number
-        self.held: dict[Segment, Holding] = {}
-        self.blocks = 0
-        self.response_blocks = 0
-        self.pinned = 0
-        self.capacity = 0
-        self.limit = 0.0
-        self.horizon = -math.inf
-        self.suspect: float | None = None
-        self.keeps = 1.0
-        self.retired = False
-        self.predicted_tokens = 0.0
-        self.actual_tokens = 0.0
-        self.wrong_tokens = 0.0
-        self.prompt_tokens = 0.0
-        self.misses = 0
-        self.ring = Holding(Segment(array("Q"), 0, 0))
-        self.ring.older = self.ring.newer = self.ring
+    def __post_init__(self) -> None:
+        self.bit = 1 << self.number
+        self.ring = ring = Holding(Segment(array("Q"), 0, 0))
+        ring.older = ring.newer = ring
 
     @property
     def oldest(self) -> Holding | None:
@@ -193,22 +169,21 @@ Span = tuple[Chain, int, int, list[Holding]]
 pinned."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reservation:
     """The reservation of one attempt, until it is confirmed or released."""
 
-    expected = 0
+    pod: PodMemory
+    spans: list[Span]
+    settled: bool = False
+    response: CachedResponse | None = None
+    """The pod's response that the prompt continues, if there is one."""
+    expected: int = 0
     """Blocks up to the end of the response."""
-
-    def __init__(self, pod: PodMemory, spans: list[Span]) -> None:
-        self.pod = pod
-        self.spans = spans
-        self.settled = False
-        self.response: CachedResponse | None = None
-        """The pod's response that the prompt continues, if there is one."""
 
     @property
     def chains(self) -> list[Chain]:
-        return list(map(_CHAIN, self.spans))
+        return [chain for chain, _, _, _ in self.spans]
 
     def unproven(self, forest: Forest) -> list[Holding]:
         """Return the pinned segments that no response has confirmed."""
@@ -216,9 +191,6 @@ class Reservation:
             return []
         ways = [forest.way(self.pod, chain, length) for chain, length, _, _ in self.spans]
         return [holding for way in ways for holding in way if holding.used_at is None]
-
-
-_CHAIN = itemgetter(0)
 
 
 SEGMENT_BYTES = 340
@@ -242,6 +214,7 @@ class Forest:
     def __init__(self, depths: Sequence[int]) -> None:
         """`depths` are the blocks that the first n hashes of any chain stand for."""
         self._depths = depths
+        self.depth_of: Callable[[int], int] = depths.__getitem__
         self.segments: dict[int, Segment] = {}
         self.responses: dict[int, CachedResponse] = {}
         """The latest response to each prompt, by the prompt's last hash; the pod may be retired."""

@@ -18,11 +18,11 @@ and the bit is given to another pod only after that, so no pod inherits what ano
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.prefix.feedback import WORK, Feedback, IndexEviction, Prediction, are_kept
+from proxy.prefix.feedback import WORK, IndexEviction, are_kept
 from proxy.prefix.forest import CachedResponse, Forest, Holding, PodMemory, Reservation, Span, shared
 from proxy.prefix.hashing import DEPTHS, Chain, ConversationTurn
 
@@ -57,11 +57,10 @@ class PrefixIndex:
         self._max_bytes = max_bytes
         self._forest = Forest(depths)
         self._depths = depths
-        self.depth_of: Callable[[int], int] = depths.__getitem__
+        self.depth_of = self._forest.depth_of
         """The blocks that a number of leading hashes of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
         self._upkeep = IndexEviction(self._forest, self._pods, ttl, max_bytes)
-        self._feedback = Feedback(self._forest, self._upkeep, self.depth_of)
         self.version = 0
         """Changes whenever a match could change; not for requests whose blocks are known."""
         self.is_crowded = False
@@ -179,7 +178,7 @@ class PrefixIndex:
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn from the usage of a prompt that is about to be confirmed. Return False if it proved that the pod lost
         its cache; the pod is then forgotten, including this prompt."""
-        if self._feedback.learn(reservation, prompt_tokens, cached_tokens):
+        if self._upkeep.learn(reservation, prompt_tokens, cached_tokens):
             return True
         self.lost(reservation.pod.endpoint)
         return False
@@ -187,7 +186,7 @@ class PrefixIndex:
     def forget_share(self, endpoint: Endpoint, share: float) -> None:
         """Record that only this share of the predicted hits occurred."""
         if pod := self._pods.get(endpoint):
-            self._feedback.forget_share(pod, share)
+            self._upkeep.forget_share(pod, share)
 
     def confirm(self, reservation: Reservation) -> None:
         """Record that the pod has computed the prompt and holds it."""
@@ -204,8 +203,10 @@ class PrefixIndex:
         if pod.retired or reservation.settled:
             return
         reservation.settled = True
-        if reservation.response is not None and computed:
-            self._absorb(reservation.response)
+        response = reservation.response
+        if computed and response is not None and response.holding.response is response:
+            self._forest.drop_response(response)  # It is a part of the computed prompt now.
+            self.version += 1
         for chain, length, _, way in reservation.spans:
             left = length
             for holding in way:
@@ -233,14 +234,11 @@ class PrefixIndex:
             if not self._forest.clear(WORK):
                 self._upkeep.due_at = -math.inf
 
-    def prediction(self, endpoint: Endpoint) -> Prediction:
-        """Return the predictions since the pod was first reserved or last forgotten."""
-        pod = self._pods.get(endpoint)
-        return Prediction.of(pod) if pod is not None else Prediction()
-
     def prediction_error(self, endpoint: Endpoint) -> float:
-        """See `Prediction.error`."""
-        return self.prediction(endpoint).error
+        """Return the recent mean difference of the cached tokens that were predicted and that responses reported, as a
+        share of the prompts."""
+        pod = self._pods.get(endpoint)
+        return pod.wrong_tokens / max(1.0, pod.prompt_tokens) if pod is not None else 0.0
 
     def blocks(self, endpoint: Endpoint) -> int:
         """Return the number of blocks that the pod is assumed to hold, including provisional ones."""
@@ -314,25 +312,16 @@ class PrefixIndex:
             else:
                 holding = pod.held[segment]
                 known += len(segment.hashes) if holding.used_at is not None else 0
-            self._pin(pod, holding)
+            if not holding.pins:
+                pod.pinned += holding.segment.blocks
+            holding.pins += 1
+            if holding.used_at is None and holding.pins >= self._max_siblings:
+                holding.segment.open &= ~pod.bit
+                self.is_crowded = True
             way.append(holding)
             at += len(segment.hashes)
         self._upkeep.due_at = -math.inf
         return chain, at, known, way
-
-    def _pin(self, pod: PodMemory, holding: Holding) -> None:
-        if not holding.pins:
-            pod.pinned += holding.segment.blocks
-        holding.pins += 1
-        if holding.used_at is None and holding.pins >= self._max_siblings:
-            holding.segment.open &= ~pod.bit
-            self.is_crowded = True
-
-    def _absorb(self, response: CachedResponse) -> None:
-        """Remove a response that is now a part of a computed prompt."""
-        if response.holding.response is response:
-            self._forest.drop_response(response)
-            self.version += 1
 
     def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
         """Count down the requests that wait for provisional blocks. Return True if the blocks are confirmed; without

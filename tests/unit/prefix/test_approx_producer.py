@@ -13,7 +13,7 @@ from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.prefix.feedback import MOST_ATTEMPTS, Prediction
+from proxy.prefix.feedback import MOST_ATTEMPTS
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
 
 NAME = "approx-prefix-cache-producer"
@@ -250,7 +250,7 @@ async def test_predictions_are_counted_for_engines_that_report(
 ) -> None:
     end(producer, await start(producer, ask(), pod))
     end(producer, await start(producer, ask(), pod), cached=600)
-    assert producer.index.prediction(pod) == Prediction(640, 600, 40 / 640)
+    assert producer.index.prediction_error(pod) == 40 / 640
 
 
 QUESTION = b"user\n" + b"question " * 100 + b"\n"
@@ -498,8 +498,8 @@ class TestStages:
             end(producer, computing, cached=640)
             end(producer, answering, cached=0)
         assert (await held(producer, prefill), await held(producer, decode)) == (10, 10)
-        assert producer.index.prediction(decode).predicted_tokens == 0
-        assert producer.index.prediction(prefill).predicted_tokens > 0
+        reported = {memory.endpoint: memory.prompt_tokens for memory in producer.index.memories}
+        assert reported[prefill] > reported[decode] == 0
 
     async def test_an_encode_pod_computes_no_prompt(self, producer: ApproxPrefixCacheProducer) -> None:
         decode, prefill, encode = (Endpoint(name) for name in ("decode", "prefill", "encode"))

@@ -2,7 +2,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
-from proxy.prefix.feedback import WORK, Prediction
+from proxy.prefix.feedback import WORK
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex
 
@@ -308,12 +308,12 @@ def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int
     return kept
 
 
-def test_predictions_are_kept_with_the_reports_of_the_engine(index: PrefixIndex) -> None:
+def test_predictions_are_compared_with_the_reports_of_the_engine(index: PrefixIndex) -> None:
     assert report(index, cached=0)
-    assert index.prediction(A) == Prediction(0, 0)
+    assert index.prediction_error(A) == 0
     assert report(index, cached=900)
-    assert index.prediction(A) == Prediction(1000, 900, 100 / 1950)
-    assert index.prediction(B) == Prediction(0, 0)
+    assert index.prediction_error(A) == 100 / 1950
+    assert index.prediction_error(B) == 0
 
 
 def test_a_pod_that_keeps_missing_predicted_hits_is_cleared(index: PrefixIndex) -> None:
@@ -332,13 +332,13 @@ def test_unconfirmed_blocks_are_not_predicted(index: PrefixIndex) -> None:
     for sibling in siblings:
         assert index.observe(sibling, 1000, 0)
         index.confirm(sibling)
-    assert index.prediction(A) == Prediction(0, 0)
+    assert index.prediction_error(A) == 0
 
 
 def test_predictions_weight_a_hash_by_its_blocks(index: PrefixIndex) -> None:
     hold(index, blocks(1, 96), A)
     report(index, cached=0, length=128, prompt_tokens=256 * 64)
-    assert index.prediction(A) == Prediction(128 * 64, 0, 0.5)
+    assert index.prediction_error(A) == 128 * 64 / (256 * 64)
 
 
 def test_short_prompts_prove_nothing(index: PrefixIndex) -> None:
