@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, repeat
 from operator import itemgetter
 from time import perf_counter
@@ -68,24 +67,19 @@ class Decision(NamedTuple):
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
-        return decided(result.profile, result.endpoints)
+        return cls.from_ranking(result.profile, result.endpoints)
+
+    @classmethod
+    def from_ranking(cls, profile: str, ranked: Sequence[Endpoint]) -> Decision:
+        """Return the decision for the best endpoint of a profile's ranking."""
+        return cls(ranked[0], tuple(ranked[1:]), profile)
 
     def candidates(self) -> Sequence[Endpoint]:
         """Return the target and its fallbacks."""
         return (self.target, *self.fallbacks)
 
 
-# Made of tuples of their fields, without the Python frame that their own constructors take for every pod and request.
-scored_endpoints: Callable[[Iterable[tuple[Endpoint, float]]], Iterator[ScoredEndpoint]] = partial(
-    map, tuple.__new__, repeat(ScoredEndpoint)
-)
-_decision = partial(tuple.__new__, Decision)
 _endpoint = itemgetter(0)
-
-
-def decided(profile: str, ranked: Sequence[Endpoint]) -> Decision:
-    """Return the decision for the best endpoint of a profile's ranking."""
-    return _decision((ranked[0], tuple(ranked[1:]), profile, (), (), "", ()))
 
 
 T = TypeVar("T")

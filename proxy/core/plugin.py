@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
+from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import DataKey, InferenceRequest
 
@@ -94,11 +94,6 @@ class Filter(Plugin, Protocol):
     exhausts: ClassVar[bool] = False
     """True if the removed endpoints are busy rather than unsuitable: an empty result is then a 429 instead of a 503."""
 
-    @property
-    def spares(self) -> int:
-        """Number of endpoints up to which the filter keeps all and need not run."""
-        return 0
-
     def filter(
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
     ) -> Sequence[Endpoint]: ...
@@ -126,7 +121,7 @@ class Picker(Plugin, Protocol):
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
     ) -> Sequence[Endpoint]:
         """As `pick`, for callers that need no scores: faster for pickers that create no objects for them."""
-        picked = self.pick(run, request, tuple(scored_endpoints(zip(endpoints, scores, strict=True))))
+        picked = self.pick(run, request, tuple(map(ScoredEndpoint, endpoints, scores)))
         return [endpoint for endpoint, _ in picked]
 
 

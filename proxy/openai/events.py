@@ -118,7 +118,7 @@ def usage_from(tail: bytes, path: str = "") -> Usage | None:
     usual = _USUAL(tail, at)
     if usual is not None:
         prompt, completion, cached = usual.groups()
-        return _used((int(prompt), int(completion), None if cached is None else int(cached)))
+        return Usage(int(prompt), int(completion), None if cached is None else int(cached))
     return _last(tail, at, b'"usage"', _USAGE)
 
 
@@ -165,11 +165,7 @@ def _usage(text: bytes) -> Usage | None:
         completion = _count(fields, "completion_tokens", "output_tokens")
         if prompt is None and completion is None:
             return None
-    return _used((prompt or 0, completion or 0, None if cached == _NOT_GIVEN else _cached(fields)))
-
-
-_used = partial(tuple.__new__, Usage)
-"""Builds the named tuple without the Python frame of its constructor."""
+    return Usage(prompt or 0, completion or 0, None if cached == _NOT_GIVEN else _cached(fields))
 
 
 def _cached(fields: dict[str, Any]) -> int | None:

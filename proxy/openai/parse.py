@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -115,28 +115,22 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
     read = _READERS.get(path)
     if path == GENERATE:
         limit, salt = _most_new_tokens(fields), fields.get("extra_key")
-    return _parsed(
-        (
-            model if type(model) is str and model.strip() else _model(model),
-            body,
-            EMPTY_PROMPT
-            if read is None
-            else Prompt(
-                read(fields),
-                salt if isinstance(salt, str) else "",
-                0,
-                read is _chat and len(fields["messages"]) < CONVERSATION,
-            ),
-            stream if type(stream) is bool else stream is not None and _flag(stream),
-            0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
-            None if stored is None else _text(stored, "previous_response_id"),
-            adapters,
-        )
+    return Parsed(
+        model if type(model) is str and model.strip() else _model(model),
+        body,
+        EMPTY_PROMPT
+        if read is None
+        else Prompt(
+            read(fields),
+            salt if isinstance(salt, str) else "",
+            0,
+            read is _chat and len(fields["messages"]) < CONVERSATION,
+        ),
+        stream if type(stream) is bool else stream is not None and _flag(stream),
+        0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
+        None if stored is None else _text(stored, "previous_response_id"),
+        adapters,
     )
-
-
-_parsed = partial(tuple.__new__, Parsed)
-"""Builds the named tuple without the Python frame of its constructor."""
 
 
 def _lenient(body: bytes, strict: ValueError) -> Any:

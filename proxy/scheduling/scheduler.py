@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from proxy.core.decision import Decision, DecisionRecord, ProfileResult, decided
+from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, RequestError
 from proxy.core.params import suggestion
@@ -57,7 +57,7 @@ class Scheduler:
             endpoints = tuple(endpoints)
             decision = self._discussed(request, endpoints, record)
         else:
-            decision = decided(self._only.name, self._only.order(request, endpoints, record))
+            decision = Decision.from_ranking(self._only.name, self._only.order(request, endpoints, record))
         if self._shadows:
             return decision._replace(shadows=tuple(self._shadowed(request, endpoints, record)))
         return decision
@@ -96,7 +96,7 @@ class Scheduler:
             self._faults.report(self._name, UNUSABLE, f"{error}; profile {default.name} decides")
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
             self._faults.report(self._name, RAISED, f"failed; profile {default.name} decides", error)
-        return decided(default.name, default.order(request, endpoints, record))
+        return Decision.from_ranking(default.name, default.order(request, endpoints, record))
 
     def _planned(
         self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord | None
