@@ -71,7 +71,8 @@ class Authenticator:
         for a key without this scope."""
         secret = presented_secret(headers)
         if secret is None:
-            raise Unauthorized("An API key is needed: send `Authorization: Bearer <key>`.")
+            scheme = headers.get("authorization", "").partition(" ")[0].lower()
+            raise Unauthorized(NO_KEY if scheme in ("", "bearer") else NO_SCHEME)
         identity = self._keys.find(secret, scope)
         if identity is not None:
             return identity
@@ -182,6 +183,10 @@ class Keys:
             objectives=frozenset(key.objectives),
             limits=limits or "",
         )
+
+
+NO_KEY = "An API key is needed: send `Authorization: Bearer <key>`."
+NO_SCHEME = "The Authorization header lacks the scheme Bearer: send `Authorization: Bearer <key>`."
 
 
 def presented_secret(headers: Mapping[str, str]) -> str | None:

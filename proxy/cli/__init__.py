@@ -63,6 +63,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _with_hint(error) from None
         except ConfigError as error:
             raise Misconfigured(error) from None
         except KvlaneError as error:
@@ -78,6 +80,15 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _with_hint(error: click.UsageError) -> click.UsageError:
+    """Return the error; for a file without -c, it names the option."""
+    prefix, _, rest = error.message.partition("Got unexpected extra argument (")
+    takes_file = error.ctx is not None and any(each.name == "config" for each in error.ctx.command.params)
+    if rest and not prefix and takes_file:
+        return click.UsageError(f"{error.message}; use -c {rest.removesuffix(')')}", error.ctx)
+    return error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

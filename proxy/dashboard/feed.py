@@ -32,11 +32,25 @@ PODS_AT_ONCE = 50
 
 FIELDS = (
     *("pool", "role", "state", "breaker", "doubts", "requests", "tokens", "waiting", "running", "kv"),
-    *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed", "rankOf"),
+    *(
+        "scrapedAt",
+        "stale",
+        "leaving",
+        "weight",
+        "prefill",
+        "perToken",
+        "sent",
+        "failed",
+        "rankOf",
+        "scrapeFailure",
+        "failingSince",
+    ),
 )
 """Fields of a row, in order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
 `prefill` is the learned time for a typical prompt, `perToken` for an output token, in seconds; `sent` and `failed`
-count attempts since the start. `rankOf` is the name of the pod if the row is one of its data-parallel ranks."""
+count attempts since the start. `rankOf` is the name of the pod if the row is one of its data-parallel ranks.
+`scrapeFailure` says why the last scrape failed, `failingSince` the second since when all scrapes have failed; both are
+null if the last scrape did not fail."""
 
 FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
 
@@ -76,7 +90,7 @@ class PodRows:
     def _row(self, endpoint: Endpoint, ahead: float, pace: tuple[float, float] | None) -> list[Any]:
         """Return the row of a pod. `ahead`: wall time minus monotonic time."""
         metrics, view, load = endpoint.metrics, endpoint.view, endpoint.load
-        never = math.isinf(metrics.scraped_at)
+        never, failing = math.isinf(metrics.scraped_at), self.fleet.failing_since(endpoint)
         prefill, per_token = pace or (None, None)
         attempts = self.counts(endpoint)
         sent = sum(attempts.values())
@@ -93,6 +107,8 @@ class PodRows:
             sent,
             sent - sum(attempts.get(ending, 0) for ending in FINE),
             None if endpoint.replica_name == endpoint.name else endpoint.replica_name,
+            self.fleet.scrape_failure(endpoint),
+            None if failing is None else round(failing + ahead),
         ]
 
 

@@ -37,6 +37,8 @@ class PodRecord:
     """Why a pod that responds gets no requests, and the processes that say so."""
     scrape_failure: str | None = None
     """Why the last scrape failed, if it did."""
+    failing_since: float | None = None
+    """Since when all scrapes have failed."""
     refused_at: float | None = None
     """Since when it refuses connections."""
     restarted_at: float = -math.inf

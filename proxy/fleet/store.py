@@ -202,7 +202,15 @@ class Fleet(NamedModels):
         for pod in desired:
             other = self._records.get(pod.name)
             if other and other.leave_by is None and other.source != source:
-                log.warning("pod %s of %s ignored: %s has a pod of this name", pod.name, source, other.source)
+                log.warning(
+                    "did not add pod %s of the source %s: another pod of this name %s and stays in use; rename or"
+                    " remove one of them",
+                    pod.name,
+                    source,
+                    "was added through the admin port"
+                    if other.source == OPERATOR
+                    else f"is of the source {other.source}",
+                )
             else:
                 self.add(pod, source, pool)
         self._successors.replace(unwanted, self._records.values(), self._clock.now() + self.grace)
@@ -275,6 +283,11 @@ class Fleet(NamedModels):
         record = self._record_of(endpoint)
         return record.scrape_failure if record else None
 
+    def failing_since(self, endpoint: Endpoint) -> float | None:
+        """Return since when all scrapes have failed; None if the last one did not fail."""
+        record = self._record_of(endpoint)
+        return record.failing_since if record else None
+
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
         """Return since when a request that was sent at `sent_at` is lost: the pod refuses connections or was restarted.
         None if it is not lost, as far as is known."""
@@ -289,6 +302,8 @@ class Fleet(NamedModels):
         """A scrape failed."""
         if record := self._record_of(endpoint):
             record.scrape_failure = why
+            if record.failing_since is None:
+                record.failing_since = self._clock.now()
             self._call(self.on_missed, endpoint)
 
     def reached(self, endpoint: Endpoint) -> None:
@@ -320,7 +335,7 @@ class Fleet(NamedModels):
         """The endpoint has new metrics. The metrics of a pod's ranks are published together, then reported for each."""
         record = self._record_of(endpoint)
         if record is not None and endpoint.metrics.freshness is Freshness.FRESH:
-            record.scrape_failure = None
+            record.scrape_failure = record.failing_since = None
         if record is not None and record.asleep is not any(each.metrics.sleep_level for each in record.endpoints):
             self._turn_over(record)
         self._call(self.on_changed, endpoint)

@@ -38,28 +38,28 @@ function ofRanks(ranks) {
 function troubles(pod, medians) {
   const found = [];
   const add = (tone, kind, text) => found.push({ tone, kind, text });
-  if (pod.state === "ejected") add("bad", "ejected", because("gets no requests", pod.doubts));
+  if (pod.state === "ejected") add("bad", "ejected", because("gets no requests", pod));
   else if (pod.doubts.length) add("warn", "doubts", `in doubt: ${pod.doubts.join(", ")}`);
   if (pod.breaker === "open") add("bad", "breaker", "breaker open: its last requests failed");
   else if (pod.breaker !== "closed") add("warn", "breaker", "breaker half open: it is being tried again");
   const failures = sum(pod.failures, (failure) => failure.number);
   if (failures) add("warn", "failing", `${failures} failed there in the last minute`);
-  if (pod.scrapedAt === null && pod.state !== "starting") add("warn", "stale", "says nothing of its load");
+  if (pod.scrapedAt === null && pod.state !== "starting") add("warn", "stale", `says nothing of its load${failure(pod)}`);
   else if (pod.stale && pod.state !== "starting")
-    add("warn", "stale", `silent for ${seconds(Math.max(1, Math.round(state.at - pod.scrapedAt)))}: its load is guessed`);
+    add("warn", "stale", `silent for ${seconds(Math.max(1, Math.round(state.at - pod.scrapedAt)))}: its load is guessed${failure(pod)}`);
   const slow = slowness(pod, medians);
   if (slow) add("warn", "slow", slow);
   if (pod.kv > FULL) add("warn", "full", `KV cache ${percent(pod.kv)} full: requests may be preempted`);
   if (pod.state === "draining") add("idle", "draining", pod.leaving ? "leaves when it is empty" : "drains: no new requests");
-  if (waits(pod)) add("warn", "starting", "has never responded: kvlane doctor with its URL says why");
+  if (waits(pod)) add("warn", "starting", `has never responded${failure(pod)}: kvlane doctor with its URL says why`);
   else if (pod.state === "starting") add("idle", "starting", "has not responded yet");
   return found.sort((one, other) => order(one.tone) - order(other.tone));
 }
 
-/** Whether it has been starting for longer than pods that are well do, as far as this page has seen. */
-function waits({ name, state: now }) {
+/** Whether it has been starting for longer than pods that are well do, as far as kvlane or this page has seen. */
+function waits({ name, state: now, failingSince }) {
   if (now !== "starting") startingSince.delete(name);
-  else if (!startingSince.has(name)) startingSince.set(name, state.at);
+  else if (!startingSince.has(name)) startingSince.set(name, failingSince ?? state.at);
   return state.at - startingSince.get(name) > PATIENCE;
 }
 
@@ -96,7 +96,11 @@ const times = (value, usual, least) =>
 
 const kindOf = (pod) => `${pod.pool} ${pod.role}`;
 
-const because = (what, whys) => (whys.length ? `${what}: ${whys.join(", ")}` : `${what}: it cannot be reached`);
+const because = (what, pod) => `${what}: ${pod.doubts.length ? pod.doubts.join(", ") : `it cannot be reached${failure(pod)}`}`;
+
+/** Why its scrapes fail, and for how long they have. */
+const failure = ({ scrapeFailure: why, failingSince: since }) =>
+  why ? ` (${why} for ${seconds(Math.max(1, Math.round(state.at - since)))})` : "";
 
 function median(values) {
   const sorted = values.sort((one, other) => one - other);

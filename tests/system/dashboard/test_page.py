@@ -273,6 +273,17 @@ async def test_a_pod_that_never_responds_is_a_finding(page: Page) -> None:
         await page.says("#attention-title", "1 thing to look at")
 
 
+async def test_a_pod_that_refused_connections_before_the_page_was_opened_is_a_finding_at_once(page: Page) -> None:
+    async with scene(pods=1) as made:
+        lost = made.fleet.add(PodSettings(url="http://vllm-9:8000", name="vllm-9"))
+        made.fleet.missed(lost, "connection refused")
+        await asyncio.sleep(6)  # longer than a pod that is well starts
+        await page.open(f"{made.url}/dashboard")
+        await page.says("#attention-title", "1 thing to look at")
+        await page.says("#findings", "vllm-9 has never responded")
+        assert "connection refused for" in await page.ask("document.querySelector('#findings').innerText")
+
+
 async def test_an_empty_fleet_explains_how_to_add_a_pod(page: Page) -> None:
     async with scene() as made:
         await page.open(f"{made.url}/dashboard")

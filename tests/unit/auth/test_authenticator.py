@@ -60,6 +60,20 @@ async def test_an_unknown_key_is_refused(headers: dict[str, str]) -> None:
         await new_authenticator(apiKeys=[{"name": "a", "key": "k"}]).authenticate(headers)
 
 
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "An API key is needed"),
+        ({"authorization": "Bearer "}, "An API key is needed"),
+        ({"authorization": "k"}, "The Authorization header lacks the scheme Bearer"),
+        ({"authorization": "Basic azprCg=="}, "The Authorization header lacks the scheme Bearer"),
+    ],
+)
+async def test_a_missing_scheme_is_named(headers: dict[str, str], message: str) -> None:
+    with pytest.raises(Unauthorized, match=message):
+        await new_authenticator(apiKeys=[{"name": "a", "key": "k"}]).authenticate(headers)
+
+
 async def test_a_key_has_its_scopes_only() -> None:
     keys = new_authenticator(apiKeys=[{"name": "ops", "key": "k", "scopes": ["admin"]}])
     assert (await keys.authenticate({"api-key": "k"}, "admin")).name == "ops"

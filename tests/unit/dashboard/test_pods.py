@@ -79,6 +79,22 @@ async def test_a_row_has_the_findings_of_its_pod() -> None:
     assert (row["prefill"], row["perToken"]) == (0.2, 0.01)
 
 
+async def test_a_row_says_why_and_since_when_scrapes_fail() -> None:
+    fleet = Map("a")
+    (pod,) = fleet.pods
+    for why in ("connection refused", "timeout"):
+        fleet.fleet.missed(pod, why)
+        row = (await fleet.changes())["a"]
+        assert row is not None
+        assert (row["scrapeFailure"], row["failingSince"]) == (why, 1_700_000_000)
+        fleet.clock.advance(3.0)
+    pod.publish(Metrics(scraped_at=fleet.clock.now(), freshness=Freshness.FRESH), 0)
+    fleet.fleet.refreshed(pod)
+    row = (await fleet.changes())["a"]
+    assert row is not None
+    assert (row["scrapeFailure"], row["failingSince"]) == (None, None)
+
+
 async def test_a_pod_that_was_never_reached_is_shown() -> None:
     fleet = Map("a")
     (pod,) = fleet.pods

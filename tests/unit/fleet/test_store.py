@@ -277,6 +277,16 @@ def test_reconciling_adds_updates_and_removes_the_pods_of_one_source() -> None:
     )
 
 
+def test_a_pod_whose_name_was_added_through_the_admin_port_is_not_added(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Calls().fleet
+    fleet.add(pod("a"))
+    fleet.reconcile("static", [pod("a")])
+    assert (
+        "did not add pod a of the source static: another pod of this name was added through the admin port and stays in"
+        " use; rename or remove one of them"
+    ) in caplog.text
+
+
 def test_a_pod_that_moved_keeps_its_identity() -> None:
     fleet = Calls().fleet
     fleet.reconcile("file", [PodSettings(url="http://a:1", name="a")])
@@ -303,7 +313,7 @@ def test_a_source_does_not_adopt_the_pod_of_another(caplog: pytest.LogCaptureFix
     endpoint = fleet.get("a")
     assert endpoint is not None
     assert endpoint.weight == 2.0
-    assert "static has a pod of this name" in caplog.text
+    assert "did not add pod a of the source dns: another pod of this name is of the source static" in caplog.text
 
 
 def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCaptureFixture) -> None:

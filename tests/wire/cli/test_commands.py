@@ -151,6 +151,13 @@ def test_check_reports_all_faults_and_ends_with_two(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_file_without_its_option_is_named_with_it(command: str) -> None:
+    result = run(command, "kvlane.yaml")
+    assert result.exit_code == 2
+    assert "Got unexpected extra argument (kvlane.yaml); use -c kvlane.yaml" in result.output
+
+
 def test_check_names_the_setting_of_a_file_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("no PEM")
     for name, fault in (
