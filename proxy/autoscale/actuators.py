@@ -9,8 +9,10 @@ import hmac
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +39,23 @@ CIRCUIT = 5
 
 @dataclass(slots=True)
 class _Role:
-    went_up: float | None = None
-    went_down: float | None = None
+    went_up: float = -inf
+    went_down: float = -inf
     failures: int = 0
-    not_before: float = float("-inf")
+    not_before: float = -inf
+
+    def done(self, now: float, up: bool) -> None:
+        self.failures, self.not_before = 0, -inf
+        if up:
+            self.went_up = now
+        else:
+            self.went_down = now
 
 
 @dataclass(slots=True)
 class Guard:
-    """The Actuator of the loop, in front of a Hand. An action that is not possible yet is BUSY: the loop tries
-    again."""
+    """The actuator of the loop, in front of the one that acts. An action that is not possible yet is BUSY: the loop
+    tries again."""
 
     settings: ActuatorSettings
     hand: RoleActuator
@@ -56,84 +65,81 @@ class Guard:
     random: Random
     leads: Callable[[], bool] = lambda: True
     """Whether this proxy holds the scaling lease."""
-    exists: Callable[[Path], bool] = Path.exists
-    roles: dict[str, _Role] = field(default_factory=dict)
+    roles: defaultdict[str, _Role] = field(default_factory=lambda: defaultdict(_Role))
     """Results of earlier orders by role."""
 
     async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
         if not self.leads():
             return ScalingOutcome.BUSY
-        known, current = self.roles.setdefault(role, _Role()), decision.situations[role].current
-        if self.settings.kill_file is not None and self.exists(Path(self.settings.kill_file)):
+        if self._is_stopped():
             await self.cancel(role)
             return ScalingOutcome.REFUSED
+        current = decision.situations[role].current
         count = self._step(current, *decision.bounds[role], decision.desired[role])
         if count == 0 and not self.settings.allow_zero:
             return ScalingOutcome.REFUSED
         if count == current:
             return ScalingOutcome.OK
-        if self._must_wait(known, count > current):
+        if self._must_wait(self.roles[role], count > current):
             return ScalingOutcome.BUSY
-        order = ScaleOrder(decision, role, current, count)
-        return await (self._up(known, order) if count > current else self._down(known, order))
+        if count < current:
+            return await self._down(decision, role, count)
+        await self.cancel(role)
+        return await self._act(ScaleOrder(decision, role, count))
 
     async def cancel(self, role: str) -> None:
         """Return draining pods to service, because no pod has to be removed."""
         if back := self.drains.cancel(role):
             log.info("autoscale: %s serve again, as they are needed", ", ".join(back))
-            await self._mark(back, doomed=False)
+            await self.mark(back, doomed=False)
 
-    async def spare(self, pods: list[str]) -> None:
-        """Remove the marks of pods that stay."""
-        await self._mark(pods, doomed=False)
+    async def mark(self, pods: list[str], doomed: bool) -> None:
+        """Mark the pods that should be deleted first, or remove their marks. Without the mark the platform may delete
+        another pod; the chosen pods are drained in any case. A process without the lease marks none: the leader clears
+        the marks of the previous leader."""
+        try:
+            if pods and self.leads():
+                await self.hand.mark(pods, doomed)
+        except Exception:
+            log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)
 
-    async def _up(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
-        await self.cancel(order.role)
-        return await self._act(known, order)
-
-    async def _down(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
-        before = self.drains.names(order.role)
-        victims = self.drains.start(order.role, order.count)
-        if victims != before:
-            await self._mark([one for one in before if one not in victims], doomed=False)
-            await self._mark([one for one in victims if one not in before], doomed=True)
-        if not self.drains.empty(order.role):
+    async def _down(self, decision: ScalingDecision, role: str, count: int) -> ScalingOutcome:
+        before = self.drains.names(role)
+        victims = self.drains.start(role, count)
+        await self.mark([one for one in before if one not in victims], doomed=False)
+        await self.mark([one for one in victims if one not in before], doomed=True)
+        if not self.drains.empty(role):
             return ScalingOutcome.BUSY
-        going = ScaleOrder(order.decision, order.role, order.current, order.count, tuple(victims))
-        self.drains.doom(order.role)
-        outcome = await self._act(known, going)
+        self.drains.doom(role)
+        outcome = await self._act(ScaleOrder(decision, role, count, tuple(victims)))
         if outcome is not ScalingOutcome.OK:
-            self.drains.spare(order.role)
+            self.drains.spare(role)
         return outcome
 
-    async def _act(self, known: _Role, order: ScaleOrder) -> ScalingOutcome:
+    async def _act(self, order: ScaleOrder) -> ScalingOutcome:
         if not self.leads():  # it was lost while pods were marked
             return ScalingOutcome.BUSY
+        known, decision = self.roles[order.role], order.decision
         try:
             outcome = await self.hand.scale(order)
         except Exception:
             self._failed(known)
             raise
         if outcome is ScalingOutcome.OK:
-            self._done(known, order)
+            known.done(self.clock.now(), order.count > order.current)
+            self.orders.put(order.role, order.count)
         elif outcome is ScalingOutcome.ERROR:
             self._failed(known)
-        decision = order.decision
         found = decision.recommendation
         why = ", ".join(reason.value for reason in found.result.reasons) if found else ""
         log.info(
             "autoscale: pool %s, role %s: %d -> %d: %s (decision %d%s)",
-            *(order.pool, order.role, order.current, order.count, outcome.value, decision.id, why and f": {why}"),
+            *(decision.pool, order.role, order.current, order.count, outcome.value, decision.id, why and f": {why}"),
         )
         return outcome
 
-    def _done(self, known: _Role, order: ScaleOrder) -> None:
-        known.failures, known.not_before = 0, float("-inf")
-        if order.count > order.current:
-            known.went_up = self.clock.now()
-        else:
-            known.went_down = self.clock.now()
-        self.orders.put(order.role, order.count)
+    def _is_stopped(self) -> bool:
+        return self.settings.kill_file is not None and Path(self.settings.kill_file).exists()
 
     def _failed(self, known: _Role) -> None:
         known.failures += 1
@@ -142,46 +148,36 @@ class Guard:
 
     def _must_wait(self, known: _Role, up: bool) -> bool:
         now = self.clock.now()
-        since, interval = (
-            (known.went_up, self.settings.up_interval) if up else (known.went_down, self.settings.down_interval)
+        too_soon = (
+            now - known.went_up < self.settings.up_interval
+            if up
+            else now - known.went_down < self.settings.down_interval
         )
-        return now < known.not_before or (since is not None and now - since < interval)
+        return now < known.not_before or too_soon
 
     def _step(self, current: int, low: int, high: int, desired: int) -> int:
         """Return the next size towards the desired one, within the bounds and the largest step."""
         wanted, most = min(max(desired, low), high), self.settings.max_step or desired + current
         return min(max(wanted, current - most), current + most)
 
-    async def _mark(self, pods: list[str], doomed: bool) -> None:
-        """Mark the pods that should be deleted first. Without the mark the platform may delete another pod; the chosen
-        pods are drained in any case. A process without the lease marks none: the leader clears the marks of the
-        previous leader."""
-        try:
-            if pods and self.leads():
-                await self.hand.mark(pods, doomed)
-        except Exception:
-            log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)
-
 
 @dataclass(frozen=True, slots=True)
 class ScaleOrder:
-    """An order to scale `role` from `current` replicas to `count`. `victims` are the names of the pods to remove: they
-    are empty."""
+    """An order to scale `role` to `count` replicas. `victims` are the names of the pods to remove: they are empty."""
 
     decision: ScalingDecision
     role: str
-    current: int
     count: int
     victims: tuple[str, ...] = ()
 
     @property
-    def pool(self) -> str:
-        return self.decision.pool
+    def current(self) -> int:
+        return self.decision.situations[self.role].current
 
     @property
     def key(self) -> str:
         """A key that is the same for every retry of an order of the same decision."""
-        return f"{self.pool}/{self.role}/{self.decision.id}/{self.count}"
+        return f"{self.decision.pool}/{self.role}/{self.decision.id}/{self.count}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the decision and this order, ready for JSON."""
@@ -210,19 +206,19 @@ MERGE = {"content-type": "application/merge-patch+json"}
 _BUSY, _TOO_MANY, _GONE = 409, 429, 404
 
 
+@dataclass(frozen=True, slots=True)
 class Kubernetes(RoleActuator):
     """The actuator for Kubernetes. `targets` by role: `deployment/NAME`, `statefulset/NAME`, or
     `GROUP/VERSION/RESOURCE/NAME` for any resource with a scale subresource. Needs `get` and `patch` on that, and
     `patch` on pods for the deletion cost."""
 
-    def __init__(self, targets: Mapping[str, str], timeout: float, access: ApiServer) -> None:
-        self._paths = {role: path_of(target) for role, target in targets.items()}
-        self.access = access
-        self._timeout = timeout
+    targets: Mapping[str, str]
+    timeout: float
+    access: ApiServer
 
     async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         """Execute the order. If the resource has changed since it was read, try again later."""
-        async with await open_session(self.access, self._timeout) as session:
+        async with await open_session(self.access, self.timeout) as session:
             url = await self._url(order.role)
             status, scale = await _json(session, "GET", url)
             if status != 200:
@@ -237,14 +233,14 @@ class Kubernetes(RoleActuator):
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
         patch = {"metadata": {"annotations": {DELETION_COST: DOOMED if doomed else SPARED}}}
         root = f"{self.access.url}/api/v1/namespaces/{await self._namespace()}/pods"
-        async with await open_session(self.access, self._timeout) as session:
+        async with await open_session(self.access, self.timeout) as session:
             for pod in pods:
                 status, _ = await _json(session, "PATCH", f"{root}/{pod.rpartition('/')[2]}", patch)
                 if status >= 300 and (doomed or status != _GONE):
                     log.warning("pod %s: no deletion cost, the API server responded %d", pod, status)
 
     async def _url(self, role: str) -> str:
-        group, name = self._paths[role]
+        group, name = path_of(self.targets[role])
         api, _, resource = group.rpartition("/")
         return f"{self.access.url}/apis/{api}/namespaces/{await self._namespace()}/{resource}/{name}/scale"
 
@@ -275,25 +271,25 @@ TEMPORARILY = os.EX_TEMPFAIL
 _PLACEHOLDER = re.compile(r"\{(pool|role|desired|current|victims)\}")
 
 
+@dataclass(frozen=True, slots=True)
 class Command(RoleActuator):
     """The actuator that runs a program. `{pool} {role} {desired} {current} {victims}` in an argument are replaced,
     victims separated by commas; the environment has the same values as AUTOSCALE_POOL etc., stdin the decision as JSON.
     Exit code 0 is ok, 75 (EX_TEMPFAIL) busy. A program that takes longer than `timeout` seconds is killed."""
 
-    def __init__(self, argv: Sequence[str], timeout: float) -> None:
-        self._argv = argv
-        self._timeout = timeout
+    argv: Sequence[str]
+    timeout: float
 
     async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         values = {
-            "pool": order.pool,
+            "pool": order.decision.pool,
             "role": order.role,
             "desired": str(order.count),
             "current": str(order.current),
             "victims": ",".join(order.victims),
         }
-        argv = [_PLACEHOLDER.sub(lambda found: values[found[1]], one) for one in self._argv]
-        return await run(argv, self._timeout, orjson.dumps(order.as_dict()), values)
+        argv = [_PLACEHOLDER.sub(lambda found: values[found[1]], one) for one in self.argv]
+        return await run(argv, self.timeout, orjson.dumps(order.as_dict()), values)
 
 
 async def run(
@@ -323,53 +319,46 @@ async def run(
     return ScalingOutcome.OK
 
 
+@dataclass(frozen=True, slots=True)
 class Compose(RoleActuator):
     """The actuator for docker compose. On scale-down, compose removes the container with the highest number: drain with
     `policy: highest-ordinal`. `program` precedes `compose`."""
 
-    def __init__(
-        self,
-        services: Mapping[str, str],
-        timeout: float,
-        project: str = "",
-        directory: str = "",
-        program: tuple[str, ...] = ("docker", "compose"),
-    ) -> None:
-        self._services = services
-        self._timeout = timeout
-        self._head = (
-            *program,
-            *(("-p", project) if project else ()),
-            *(("--project-directory", directory) if directory else ()),
-        )
+    services: Mapping[str, str]
+    timeout: float
+    project: str = ""
+    directory: str = ""
+    program: tuple[str, ...] = ("docker", "compose")
 
     async def scale(self, order: ScaleOrder) -> ScalingOutcome:
-        service = self._services[order.role]
-        argv = [*self._head, "up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={order.count}", service]
-        return await run(argv, self._timeout)
+        service = self.services[order.role]
+        project = ("-p", self.project) if self.project else ()
+        directory = ("--project-directory", self.directory) if self.directory else ()
+        up = ("up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={order.count}", service)
+        return await run([*self.program, *project, *directory, *up], self.timeout)
 
 
 CONFLICT = 409
 
 
+@dataclass(frozen=True, slots=True)
 class Webhook(RoleActuator):
     """The actuator that sends the order to a URL. `sent_at` in the body identifies old orders; `x-signature` is
     `sha256=` and the HMAC-SHA256 of the body in hex. Status 2xx is ok, 409 busy, other 4xx refused; any other result is
     an error."""
 
-    def __init__(self, url: str, secret: str | None, timeout: float, wall: Callable[[], float]) -> None:
-        self._url = url
-        self._secret = secret
-        self._timeout = timeout
-        self._wall = wall
+    url: str
+    secret: str | None
+    timeout: float
+    wall: Callable[[], float]
 
     async def scale(self, order: ScaleOrder) -> ScalingOutcome:
-        body = orjson.dumps({**order.as_dict(), "sent_at": self._wall()})
+        body = orjson.dumps({**order.as_dict(), "sent_at": self.wall()})
         headers = {"content-type": "application/json", "idempotency-key": order.key}
-        if self._secret is not None:
-            headers["x-signature"] = "sha256=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
+        if self.secret is not None:
+            headers["x-signature"] = "sha256=" + hmac.new(self.secret.encode(), body, hashlib.sha256).hexdigest()
         response = await outbound.fetch(
-            "POST", self._url, self._timeout, data=body, headers=headers, allow_redirects=False
+            "POST", self.url, self.timeout, data=body, headers=headers, allow_redirects=False
         )
         if 200 <= response.status < 300:
             return ScalingOutcome.OK

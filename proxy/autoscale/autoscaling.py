@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.autoscale.policy import Cause, Result
-from proxy.autoscale.settings import AutoscaleSettings
+from proxy.autoscale.settings import AutoscaleSettings, ScalingPolicy
 from proxy.autoscale.signals import SignalSource
 from proxy.cluster.settings import ReplicaSettings
 from proxy.core.ports import Clock, Random
@@ -48,13 +48,15 @@ class Autoscaling:
     ) -> None:
         self._replicas = replicas
         self._settings = settings
-        self._fleet = fleet
-        self._signals = signals
         self._catalogue = catalogue
-        self._clock = clock
-        self._random = rng
-        self._blocks = blocks
         self.lead = Leadership(clock)
+
+        def make_pool(name: str, settings: ScalingPolicy) -> ScaledPool:
+            from proxy.autoscale.scaled_pool import ScaledPool  # with its actuators, only if a pool has a policy
+
+            return ScaledPool(name, settings, fleet, signals, clock, rng, blocks, lambda: self.lead.is_ours, self._ask)
+
+        self._make_pool = make_pool
         self._tasks: Tasks | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.pools: dict[str, ScaledPool] = {}
@@ -62,7 +64,12 @@ class Autoscaling:
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start scaling; call it when the pods are known."""
-        await self.lead.start(stack, self._replicas)
+        if self._replicas.is_shared:
+            from proxy.autoscale.loop import PATIENCE
+            from proxy.cluster.redis_transport import Lease
+
+            lease = Lease(self._replicas, LEASE, LEASE_SECONDS)
+            await self.lead.share(stack, lease, LEASE_SECONDS / 3, margin=PATIENCE)
         self._tasks = await stack.enter_async_context(Tasks())
         self._apply()
 
@@ -89,10 +96,9 @@ class Autoscaling:
             *(c.desired_replicas, c.current_replicas, c.ready_replicas, c.desired_ratio, c.total_recommended),
             *(c.pressure, c.signal, c.signal_missing, c.share, c.band_satisfied, c.autoscale_reason),
             *(c.autoscale_panic, c.autoscale_valid, c.decided_at, c.draining_replicas, c.drain_ready_replicas),
+            *(c.scaling_decisions, c.actuations),
         ):
             family.clear()
-        c.scaling_decisions.clear()
-        c.actuations.clear()
         for name, pool in self.pools.items():
             for (role, direction, reason), number in pool.decisions.items():
                 c.scaling_decisions.cell(name, role, direction, reason).add(number)
@@ -113,30 +119,12 @@ class Autoscaling:
             if name in self.pools:
                 self.pools[name].settings = settings
                 continue
-            from proxy.autoscale.scaled_pool import ScaledPool  # with its actuators, only if a pool has a policy
-
-            pool = self.pools[name] = ScaledPool(
-                name,
-                settings,
-                self._fleet,
-                self._signals,
-                self._clock,
-                self._random,
-                self._blocks,
-                self._leads,
-                self._ask,
-            )
+            pool = self.pools[name] = self._make_pool(name, settings)
             self._running[name] = self._tasks.keep(partial(self._run, pool), "autoscaling", name)
-
-    def _leads(self) -> bool:
-        return self.lead.is_ours
 
     async def _ask(self, query: str) -> float:
         from proxy.autoscale.prometheus import ask
-        from proxy.autoscale.scaled_pool import no_prometheus
 
-        if self._settings.prometheus is None:
-            return await no_prometheus(query)
         return await ask(self._settings.prometheus, query)
 
     async def _run(self, pool: ScaledPool) -> None:
@@ -185,13 +173,7 @@ class Autoscaling:
             c.signal_missing.cell(pool, role, name).value = float(name in missing)
 
     def _read_shares(self, pool: str, role: str, result: Result) -> None:
-        kinds = {
-            "baseline": result.baseline_share,
-            "pressure": result.pressure_share,
-            "blended": result.blended_share,
-            "realized": result.realized_share,
-        }
-        for kind, shares in kinds.items():
+        for kind, shares in result.shares.items():
             if role in shares:
                 self._catalogue.share.cell(pool, role, kind).value = shares[role]
         if (pressure := result.pressure.get(role)) is not None:
@@ -210,7 +192,6 @@ class Leadership:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until = self._wall_until = inf
-        self._lease: Lease | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -219,20 +200,11 @@ class Leadership:
         count."""
         return self._clock.now() < self._until and self._clock.wall() < self._wall_until
 
-    async def start(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
-        if settings.is_shared:
-            from proxy.autoscale.loop import PATIENCE
-            from proxy.cluster.redis_transport import Lease
-
-            await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS), margin=PATIENCE)
-
-    async def share(
-        self, stack: AsyncExitStack, lease: Lease, every: float = LEASE_SECONDS / 3, margin: float = 0.0
-    ) -> None:
-        """Acquire and renew the lease. `margin`: seconds before the end of the lease in which no action starts, so that
-        it ends in time."""
-        self._lease, self._until = lease, -inf
-        stack.push_async_callback(self._end)
+    async def share(self, stack: AsyncExitStack, lease: Lease, every: float, margin: float = 0.0) -> None:
+        """Acquire the lease, and renew it every so many seconds. No action starts in the last `margin` seconds of the
+        lease, so that it ends in time."""
+        self._until = -inf
+        stack.push_async_callback(self._end, lease)
         tasks = await stack.enter_async_context(Tasks())
         tasks.keep(lambda: self._keep(lease, every, margin), "lease-of-the-autoscaler")
 
@@ -247,9 +219,8 @@ class Leadership:
             self._until, self._wall_until = (requested_at + held, wall + held) if taken else (-inf, -inf)
             await asyncio.sleep(every)
 
-    async def _end(self) -> None:
-        if self._lease is not None:
-            if self.is_ours:
-                await self._lease.release()
-            self._until = -inf
-            await self._lease.close()
+    async def _end(self, lease: Lease) -> None:
+        if self.is_ours:
+            await lease.release()
+        self._until = -inf
+        await lease.close()

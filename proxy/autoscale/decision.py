@@ -83,14 +83,7 @@ class ScalingDecision:
             "max": low_high[1],
             "overridden": name in self.overridden,
             "pressure": result.pressure.get(name) if result else None,
-            "share": {
-                "baseline": result.baseline_share.get(name),
-                "pressure": result.pressure_share.get(name),
-                "blended": result.blended_share.get(name),
-                "realized": result.realized_share.get(name),
-            }
-            if result
-            else None,
+            "share": {kind: shares.get(name) for kind, shares in result.shares.items()} if result else None,
             "metrics": dict(seen.metrics) if seen else {},
             "signals": dict(seen.signals) if seen else {},
             "missing": list(self.missing.get(name, ())),

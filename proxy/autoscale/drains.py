@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from proxy.autoscale.settings import DrainSettings
+from proxy.autoscale.settings import DrainPolicy, DrainSettings
 from proxy.core.ports import Clock
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ class Drains:
     settings: DrainSettings
     pods: ScaledPool
     clock: Clock
-    _since: dict[str, dict[str, float]] = field(default_factory=dict)
+    _since: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Start of the drain by role and pod."""
     _doomed: dict[str, set[str]] = field(default_factory=dict)
 
     def start(self, role: str, count: int) -> list[str]:
         """Drain the pods that are removed if `count` remain, and return their names. Other pods that this process
         drained return to service."""
-        order = drain_order(self.pods.replicas(role), role, self.settings.policy)
+        order = drain_order(self.pods.replicas(role), self.settings.policy)
         going = order[: max(len(order) - count, 0)]
         victims = [one.name for one in going]
-        known = self._since.setdefault(role, {})
+        known = self._since[role]
         self._release(role, [name for name in known if name not in victims])
         for one in going:
             if one.name not in known or not one.draining:  # it may be a new pod of an old name
@@ -45,19 +45,15 @@ class Drains:
 
     def names(self, role: str) -> list[str]:
         """Return the names of draining replicas."""
-        return list(self._since.get(role, {}))
+        return list(self._since[role])
 
     def empty(self, role: str) -> bool:
         """Return whether all draining replicas have ended their last request or exceeded the time limit."""
-        now, known = self.clock.now(), self._since.get(role, {})
-        replicas = {one.name: one for one in self.pods.replicas(role)}
-        return all(
-            name not in replicas or self._is_empty(replicas[name], now - since, role) for name, since in known.items()
-        )
+        return all(self._is_empty(one, since, role) for one, since in self._draining(role))
 
     def doom(self, role: str) -> None:
         """Note that the removal of these replicas was ordered."""
-        self._doomed[role] = set(self._since.get(role, {}))
+        self._doomed[role] = set(self._since[role])
 
     def spare(self, role: str) -> None:
         """Note that earlier removal orders are over."""
@@ -65,33 +61,35 @@ class Drains:
 
     def cancel(self, role: str) -> list[str]:
         """Return draining replicas to service; return their names."""
-        return self._release(role, list(self._since.get(role, {})))
+        return self._release(role, list(self._since[role]))
 
     def described(self, role: str) -> list[dict[str, Any]]:
         """Return the drains ready for JSON; `since` is seconds since the Unix epoch."""
-        now, wall = self.clock.now(), self.clock.wall()
-        replicas = {one.name: one for one in self.pods.replicas(role)}
+        epoch = self.clock.wall() - self.clock.now()
         return [
             {
-                "name": name,
-                "url": replicas[name].url,
-                "inflight": replicas[name].inflight,
-                "cached_blocks": replicas[name].cached_blocks,
-                "state": "drain_ready" if self._is_empty(replicas[name], now - since, role) else "draining",
-                "since": wall - (now - since),
+                "name": one.name,
+                "url": one.url,
+                "inflight": one.inflight,
+                "cached_blocks": one.cached_blocks,
+                "state": "drain_ready" if self._is_empty(one, since, role) else "draining",
+                "since": epoch + since,
             }
-            for name, since in self._since.get(role, {}).items()
-            if name in replicas
+            for one, since in self._draining(role)
         ]
 
     def forget_gone(self, role: str) -> None:
-        there = {one.name for one in self.pods.replicas(role)}
-        for name in [name for name in self._since.get(role, {}) if name not in there]:
-            del self._since[role][name]
+        self._since[role] = {one.name: since for one, since in self._draining(role)}
 
-    def _is_empty(self, replica: DrainingReplica, seconds: float, role: str) -> bool:
+    def _draining(self, role: str) -> list[tuple[DrainingReplica, float]]:
+        """Return the draining replicas that exist, with the starts of their drains."""
+        replicas = {one.name: one for one in self.pods.replicas(role)}
+        return [(replicas[name], since) for name, since in self._since[role].items() if name in replicas]
+
+    def _is_empty(self, replica: DrainingReplica, since: float, role: str) -> bool:
         if not replica.ready and not replica.draining:
             return True
+        seconds = self.clock.now() - since
         return (seconds >= SETTLES and replica.inflight <= 0) or seconds >= self.settings.patience(role)
 
     def _release(self, role: str, names: Sequence[str]) -> list[str]:
@@ -102,9 +100,6 @@ class Drains:
         return back
 
 
-Order = Literal["least-loss", "highest-ordinal", "newest"]
-
-
 @dataclass(frozen=True, slots=True)
 class DrainingReplica:
     """One replica. `cached_blocks` are counted by the prefix index, `ordinal` is the platform's number, `started` is
@@ -112,7 +107,6 @@ class DrainingReplica:
     without it."""
 
     name: str
-    role: str
     ready: bool = True
     draining: bool = False
     inflight: int = 0
@@ -123,41 +117,25 @@ class DrainingReplica:
     group: str | None = None
 
 
-def drain_order(replicas: Sequence[DrainingReplica], role: str, order: Order) -> list[DrainingReplica]:
-    """Return all replicas of the role in the order of removal. least-loss: draining replicas, replicas that are not
+def drain_order(replicas: Sequence[DrainingReplica], policy: DrainPolicy) -> list[DrainingReplica]:
+    """Return the replicas of a role in the order of removal. least-loss: draining replicas, replicas that are not
     ready, replicas that are not the last of the role in their group; then the fewest requests in flight, the fewest
     cached blocks, the youngest. highest-ordinal is the order of platforms that do not choose."""
-    left = [one for one in replicas if one.role == role]
-    if order == "highest-ordinal":
-        return sorted(left, key=lambda one: -1 if one.ordinal is None else one.ordinal, reverse=True)
-    key = _newest if order == "newest" else _least_loss
-    ordered: list[DrainingReplica] = []
+    if policy == "highest-ordinal":
+        return sorted(replicas, key=lambda one: -1 if one.ordinal is None else one.ordinal, reverse=True)
+    left, ordered = list(replicas), list[DrainingReplica]()
     while left:
         members = Counter(one.group for one in left)
-        first = min(left, key=key(members))
+
+        def loss(one: DrainingReplica, members: Counter[str | None] = members) -> tuple[Any, ...]:
+            is_last = one.group is not None and members[one.group] == 1
+            lost = (is_last, one.inflight, one.cached_blocks) if policy == "least-loss" else ()
+            return (not one.draining, one.ready, *lost, -one.started, one.name)
+
+        first = min(left, key=loss)
         left.remove(first)
         ordered.append(first)
     return ordered
-
-
-Key = Callable[[DrainingReplica], Any]
-
-
-def _newest(members: Counter[str | None]) -> Key:
-    return lambda one: (not one.draining, one.ready, -one.started, one.name)
-
-
-def _least_loss(members: Counter[str | None]) -> Key:
-    """Return the sort key. `members`: the number of remaining replicas of the role by group."""
-    return lambda one: (
-        not one.draining,
-        one.ready,
-        one.group is not None and members[one.group] == 1,
-        one.inflight,
-        one.cached_blocks,
-        -one.started,
-        one.name,
-    )
 
 
 @dataclass(slots=True)

@@ -138,6 +138,16 @@ class Result:
     def realized_share(self) -> dict[str, float]:
         return {name: count / self.total if self.total else 0.0 for name, count in self.replicas.items()}
 
+    @property
+    def shares(self) -> dict[str, Mapping[str, float]]:
+        """Return the shares of the roles by kind."""
+        return {
+            "baseline": self.baseline_share,
+            "pressure": self.pressure_share,
+            "blended": self.blended_share,
+            "realized": self.realized_share,
+        }
+
 
 def number(value: Any) -> float | None:
     """Return the value if it is a finite number, else None."""

@@ -27,8 +27,10 @@ TIMEOUT = 5.0
 """Seconds for the response to one query."""
 
 
-async def ask(settings: PrometheusSettings, query: str) -> float:
+async def ask(settings: PrometheusSettings | None, query: str) -> float:
     """Return the current value of a query. Raise QueryFailed."""
+    if settings is None:
+        raise QueryFailed("no Prometheus is configured")
     try:
         headers, trust = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"

@@ -14,7 +14,7 @@ from proxy.autoscale.drains import DrainingReplica, Drains, Orders
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop
 from proxy.autoscale.measures import Measured, RoleSamples, metrics_of, replicas_of_role, signals_of
 from proxy.autoscale.policy import RoleSituation
-from proxy.autoscale.prometheus import Ask, Queries, QueryFailed
+from proxy.autoscale.prometheus import Ask, Queries
 from proxy.autoscale.settings import ActuatorSettings, RoleSettings, ScalingPolicy
 from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, EndpointState
@@ -30,10 +30,6 @@ _ORDINAL = re.compile(r"-(\d+)$")
 Blocks = Callable[[Endpoint], int]
 
 
-async def no_prometheus(query: str) -> float:
-    raise QueryFailed("no Prometheus is configured")
-
-
 class ScaledPool:
     """The autoscaler of one pool. Its state survives reloads: it lives from the first policy of the pool to the
     last."""
@@ -47,8 +43,8 @@ class ScaledPool:
         clock: Clock,
         rng: Random,
         blocks: Blocks,
-        leads: Callable[[], bool] = lambda: True,
-        ask: Ask = no_prometheus,
+        leads: Callable[[], bool],
+        ask: Ask,
     ) -> None:
         """`blocks` returns the known prefix blocks of a pod; `leads` whether this proxy holds the scaling lease; `ask`
         evaluates queries."""
@@ -64,14 +60,14 @@ class ScaledPool:
         self._cleared: set[str] = set()
         self._queries = Queries(ask, clock)
         self._taken: dict[str, RoleSamples] = {}
-        self._guard: Guard | None = None
         self._settings = settings
         self.orders = Orders(clock)
         self.drains = Drains(settings.drain, self, clock)
         self.decisions: Counter[tuple[str, str, str]] = Counter()
         """Counts by role, direction and reason; the next attribute by role, actuator and result."""
         self.actuations: Counter[tuple[str, str, str]] = Counter()
-        self.loop = Loop(name, settings, clock, self._make_actuators(settings), patience=_patience(settings))
+        self._guard = self._make_guard(settings.actuator)
+        self.loop = Loop(name, settings, clock, self._actuators(), patience=_patience(settings))
 
     @property
     def settings(self) -> ScalingPolicy:
@@ -80,19 +76,16 @@ class ScaledPool:
 
     @settings.setter
     def settings(self, settings: ScalingPolicy) -> None:
-        same_hands = settings.actuator == self._settings.actuator
-        guard, names = self._guard, {role.name for role in settings.roles}
         for role in self._settings.roles:
-            if role.name not in names or settings.mode != "active":
+            if role.name not in settings.bounds or settings.mode != "active":
                 self.drains.cancel(role.name)
+        if settings.actuator != self._settings.actuator:
+            self._guard = self._make_guard(settings.actuator)
         self._settings, self.drains.settings = settings, settings.drain
-        actuators = self._make_actuators(settings)
-        if same_hands and guard is not None and self._guard is not None:
-            self._guard.roles = guard.roles
         for counted in (self.decisions, self.actuations):
-            for key in [key for key in counted if key[0] not in names]:
+            for key in [key for key in counted if key[0] not in settings.bounds]:
                 del counted[key]
-        self.loop.pool, self.loop.actuators, self.loop.patience = settings, actuators, _patience(settings)
+        self.loop.pool, self.loop.actuators, self.loop.patience = settings, self._actuators(), _patience(settings)
 
     def end(self) -> None:
         """End the scaling of the pool: draining pods return to service."""
@@ -138,7 +131,7 @@ class ScaledPool:
     # What drains ask and do.
 
     def replicas(self, role: str) -> Sequence[DrainingReplica]:
-        return [self._replica(name, ranks, role) for name, ranks in self._replicas(role).items()]
+        return [self._replica(name, ranks) for name, ranks in self._replicas(role).items()]
 
     def drain(self, name: str) -> None:
         for pod in self._pods_named(name):
@@ -174,11 +167,10 @@ class ScaledPool:
         """Return the pods of the fleet that belong to this replica: several if each rank has a port."""
         return {one.pod_name for one in self._wanted() if one.replica_name == replica}
 
-    def _replica(self, name: str, ranks: Sequence[Endpoint], role: str) -> DrainingReplica:
+    def _replica(self, name: str, ranks: Sequence[Endpoint]) -> DrainingReplica:
         ordinal = _ORDINAL.search(name)
         return DrainingReplica(
             name,
-            role,
             ready=bool(_ready(ranks)),
             draining=_is_draining(ranks),
             inflight=sum(rank.load.requests for rank in ranks),
@@ -209,16 +201,18 @@ class ScaledPool:
             if role in decision.situations and role not in self._cleared:
                 self._cleared.add(role)
                 going = self.drains.names(role)
-                await self._guard.spare([name for name in self._replicas(role) if name not in going])
+                await self._guard.mark([name for name in self._replicas(role) if name not in going], doomed=False)
 
-    def _make_actuators(self, settings: ScalingPolicy) -> dict[str, Actuator]:
-        self._guard = None
-        if (acting := settings.actuator) is None:
-            return {}
-        self.orders.startup = acting.startup
-        hand = hand_of(acting, self._clock)
-        self._guard = Guard(acting, hand, self.drains, self.orders, self._clock, self._random, self._leads)
-        return dict.fromkeys(acting.owned(tuple(role.name for role in settings.roles)), self._guard)
+    def _make_guard(self, settings: ActuatorSettings | None) -> Guard | None:
+        if settings is None:
+            return None
+        self.orders.startup = settings.startup
+        hand = hand_of(settings, self._clock)
+        return Guard(settings, hand, self.drains, self.orders, self._clock, self._random, self._leads)
+
+    def _actuators(self) -> dict[str, Actuator]:
+        roles = tuple(role.name for role in self._settings.roles)
+        return {} if self._guard is None else dict.fromkeys(self._guard.settings.owned(roles), self._guard)
 
     def _count(self, decision: ScalingDecision) -> None:
         found = decision.recommendation

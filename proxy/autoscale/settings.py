@@ -96,12 +96,15 @@ def path_of(target: str) -> tuple[str, str]:
     return group, name
 
 
+DrainPolicy = Literal["least-loss", "highest-ordinal", "newest"]
+
+
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
     """Draining of pods before their removal: a pod gets no new requests, and is removed when its last request has
     ended."""
 
-    policy: Literal["least-loss", "highest-ordinal", "newest"] = param(
+    policy: DrainPolicy = param(
         "least-loss", "which pods are removed first; StatefulSets and compose always use highest-ordinal"
     )
     timeout: Mapping[str, Duration] = param(

@@ -21,4 +21,4 @@ def decision(desired: int, current: int = 3, *, low: int = 1, high: int = 20, nu
 
 
 def order(count: int, current: int = 3, victims: tuple[str, ...] = ()) -> ScaleOrder:
-    return ScaleOrder(decision(count, current), "decode", current, count, victims)
+    return ScaleOrder(decision(count, current), "decode", count, victims)

@@ -50,7 +50,7 @@ class Pods:
     """Three of one role, that take requests."""
 
     def __init__(self) -> None:
-        self.all = {name: DrainingReplica(name, "decode", inflight=1 + int(name[-1])) for name in ("d-0", "d-1", "d-2")}
+        self.all = {name: DrainingReplica(name, inflight=1 + int(name[-1])) for name in ("d-0", "d-1", "d-2")}
 
     def replicas(self, role: str) -> Sequence[DrainingReplica]:
         return list(self.all.values())
@@ -99,7 +99,7 @@ async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_not
     assert await rig.to(2) is ScalingOutcome.BUSY
     assert (hand.orders, len(hand.marks)) == ([], 1)
     await rig.guard.cancel("decode")
-    await rig.guard.spare(["d-1"])
+    await rig.guard.mark(["d-1"], doomed=False)
     assert len(hand.marks) == 1, "the process that leads clears the marks of the one before"
     hand.leads = True
     assert await rig.to(4) is ScalingOutcome.OK
@@ -127,7 +127,7 @@ async def test_a_step_is_bounded_by_size_and_limits() -> None:
 async def test_the_last_replica_goes_only_if_two_settings_permit_it() -> None:
     assert await Rig().to(0, 1, low=0) is ScalingOutcome.REFUSED
     rig = Rig(allow_zero=True)
-    rig.pods.all = {"d-0": DrainingReplica("d-0", "decode")}
+    rig.pods.all = {"d-0": DrainingReplica("d-0")}
     assert await rig.to(0, 1, low=0) is ScalingOutcome.BUSY
     rig.clock.advance(1.0)
     assert await rig.to(0, 1, low=0) is ScalingOutcome.OK
@@ -155,7 +155,7 @@ async def test_a_new_pod_with_an_old_name_drains_again() -> None:
     rig.pods.end_requests("d-0")
     assert await rig.to(2) is ScalingOutcome.BUSY
     rig.clock.advance(60.0)
-    rig.pods.all["d-0"] = DrainingReplica("d-0", "decode")
+    rig.pods.all["d-0"] = DrainingReplica("d-0")
     assert await rig.to(2) is ScalingOutcome.BUSY
     assert rig.pods.draining == ["d-0"]
     rig.clock.advance(1.0)

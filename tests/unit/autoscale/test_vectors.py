@@ -95,8 +95,9 @@ def desired_for_metric(given: dict[str, Any]) -> Any:
 
 
 def drained(given: dict[str, Any]) -> Any:
-    replicas = [DrainingReplica(**one) for one in given["pods"]]
-    return [one.name for one in drain_order(replicas, given["role"], given["policy"])]
+    of_role = [one for one in given["pods"] if one["role"] == given["role"]]
+    replicas = [DrainingReplica(**{key: value for key, value in one.items() if key != "role"}) for one in of_role]
+    return [one.name for one in drain_order(replicas, given["policy"])]
 
 
 def cost(given: dict[str, Any]) -> Any:
