@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from proxy.autoscale.behavior import Behavior
 from proxy.autoscale.demand import Metric
 from proxy.autoscale.distribution import are_hindered, bounded, read_bands
 from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Coordination, Role
-from proxy.autoscale.validation import coordination_faults, role_faults
+from proxy.autoscale.validation import listed, mapped, names_of, read_coordination, read_roles
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Duration, Invalid, camel, join, param
@@ -244,7 +244,7 @@ class ScalingPolicy:
         return self.gpu_budget is None or self.gpus(replicas) <= self.gpu_budget
 
     def gpus(self, replicas: Mapping[str, int]) -> float:
-        return sum(role.gpus * replicas[role.name] for role in self.roles)
+        return sum(role.gpus * replicas.get(role.name, 0) for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +273,7 @@ def load(section: Any, path: str = PATH) -> AutoscaleSettings:
 def _faults(section: Any, path: str) -> Iterator[Problem]:
     """Return faults of combinations of values. They are found in the unparsed data, so that they are reported beside
     faults of single values."""
-    pools = section.get("pools") if isinstance(section, Mapping) else None
-    for name, pool in pools.items() if isinstance(pools, Mapping) else ():
+    for name, pool in mapped(mapped(section).get("pools")).items():
         here = join(join(path, "pools"), str(name))
         if isinstance(pool, Mapping):
             yield from _pool_faults(pool, here)
@@ -283,36 +282,33 @@ def _faults(section: Any, path: str) -> Iterator[Problem]:
 
 def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
     written = pool.get("roles")
-    listed = enumerate(written if isinstance(written, list) else ())
-    roles = {index: one for index, one in listed if isinstance(one, Mapping)}
-    yield from role_faults(written, join(path, "roles"))
-    yield from _owner_faults(pool, roles.values(), path)
-    names = [str(one.get("name")) for one in roles.values()]
-    yield from coordination_faults(pool.get("coordination"), names, join(path, "coordination"), camel)
+    yield from read_roles(written, join(path, "roles"))[1]
+    yield from _owner_faults(pool, path)
+    yield from read_coordination(pool.get("coordination"), names_of(written), join(path, "coordination"), camel)[1]
     if str(pool.get("total", "sum")).lower() == "joint":
         here = join(path, "metrics")
         if not pool.get("metrics"):
             yield Problem(here, "is required with total: joint")
         yield from _metric_faults(pool.get("metrics"), here)
         return
-    for index, role in roles.items():
-        here = f"{join(path, 'roles')}[{index}].metrics"
+    for at, role in enumerate(listed(written)):
+        if not isinstance(role, Mapping):
+            continue
+        here = f"{path}.roles[{at}].metrics"
         yield from _metric_faults(role.get("metrics"), here)
         if not role.get("metrics") and role.get("min") != role.get("max"):
             yield Problem(here, "is required where min and max differ")
         if PREFILL_LOAD in _sources(role.get("metrics")).values() and role.get("prefillRate") is None:
-            yield Problem(join(f"{join(path, 'roles')}[{index}]", "prefillRate"), f"{PREFILL_LOAD} is reckoned with it")
+            yield Problem(f"{path}.roles[{at}].prefillRate", f"{PREFILL_LOAD} is reckoned with it")
 
 
-def _owner_faults(pool: Mapping[Any, Any], roles: Collection[Mapping[Any, Any]], path: str) -> Iterator[Problem]:
+def _owner_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
     """Return faults of roles with two scalers, which would undo each other's actions."""
-    actuator, here = pool.get("actuator"), join(path, "actuator")
+    actuator, here, names = pool.get("actuator"), join(path, "actuator"), names_of(pool.get("roles"))
     if not isinstance(actuator, Mapping):
         return
-    names = [str(one.get("name")) for one in roles]
-    listed, targets = actuator.get("roles"), actuator.get("targets")
-    named = [str(one) for one in listed] if isinstance(listed, list) else []
-    aimed = [str(one) for one in targets] if isinstance(targets, Mapping) else []
+    named = [str(one) for one in listed(actuator.get("roles"))]
+    aimed = [str(one) for one in mapped(actuator.get("targets"))]
     for key, given in (("roles", named), ("targets", aimed)):
         for name in given:
             if name not in names:
@@ -320,10 +316,10 @@ def _owner_faults(pool: Mapping[Any, Any], roles: Collection[Mapping[Any, Any]],
     for name in named:
         if aimed and name not in aimed:
             yield Problem(join(here, "targets"), f"role '{name}' has none")
-    for one in roles:
-        name = str(one.get("name"))
-        if one.get("externallyOwned") is True and name in (named or aimed or names):
-            yield Problem(here, f"role '{name}' is externallyOwned: others scale it; leave it out of the actuator")
+    for one in map(mapped, listed(pool.get("roles"))):
+        if one.get("externallyOwned") is True and str(one.get("name")) in (named or aimed or names):
+            fault = f"role '{one.get('name')}' is externallyOwned: others scale it; leave it out of the actuator"
+            yield Problem(here, fault)
 
 
 def _query_faults(pool: Mapping[Any, Any], path: str, *, has_server: bool) -> Iterator[Problem]:
@@ -335,34 +331,25 @@ def _query_faults(pool: Mapping[Any, Any], path: str, *, has_server: bool) -> It
 
 
 def _all_sources(pool: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str]]:
-    roles, coordination = pool.get("roles"), pool.get("coordination")
-    listed = [(path, pool)] + [(f"{path}.roles[{index}]", one) for index, one in enumerate(_list(roles))]
-    for here, one in listed:
-        for index, source in _sources(_map(one).get("metrics")).items():
+    roles = [(f"{path}.roles[{index}]", one) for index, one in enumerate(listed(pool.get("roles")))]
+    for here, one in [(path, pool), *roles]:
+        for index, source in _sources(mapped(one).get("metrics")).items():
             yield f"{here}.metrics[{index}].source", source
-    for role, signals in _map(_map(coordination).get("signals")).items():
-        for name, signal in _map(signals).items():
-            yield f"{path}.coordination.signals.{role}.{name}.source", str(_map(signal).get("source", ""))
+    for role, signals in mapped(mapped(pool.get("coordination")).get("signals")).items():
+        for name, signal in mapped(signals).items():
+            yield f"{path}.coordination.signals.{role}.{name}.source", str(mapped(signal).get("source", ""))
 
 
 def _sources(metrics: Any) -> dict[int, str]:
     """Return the sources by the number of the metric."""
-    listed = enumerate(_list(metrics))
-    return {at: str(one.get("source") or one.get("name")) for at, one in listed if isinstance(one, Mapping)}
-
-
-def _list(written: Any) -> list[Any]:
-    return written if isinstance(written, list) else []
-
-
-def _map(written: Any) -> Mapping[Any, Any]:
-    return written if isinstance(written, Mapping) else {}
+    known = enumerate(listed(metrics))
+    return {at: str(one.get("source") or one.get("name")) for at, one in known if isinstance(one, Mapping)}
 
 
 def _metric_faults(metrics: Any, path: str) -> Iterator[Problem]:
     seen: set[str] = set()
-    for index, metric in enumerate(metrics if isinstance(metrics, list) else ()):
-        name = metric.get("name") if isinstance(metric, Mapping) else None
+    for index, metric in enumerate(listed(metrics)):
+        name = mapped(metric).get("name")
         if isinstance(name, str) and name in seen:
             yield Problem(f"{path}[{index}].name", f"'{name}' stands twice")
         elif isinstance(name, str):
@@ -392,8 +379,7 @@ def _of_roles(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     for index, role in enumerate(pool.roles):
         if "." in role.name:
             yield Problem(f"{path}.roles[{index}].name", "has a dot, which paths into the response use as a separator")
-    most = sum(role.gpus * role.max for role in pool.roles)
-    least = sum(role.gpus * role.min for role in pool.roles)
+    least, most = (pool.gpus({name: each[at] for name, each in pool.bounds.items()}) for at in (0, 1))
     budget = pool.gpu_budget
     if budget is not None and least > budget:
         yield Problem(join(path, "gpuBudget"), f"is less than what the minima take ({least:g}): the minima win")

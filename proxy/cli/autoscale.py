@@ -44,10 +44,10 @@ def evaluate(file: Path) -> None:
     the nearest one inside, and bands that contradict each other are used as far as possible. Exit code 2 if the roles
     or the total cannot be used.
     """
-    question = evaluation.question(yaml_source.read_json(_text(file), str(file)))
-    for problem in question.overlooked:
+    found, overlooked = evaluation.evaluate(yaml_source.read_json(_text(file), str(file)))
+    for problem in overlooked:
         click.secho(f"Warning: {problem}", fg="yellow", err=True)
-    click.echo(json.dumps(evaluation.result(question.evaluate()), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(evaluation.result(found), indent=2, ensure_ascii=False))
 
 
 @autoscale.command("validate")

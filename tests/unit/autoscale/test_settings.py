@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.autoscale.policy import Coordination
 from proxy.autoscale.settings import AutoscaleSettings, load, warnings
-from proxy.autoscale.validation import coordination_faults, role_faults
+from proxy.autoscale.validation import read_coordination, read_roles
 from proxy.core.errors import ConfigError
 
 POLICIES = sorted((Path(__file__).parents[3] / "config" / "autoscale").glob("*.yaml"))
@@ -184,7 +184,7 @@ def test_a_role_of_a_fixed_size_needs_no_metrics() -> None:
     )
 )
 def test_validation_never_raises(written: Any) -> None:
-    found = [*role_faults(written), *coordination_faults(written, ["decode"])]
+    found = [*read_roles(written)[1], *read_coordination(written, ["decode"])[1]]
     assert found
     assert all(problem.message for problem in found)
 

@@ -65,14 +65,14 @@ def is_number(value: Any) -> bool:
 
 
 def distribute(given: dict[str, Any]) -> Any:
-    return evaluation.result(evaluation.question(given).evaluate())
+    return evaluation.result(evaluation.evaluate(given)[0])
 
 
 def validate(given: dict[str, Any]) -> Any:
     names = [role["name"] for role in given["roles"]]
     faults = [
-        *validation.role_faults(given["roles"]),
-        *validation.coordination_faults(given["coordination"], names),
+        *validation.read_roles(given["roles"])[1],
+        *validation.read_coordination(given["coordination"], names)[1],
     ]
     return [str(fault) for fault in faults]
 
