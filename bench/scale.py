@@ -45,7 +45,7 @@ from proxy.cluster.deployment import Deployment
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.redis_transport import command
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.settings import ReplicaSettings
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
@@ -228,7 +228,7 @@ class Host:
             connect=line,
         )
         self.series = self.deployment.series
-        self.replica.join(self.deployment, INTERVAL)
+        self.replica.join(self.deployment)
         for part in ("_send_soon", "flush"):
             self._meter(self.replica._batch, part, "publish")
         self._meter(self.deployment, "_messages", "publish")

@@ -471,7 +471,7 @@ class App:
         self._process.connections.forget(endpoint)
 
     def _missed(self, endpoint: Endpoint) -> None:
-        self._observation.observer.scrape_failed(endpoint)
+        self._observation.endpoints.scrape_failed(endpoint)
 
     def _moved(self, endpoint: Endpoint) -> None:
         self._observation.endpoints.moved(endpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count, groupby
 from operator import itemgetter
@@ -206,8 +206,7 @@ class Deployment:
             try:
                 channels = self._everybody, self._channel_of(self._replica.host)
                 async with self._connect(self._settings, channels, self._received) as connection:
-                    self._start(connection)
-                    self._lost(await self._first_loss(connection))
+                    await self._use(connection)
             except StoreLost as error:
                 self._lost(error)
             except Exception as error:
@@ -216,16 +215,16 @@ class Deployment:
             pause = FIRST_PAUSE if self._clock.now() - started > LONGEST_PAUSE else min(longest, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 
-    async def _first_loss(self, connection: StoreConnection) -> StoreLost:
-        async with Tasks() as tasks:
-            parts = (
-                tasks.start(_loss(connection.lost()), "replicas: listen"),
-                tasks.start(_loss(self._send_queue(connection)), "replicas: publish"),
-                tasks.start(_loss(self._watch_echoes()), "replicas: heartbeats"),
-            )
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            loss: StoreLost = done.pop().result()
-            return loss
+    async def _use(self, connection: StoreConnection) -> None:
+        """Use a connection until it is lost."""
+        self._start(connection)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(connection.lost())
+                group.create_task(self._send_queue(connection))
+                group.create_task(self._watch_echoes())
+        except* StoreLost as errors:
+            self._lost(errors.exceptions[0])
 
     async def _send_queue(self, connection: StoreConnection) -> None:
         while True:
@@ -259,7 +258,7 @@ class Deployment:
         self._direct = None if self._gathered_for else connection
         self._replica.hello()
 
-    def _lost(self, error: StoreLost) -> None:
+    def _lost(self, error: Exception) -> None:
         if self.is_connected:
             self.series.losses.add()
             self.shares.lost()
@@ -386,11 +385,3 @@ class Deployment:
         series.disagreeing.value = sum(bool(config) and config != own for _, config in known.values())
         series.up.value = float(self.is_connected)
         series.staleness.value = self._staleness()
-
-
-async def _loss(work: Coroutine[Any, Any, None]) -> StoreLost:
-    try:
-        await work
-    except StoreLost as error:
-        return error
-    raise AssertionError("it goes on until the store is lost")

@@ -28,6 +28,7 @@ from proxy.cluster.messages import (
 )
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.questions import Questions
+from proxy.cluster.settings import INTERVAL
 from proxy.cluster.shared import OwnLoads, PeerLoads, PodNumbers, Records, Shared, SharedLimits, SharedQueue
 from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
@@ -95,18 +96,6 @@ class SharedState:
             value.receive(peer, kind, body)
         return bool(values)
 
-    def reset(self, peer: int) -> None:
-        for value in self.values:
-            value.reset(peer)
-
-    def vanished(self, peer: int) -> None:
-        for value in self.values:
-            value.vanished(peer)
-
-    def in_flight(self) -> Records:
-        for value in self.values:
-            yield from value.in_flight()
-
     def memory(self, share: float) -> Records:
         for value in self.values:
             yield from value.memory(share)
@@ -152,7 +141,8 @@ class Replica:
         is_supervisor = member_of(id) == BROKER
         self._reply_to = member_id(self.host, ALL_MEMBERS) if is_supervisor else id
         self._batch = Batch(
-            lambda batch: self._send(PacketKind.LOCAL if is_supervisor else PacketKind.NEWS, batch), self._moves
+            lambda batch: self._send(PacketKind.LOCAL if is_supervisor else PacketKind.NEWS, batch),
+            lambda: b"".join([index.collect_changes() for index in self.state.indexes]),
         )
         self._tasks = Tasks()
         self._logs = LogLimit()
@@ -189,16 +179,16 @@ class Replica:
 
     async def connect(self, sock: socket.socket) -> None:
         """Join the other workers of the host over a socket that is connected to the broker."""
-        link = Link(self.received, self._lost, self._resync, self._dropped)
+        link = Link(self.received, self._lost, lambda: self.send_state(None, ALL), self._dropped)
         self.use(link)
         await link.open(sock)
         self.start()
         self.hello()
 
-    def join(self, transport: Transport, interval: float) -> None:
+    def join(self, transport: Transport) -> None:
         """Join other hosts, as the only process of this one."""
         self.use(transport)
-        self._batch.pace(interval, PATIENCE, LATER)
+        self._batch.pace(INTERVAL, PATIENCE, LATER)
 
     def start(self) -> None:
         """Send heartbeats, and end leases."""
@@ -313,7 +303,8 @@ class Replica:
         if self.state.receive(peer.number, kind, body):
             return
         if kind is FrameKind.RESET:
-            self.state.reset(peer.number)
+            for value in self.state.values:
+                value.reset(peer.number)
         elif kind is FrameKind.REMEMBERS:
             if self._wants_memory:
                 self._wants_memory = False
@@ -326,18 +317,17 @@ class Replica:
             self._owner_receives(peer.number, kind, body)
 
     def _gone(self, peer: int) -> None:
-        self.state.vanished(peer)
+        for value in self.state.values:
+            value.vanished(peer)
         self.questions.forget(peer)
 
     def _in_flight(self, to: bytes | None) -> Records:
-        yield from self.state.in_flight()
+        for value in self.state.values:
+            yield from value.in_flight()
         if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
             yield FrameKind.REMEMBERS, b""
         if to is not None and to.startswith(self.host):
             yield from self._snapshot()
-
-    def _moves(self) -> bytes:
-        return b"".join([index.collect_changes() for index in self.state.indexes])
 
     def _send(self, say: PacketKind, body: bytes, to: bytes | None = None) -> None:
         if to is None and say is not PacketKind.LOCAL:
@@ -352,10 +342,6 @@ class Replica:
     def _send_part(self, batch: list[bytes], to: bytes | None) -> None:
         self._send(PacketKind.NEWS if to is None else PacketKind.STATE, b"".join(batch), to)
         batch.clear()
-
-    def _resync(self) -> None:
-        """Some of what this process published was lost on the way to the broker."""
-        self.send_state(None, ALL)
 
     async def _send_snapshots(self, to: bytes | None, memory: float | None) -> None:
         """Send snapshots to a receiver. All its requests meanwhile are served by one further snapshot."""

@@ -18,7 +18,7 @@ from proxy.cluster.messages import FrameKind, InvalidMessage, Packet
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import (
     Shared,
     SharedBreakers,
@@ -81,7 +81,9 @@ class SharingApp(App):
         )
         replica.publishes_memory = self._seat == 0
         self._ejections = SharedEjections(
-            lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish_local
+            lambda: shared_ejections(self.fleet),
+            lambda peer, reasons: self.fleet.peer_ejected(peer, reasons),
+            replica.publish_local,
         )
         replica.state.put(ejections=[self._ejections])
         return replica
@@ -166,9 +168,6 @@ class SharingApp(App):
         self.ledger.elsewhere(endpoint, requests, tokens, work)
         self._capacity_freed(endpoint)
 
-    def _ejected_elsewhere(self, peer: int, reasons: Mapping[str, Sequence[str]]) -> None:
-        self.fleet.peer_ejected(peer, reasons)
-
 
 def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
     """Return the ejection reasons of this process, except open breakers: each process that receives one opens its own
@@ -225,7 +224,7 @@ class Replicated(SharingApp):
             self.configurations,
             self._replica,
         )
-        self._replica.join(self._others.deployment, INTERVAL)
+        self._replica.join(self._others.deployment)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """Wait for the pods before joining, because messages about unknown pods are lost."""

@@ -35,7 +35,7 @@ from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.mirror import MirroredFleet, News
+from proxy.fleet.mirror import MirroredFleet
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import PodTlsContexts, server_context
 from proxy.polling import Polling, fleet_settings
@@ -48,8 +48,6 @@ from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.process import probe_loop_lag
 
 log = logging.getLogger(__name__)
-
-_KINDS = {News.POD: FrameKind.POD, News.METRICS: FrameKind.METRICS, News.ROLL: FrameKind.ROLL}
 
 
 class Supervisor:
@@ -107,7 +105,7 @@ class Supervisor:
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
         """The port for gateways, if it is enabled."""
-        self._replica.questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
+        self._replica.questions.handlers.update({READ_MODELS: self._polling.next_round, READ_POD: self._read_pod})
         self._authenticator: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""
         self._effective: Mapping[str, Any] = {}
@@ -248,8 +246,8 @@ class Supervisor:
     def _make_fleet(self) -> MirroredFleet:
         return MirroredFleet(
             self._clock,
-            lambda news, body: self._replica.publish(_KINDS[news], body),
-            on_missed=lambda endpoint: self._missed(endpoint),
+            lambda news, body: self._replica.publish(FrameKind(news), body),
+            on_missed=lambda endpoint: self._series.scrape_failed(endpoint),
             on_moved=lambda endpoint: self._series.moved(endpoint),
             on_restarted=lambda endpoint: self._breakers.forget(endpoint),
             on_removed=lambda endpoint: self._breakers.forget(endpoint),
@@ -298,7 +296,7 @@ class Supervisor:
     def _snapshot(self) -> Iterable[tuple[FrameKind, bytes]]:
         """Yield the records that a worker must have before it serves."""
         for news, body in self.fleet.messages():
-            yield _KINDS[news], body
+            yield FrameKind(news), body
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
                 yield FrameKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
@@ -325,9 +323,6 @@ class Supervisor:
             child.leaving.set()
             child.unlinked.set()
 
-    async def _read_models(self) -> None:
-        await self._polling.next_round()
-
     async def _read_pod(self, name: str) -> None:
         if endpoint := self.fleet.get(name):
             self._polling.read_soon(endpoint)
@@ -335,6 +330,3 @@ class Supervisor:
     def _drained(self, endpoint: Endpoint) -> None:
         if self._others is not None:
             self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
-
-    def _missed(self, endpoint: Endpoint) -> None:
-        self._series.of(endpoint).scrape_failures += 1

@@ -241,14 +241,6 @@ class Broker:
         self._on_lost(worker)
 
 
-def _nothing() -> bytes:
-    return b""
-
-
-def _drop(batch: bytes) -> None:
-    """There is no transport yet."""
-
-
 class Batch:
     """Records that are gathered for a short while, so that a busy process sends batches and not every event. A batch
     contains the result of `urgent()` and the added records; the result of `rest()`, which may wait for `later` seconds,
@@ -256,9 +248,9 @@ class Batch:
     as long where that makes it worthwhile. If too little is sent for any batch to be worthwhile, records are sent at
     once."""
 
-    def __init__(self, send: Callable[[bytes], None] = _drop, rest: Callable[[], bytes] = _nothing) -> None:
+    def __init__(self, send: Callable[[bytes], None], rest: Callable[[], bytes] = bytes) -> None:
         self.send = send
-        self.urgent: Callable[[], bytes] = _nothing
+        self.urgent: Callable[[], bytes] = bytes
         self._rest = rest
         self.pace()
         self._records: list[bytes] = []

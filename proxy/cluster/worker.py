@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 BEAT_EVERY = 1.0
 """Seconds between two heartbeats, at most: the supervisor replaces a worker without them."""
 
-_NEWS = {FrameKind.POD: News.POD, FrameKind.METRICS: News.METRICS, FrameKind.ROLL: News.ROLL}
-
 
 class Worker(SharingApp):
     """A proxy on inherited sockets. `bus` is connected to the broker. `stop` is set when the supervisor is gone."""
@@ -142,8 +140,8 @@ class Worker(SharingApp):
             await self.reload(await asyncio.to_thread(from_mapping, read_settings(packed)))
 
     def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        if kind in _NEWS:
-            self.fleet.apply(_NEWS[kind], body)
+        if kind in (FrameKind.POD, FrameKind.METRICS, FrameKind.ROLL):
+            self.fleet.apply(News(kind), body)
             if kind is FrameKind.ROLL:
                 self._knows_the_fleet.set()
         elif kind is FrameKind.STOPPING:

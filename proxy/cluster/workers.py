@@ -238,7 +238,7 @@ class Workers:
         self._sockets, self._for_gateways, self._settings = sockets, for_gateways, settings
         self._tasks.keep(self._check_for_silence, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, settings) for seat in range(len(self._sockets)))):
-            self._seat(child)
+            self._seated[child.seat] = child
         for child in list(self._seated.values()):
             if not await self._serves(child):
                 raise StartFailed(
@@ -256,7 +256,7 @@ class Workers:
                     await successor.stop(0.0)
                     return False
                 predecessor = self._seated.get(seat)
-                self._seat(successor)
+                self._seated[seat] = successor
                 if predecessor is not None and predecessor.number in self.children:
                     self._tasks.start(predecessor.stop(self._grace), f"stop of worker {seat}")
             self._settings = settings
@@ -369,9 +369,6 @@ class Workers:
             await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         return child.ready.is_set() and not child.unlinked.is_set()
 
-    def _seat(self, child: Child) -> None:
-        self._seated[child.seat] = child
-
     async def _watch(self, child: Child) -> None:
         """Start a successor as soon as a worker takes no new requests: its accept queue may hold connections."""
         await child.leaving.wait()
@@ -396,7 +393,7 @@ class Workers:
                 if self._is_stopping or child.seat in self._seated:
                     return
                 try:
-                    self._seat(await self._spawn(child.seat, self._settings))
+                    self._seated[child.seat] = await self._spawn(child.seat, self._settings)
                 except OSError as error:
                     pause = LONGEST_PAUSE
                     log.error("failed to start a worker; trying again in %.1f s: %s", pause, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
+from enum import IntEnum
 from typing import Any
 
 import orjson
@@ -17,17 +17,18 @@ from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet
 
 
-class News(Enum):
-    """The kinds of messages of an origin. A message has the whole state of its subject, so repeating one is harmless.
+class News(IntEnum):
+    """The kinds of messages of an origin, with their numbers in `cluster.messages.FrameKind`. A message has the whole
+    state of its subject, so repeating one is harmless.
 
     POD      settings and state of a pod
     METRICS  the last scrape of an endpoint
     ROLL     the names of all pods; any other one is gone
     """
 
-    POD = "pod"
-    METRICS = "metrics"
-    ROLL = "roll"
+    POD = 1
+    METRICS = 2
+    ROLL = 3
 
 
 Publish = Callable[[News, bytes], None]

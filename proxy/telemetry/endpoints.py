@@ -70,6 +70,10 @@ class EndpointSeries:
         """Count a change of a pod's state."""
         self.of(endpoint).transitions[endpoint.state.value] += 1
 
+    def scrape_failed(self, endpoint: Endpoint) -> None:
+        """Count a failed scrape of a pod."""
+        self.of(endpoint).scrape_failures += 1
+
     def check_failed(self, endpoint: Endpoint, kind: str) -> None:
         """Count a failed health check of this kind."""
         self.of(endpoint).check_failures[kind] += 1

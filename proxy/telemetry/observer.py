@@ -324,9 +324,6 @@ class Observer(Listener):
         sooner = "shadow" if seconds > 0.0 else "live" if seconds < 0.0 else "neither"
         self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
 
-    def scrape_failed(self, endpoint: Endpoint) -> None:
-        self._endpoints.of(endpoint).scrape_failures += 1
-
     async def run(self) -> None:
         """Count and log events at intervals, until cancelled."""
         while True:

@@ -18,7 +18,7 @@ from proxy.cluster.membership import member_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import TURN, Who
 from proxy.cluster.transport import Broker
 from proxy.core.ports import SystemClock
@@ -50,7 +50,7 @@ class Proxy(Member):
             wanted, SystemClock(), random.Random(1), Catalogue("test"), self.replica, lambda: self.config
         )
         self.series = self.deployment.series
-        self.replica.join(self.deployment, INTERVAL)
+        self.replica.join(self.deployment)
 
     @property
     def knows(self) -> int:

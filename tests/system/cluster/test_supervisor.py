@@ -168,7 +168,7 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
     process = await asyncio.create_subprocess_exec("sleep", "600")
     child = Child(1, 0, process, clock.now())
     child.ready.set()
-    them._seat(child)
+    them._seated[0] = child
     clock.advance(60.0)
     them.check(late=59.0)
     assert them.serving == 1

@@ -12,7 +12,7 @@ import pytest
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
 from proxy.cluster.replica import BEATS
-from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.settings import ReplicaSettings
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.virtual import VirtualLoop
 from tests.wire.cluster.test_bus import Member
@@ -86,7 +86,7 @@ class Host(Member):
         self.deployment = Deployment(
             wanted, loop, rng, Catalogue("test"), self.replica, lambda: "a", connect=store.line
         )
-        self.replica.join(self.deployment, INTERVAL)
+        self.replica.join(self.deployment)
 
 
 def seconds_until_right(seed: int, lease: float, upset: Callable[[MemoryStore, float], Awaitable[Any]]) -> float:

@@ -92,8 +92,8 @@ async def test_a_kept_task_that_returns_or_is_cancelled_has_ended() -> None:
 
 
 def test_no_endless_coroutine_of_the_program_is_started_without_the_keeper() -> None:
-    """`Tasks.start(f(), …)` and `create_task(f())` are for work that ends. A TaskGroup may have endless work, and so
-    may the parts of a connection to the store: their failure is that of the task around them, which is kept."""
+    """`Tasks.start(f(), …)` and `create_task(f())` are for work that ends. A TaskGroup may have endless work: its
+    failure is that of the task around it, which is kept."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")) if "sim" not in path.parts}
     endless = {name for tree in trees.values() for name in _endless(tree)}
     assert {"probe_loop_lag", "_reap", "reload_on_signal", "_discover"} <= endless  # the search finds them
@@ -101,12 +101,10 @@ def test_no_endless_coroutine_of_the_program_is_started_without_the_keeper() -> 
         f"{path.relative_to(PACKAGE)}:{call.lineno}: {name}()"
         for path, tree in trees.items()
         for call, name in _started(tree)
-        if name in endless and name not in PARTS_OF_A_KEPT_TASK
+        if name in endless
     ]
     assert not bare, "start these with Tasks.keep"
 
-
-PARTS_OF_A_KEPT_TASK = {"_send_queue", "_watch_echoes"}
 
 AMBIGUOUS = {"_look", "run", "watch"}
 """Functions that are not endless have these names too."""

@@ -18,7 +18,7 @@ def test_a_pod_shows_its_scrape_load_and_state() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a", waiting=3, running=7, kv_usage=0.25)
     endpoint.charge(4, 900)
-    world.observer.scrape_failed(endpoint)
+    world.series.scrape_failed(endpoint)
     world.clock.advance(2.5)
     seen = world.scrape()
     assert seen["kvlane_endpoint_waiting_requests"] == {("pod-a",): 3}

@@ -13,7 +13,7 @@ import pytest
 from proxy.cluster.membership import member_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
-from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.replica import ALL, Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedSessions
 from proxy.cluster.transport import Broker, Link
 from proxy.core.endpoint import Endpoint
@@ -286,7 +286,7 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
-    link = Link(lambda _: None, lambda: None, member.replica._resync, member.dropped, 100_000)
+    link = Link(lambda _: None, lambda: None, lambda: member.replica.send_state(None, ALL), member.dropped, 100_000)
     await link.open(ours)
     member.replica.use(link)
     theirs.setblocking(False)
