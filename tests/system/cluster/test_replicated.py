@@ -315,14 +315,14 @@ async def test_readiness_stays_and_its_details_name_the_lost_store(site: Site, l
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ({"store": "http://x"}, "store is 'none' or a URL"),
+        ({"store": "http://x"}, "store: must be 'none' or a URL"),
         ({"store": "redis://:secret@x"}, "password in it"),
         ({"store": "redis+sentinel://x:1"}, "names no service"),
         ({"store": "redis+sentinel://x:1,y:z/chat"}, "'y:z' is no HOST:PORT"),
         ({"store": "redis+cluster://x:1,:2"}, "names no host"),
         ({"store": "redis://x:66000"}, "is no HOST:PORT"),
         ({"store": "redis://x", "sentinel_password": "p"}, "are for redis\\+sentinel"),
-        ({"store": "redis://x", "prefix": ""}, "prefix is empty"),
+        ({"store": "redis://x", "prefix": ""}, "prefix: is empty"),
     ],
 )
 def test_an_invalid_store_is_refused(given: dict[str, Any], fault: str) -> None:
