@@ -61,10 +61,6 @@ ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Figure -> title and format."""
 
 
-def fared(outcomes: Sequence[SimulationOutcome], objectives: ReplayObjectives) -> list[RequestResult]:
-    return [_fared(one, objectives) for one in outcomes]
-
-
 def figures(
     found: Sequence[RequestResult], gauges: Gauges | None = None, preemptions: float = math.nan
 ) -> dict[str, float]:
@@ -103,13 +99,17 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
 
-def _fared(one: SimulationOutcome, objectives: ReplayObjectives) -> RequestResult:
-    """Return the times of one request; the first token of a non-streamed response arrives with the last one."""
-    job = one.job
-    if one.first_token is None or one.ended is None:
-        return RequestResult(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
-    first = (one.first_token if job.params.stream else one.ended) - job.arrival
-    return _of(job, first, one.ended - job.arrival, one.cached_tokens, objectives)
+def fared(outcomes: Sequence[SimulationOutcome], objectives: ReplayObjectives) -> list[RequestResult]:
+    """Return the times of requests; the first token of a non-streamed response arrives with the last one."""
+    found = []
+    for one in outcomes:
+        job = one.job
+        if one.first_token is None or one.ended is None:
+            found.append(RequestResult(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0))
+        else:
+            first = (one.first_token if job.params.stream else one.ended) - job.arrival
+            found.append(_of(job, first, one.ended - job.arrival, one.cached_tokens, objectives))
+    return found
 
 
 def _of(job: Job, ttft: float, e2e: float, cached_tokens: int, objectives: ReplayObjectives) -> RequestResult:

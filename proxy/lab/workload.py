@@ -74,10 +74,6 @@ class Job:
     scale: float = 1.0
     params: RequestParams = DEFAULT_PARAMS
 
-    @property
-    def text_length(self) -> int:
-        return self.text_tokens or self.prompt_tokens
-
     def ends_of(self, pieces: int) -> Sequence[int]:
         """Return the ends of the first pieces, in tokens of text."""
         return self.ends[:pieces] if self.ends else range(CHUNK, (pieces + 1) * CHUNK, CHUNK)
@@ -189,8 +185,12 @@ def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
 def prompt_text(job: Job) -> bytes:
     """Return the text of the prompt, four characters per token; the same id is the same text in all prompts."""
     ends = (0, *job.ends_of(len(job.ids)))
-    pieces = [_piece_text(one, end - start) for one, (start, end) in zip(job.ids, pairwise(ends), strict=True)]
-    return b"".join(pieces)[: job.text_length * BYTES_PER_TOKEN]
+    text = bytearray()
+    for identity, (start, end) in zip(job.ids, pairwise(ends), strict=True):
+        size = (end - start) * BYTES_PER_TOKEN
+        digest = xxh3_128_hexdigest(identity.to_bytes(8, "little", signed=True)).encode()
+        text += (digest * -(-size // len(digest)))[:size]
+    return bytes(text[: (job.text_tokens or job.prompt_tokens) * BYTES_PER_TOKEN])
 
 
 def request_body(job: Job, model: str) -> bytes:
@@ -227,8 +227,3 @@ def _blocks(job: Job, nodes: Sequence[int], whole: int, block_size: int) -> Part
             found.append((node, blocks - start))
             start = blocks
     return tuple(found)
-
-
-def _piece_text(identity: int, tokens: int) -> bytes:
-    size = tokens * BYTES_PER_TOKEN
-    return (xxh3_128_hexdigest(identity.to_bytes(8, "little", signed=True)).encode() * -(-size // 32))[:size]

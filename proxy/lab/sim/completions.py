@@ -217,9 +217,11 @@ class ChatChunks(ChunkWriter):
             self._opened_choices.add(index)
             self._open_choice(index, output)
         if output.text or output.finish:
+            text = output.text.decode()
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if self._tool else {"content": text}
             choice = {
                 "index": index,
-                "delta": self._delta(output.text.decode()) if output.text else {},
+                "delta": delta if text else {},
                 "logprobs": None,
                 "finish_reason": _finish_reason(output.finish, self._tool),
                 "token_ids": None,
@@ -227,9 +229,6 @@ class ChatChunks(ChunkWriter):
             if output.finish:
                 choice["stop_reason"] = output.sequence.stop_reason
             self.write(choice, output)
-
-    def _delta(self, text: str) -> Json:
-        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if self._tool else {"content": text}
 
     def _open_choice(self, index: int, output: Output) -> None:
         deltas: list[Json] = [{"role": "assistant", "content": ""}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -96,14 +97,9 @@ def parse(content_type: str, raw: bytes) -> Json:
 
 
 def _decode(raw: bytes) -> object:
-    try:
+    """Decode JSON. The engine's own parser accepts NaN and reports the position of an error."""
+    with suppress(orjson.JSONDecodeError):
         return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return _decode_leniently(raw)
-
-
-def _decode_leniently(raw: bytes) -> object:
-    """Decode JSON as the engine's own parser does, which accepts NaN and reports the position of an error."""
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:

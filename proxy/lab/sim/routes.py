@@ -79,7 +79,8 @@ def _recording(service: SimService) -> Callable[..., Awaitable[web.StreamRespons
 def _record(request: web.Request, now: float) -> RequestRecord:
     headers: dict[str, str] = {}
     for name, value in request.headers.items():
-        key, text = name.lower(), _readable(value)
+        key = name.lower()
+        text = value.encode(errors="replace").decode()  # JSON accepts no surrogates, as which other bytes arrive
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return RequestRecord(headers.get("x-request-id") or uuid4().hex[:16], request.method, request.path, headers, now)
 
@@ -178,8 +179,3 @@ async def _error_first(request: SimRequest) -> web.StreamResponse:
 
 def _is_unrecorded(path: str) -> bool:
     return path in UNRECORDED or path.startswith("/admin/")
-
-
-def _readable(value: str) -> str:
-    """Replace bytes that are not UTF-8, which arrive as surrogates: JSON does not accept them."""
-    return value.encode(errors="replace").decode()
