@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import NamedTuple
 
-from prometheus_client import Histogram, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.engine import EngineStats, SimEngine
+from proxy.lab.sim.engine import SimEngine
 from proxy.lab.sim.sequence import Finish
-
-Samples = Iterable[tuple[Mapping[str, object], float]]
-"""Labels and value of each."""
 
 FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": Finish.ERROR}
 """Finish reasons that are counted. Aborts are not among them: the engine's own counter stays at 0."""
@@ -29,121 +26,84 @@ RENAMED = {
 }
 """Names of metrics in engines before 0.10."""
 
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
-GAUGES: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
-    {
-        "vllm:num_requests_running": lambda engine: len(engine.running),
-        "vllm:num_requests_waiting": lambda engine: engine.waiting_requests,
-        "vllm:kv_cache_usage_perc": lambda engine: engine.kv_usage,
-    }
-)
 
-COUNTERS: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
-    {
-        "vllm:prefix_cache_queries_total": lambda engine: engine.stats.queried_tokens,
-        "vllm:prefix_cache_hits_total": lambda engine: engine.stats.hit_tokens,
-        "vllm:external_prefix_cache_hits_total": lambda engine: engine.stats.external_tokens,
-        "vllm:num_preemptions_total": lambda engine: engine.stats.preemptions,
-        "vllm:prompt_tokens_total": lambda engine: engine.stats.prompt_tokens,
-        "vllm:generation_tokens_total": lambda engine: engine.stats.generation_tokens,
-    }
-)
+class PodSample(NamedTuple):
+    """A sample of the metric `name`; `suffix` distinguishes the samples of a histogram."""
 
-TRANSFER_COUNTERS: Mapping[str, Callable[[SimEngine], float]] = MappingProxyType(
-    {
-        "vllm:nixl_num_failed_transfers_total": lambda engine: engine.stats.failed_transfers,
-        "vllm:nixl_num_kv_expired_reqs_total": lambda engine: engine.stats.expired_transfers,
-        "sim:transfers_total": lambda engine: engine.stats.transfers,
-        "sim:transferred_tokens_total": lambda engine: engine.stats.transferred_tokens,
-        "sim:transfer_seconds_total": lambda engine: engine.stats.transfer_seconds,
-    }
-)
+    kind: str
+    name: str
+    labels: Mapping[str, object]
+    value: float
+    suffix: str = ""
 
 
 def expose(engines: Sequence[SimEngine], wall: float, started_at: float) -> str:
-    """Return the metrics of a pod, with the label `engine` for its ranks, as vLLM does. `wall` and
-    `started_at` are seconds since the epoch."""
-    return generate_latest(_Exposition(engines, wall, started_at)).decode()
+    """Return the metrics of a pod. `wall` and `started_at` are seconds since the epoch."""
+    config = engines[0].config
+    samples = [PodSample(GAUGE, "process_start_time_seconds", {}, started_at)]
+    for rank, engine in enumerate(engines):
+        samples += _of_rank(engine, {"engine": rank, "model_name": config.model})
+        samples.append(PodSample(GAUGE, "vllm:cache_config_info", _cache_config(config, rank), 1.0))
+    if config.lora_adapters:
+        adapters = {tuple(_adapters(engine).items()) for engine in engines}
+        samples += [PodSample(GAUGE, "vllm:lora_requests_info", dict(labels), wall) for labels in adapters]
+    return generate_latest(_Exposition(samples, RENAMED if config.old_metric_names else {})).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class _Exposition(Collector):
-    engines: Sequence[SimEngine]
-    wall: float
-    started_at: float
+    samples: Iterable[PodSample]
+    renamed: Mapping[str, str]
 
-    def collect(self) -> Iterator[Metric]:
-        config, ranks = self.engines[0].config, range(len(self.engines))
-        yield _metric("process_start_time_seconds", "gauge", [({}, self.started_at)])
-        yield from self._families("gauge", GAUGES)
-        yield self._of_ranks("vllm:engine_sleep_state", "gauge", _sleep_states)
-        yield from self._families("counter", COUNTERS)
-        yield self._of_ranks("vllm:prompt_tokens_by_source_total", "counter", _sources)
-        if config.connector:
-            yield from self._families("counter", TRANSFER_COUNTERS)
-            yield from self._families("gauge", {"sim:kept_blocks": lambda engine: engine.kept_blocks})
-        yield self._of_ranks("vllm:request_success_total", "counter", _finished)
-        yield self._histogram(lambda stats: stats.first_token)
-        yield self._histogram(lambda stats: stats.end_to_end)
-        yield _metric("vllm:cache_config_info", "gauge", [(_cache_config(config, rank), 1.0) for rank in ranks])
-        if config.lora_adapters:
-            adapters = {tuple(_adapters(engine).items()) for engine in self.engines}
-            yield _metric("vllm:lora_requests_info", "gauge", [(dict(labels), self.wall) for labels in adapters])
-
-    def _families(self, kind: str, values: Mapping[str, Callable[[SimEngine], float]]) -> Iterator[Metric]:
-        renamed = RENAMED if self.engines[0].config.old_metric_names else {}
-        for name, value in values.items():
-            samples = [(labels, value(engine)) for labels, engine in self._ranks()]
-            yield _metric(renamed.get(name, name), kind, samples)
-
-    def _of_ranks(self, name: str, kind: str, samples: Callable[[SimEngine], Samples]) -> Metric:
-        found = [({**labels, **extra}, value) for labels, engine in self._ranks() for extra, value in samples(engine)]
-        return _metric(name, kind, found)
-
-    def _histogram(self, histogram: Callable[[EngineStats], Histogram]) -> Metric:
-        found = [(labels, next(iter(histogram(engine.stats).collect()))) for labels, engine in self._ranks()]
-        metric = Metric(found[0][1].name, found[0][1].documentation, "histogram")
-        for labels, own in found:
-            for sample in own.samples:
-                if not sample.name.endswith("_created"):
-                    metric.add_sample(sample.name, _texts(labels | sample.labels), sample.value)
-        return metric
-
-    def _ranks(self) -> Iterator[tuple[dict[str, object], SimEngine]]:
-        """Yield the engine of each data-parallel rank, with the labels of its series."""
-        for rank, engine in enumerate(self.engines):
-            yield {"engine": rank, "model_name": engine.config.model}, engine
+    def collect(self) -> Iterable[Metric]:
+        metrics: dict[str, Metric] = {}
+        for kind, known_name, labels, value, suffix in self.samples:
+            name = self.renamed.get(known_name, known_name)
+            if name not in metrics:
+                documentation = f"{name.removeprefix('vllm:').replace('_', ' ')}."
+                metrics[name] = Metric(name.removesuffix("_total"), documentation, kind)
+            metrics[name].add_sample(name + suffix, {key: str(text) for key, text in labels.items()}, value)
+        return metrics.values()
 
 
-def _metric(name: str, kind: str, samples: Samples) -> Metric:
-    documentation = name.removeprefix("vllm:").replace("_", " ")
-    metric = Metric(name.removesuffix("_total"), f"{documentation}.", kind)
-    for labels, value in samples:
-        metric.add_sample(name, _texts(labels), value)
-    return metric
-
-
-def _texts(labels: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in labels.items()}
-
-
-def _sources(engine: SimEngine) -> Samples:
+def _of_rank(engine: SimEngine, rank: dict[str, object]) -> Iterator[PodSample]:
+    """Yield the samples of one data-parallel rank, with its labels."""
     stats = engine.stats
-    tokens = {
+    yield PodSample(GAUGE, "vllm:num_requests_running", rank, len(engine.running))
+    yield PodSample(GAUGE, "vllm:num_requests_waiting", rank, engine.waiting_requests)
+    yield PodSample(GAUGE, "vllm:kv_cache_usage_perc", rank, engine.kv_usage)
+    for level, state in enumerate(SLEEP_STATES):
+        yield PodSample(GAUGE, "vllm:engine_sleep_state", {**rank, "sleep_state": state}, engine.sleep_level == level)
+    yield PodSample(COUNTER, "vllm:prefix_cache_queries_total", rank, stats.queried_tokens)
+    yield PodSample(COUNTER, "vllm:prefix_cache_hits_total", rank, stats.hit_tokens)
+    yield PodSample(COUNTER, "vllm:external_prefix_cache_hits_total", rank, stats.external_tokens)
+    yield PodSample(COUNTER, "vllm:num_preemptions_total", rank, stats.preemptions)
+    yield PodSample(COUNTER, "vllm:prompt_tokens_total", rank, stats.prompt_tokens)
+    yield PodSample(COUNTER, "vllm:generation_tokens_total", rank, stats.generation_tokens)
+    for source, tokens in {
         "local_compute": stats.prompt_tokens - stats.hit_tokens - stats.external_tokens,
         "local_cache_hit": stats.hit_tokens,
         "external_kv_transfer": stats.external_tokens,
-    }
-    return [({"source": source}, max(0, count)) for source, count in tokens.items()]
-
-
-def _finished(engine: SimEngine) -> Samples:
+    }.items():
+        yield PodSample(COUNTER, "vllm:prompt_tokens_by_source_total", {**rank, "source": source}, max(0, tokens))
+    if engine.config.connector:
+        yield PodSample(COUNTER, "vllm:nixl_num_failed_transfers_total", rank, stats.failed_transfers)
+        yield PodSample(COUNTER, "vllm:nixl_num_kv_expired_reqs_total", rank, stats.expired_transfers)
+        yield PodSample(COUNTER, "sim:transfers_total", rank, stats.transfers)
+        yield PodSample(COUNTER, "sim:transferred_tokens_total", rank, stats.transferred_tokens)
+        yield PodSample(COUNTER, "sim:transfer_seconds_total", rank, stats.transfer_seconds)
+        yield PodSample(GAUGE, "sim:kept_blocks", rank, engine.kept_blocks)
     for reason, finish in FINISHED_REASONS.items():
-        yield {"finished_reason": reason}, engine.stats.finished[finish] if finish else 0
-
-
-def _sleep_states(engine: SimEngine) -> Samples:
-    return [({"sleep_state": state}, engine.sleep_level == level) for level, state in enumerate(SLEEP_STATES)]
+        finished = stats.finished[finish] if finish else 0
+        yield PodSample(COUNTER, "vllm:request_success_total", {**rank, "finished_reason": reason}, finished)
+    for histogram in (stats.first_token, stats.end_to_end):
+        for metric in histogram.collect():
+            for name, labels, value, *_ in metric.samples:
+                if not name.endswith("_created"):
+                    suffix = name.removeprefix(metric.name)
+                    yield PodSample(HISTOGRAM, metric.name, {**rank, **labels}, value, suffix)
 
 
 def _cache_config(config: SimConfig, rank: int) -> Mapping[str, object]:
