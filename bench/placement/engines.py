@@ -14,7 +14,6 @@ from bench.placement.foreign import ForeignEngine
 from bench.placement.ticking import TickingEngine
 from proxy.lab.engine import CountedRequest, CountingEngine
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Engine
 
 
 class Foreign(Protocol):
@@ -23,11 +22,11 @@ class Foreign(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`foresee(engine, newcomer, now, before)`: when a request that came now would have its first token, infinite if
-    not `before` some time, and how many of its tokens would be cached. `is_sated(engine)`: it has all the work that it
-    can do at a time."""
+    """`make(config)`: an engine with what a `VirtualPod` uses of a `CountingEngine`. `foresee(engine, newcomer, now,
+    before)`: when a request that came now would have its first token, infinite if not `before` some time, and how many
+    of its tokens would be cached. `is_sated(engine)`: it has all the work that it can do at a time."""
 
-    make: Callable[[SimConfig], Engine]
+    make: Callable[[SimConfig], Any]
     foresee: Callable[[Any, CountedRequest, float, float], tuple[float, int]]
     is_sated: Callable[[Any], bool] = attrgetter("waiting")
 

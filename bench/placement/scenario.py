@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.placement.engines import ENGINES
+from bench.placement.engines import ENGINES, VLLM
 from bench.placement.pods import VirtualPod, virtual_fleet
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE, Hardware
@@ -44,8 +44,7 @@ class Scenario:
 
     def fleet(self, seed: int = 0) -> list[VirtualPod]:
         """New pods, with nothing in their memory."""
-        model = ENGINES[self.engine]
-        return virtual_fleet(self.configs(seed), model)
+        return virtual_fleet(self.configs(seed), ENGINES[self.engine])
 
     @property
     def context_length(self) -> int:
@@ -53,8 +52,9 @@ class Scenario:
         return min(config.context_length for config in self.configs())
 
     def _config(self, hardware: Hardware) -> SimConfig:
+        lockstep = self.lockstep and ENGINES[self.engine] is VLLM  # the other engines have no steps
         config = hardware.equip(
-            SimConfig(block_size=BLOCK, noise=self.noise, data_parallel_size=self.ranks, lockstep=self.lockstep)
+            SimConfig(block_size=BLOCK, noise=self.noise, data_parallel_size=self.ranks, lockstep=lockstep)
         )
         return replace(config, num_gpu_blocks=self.kv_tokens // BLOCK) if self.kv_tokens else config
 

@@ -8,47 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from proxy.core.attempt import Stage
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.core.ports import ManualClock
-from proxy.lab.cache import ChunkPool
 from proxy.lab.engine import CountedRequest, CountingEngine, EngineEvent, LockstepGroup
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.engine import SEEDS_APART
 from proxy.lab.workload import Job, blocks_with_response, prompt_blocks
-
-
-class Engine(Protocol):
-    """The engine of a pod, or of one of its data-parallel ranks; see `CountingEngine`."""
-
-    config: SimConfig
-    until: float
-    preemptions: int
-
-    @property
-    def pool(self) -> ChunkPool: ...
-    @property
-    def waiting(self) -> Sequence[CountedRequest]: ...
-    @property
-    def running(self) -> Sequence[CountedRequest]: ...
-    @property
-    def fetching(self) -> int: ...
-    @property
-    def prefilled_tokens(self) -> int: ...
-    @property
-    def queried_tokens(self) -> int: ...
-    @property
-    def hit_tokens(self) -> int: ...
-    @property
-    def busy(self) -> bool: ...
-    def submit(self, sequence: CountedRequest, now: float) -> None: ...
-    def let_go(self, sequence: CountedRequest, now: float) -> None: ...
-    def finish(self) -> list[EngineEvent]: ...
-    def kv_usage(self, now: float) -> float: ...
-    def generated_tokens(self, now: float) -> int: ...
-
 
 EPOCH = 1_700_000_000.0
 """The wall clock at the start of a simulation."""
@@ -63,7 +31,7 @@ class VirtualPod:
         self,
         index: int,
         config: SimConfig,
-        make: Callable[[SimConfig], Engine] = CountingEngine,
+        make: Callable[[SimConfig], CountingEngine] = CountingEngine,
         *,
         pod: int | None = None,
         rank: int | None = None,
@@ -73,7 +41,7 @@ class VirtualPod:
         self.pod = index if pod is None else pod
         self.rank = rank
         self.engine = make(config)
-        self.stepper: Engine | LockstepGroup = self.engine
+        self.stepper: CountingEngine | LockstepGroup = self.engine
         self.started_at = 0.0
         self.up = True
         self._make = make
@@ -149,9 +117,8 @@ def fleet_of(configs: Sequence[SimConfig], make: Callable[..., P]) -> list[P]:
 
 def step_together(ranks: Sequence[VirtualPod]) -> None:
     """Put the ranks of a pod in lockstep, if its configuration sets `lockstep`."""
-    engines = [rank.engine for rank in ranks if isinstance(rank.engine, CountingEngine)]
-    if ranks[0].config.lockstep and len(engines) == len(ranks) > 1:
-        lockstep = LockstepGroup(engines)
+    if ranks[0].config.lockstep and len(ranks) > 1:
+        lockstep = LockstepGroup([rank.engine for rank in ranks])
         for rank in ranks:
             rank.stepper = lockstep
 
@@ -342,7 +309,7 @@ class Simulation:
         if pod.stepper.until != due and pod.stepper.until < math.inf:
             self._at(pod.stepper.until, self._end_steps, (pod, pod.stepper))
 
-    def _end_steps(self, ended: tuple[VirtualPod, Engine | LockstepGroup]) -> None:
+    def _end_steps(self, ended: tuple[VirtualPod, CountingEngine | LockstepGroup]) -> None:
         """End the steps of an engine if it still exists and the steps still end at this time."""
         pod, stepper = ended
         if stepper.until != self.now or pod.stepper is not stepper:
