@@ -171,7 +171,7 @@ class Forecast:
         self._given_back.append((-1, 0, freed))
         for name, blocks in reversed(parts):
             more = self._holders[name] = self._holders.get(name, 0) - 1
-            if self._engine.pool.holders(name) + more <= 0:
+            if len(self._engine.pool.chunk(name).holders) + more <= 0:
                 self._held.pop(name, None)
                 self._given_back.append((name, 0, blocks))
                 self._resident[name] = max(blocks, self._here(name))
@@ -192,7 +192,7 @@ class Forecast:
 
     def _here(self, name: int) -> int:
         known = self._resident.get(name)
-        return self._engine.pool.resident(name) if known is None else known
+        return self._engine.pool.chunk(name).resident if known is None else known
 
     def _match(self, sequence: CountedRequest) -> tuple[int, int]:
         """(cached blocks it would find, idle ones of them)."""
@@ -201,7 +201,7 @@ class Forecast:
         for name, blocks in sequence.parts:
             here = min(blocks, self._here(name), most - matched)
             matched += here
-            idle += max(0, here - max(pool.held(name), self._held.get(name, 0)))
+            idle += max(0, here - max(pool.chunk(name).held, self._held.get(name, 0)))
             if here < blocks:
                 break
         return matched, idle

@@ -47,7 +47,7 @@ class PromptCache:
         """Return the tokens that are cached, or came with sequences that started before: blocks by their chunk."""
         matched = 0
         for name, blocks in sequence.parts:
-            here = min(blocks, max(self.pool.resident(name), came.get(name, 0)))
+            here = min(blocks, max(self.pool.chunk(name).resident, came.get(name, 0)))
             matched += here
             if here < blocks:
                 break

@@ -18,7 +18,7 @@ def blocks_of(hashes: Iterable[int]) -> Parts:
     return [(block, 1) for block in hashes]
 
 
-class _Chunk:
+class Chunk:
     """The state of one chunk: its first `resident` blocks are cached, and the first `held` of them are in use.
     `holders` lists how many blocks each sequence holds; `pieces` are the idle blocks, as keys of the pool's eviction
     order."""
@@ -41,7 +41,7 @@ class ChunkPool:
         self.used = 0
         self.idle = 0
         self.evictions = 0
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, Chunk] = {}
         self._order: OrderedDict[int, list[int]] = OrderedDict()
         """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is private: no prompt matches it."""
         self._next_key = 0
@@ -50,19 +50,9 @@ class ChunkPool:
     def free(self) -> int:
         return self.capacity - self.used
 
-    def resident(self, name: int) -> int:
-        chunk = self._chunks.get(name)
-        return chunk.resident if chunk else 0
-
-    def held(self, name: int) -> int:
-        """Return the number of blocks of a chunk that are in use."""
-        chunk = self._chunks.get(name)
-        return chunk.held if chunk else 0
-
-    def holders(self, name: int) -> int:
-        """Return the number of sequences that use blocks of a chunk."""
-        chunk = self._chunks.get(name)
-        return len(chunk.holders) if chunk else 0
+    def chunk(self, name: int) -> Chunk:
+        """Return the state of a chunk; to be read only."""
+        return self._chunks.get(name) or Chunk()
 
     def pieces(self) -> Iterator[list[int]]:
         """Return the idle pieces as [chunk, first block, end], in the order of eviction. A piece is evicted from its
@@ -129,7 +119,7 @@ class ChunkPool:
         """Record that one sequence holds `blocks` blocks of a chunk instead of `before`."""
         chunk = self._chunks.get(name)
         if chunk is None:
-            chunk = self._chunks[name] = _Chunk()
+            chunk = self._chunks[name] = Chunk()
         held = chunk.held
         if before:
             chunk.holders.remove(before)
@@ -147,7 +137,7 @@ class ChunkPool:
         self.idle += end - start
         return self._next_key
 
-    def _reuse_idle(self, chunk: _Chunk, blocks: int) -> None:
+    def _reuse_idle(self, chunk: Chunk, blocks: int) -> None:
         """Remove the first `blocks` blocks of the chunk from its idle pieces."""
         for key in list(chunk.pieces):
             piece = self._order[key]

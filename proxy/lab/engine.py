@@ -17,22 +17,7 @@ from itertools import accumulate
 
 from proxy.lab.cache import ChunkPool, Parts, first
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.config import TransferTiming
 from proxy.lab.sim.engine import Pace
-
-
-class Link:
-    """The network link of a pod. Concurrent fetches share it in the order of their requests."""
-
-    def __init__(self, timing: TransferTiming) -> None:
-        self._timing = timing
-        self._free_at = 0.0
-
-    def fetch(self, tokens: int, now: float) -> float:
-        """Return the time at which the fetch of this many tokens, requested at `now`, is complete."""
-        self._free_at = max(now, self._free_at - self._timing.base) + self._timing.seconds(tokens)
-        return self._free_at
-
 
 MOST_STEPS = 256
 """Largest number of steps that are computed together."""
@@ -119,7 +104,8 @@ class CountingEngine:
         self.endings: list[tuple[int, int, CountedRequest]] = []
         """A heap of (number of the step that ends it, order, decoding sequence); some entries are out of date."""
         self._order = 0
-        self._link = Link(config.transfer)
+        self._link_free_at = 0.0
+        """The end of the last fetch. Concurrent fetches share the network link in the order of their requests."""
         self._coming: list[tuple[float, int, CountedRequest]] = []
         """A heap of (arrival time of its prompt, number, sequence): each sequence has its blocks and waits."""
         self._came: deque[CountedRequest] = deque()
@@ -308,7 +294,9 @@ class CountingEngine:
         computes the prompt."""
         self.pool.open(self._missing(sequence, tokens))
         sequence.computed, sequence.comes = sequence.tokens - 1, False
-        heappush(self._coming, (self._link.fetch(tokens, now), sequence.index, sequence))
+        timing = self.config.transfer
+        self._link_free_at = max(now, self._link_free_at - timing.base) + timing.seconds(tokens)
+        heappush(self._coming, (self._link_free_at, sequence.index, sequence))
 
     def _receive(self, now: float) -> list[EngineEvent]:
         events = []

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
+from types import coroutine
 from typing import Any
 
 from proxy.app import App
@@ -48,28 +49,24 @@ COUNTED_EVERY = 256
 
 class VirtualRelay:
     async def relay(self, attempt: Attempt) -> None:
-        await _Sent(attempt)
+        await _sent(attempt)
 
     def race(self, begins: Callable[[Attempt], None]) -> None:
         """Allow one attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """Never time out."""
-        await _Sent(attempt)
+        await _sent(attempt)
         return PREFILLED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """Drop the response: no client reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """Suspends the gateway until the attempt has ended."""
-
-    attempt: Attempt
-
-    def __await__(self) -> Generator[Attempt, None, None]:
-        yield self.attempt
+@coroutine
+def _sent(attempt: Attempt) -> Generator[Attempt, None, None]:
+    """Suspend the gateway until the attempt has ended."""
+    yield attempt
 
 
 class _InlineParser(BodyParser):

@@ -312,9 +312,9 @@ class SimEngine:
         full = min(end // self.config.block_size, len(sequence.hashes))
         for at in range(sequence.hashed_blocks, full):
             block = sequence.hashes[at]
-            if self.events is not None and not self.pool.resident(block):
+            if self.events is not None and not self.pool.chunk(block).resident:
                 parent = sequence.hashes[at - 1] if at else None
-                self.events.stored([block], parent, sequence.block_tokens(at, self.config.block_size))
+                self.events.stored(block, parent, sequence.block_tokens(at, self.config.block_size))
             self.pool.name(((block, 1),), 0, 1)
         filled = full - sequence.hashed_blocks
         sequence.hashed_blocks += filled

@@ -37,14 +37,14 @@ class KvPublisher:
             self.close()
             raise OSError(error.errno, f"port {config.kv_events_port + rank} for KV events: {error.strerror}") from None
 
-    def stored(self, blocks: Sequence[int], parent: int | None, tokens: Sequence[int]) -> None:
-        """Record new consecutive blocks after `parent`, with the ids of all their tokens."""
+    def stored(self, block: int, parent: int | None, tokens: Sequence[int]) -> None:
+        """Record a new block after `parent`, with the ids of its tokens."""
         self._events.append(
             {
                 "type": "BlockStored",
-                "block_hashes": list(blocks),
+                "block_hashes": [block],
                 "parent_block_hash": parent,
-                "token_ids": list(tokens),
+                "token_ids": tokens,
                 "block_size": self._block_size,
                 "medium": MEDIUM,
             }
