@@ -202,7 +202,9 @@ class CountingEngine:
         if budget is not None:
             self._admit_waiting(self._start_those_that_came(budget), now)
             if not self.running:
-                self._wait_for_others()
+                if not (self._coming or self._kept):
+                    raise RuntimeError("a request needs more blocks than the pod has")
+                self.ends, self.until = [], self._coming[0][0] if self._coming else math.inf
                 return 0
         return 1 if budget is None else self._steps_alike()
 
@@ -242,12 +244,6 @@ class CountingEngine:
             budget -= tokens
             index += 1
         return None if preempted else budget
-
-    def _wait_for_others(self) -> None:
-        """Wait until a prompt arrives, or until blocks that other sequences hold are released."""
-        if not (self._coming or self._kept):
-            raise RuntimeError("a request needs more blocks than the pod has")
-        self.ends, self.until = [], self._coming[0][0] if self._coming else math.inf
 
     def _start_those_that_came(self, budget: int) -> int:
         """Start the sequences whose prompts have arrived and return the remaining token budget. The last token of a

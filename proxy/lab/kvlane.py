@@ -106,7 +106,7 @@ class Kvlane(App, Policy):
         self._endpoints = [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
         self._last: list[Metrics | None] = [None] * len(pods)
-        self._refused = [False] * len(pods)
+        self._refused: set[int] = set()
         for endpoint in self.fleet.pods:
             self.fleet.reached(endpoint)
         self._attempts: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
@@ -174,24 +174,22 @@ class Kvlane(App, Policy):
 
     def scraped(self, pod: int, reading: Metrics | None, sent: int, sent_at: float) -> None:
         """Update the state of a pod as its refresh loop does. The first rank of a pod determines its state."""
-        endpoint, last = self._endpoints[pod], self._last[pod]
+        endpoint, last, was_refused = self._endpoints[pod], self._last[pod], pod in self._refused
         is_lead = endpoint is endpoint.lead
+        self._last[pod] = reading
         if reading is None:
-            if not self._refused[pod]:
-                self._refused[pod], self._last[pod] = True, None
-                if is_lead:
-                    self.fleet.refused(endpoint)
+            self._refused.add(pod)
+            if is_lead and not was_refused:
+                self.fleet.refused(endpoint)
             return
         if is_lead and last and reading.process_started != last.process_started:
             self.fleet.restarted(endpoint)
-        self._last[pod] = reading
         endpoint.publish(replace(reading, scraped_at=sent_at), sent)
         self.fleet.refreshed(endpoint)
-        if self._refused[pod]:
-            self._refused[pod] = False
-            if is_lead:
-                self.fleet.restarted(endpoint)
-                self.fleet.reached(endpoint)
+        self._refused.discard(pod)
+        if is_lead and was_refused:
+            self.fleet.restarted(endpoint)
+            self.fleet.reached(endpoint)
 
     def _start_response(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200

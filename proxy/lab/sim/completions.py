@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import web
 
 from proxy.lab.sim import fields
-from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.fields import Json, SimError, invalid
 from proxy.lab.sim.generation import (
     FINGERPRINT,
@@ -84,7 +83,7 @@ async def complete(request: SimRequest) -> web.StreamResponse:
     body = request.body()
     model = request.resolve_model(body)
     options = StreamOptions.of(body)
-    generated = generation(request, model, prompts_of(body, "prompt"), sampling_of(body, request.config), body)
+    generated = generation(request, model, prompts_of(body, "prompt"), sampling_of(body), body)
     head = response_head(request, "cmpl", "text_completion", model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: TextChunks(stream, head, options, generated))
@@ -99,7 +98,7 @@ async def chat(request: SimRequest) -> web.StreamResponse:
     options = StreamOptions.of(body)
     tool = forced_call(body)
     prompt = chat_prompt(messages, body)
-    generated = generation(request, model, [prompt], _sampling(body, request.config, tool), body)
+    generated = generation(request, model, [prompt], _sampling(body, tool), body)
     head = response_head(request, "chatcmpl", "chat.completion.chunk", model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: ChatChunks(stream, head, options, generated, tool))
@@ -187,9 +186,9 @@ def chat_prompt(messages: list[Json], body: Json) -> bytes:
     return render_chat(messages, body.get("tools") or (), continue_final_message=continued)
 
 
-def _sampling(body: Json, config: SimConfig, tool: ToolCall | None) -> SamplingParams:
+def _sampling(body: Json, tool: ToolCall | None) -> SamplingParams:
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    sampling = sampling_of(body, config, limit)
+    sampling = sampling_of(body, limit)
     if tool is None:
         return sampling
     limited = body.get(limit) is not None

@@ -217,7 +217,7 @@ def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choi
     )
 
 
-def sampling_of(body: Json, config: SimConfig, limit: str = "max_tokens") -> SamplingParams:
+def sampling_of(body: Json, limit: str = "max_tokens") -> SamplingParams:
     """Return the sampling parameters of a body. `limit` is the name of the field with the largest number of response
     tokens."""
     fields.check_temperature(body)

@@ -8,7 +8,6 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -310,17 +309,15 @@ class EventStream:
         self._request.record.status = self.response.status
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, SimError):
             self._send_error(error)
-        if kind is None or isinstance(error, SimError):
-            if self._spoilt is not None:
-                await self._spoilt.end()
-            await self.response.write_eof()
-            return True
-        return False
+        elif error is not None:
+            return False
+        if self._spoilt is not None:
+            await self._spoilt.end()
+        await self.response.write_eof()
+        return True
 
     def _send_error(self, error: SimError) -> None:
         path = self._request.web_request.path

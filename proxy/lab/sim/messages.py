@@ -19,7 +19,7 @@ async def create(request: SimRequest) -> web.StreamResponse:
     fields.required(body, "max_tokens")
     model = request.resolve_model(body)
     stop = tuple(stop.encode() for stop in fields.strings(body, "stop_sequences") if stop)
-    generated = generation(request, model, [prompt], replace(sampling_of(body, request.config), stop=stop), body)
+    generated = generation(request, model, [prompt], replace(sampling_of(body), stop=stop), body)
     message = _message(request, model)
     if fields.flag(body, "stream"):
         return await generated.streamed(lambda stream: MessageEvents(stream, generated, message))

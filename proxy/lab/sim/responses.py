@@ -190,7 +190,7 @@ def _response(request: SimRequest, body: Json) -> StoredResponse:
     instructions = fields.text(body, "instructions")  # of one turn; the conversation does not keep them
     system = [{"role": "system", "content": instructions}] if instructions else []
     prompt = render_chat([*system, *history, *turn], body.get("tools") or ())
-    generated = generation(request, model, [prompt], sampling_of(body, request.config, "max_output_tokens"), body)
+    generated = generation(request, model, [prompt], sampling_of(body, "max_output_tokens"), body)
     created = int(request.service.driver.wall())
     return StoredResponse(f"resp_{request.id}", created, model, body, [*history, *turn], generated)
 

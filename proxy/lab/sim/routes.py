@@ -14,7 +14,6 @@ from proxy.lab.sim import fields
 from proxy.lab.sim.faults import BROKEN, OUTAGES, SPOILT, STATES, Fault, FaultKind
 from proxy.lab.sim.fields import BUSY, ENGINE_DEAD, ENGINE_GONE, LOADING, SimError, internal, unavailable
 from proxy.lab.sim.http import (
-    DONE,
     EventStream,
     Handler,
     RequestRecord,
@@ -22,7 +21,6 @@ from proxy.lab.sim.http import (
     SimRequest,
     SimService,
     break_off,
-    data,
     json_response,
     spoil_whole,
 )
@@ -151,7 +149,11 @@ async def _spoilt(handle: Handler, request: SimRequest, fault: Fault) -> web.Str
     if fault.kind is FaultKind.REJECT:
         return _rejection(fault)
     if fault.kind is FaultKind.ERROR_FIRST:
-        return await _error_first(request)
+        if not fields.flag(request.body(), "stream"):
+            raise unavailable(BUSY)
+        async with EventStream(request) as stream:
+            raise unavailable(BUSY)
+        return stream.response
     if fault.kind in BROKEN and (not fault.events or fault.kind is FaultKind.GARBAGE):
         await break_off(request, fault.kind)
     response = await handle(request)
@@ -166,15 +168,6 @@ def _rejection(fault: Fault) -> web.Response:
     if fault.retry_after is not None:
         response.headers["Retry-After"] = str(fault.retry_after)
     return response
-
-
-async def _error_first(request: SimRequest) -> web.StreamResponse:
-    if not fields.flag(request.body(), "stream"):
-        raise unavailable(BUSY)
-    async with EventStream(request) as stream:
-        stream.send(data(unavailable(BUSY).openai()))
-        stream.send(DONE)
-    return stream.response
 
 
 def _is_unrecorded(path: str) -> bool:
