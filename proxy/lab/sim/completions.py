@@ -45,28 +45,19 @@ class ToolCall:
 
 def forced_call(body: Json) -> ToolCall | None:
     """Return the call that `tool_choice` requires: of the named function, or of the first function."""
-    tools = body.get("tools") or []
+    functions = [tool.get("function", tool) for tool in body.get("tools") or ()]
     choice = body.get("tool_choice")
-    if choice == "required" and tools:
-        return _call(tools[0])
-    if not isinstance(choice, Mapping):
+    if choice == "required" and functions:
+        wanted = functions[0].get("name")
+    elif isinstance(choice, Mapping):
+        wanted = choice.get("function", choice).get("name")
+    else:
         return None
-    wanted = choice.get("function", choice).get("name")
-    for tool in tools:
-        if _function(tool).get("name") == wanted:
-            return _call(tool)
+    for function in functions:
+        if function.get("name") == wanted:
+            example = _example(function.get("parameters") or {"type": "object"})
+            return ToolCall(str(wanted), json.dumps(example).encode())
     raise SimError("The tool specified in `tool_choice` does not match any of the specified `tools`")
-
-
-def _call(tool: Mapping[str, Any]) -> ToolCall:
-    function = _function(tool)
-    example = _example(function.get("parameters") or {"type": "object"})
-    return ToolCall(str(function.get("name")), json.dumps(example).encode())
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    function: Mapping[str, Any] = tool.get("function", tool)
-    return function
 
 
 def _example(schema: Mapping[str, Any]) -> Any:

@@ -57,7 +57,9 @@ class EngineDriver:
             lambda: [(engine.waiting_requests, len(engine.running)) for engine in engines],
             COUNTS_INTERVAL / engines[0].config.time_scale,
         )
-        self._groups = [_Group(engines)] if engines[0].config.lockstep else [_Group([engine]) for engine in engines]
+        groups = [engines] if engines[0].config.lockstep else [[engine] for engine in engines]
+        self._groups = [(group, asyncio.Event()) for group in groups]
+        """The engines that step together, and an event that is set when they may have work."""
         self._frozen_until = 0.0
         self._slow_until = 0.0
         self._slowness = (1.0, 1.0)
@@ -117,33 +119,32 @@ class EngineDriver:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for group in self._groups:
-                tasks.create_task(self._run(group), name="steps of an engine")
+            for group, work in self._groups:
+                tasks.create_task(self._run(group, work), name="steps of an engine")
 
     def _wake(self) -> None:
-        for group in self._groups:
-            group.work.set()
+        for _, work in self._groups:
+            work.set()
 
-    async def _run(self, group: _Group) -> None:
+    async def _run(self, engines: Items[SimEngine], work: asyncio.Event) -> None:
         while True:
-            await group.work.wait()
-            group.work.clear()
-            await self._step_while_busy(group)
+            await work.wait()
+            work.clear()
+            due = self.now()
+            while steps := self._start_steps(engines):
+                now = self.now()
+                duration = max(step.duration for _, step in steps)
+                due = max(due, now - MOST_LAG) + duration * self._slowed(now) / engines[0].config.time_scale
+                await asyncio.sleep(max(0.0, due - now))
+                await self._thaw()
+                for engine, step in steps:
+                    _notify(engine.finish_step(step, self.now()))
+                    engine.publish_events(self.wall())
 
-    async def _step_while_busy(self, group: _Group) -> None:
-        due = self.now()
-        while group.busy:
-            now = self.now()
-            steps = group.start_steps(now)
-            if not steps:  # the waiting sequences need blocks that are kept for other pods, or are being loaded
-                return
-            duration = max(step.duration for _, step in steps)
-            due = max(due, now - MOST_LAG) + duration * self._slowed(now) / group.engines[0].config.time_scale
-            await asyncio.sleep(max(0.0, due - now))
-            await self._thaw()
-            for engine, step in steps:
-                _notify(engine.finish_step(step, self.now()))
-                engine.publish_events(self.wall())
+    def _start_steps(self, engines: Items[SimEngine]) -> list[tuple[SimEngine, EngineStep]]:
+        """Start a step of each engine with work; none if all sequences wait for blocks or for other pods."""
+        steps = [(engine, engine.start_step(self.now())) for engine in engines if engine.busy]
+        return [(engine, step) for engine, step in steps if step.chunks]
 
     async def _thaw(self) -> None:
         while True:
@@ -157,22 +158,6 @@ class EngineDriver:
             return 1.0
         factor, seconds = self._slowness
         return 1.0 + (factor - 1.0) * (self._slow_until - now) / seconds
-
-
-class _Group:
-    """Engines that step together."""
-
-    def __init__(self, engines: Items[SimEngine]) -> None:
-        self.engines = engines
-        self.work = asyncio.Event()
-
-    @property
-    def busy(self) -> bool:
-        return any(engine.busy for engine in self.engines)
-
-    def start_steps(self, now: float) -> list[tuple[SimEngine, EngineStep]]:
-        begun = [(engine, engine.start_step(now)) for engine in self.engines if engine.busy]
-        return [(engine, step) for engine, step in begun if step.chunks]
 
 
 def _notify(outputs: Iterable[Output]) -> None:
