@@ -237,41 +237,28 @@ class SimEngine:
             full = self._full_blocks(sequence)
             matched = self.pool.match(blocks_of(sequence.hashes[:full]), full)
             cached = matched * self.config.block_size
-            if sequence.progress.started is None and sequence.transfer.arrives(cached):
-                if not self._load(sequence, matched, now):
-                    return
-                continue
-            tokens = min(sequence.tokens - cached, budget)
-            prefix = blocks_of(sequence.hashes[:matched])
-            if self._blocks_for(cached + tokens) - matched + self.pool.count_idle(prefix, matched) > self.pool.free:
+            arrives = sequence.progress.started is None and sequence.transfer.arrives(cached)
+            tokens = sequence.tokens - cached if arrives else min(sequence.tokens - cached, budget)
+            prefix, missing = blocks_of(sequence.hashes[:matched]), self._blocks_for(cached + tokens) - matched
+            if missing + self.pool.count_idle(prefix, matched) > self.pool.free:
                 return
-            self._hold(self.waiting.popleft(), matched)
+            self.waiting.popleft()
+            self.pool.hold(prefix)
+            sequence.hashed_blocks, sequence.computed = matched, cached
+            self._start(sequence, cached, now)
+            if arrives:
+                self.pool.open(missing)
+                sequence.open_blocks += missing
+                sequence.phase = Phase.LOADING
+                self.loading[sequence] = None
+                sequence.transfer.start(sequence, tokens)
+                continue
             sequence.phase = Phase.RUNNING
             self.running.append(sequence)
-            self._start(sequence, cached, now)
             self._to_encode.update(sequence.media)
             self._reserve(sequence, tokens)
             chunks.append((sequence, tokens))
             budget -= tokens
-
-    def _load(self, sequence: Sequence, matched: int, now: float) -> bool:
-        """Reserve blocks for the whole prompt and start filling them. Return False if there are too few."""
-        missing = self._blocks_for(sequence.tokens) - matched
-        if missing + self.pool.count_idle(blocks_of(sequence.hashes[:matched]), matched) > self.pool.free:
-            return False
-        self._hold(self.waiting.popleft(), matched)
-        self.pool.open(missing)
-        sequence.open_blocks += missing
-        sequence.phase = Phase.LOADING
-        self.loading[sequence] = None
-        self._start(sequence, sequence.computed, now)
-        sequence.transfer.start(sequence, sequence.tokens - sequence.computed)
-        return True
-
-    def _hold(self, sequence: Sequence, matched: int) -> None:
-        self.pool.hold(blocks_of(sequence.hashes[:matched]))
-        sequence.hashed_blocks = matched
-        sequence.computed = matched * self.config.block_size
 
     def _encode(self) -> float:
         """Return the seconds to encode the media of the prompts that start in this step."""
