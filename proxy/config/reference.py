@@ -132,7 +132,7 @@ def _parameters(
     cls: type[Any], fields: Iterable[dataclasses.Field[Any]] | None = None, path: str = ""
 ) -> Iterator[Parameter]:
     """Yield the values of a class: nested ones have a dotted key, those in a list have `[]` in it."""
-    for item in dataclasses.fields(cls) if fields is None else fields:
+    for item in params.in_order(dataclasses.fields(cls) if fields is None else fields):
         kind, name = _without_none(params.hints(cls)[item.name]), params.join(path, yaml_key(item))
         inner, below = (get_args(kind)[0], f"{name}[]") if get_origin(kind) is tuple else (kind, name)
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

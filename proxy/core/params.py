@@ -7,7 +7,7 @@ import difflib
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum
 from functools import cache
@@ -163,6 +163,11 @@ def camel(name: str) -> str:
 
 def yaml_key(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("key") or camel(field.name)
+
+
+def in_order(fields: Iterable[dataclasses.Field[Any]]) -> list[dataclasses.Field[Any]]:
+    """Return the fields for a reader: required ones first."""
+    return sorted(fields, key=lambda field: not (field.default is field.default_factory is dataclasses.MISSING))
 
 
 def hints(cls: Any) -> dict[str, Any]:
@@ -353,7 +358,7 @@ def unknown(key: str, known: Sequence[str]) -> str:
 
 def _as_mapping(cls: type[Any], data: Any) -> str:
     """Return how the class is written in YAML."""
-    fields = [field for field in dataclasses.fields(cls) if field.init]
+    fields = in_order(field for field in dataclasses.fields(cls) if field.init)
     first = yaml_key(fields[0]) if fields else ""
     if isinstance(data, str) and data.startswith(f"{first}:"):
         return f"; a space is missing after '{first}:'"

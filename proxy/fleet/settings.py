@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, PodTls
@@ -37,12 +37,10 @@ class DataParallelSettings:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PodSettings:
-    """One pod, as a file, a discovery source or an operator describes it."""
+@dataclass(frozen=True, kw_only=True)  # without slots, of which a class cannot have two bases
+class SharedPodSettings:
+    """The settings of one pod, and of all pods that a discovery source finds."""
 
-    url: str = param(doc="base URL of the engine's server, without /v1")
-    name: str = param("", "name of the pod in headers, logs and metrics; default: host:port of the URL")
     role: str = param(
         "",
         "role of the pod: prefill, decode or encode, or several of them, as prefill-decode; default: its "
@@ -53,16 +51,23 @@ class PodSettings:
     models: tuple[str, ...] = param((), "models that the pod serves; default: what the pod lists at /v1/models")
     engine: Engine = param(DEFAULT_ENGINE, "engine of the pod, which decides how its metrics are read")
     api_key: str | None = param(None, "bearer token that kvlane sends to the pod")
+    data_parallel: DataParallelSettings | None = param(
+        None, "data-parallel ranks behind the pod's port; default: read from its metrics"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings(SharedPodSettings):
+    """One pod, as a file, a discovery source or an operator describes it."""
+
+    url: str = param(doc="base URL of the engine's server, without /v1")
+    name: str = param("", "name of the pod in headers, logs and metrics; default: host:port of the URL")
     tls: PodTls | None = param(None, "TLS settings of the pod; default: pods.tls")
     uid: str = param(
         "",
         "unique id of the pod. A pod with the same name and another uid is a new pod, and what was learnt of "
         "the old one is dropped",
     )
-    data_parallel: DataParallelSettings | None = param(
-        None, "data-parallel ranks behind the pod's port; default: read from its metrics"
-    )
-
     ports: str = param(
         "",
         "ports of data-parallel ranks that have a port each, such as 8000-8007; each becomes a pod NAME-rank-N",
@@ -104,33 +109,20 @@ class PodSettings:
         object.__setattr__(self, "api_key", self.api_key or None)
 
 
+def found_pod(source: DnsSettings | KubernetesSettings, address: str, port: int, **own: Any) -> PodSettings:
+    """Return a pod at this address with the settings of the source that has found it, and its `own`."""
+    shared = {item.name: getattr(source, item.name) for item in fields(SharedPodSettings)}
+    return PodSettings(url=f"{source.scheme}://{bracketed(address)}:{port}", **{**shared, **own})
+
+
 @dataclass(frozen=True, slots=True)
-class DnsSettings:
+class DnsSettings(SharedPodSettings):
     """One pod for each address of a DNS name. The other keys apply to all of these pods."""
 
     name: str = param(doc="DNS name to look up")
     port: int = param(doc="port of the pods", at_least=1, at_most=65535)
     scheme: Literal["http", "https"] = param("http", "scheme of the URLs of the pods")
     interval: Duration = param(Duration(5.0), "time between two lookups", more_than=0)
-    role: str = param("", "role of the pods")
-    labels: Mapping[str, str] = param({}, "labels of the pods")
-    weight: float = param(1.0, "weight of each pod", more_than=0)
-    models: tuple[str, ...] = param((), "models of the pods; default: what each pod lists at /v1/models")
-    engine: Engine = param(DEFAULT_ENGINE, "engine of the pods")
-    api_key: str | None = param(None, "bearer token that kvlane sends to the pods")
-    data_parallel: DataParallelSettings | None = param(None, "data-parallel ranks behind the port of each pod")
-
-    def pod(self, address: str) -> PodSettings:
-        return PodSettings(
-            url=f"{self.scheme}://{bracketed(address)}:{self.port}",
-            role=self.role,
-            labels=self.labels,
-            weight=self.weight,
-            models=self.models,
-            engine=self.engine,
-            api_key=self.api_key,
-            data_parallel=self.data_parallel,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +283,10 @@ _SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*")
 
 
 @dataclass(frozen=True, slots=True)
-class KubernetesSettings(ApiServer):
-    """One pod for each ready pod of a Kubernetes cluster; terminating pods are drained. Labels and annotations of a pod
-    take precedence over the keys here."""
+class KubernetesSettings(ApiServer, SharedPodSettings):
+    """One pod for each ready pod of a Kubernetes cluster; terminating pods are drained. The labels of a pod, such as
+    llm-d.ai/role and llm-d.ai/engine-type, and its annotations kvlane/weight and kvlane/models take precedence over the
+    keys here."""
 
     selector: str = param("", "label selector of the pods; with a service: of the pods whose labels are read")
     service: str = param("", "Service whose EndpointSlices list the pods")
@@ -304,15 +297,6 @@ class KubernetesSettings(ApiServer):
         "InferencePool, else 8000",
     )
     scheme: Literal["http", "https"] = param("http", "scheme of the URLs of the pods")
-    role: str = param("", "role of pods without the label llm-d.ai/role")
-    labels: Mapping[str, str] = param({}, "labels to add to every pod")
-    weight: float = param(1.0, "weight of pods without the annotation kvlane/weight", more_than=0)
-    models: tuple[str, ...] = param(
-        (), "models of pods without the annotation kvlane/models; default: what each pod lists at /v1/models"
-    )
-    engine: Engine = param(DEFAULT_ENGINE, "engine of pods without the label llm-d.ai/engine-type")
-    api_key: str | None = param(None, "bearer token that kvlane sends to the pods")
-    data_parallel: DataParallelSettings | None = param(None, "data-parallel ranks behind each port of every pod")
 
     def __post_init__(self) -> None:
         """Raise ValueError without a selection of pods, or for several."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from proxy.fleet.discovery import Source
-from proxy.fleet.settings import DnsSettings, PodSettings
+from proxy.fleet.settings import DnsSettings, PodSettings, found_pod
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class DnsSource(Source):
         if frozenset(addresses) == self._addresses:
             return None
         self._addresses = frozenset(addresses)
-        return [self._settings.pod(address) for address in addresses]
+        return [found_pod(self._settings, address, self._settings.port) for address in addresses]
 
     def _warn_once(self, why: str) -> None:
         if not self._failing:

@@ -13,7 +13,7 @@ from proxy.core.endpoint import RANK_LABEL, ROLE_LABEL
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.discovery import Source
-from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME, KubernetesSettings, PodSettings, bracketed
+from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME, KubernetesSettings, PodSettings, found_pod
 from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource, text, texts
 
 log = logging.getLogger(__name__)
@@ -258,17 +258,16 @@ class KubernetesSource(Source):
     def _pod(self, pod: PodSeen, name: str, port: int) -> PodSettings:
         settings = self._settings
         models = tuple(model.strip() for model in pod.annotations.get(MODELS, "").split(",") if model.strip())
-        return PodSettings(
-            url=f"{settings.scheme}://{bracketed(pod.address)}:{port}",
+        return found_pod(
+            settings,
+            pod.address,
+            port,
             name=name,
             uid=pod.uid,
             role="" if ROLE_LABEL in pod.labels else settings.role,
             labels={**settings.labels, **pod.labels},
             weight=_weight(pod) or settings.weight,
             models=models or settings.models,
-            engine=settings.engine,
-            api_key=settings.api_key,
-            data_parallel=settings.data_parallel,
         )
 
 

@@ -17,7 +17,9 @@ OURS = "- {url: 'http://a:8000', name: a, role: decode, labels: {x: y}, weight: 
 
 
 def test_entries_are_those_of_the_static_list() -> None:
-    assert parse_pods(OURS) == (PodSettings("http://a:8000", "a", "decode", {"x": "y"}, 2.0, ("m",), "sglang"),)
+    assert parse_pods(OURS) == (
+        PodSettings("http://a:8000", "a", role="decode", labels={"x": "y"}, weight=2.0, models=("m",), engine="sglang"),
+    )
 
 
 def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.fleet.settings import DnsSettings, PodSettings, PodSources
+from proxy.fleet.settings import DnsSettings, PodSettings, PodSources, found_pod
 
 
 def faults(data: Any) -> list[str]:
@@ -34,7 +34,16 @@ def test_a_pod_has_all_its_keys() -> None:
     }
     settings = load(PodSources, {"static": [pod], "refresh": {"interval": "1s", "maxCore": 0.1}})
     assert settings.static == (
-        PodSettings("https://pod-0:8000", "first", "decode", {"gpu": "h100"}, 2.0, ("m",), "sglang", "secret"),
+        PodSettings(
+            "https://pod-0:8000",
+            "first",
+            role="decode",
+            labels={"gpu": "h100"},
+            weight=2.0,
+            models=("m",),
+            engine="sglang",
+            api_key="secret",
+        ),
     )
     assert settings.refresh.interval == 1.0
 
@@ -117,7 +126,7 @@ def test_an_attribute_that_is_not_a_metric_is_refused() -> None:
 
 def test_settings_of_a_dns_name_apply_to_each_of_its_pods() -> None:
     dns = load(DnsSettings, {"name": "vllm", "port": 8000, "role": "prefill", "weight": 2, "apiKey": "k"})
-    pod = dns.pod("10.0.0.1")
+    pod = found_pod(dns, "10.0.0.1", dns.port)
     assert (pod.url, pod.name, pod.role, pod.weight, pod.api_key) == (
         "http://10.0.0.1:8000",
         "10.0.0.1:8000",
@@ -125,7 +134,7 @@ def test_settings_of_a_dns_name_apply_to_each_of_its_pods() -> None:
         2.0,
         "k",
     )
-    assert dns.pod("fd00::1").url == "http://[fd00::1]:8000"
+    assert found_pod(dns, "fd00::1", dns.port).url == "http://[fd00::1]:8000"
 
 
 def test_an_empty_key_from_an_unset_variable_is_none() -> None:
