@@ -29,7 +29,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_process
-from proxy.dry_run import DryRun, OwnDecisions
+from proxy.dry_run import OwnDecisions
 from proxy.extproc.addresses import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
@@ -301,8 +301,7 @@ class App:
         )
 
     def _explained(self) -> Explained:
-        explaining, dry_run = self._process.explaining, DryRun(self._process)
-        return OwnDecisions(explaining, dry_run)
+        return OwnDecisions(self._process)
 
     def _may_know_why(self, request: InferenceRequest) -> bool:
         """Return whether the client may see the decision: with an admin key, or without keys if pods are exposed."""

@@ -24,7 +24,6 @@ from proxy.pool import Pool, Producers
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
 from proxy.scheduling.explained_decision import DecisionEntry, imagined, short
-from proxy.scheduling.explained_log import Explaining
 from proxy.scheduling.layout import declares
 from proxy.scheduling.scheduler import Scheduler
 from proxy.serving import Process, narrowing
@@ -150,14 +149,24 @@ class UnsentRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DryRun:
-    """Decides with the graph that is in use."""
+class OwnDecisions:
+    """The decisions of this process, as `http.admin_config.Explained`. Dry runs decide with the graph that is in
+    use."""
 
     process: Process
 
-    async def of(self, trial: DryRunQuery) -> dict[str, Any]:
-        """Return the decision. Nothing is reserved, counted or published, and no hook runs. Raise RequestError if the
-        request would be refused before the decision."""
+    async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raise BadRequest."""
+        return self.process.explaining.listed(query)
+
+    async def shown(self, name: str) -> Mapping[str, Any]:
+        """Raise NotFound."""
+        return self.process.explaining.shown(name)
+
+    async def imagined(self, values: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return the decision on a request that no client has sent. Nothing is reserved, counted or published, and no
+        hook runs. Raise RequestError if the request would be refused before the decision."""
+        trial = DryRunQuery.of(values, query)
         request = self._request(trial)
         pool = self._pool(trial, request)
         live = pool.scheduling
@@ -238,26 +247,6 @@ class DryRun:
             return scheduler.alone(profile, request, candidates, record)
         decision = scheduler.schedule(request, candidates, record)
         return steer(request, decision, self.process.fleet.draining) if self.process.fleet.draining else decision
-
-
-@dataclass(frozen=True, slots=True)
-class OwnDecisions:
-    """The decisions of this process, for its admin port."""
-
-    explaining: Explaining
-    dry_run: DryRun
-
-    async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raise BadRequest."""
-        return self.explaining.listed(query)
-
-    async def shown(self, name: str) -> Mapping[str, Any]:
-        """Raise NotFound."""
-        return self.explaining.shown(name)
-
-    async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raise RequestError."""
-        return await self.dry_run.of(DryRunQuery.of(trial, query))
 
 
 def _fresh(tried: Scheduling, live: Scheduling) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
@@ -84,22 +85,20 @@ class Polling:
 
     def _runner(self, name: str, pool: PoolSettings, draft: Draft) -> FleetRunner:
         timeout, clock = pool.pods.refresh.timeout, self._clock
-        scraper = draft.get(("scraper", name), lambda: PooledFetcher(timeout, clock, self._trust))
-        draft.assign(scraper, timeout=timeout)
-        runner = draft.get(
+        scraper = draft.keep(("scraper", name), partial(PooledFetcher, timeout, clock, self._trust), timeout=timeout)
+        return draft.keep(
             ("runner", name),
             lambda: FleetRunner(
                 self._fleet, pool.pods, scraper, clock, self._random, pool.engines, name, lambda *of: self.scraped(*of)
             ),
+            settings=(pool.pods, pool.engines),
         )
-        draft.assign(runner, settings=(pool.pods, pool.engines))
-        return runner
 
     def _build_checks(self, settings: HealthSettings, draft: Draft) -> None:
         timeouts = [settings.timeout] if settings.inference is None else [settings.timeout, settings.inference.timeout]
         fleet, timeout = self._fleet, max(timeouts)
-        checker = draft.get("health-connections", lambda: PooledFetcher(timeout, self._clock, self._trust))
-        draft.assign(checker, timeout=timeout)
+        fetcher = partial(PooledFetcher, timeout, self._clock, self._trust)
+        checker = draft.keep("health-connections", fetcher, timeout=timeout)
         draft.get(
             "health-checks",
             lambda: HealthChecks(

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy import outbound
@@ -30,14 +31,13 @@ from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
 from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
-from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.gateway import Gateway
 from proxy.http.rank import RankGate
 from proxy.http.server import ServedGraph
 from proxy.http.settings import PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.latency.forecast import LATENCY
-from proxy.models.resolver import ModelSeries, Resolver, Waker
+from proxy.models.resolver import Resolver, Waker
 from proxy.models.settings import ModelSettings, Wake
 from proxy.parsing import BodyParser
 from proxy.plugins.producers.agent_identity import AgentIdentity
@@ -48,15 +48,15 @@ from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
-from proxy.scheduling.explained_log import DecisionLog, Explained, Explaining
+from proxy.scheduling.explained_log import DecisionLog, Explaining
 from proxy.settings import Settings
+from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.observation import Observation
 from proxy.telemetry.observer import Observer
 
 if TYPE_CHECKING:
     from proxy.auth.limits import RateLimiter
     from proxy.fleet.warmup import SharedPrompts, Warmup
-    from proxy.models.cluster import ClusterNames
     from proxy.reliability.hedging import Hedging
 
 
@@ -169,6 +169,10 @@ class Process:
     def __post_init__(self) -> None:
         self.addresses = Addresses(self.clock)
 
+    @property
+    def catalogue(self) -> Catalogue:
+        return self.observation.catalogue
+
 
 def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving:
     """Return the graph of a configuration. Nothing in use changes before the draft is committed. Raise ConfigError."""
@@ -185,13 +189,14 @@ async def _fetch_keys(url: str) -> tuple[int, bytes]:
     return response.status, response.body
 
 
-@dataclass(frozen=True, slots=True)
 class _Build:
-    """Builds the graph. Modules that few configurations need are imported where a section needs them."""
+    """The parts of a graph, in the order in which they are built. Modules that few configurations need are imported
+    where a section needs them."""
 
-    settings: Settings
-    process: Process
-    draft: Draft
+    def __init__(self, settings: Settings, process: Process, draft: Draft) -> None:
+        self.settings = settings
+        self.process = process
+        self.draft = draft
 
     def serving(self) -> Serving:
         settings, process, draft = self.settings, self.process, self.draft
@@ -203,37 +208,45 @@ class _Build:
         draft.assign(process.liveness, settings=settings.reliability.health)
         draft.assign(process.signals, pools=settings.autoscale.pools)
         explained_log = self._explained_log()
-        authenticator = build_authenticator(settings.security, process.clock, draft)
-        limits = self._limits(authenticator)
-        flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
-        gates = {name: self._gates(name, limits, flow_controls.get(name)) for name in names}
-        prompts, warmups = self._warmups()
+        self.authenticator = build_authenticator(settings.security, process.clock, draft)
+        self.limits = self._limits()
+        self.flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
+        self.gates = {name: self._gates(name) for name in names}
+        self.prompts, warmups = self._warmups()
         if process.polling is not None:
             process.polling.build(settings, draft)
-        schedulings = process.decisions.build(settings, draft)
-        draft.assign(process.decisions, schedulings=schedulings)
-        resolver = self._resolver(schedulings, has_gates=any(gates.values()))
-        failover = self._failover(schedulings, flow_controls)
-        explained = None if explained_log is None else process.explaining.listener(schedulings, explained_log)
-        listeners = self._listeners(explained, failover.poison, prompts, schedulings)
-        pools = self._pools(schedulings, gates, failover, listeners)
-        gateway = self._gateway(authenticator, limits, resolver, failover, pools, explained)
-        served = self._served(gateway, authenticator, listeners)
-        return Serving(settings, authenticator, limits, flow_controls, warmups, schedulings, resolver, gateway, served)
+        self.schedulings = process.decisions.build(settings, draft)
+        draft.assign(process.decisions, schedulings=self.schedulings)
+        self.resolver = self._resolver()
+        self.failover = self._failover()
+        self.explained = None
+        if explained_log is not None:
+            self.explained = process.explaining.listener(self.schedulings, explained_log)
+        self.listeners = self._listeners()
+        self.gateway = self._gateway()
+        return Serving(
+            settings,
+            self.authenticator,
+            self.limits,
+            self.flow_controls,
+            warmups,
+            self.schedulings,
+            self.resolver,
+            self.gateway,
+            self._served(),
+        )
 
     # Admission.
 
-    def _limits(self, authenticator: Authenticator | None) -> RateLimiter | None:
+    def _limits(self) -> RateLimiter | None:
+        authenticator = self.authenticator
         if authenticator is None or not authenticator.has_limits:
             return None
         from proxy.auth.limits import LimitSeries, RateLimiter
 
-        clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
-        limits = self.draft.get(
-            "limits", lambda: RateLimiter(authenticator.limits, authenticator.tenants, clock, series.limited)
-        )
-        self.draft.assign(limits, limits=authenticator.limits, tenants=authenticator.tenants)
-        return limits
+        limits, tenants, series = authenticator.limits, authenticator.tenants, LimitSeries(self.process.catalogue)
+        made = partial(RateLimiter, limits, tenants, self.process.clock, series.limited)
+        return self.draft.keep("limits", made, limits=limits, tenants=tenants)
 
     def _flow_control(self, pool: str) -> FlowControl | None:
         """Return None if no request ever waits."""
@@ -241,70 +254,62 @@ class _Build:
         settings = wanted.part(process.workers)
         if not wanted.limits:
             return None
-        pods, series = PoolPods(process.fleet, pool), FlowSeries(process.observation.catalogue, pool)
-        control = self.draft.get(("flow-control", pool), lambda: FlowControl(settings, pods, process.clock, series))
-        self.draft.assign(control, settings=settings)
-        return control
+        pods, series = PoolPods(process.fleet, pool), FlowSeries(process.catalogue, pool)
+        made = partial(FlowControl, settings, pods, process.clock, series)
+        return self.draft.keep(("flow-control", pool), made, settings=settings)
 
-    def _gates(self, pool: str, limits: RateLimiter | None, flow_control: FlowControl | None) -> Sequence[Gate]:
+    def _gates(self, pool: str) -> Sequence[Gate]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
         subset = SubsetGate(process.addresses) if self.settings.extproc.is_on else None
         ranks = RankGate() if self.settings.security.client_ranks else None
-        gates = (limits, subset, ranks, self._shedding(pool, settings), flow_control)
+        shedding = None
+        if settings.sheds:
+            shedding = SheddingGate(settings.shedding, process.random, FlowSeries(process.catalogue, pool))
+        gates = (self.limits, subset, ranks, shedding, self.flow_controls.get(pool))
         return [gate for gate in gates if gate is not None]
-
-    def _shedding(self, pool: str, settings: FlowControlSettings) -> SheddingGate | None:
-        process = self.process
-        series = FlowSeries(process.observation.catalogue, pool)
-        return SheddingGate(settings.shedding, process.random, series) if settings.sheds else None
 
     def _explained_log(self) -> DecisionLog | None:
         """Return None if decisions are not kept."""
         explaining, draft, wanted = self.process.explaining, self.draft, self.settings.telemetry.decisions
         log = None
         if wanted is not None:
-            log = draft.get("decision-log", lambda: DecisionLog(wanted, self.process.clock, explaining.prefix))
-            draft.assign(log, settings=wanted)
+            made = partial(DecisionLog, wanted, self.process.clock, explaining.prefix)
+            log = draft.keep("decision-log", made, settings=wanted)
         draft.assign(explaining, log=log)
         return log
 
     # Models.
 
-    def _resolver(self, schedulings: Mapping[str, Scheduling], has_gates: bool) -> Resolver | None:
-        process, draft, settings = self.process, self.draft, self.settings.models
-        cluster = self._cluster_names(settings)
-        if settings == ModelSettings() and not has_gates:
+    def _resolver(self) -> Resolver | None:
+        process, draft, settings, cluster = self.process, self.draft, self.settings.models, None
+        if (wanted := settings.kubernetes) is not None:
+            from proxy.models.cluster import ClusterNames
+
+            cluster = draft.get("cluster-names", partial(ClusterNames, wanted, process.clock, process.random), wanted)
+        if settings == ModelSettings() and not any(self.gates.values()):
             return None
         waker = self._waker(settings.wake) if settings.wake.enabled else None
         pools = tuple(self.settings.all_pools)
         resolver = Resolver(
             settings if cluster is None else cluster.added_to(settings),
             process.random,
-            ModelSeries(process.observation.catalogue),
+            process.catalogue,
             waker,
             pools if len(pools) > 1 else (),
-            session_headers(schedulings.values()),
+            session_headers(self.schedulings.values()),
         )
         if cluster is not None:
             draft.assign(cluster, changed=lambda: setattr(resolver, "settings", cluster.added_to(settings)))
         return resolver
 
-    def _cluster_names(self, settings: ModelSettings) -> ClusterNames | None:
-        wanted, process = settings.kubernetes, self.process
-        if wanted is None:
-            return None
-        from proxy.models.cluster import ClusterNames
-
-        return self.draft.get("cluster-names", lambda: ClusterNames(wanted, process.clock, process.random), wanted)
-
     def _waker(self, settings: Wake) -> Waker:
         process, draft, timeout = self.process, self.draft, settings.timeout
-        poster = draft.get("wake-connections", lambda: PooledFetcher(timeout, process.clock, process.trust))
+        fetcher = partial(PooledFetcher, timeout, process.clock, process.trust)
+        poster = draft.keep("wake-connections", fetcher, timeout=timeout)
         tasks = draft.get("wake-tasks", Tasks)
-        waker = draft.get("waker", lambda: Waker(process.fleet, poster, process.clock, tasks, timeout))
-        draft.assign(poster, timeout=timeout)
-        draft.assign(waker, timeout=timeout)
-        return waker
+        return draft.keep(
+            "waker", partial(Waker, process.fleet, poster, process.clock, tasks, timeout), timeout=timeout
+        )
 
     # Prompts that warm pods up.
 
@@ -312,61 +317,43 @@ class _Build:
         prompts, warmups = {}, {}
         for name, pool in self.settings.all_pools.items():
             if pool.pods.warmup.prompts:
-                prompts[name] = self._shared_prompts(name, pool.pods.warmup)
-                warmups[name] = self._warmup(name, pool.pods.warmup, prompts[name])
+                prompts[name], warmups[name] = self._warmup(name, pool.pods.warmup)
         return prompts, warmups
 
-    def _shared_prompts(self, pool: str, settings: WarmupSettings) -> SharedPrompts:
-        from proxy.fleet.warmup import SharedPrompts
-
-        prompts = self.draft.get(("shared-prompts", pool), lambda: SharedPrompts(settings, self.process.clock))
-        self.draft.assign(prompts, settings=settings)
-        return prompts
-
-    def _warmup(self, pool: str, settings: WarmupSettings, prompts: SharedPrompts) -> Warmup:
-        from proxy.fleet.warmup import TIMEOUT, Warmup
+    def _warmup(self, pool: str, settings: WarmupSettings) -> tuple[SharedPrompts, Warmup]:
+        from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
         from proxy.warming import WarmingSender
 
         process, draft = self.process, self.draft
-        poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(TIMEOUT, process.clock, process.trust))
+        shared = partial(SharedPrompts, settings, process.clock)
+        prompts = draft.keep(("shared-prompts", pool), shared, settings=settings)
+        poster = draft.get(("warmup-connections", pool), partial(PooledFetcher, TIMEOUT, process.clock, process.trust))
         sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
-        return draft.get(
-            ("warmup", pool), lambda: Warmup(settings, prompts, sender.send, process.clock, process.random), settings
-        )
+        made = partial(Warmup, settings, prompts, sender.send, process.clock, process.random)
+        return prompts, draft.get(("warmup", pool), made, settings)
 
     # The path of requests.
 
-    def _pools(
-        self,
-        schedulings: Mapping[str, Scheduling],
-        gates: Mapping[str, Sequence[Gate]],
-        failover: Failover,
-        listeners: Listeners,
-    ) -> Sequence[Pool]:
-        fleet, number = self.process.fleet, len(schedulings)
-        return [
-            Pool(pods_of(fleet, name, number), one, gates[name], name, self._split_requests(name, failover), listeners)
-            for name, one in schedulings.items()
-        ]
-
-    def _split_requests(self, pool: str, failover: Failover) -> SplitRequests:
+    def _pool(self, name: str, scheduling: Scheduling) -> Pool:
         process = self.process
-        return SplitRequests(
-            self.settings.all_pools[pool].disaggregation,
-            failover,
+        split_requests = SplitRequests(
+            self.settings.all_pools[name].disaggregation,
+            self.failover,
             process.ledger,
             process.clock,
             process.random,
             process.tasks,
-            process.observation.catalogue.handed_over.cell,
+            process.catalogue.handed_over.cell,
             self.settings.security.expose_endpoint,
         )
+        pods = pods_of(process.fleet, name, len(self.schedulings))
+        return Pool(pods, scheduling, self.gates[name], name, split_requests, self.listeners)
 
-    def _failover(self, schedulings: Mapping[str, Scheduling], flow_controls: Mapping[str, FlowControl]) -> Failover:
+    def _failover(self) -> Failover:
         process, draft, retries = self.process, self.draft, self.settings.reliability.retries
-        fleet, clock, percent = process.fleet, process.clock, retries.budget_percent
-        budget = draft.get("retry-budget", lambda: RetryBudget(percent, clock, lambda: process.ledger.entered))
-        draft.assign(budget, percent=percent)
+        fleet, clock, percent, schedulings = process.fleet, process.clock, retries.budget_percent, self.schedulings
+        made = partial(RetryBudget, percent, clock, lambda: process.ledger.entered)
+        budget = draft.keep("retry-budget", made, percent=percent)
         first = next(iter(schedulings.values()))
 
         def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
@@ -389,13 +376,13 @@ class _Build:
             budget,
             process.connections.takes_connections,
             process.timer.sleep,
-            narrow=narrowing(flow_controls),
+            narrow=narrowing(self.flow_controls),
             others=others,
-            count_continuation=process.observation.catalogue.continuations.cell().add,
+            count_continuation=process.catalogue.continuations.cell().add,
             poison=draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
         )
 
-    def _hedging(self, failover: Failover) -> Hedging | None:
+    def _hedging(self) -> Hedging | None:
         """Return None if requests are not hedged."""
         process, draft, wanted = self.process, self.draft, self.settings.reliability.hedging
         if wanted is None:
@@ -403,76 +390,64 @@ class _Build:
         from proxy.reliability.hedging import SAVED_UP, HedgeDelays, Hedging
 
         clock, percent = process.clock, wanted.budget_percent
-        delays = draft.get("hedge-delays", lambda: HedgeDelays(wanted))
-        draft.assign(delays, settings=wanted)
-        budget = draft.get(
-            "hedging-budget",
-            lambda: RetryBudget(percent, clock, lambda: process.ledger.entered, per_second=0.0, most=SAVED_UP),
-        )
-        draft.assign(budget, percent=percent)
-        return Hedging(wanted, failover, clock, delays, budget, process.observation.catalogue.hedges.cell)
+        delays = draft.keep("hedge-delays", partial(HedgeDelays, wanted), settings=wanted)
+        made = partial(RetryBudget, percent, clock, lambda: process.ledger.entered, per_second=0.0, most=SAVED_UP)
+        budget = draft.keep("hedging-budget", made, percent=percent)
+        return Hedging(wanted, self.failover, clock, delays, budget, process.catalogue.hedges.cell)
 
-    def _gateway(
-        self,
-        authenticator: Authenticator | None,
-        limits: RateLimiter | None,
-        resolver: Resolver | None,
-        failover: Failover,
-        pools: Sequence[Pool],
-        explained: Explained | None,
-    ) -> Gateway:
-        process, settings = self.process, self.settings
-        admission: Admission | Resolver | None = resolver
-        if authenticator is not None:
-            admission = Admission(resolver, None if limits is None else limits.counts_tokens)
-        wants = None if explained is None else explained.wants
+    def _gateway(self) -> Gateway:
+        process, settings, limits = self.process, self.settings, self.limits
+        admission: Admission | Resolver | None = self.resolver
+        if self.authenticator is not None:
+            admission = Admission(self.resolver, None if limits is None else limits.counts_tokens)
+        wants = None if self.explained is None else self.explained.wants
         return Gateway(
             process.fleet,
-            pools,
+            [self._pool(*named) for named in self.schedulings.items()],
             process.bindings,
             process.clock,
-            failover,
-            hedging=self._hedging(failover),
+            self.failover,
+            hedging=self._hedging(),
             request_timeout=settings.reliability.timeouts.request,
             expose_endpoint=settings.security.expose_endpoint,
             ask_for_usage=settings.telemetry.ask_for_usage,
             authorizer=admission,
-            model_names=resolver,
+            model_names=self.resolver,
             model_reads=process.model_reads,
             recorder=DecisionRecorder(process.observation.observer.plugin_took, wants),
             parser=process.parser,
         )
 
-    def _served(self, gateway: Gateway, authenticator: Authenticator | None, listeners: Listeners) -> ServedGraph:
+    def _served(self) -> ServedGraph:
         process, settings = self.process, self.settings
         return ServedGraph(
-            gateway,
+            self.gateway,
             settings.security,
             settings.reliability.timeouts,
-            listeners,
-            retries_instead=gateway.failover.retries_instead,
+            self.listeners,
+            retries_instead=self.failover.retries_instead,
             reason_to_give_up=process.liveness.reason_to_give_up,
-            authenticator=authenticator,
+            authenticator=self.authenticator,
             continuable_models=settings.reliability.continuation.models,
         )
 
-    def _listeners(
-        self,
-        explained: Explained | None,
-        poison: Poison,
-        prompts: Mapping[str, SharedPrompts],
-        schedulings: Mapping[str, Scheduling],
-    ) -> Listeners:
+    def _listeners(self) -> Listeners:
         """Return the listeners of all pools. The ledger is first: gates and hooks read the cost of an attempt."""
         process = self.process
-        reliability: list[Listener] = [process.breakers, poison, ReadsAfterNotFound(process.model_reads)]
-        decisions: list[Listener] = [] if explained is None else [explained]
-        has_shadows = any(profile.shadow for one in schedulings.values() for profile in one.effective.profiles)
-        shadows: list[Listener] = [Shadows(process.observation.observer)] if has_shadows else []
-        scaled: list[Listener] = [process.signals] if self.settings.autoscale.pools else []
-        warming: list[Listener] = [_Prompts(prompts)] if prompts else []
-        observers = [*decisions, *process.observation.listeners, *shadows, *scaled, *warming]
-        return Listeners([process.ledger, *reliability, process.bindings, *observers])
+        has_shadows = any(profile.shadow for one in self.schedulings.values() for profile in one.effective.profiles)
+        listeners: list[Listener | None] = [
+            process.ledger,
+            process.breakers,
+            self.failover.poison,
+            ReadsAfterNotFound(process.model_reads),
+            process.bindings,
+            self.explained,
+            *process.observation.listeners,
+            Shadows(process.observation.observer) if has_shadows else None,
+            process.signals if self.settings.autoscale.pools else None,
+            _Prompts(self.prompts) if self.prompts else None,
+        ]
+        return Listeners([listener for listener in listeners if listener is not None])
 
 
 def session_headers(schedulings: Iterable[Scheduling]) -> tuple[str, ...]:

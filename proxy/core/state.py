@@ -62,6 +62,12 @@ class Draft:
         value: T = entry.value
         return value
 
+    def keep(self, key: Hashable, make: Callable[[], T], **attributes: Any) -> T:
+        """As `get`, for an object whose attributes change: assign these to it."""
+        value = self.get(key, make)
+        self.assign(value, **attributes)
+        return value
+
     def assign(self, owner: object, **attributes: Any) -> None:
         """Assign these attributes when the draft is committed. Raise AttributeError for one that does not exist."""
         for name, value in attributes.items():

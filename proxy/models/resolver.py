@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -50,23 +50,6 @@ ALIAS, HEADER, ANY = "alias", "header", "any"
 """Names in metrics of rewrites without a rule, or by a rule without a name."""
 
 
-class RewriteMetrics(Protocol):
-    """Metrics of rewrites and fallbacks, with the names of the configuration."""
-
-    def rewritten(self, rule: str, model: str) -> None: ...
-    def fell_back(self, model: str, to: str) -> None: ...
-
-
-class Uncounted(RewriteMetrics):
-    """Count nothing: for dry runs."""
-
-    def rewritten(self, rule: str, model: str) -> None:
-        pass
-
-    def fell_back(self, model: str, to: str) -> None:
-        pass
-
-
 class Resolver:
     """Resolves model names. Without an identity, headers may name the tenant, the objective and the model. An identity
     decides itself, and a header may only name an objective that the key permits."""
@@ -75,18 +58,18 @@ class Resolver:
         self,
         settings: ModelSettings,
         random: Random,
-        watcher: RewriteMetrics,
+        catalogue: Catalogue | None = None,
         waker: Waker | None = None,
         pools: Collection[str] = (),
         sessions: Sequence[str] = (),
     ) -> None:
-        """`pools` that a fallback may name; `sessions` are headers, in lower case, that tell tenants apart where none
-        is named."""
+        """`catalogue` has the metrics of rewrites; None counts nothing. `pools` that a fallback may name; `sessions`
+        are headers, in lower case, that tell tenants apart where none is named."""
         self._pools = pools
         self._sessions = sessions
         self._tenant_headers = (*FAIRNESS, *sessions)
         self._random = random
-        self._watcher = watcher
+        self._catalogue = catalogue
         self._waker = waker
         self.settings = settings
 
@@ -102,7 +85,7 @@ class Resolver:
 
     def unheard(self) -> Resolver:
         """Return a resolver for dry runs: it counts nothing and wakes no pods."""
-        return Resolver(self._settings, self._random, Uncounted(), None, self._pools, self._sessions)
+        return Resolver(self._settings, self._random, None, None, self._pools, self._sessions)
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
         """Raise UnknownModel for a model that the key may not use, BadRequest for a body that cannot name another."""
@@ -155,7 +138,8 @@ class Resolver:
             body = request.body if model == request.model else _rewritten(request, model)
         except BadRequest:
             raise _in_words_of(naming, request, error) from error
-        self._watcher.fell_back(request.model, name)
+        if self._catalogue is not None:
+            self._catalogue.fallbacks.cell(request.model, name).add()
         naming = replace(naming, fallbacks=tuple(others), pool=pool)
         return changed(with_fresh_state(request), model=model, body=body, naming=naming)
 
@@ -182,17 +166,21 @@ class Resolver:
         """Return the model, and the only pool that may serve it; empty: any pool."""
         named = _first(request.headers, REWRITE) if identity is None else ""
         if named:
-            self._watcher.rewritten(HEADER, "")
+            self._count_rewrite(HEADER, "")
             return named, ""
         model = self._settings.aliases.get(request.model, request.model)
         for rule in self._rules:
             if rule.model in ("", model, request.model) and _has(request.headers, rule):
                 drawn = self._draw(rule, request.headers)
-                self._watcher.rewritten(rule.name or rule.model or ANY, drawn.model)
+                self._count_rewrite(rule.name or rule.model or ANY, drawn.model)
                 return drawn.model, drawn.pool
         if model != request.model:
-            self._watcher.rewritten(ALIAS, model)
+            self._count_rewrite(ALIAS, model)
         return model, ""
+
+    def _count_rewrite(self, rule: str, model: str) -> None:
+        if self._catalogue is not None:
+            self._catalogue.rewrites.cell(rule, model).add()
 
     def _draw(self, rule: Rewrite, headers: Mapping[str, str]) -> Target:
         """Draw a target by weight. If any target has a weight, targets without one or with 0 are never drawn."""
@@ -251,19 +239,6 @@ def _rewritten(request: InferenceRequest, model: str) -> bytes:
             param="model",
         )
     return body
-
-
-class ModelSeries:
-    """Counts rewrites and fallbacks."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-
-    def rewritten(self, rule: str, model: str) -> None:
-        self._catalogue.rewrites.cell(rule, model).add()
-
-    def fell_back(self, model: str, to: str) -> None:
-        self._catalogue.fallbacks.cell(model, to).add()
 
 
 WAKE_UP = "/wake_up"

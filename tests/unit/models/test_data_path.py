@@ -19,7 +19,6 @@ from proxy.fleet.settings import PodSettings
 from proxy.models.resolver import Resolver
 from proxy.models.settings import ModelSettings
 from proxy.pool import Pool
-from tests.unit.models.test_resolver import Counts
 from tests.unit.test_gateway import FakeClientRequest, World, good, refused
 
 SETTINGS = {"aliases": {"gpt": "m"}, "fallbacks": {"m": ["n"], "never": ["m"]}}
@@ -35,7 +34,7 @@ def world() -> World:
     made = World(names="ab")
     made.fleet.reached(made.fleet.add(PodSettings("http://z:1", "z", models=("n",))))
     made.gateway.authorizer = made.gateway.model_names = Resolver(
-        params.load(ModelSettings, SETTINGS), random.Random(1), Counts()
+        params.load(ModelSettings, SETTINGS), random.Random(1)
     )
     return made
 

@@ -26,23 +26,15 @@ from proxy.core.ports import IDENTITY, Identity
 from proxy.core.request import DataKey, InferenceRequest, Naming
 from proxy.models.resolver import Resolver
 from proxy.models.settings import ModelSettings
+from proxy.telemetry.metrics import Catalogue, Counter, Family
 
 
-class Counts:
-    """A Watcher that remembers."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, ...]] = []
-
-    def rewritten(self, rule: str, model: str) -> None:
-        self.seen.append(("rewritten", rule, model))
-
-    def fell_back(self, model: str, to: str) -> None:
-        self.seen.append(("fell back", model, to))
+def resolver(counts: Catalogue | None = None, pools: tuple[str, ...] = (), **settings: Any) -> Resolver:
+    return Resolver(params.load(ModelSettings, settings), random.Random(4), counts, pools=pools)
 
 
-def resolver(counts: Counts | None = None, pools: tuple[str, ...] = (), **settings: Any) -> Resolver:
-    return Resolver(params.load(ModelSettings, settings), random.Random(4), counts or Counts(), pools=pools)
+def counted(family: Family[Counter]) -> dict[tuple[str, ...], float]:
+    return {labels: cell.value for labels, cell in family.cells.items()}
 
 
 def request(model: str = "m", **headers: str) -> InferenceRequest:
@@ -154,7 +146,7 @@ def test_a_session_keeps_its_target() -> None:
 
 
 def test_rewrites_are_counted_by_rule() -> None:
-    counts = Counts()
+    counts = Catalogue("test")
     rules = [
         {"name": "canary", "model": "m", "targets": [{"model": "new"}]},
         {"model": "n", "targets": [{"model": "x"}]},
@@ -164,7 +156,7 @@ def test_rewrites_are_counted_by_rule() -> None:
         it.resolve(request(incoming), None)
     it.resolve(request(x_llm_d_model_name_rewrite="made up"), None)
     labels = [("canary", "new"), ("n", "x"), ("alias", "llama"), ("header", "")]
-    assert counts.seen == [("rewritten", *each) for each in labels]
+    assert counted(counts.rewrites) == dict.fromkeys(labels, 1)
 
 
 def test_the_requested_name_is_kept_only_if_another_model_may_respond() -> None:
@@ -206,17 +198,17 @@ MARK: DataKey[str] = DataKey("Mark")
     "error", [NoEndpoints("none"), UnknownModel("big"), QueueFull("full"), Saturated("full"), AllFailed("tried 3")]
 )
 async def test_without_capacity_the_next_model_is_tried(error: RequestError) -> None:
-    counts = Counts()
+    counts = Catalogue("test")
     it = resolver(counts, aliases={"gpt": "big"}, fallbacks={"big": ["mid", "small"]})
     pods = Pods(big=error, mid=error)
     await it.try_each(it.resolve(request("gpt"), None), pods.send)
     assert pods.models == ["big", "mid", "small"]
     assert pods.requests[2].body == b'{"model": "small", "messages": []}'
-    assert counts.seen[1:] == [("fell back", "big", "mid"), ("fell back", "mid", "small")]
+    assert counted(counts.fallbacks) == {("big", "mid"): 1, ("mid", "small"): 1}
 
 
 async def test_a_fallback_may_name_a_pool_and_otherwise_the_whole_name_is_a_model() -> None:
-    counts = Counts()
+    counts = Catalogue("test")
     it = resolver(counts, ("default", "spare"), fallbacks={"m": ["m@spare", "n@home", "n"]})
     pods = Pods(m=NoEndpoints("none"), **{"n@home": NoEndpoints("none")})
     incoming = it.resolve(request("m"), None)
@@ -228,7 +220,7 @@ async def test_a_fallback_may_name_a_pool_and_otherwise_the_whole_name_is_a_mode
         ("n", ""),
     ]
     assert pods.requests[1].body is incoming.body
-    assert counts.seen[0] == ("fell back", "m", "m@spare")
+    assert counted(counts.fallbacks)["m", "m@spare"] == 1
 
 
 def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
@@ -309,7 +301,7 @@ def test_a_rule_without_targets_is_refused(rule: dict[str, Any]) -> None:
 
 
 def test_sessions_of_agents_are_tenants_where_none_is_named() -> None:
-    it = Resolver(ModelSettings(), random.Random(4), Counts(), sessions=("session-id",))
+    it = Resolver(ModelSettings(), random.Random(4), sessions=("session-id",))
     assert it.resolve(request(session_id="s"), None).tenant == "s"
     assert it.resolve(request(session_id="s", x_llm_d_inference_fairness_id="t"), None).tenant == "t"
     assert it.resolve(request(session_id="s"), KEY).tenant == "acme"

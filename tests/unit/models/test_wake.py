@@ -20,7 +20,6 @@ from proxy.fleet.store import Fleet
 from proxy.models import resolver
 from proxy.models.resolver import AGAIN, Resolver, Waker
 from proxy.models.settings import ModelSettings
-from tests.unit.models.test_resolver import Counts
 
 
 class Bedroom:
@@ -59,7 +58,7 @@ class Bedroom:
         return pod
 
     def resolver(self, **settings: object) -> Resolver:
-        return Resolver(params.load(ModelSettings, settings), random.Random(1), Counts(), self.waker)
+        return Resolver(params.load(ModelSettings, settings), random.Random(1), waker=self.waker)
 
     async def send(self, request: InferenceRequest) -> None:
         if not self.fleet.endpoints_for(request.model):
