@@ -37,7 +37,7 @@ class DataParallelSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, of which a class cannot have two bases
+@dataclass(frozen=True, kw_only=True)  # no slots: a class can inherit them from one base only
 class SharedPodSettings:
     """The settings of one pod, and of all pods that a discovery source finds."""
 
