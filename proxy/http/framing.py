@@ -9,7 +9,6 @@ with a chunk may go out without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from proxy.openai.events import EVENT_ENDS
 
@@ -25,32 +24,32 @@ Bodies = Sequence[bytes]
 Marks = Sequence[int]
 
 
-class Framing(Protocol):
-    @property
-    def in_step(self) -> bool:
-        """Whether the pod's chunks pass unchanged and everything has been sent: a read that ends with a chunk may then
-        bypass the framing. `bodies` and `marks` of the next call may start with the ones of such reads."""
+class Framing:
+    """The bare body; the base of the framings."""
 
-    @property
-    def has_transforms(self) -> bool:
-        """Whether the body goes through a pipeline, which no read may bypass."""
+    __slots__ = ()
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
+    in_step = False
+    """Whether the pod's chunks pass unchanged and everything has been sent: a read that ends with a chunk may then
+    bypass the framing. `bodies` and `marks` of the next call may start with the ones of such reads."""
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        return b"".join(bodies)
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         """`exact`: no bytes of another message follow in `raw`."""
+        return b"".join(bodies)
 
     def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         """Return what ends an interrupted event stream: `event` after a blank line, and the end of the framing; None if
         the connection must be aborted. `tail` is the end of the body so far."""
+        return None
 
 
-class Plain:
+class Plain(Framing):
     """The bare body, whose length is in the head."""
 
     __slots__ = ()
-    in_step = False
-    has_transforms = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return raw
@@ -58,33 +57,20 @@ class Plain:
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         return raw if exact else b"".join(bodies[-1:])
 
-    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
-        return None
 
-
-class UntilClose:
+class UntilClose(Framing):
     """The bare body, which ends with the client's connection."""
 
     __slots__ = ()
-    in_step = False
-    has_transforms = False
-
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
-        return b"".join(bodies)
-
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
-        return b"".join(bodies)
 
     def end_with(self, event: bytes, tail: bytes) -> bytes | None:
         return _after_blank_line(tail) + event
 
 
-class Rechunked:
+class Rechunked(Framing):
     """A body that ends with the pod's connection, sent as one chunk per read."""
 
     __slots__ = ()
-    in_step = False
-    has_transforms = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return chunk(b"".join(bodies))
@@ -96,17 +82,15 @@ class Rechunked:
         return chunk(_after_blank_line(tail) + event) + LAST_CHUNK
 
 
-class WholeChunks:
+class WholeChunks(Framing):
     """The pod's own chunks, unchanged, each sent only when it is complete, so that the stream can stop after any of
     them. Nearly all reads end with a chunk and cost two comparisons. A chunk larger than HELD_LIMIT is sent as chunks
     of its reads from then on."""
 
-    __slots__ = ("_held", "_held_size", "_splitting", "in_step")
-    has_transforms = False
+    __slots__ = ("_held", "_splitting", "in_step")
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._held_size = 0
+        self._held = b""
         self._splitting = False
         self.in_step = True
 
@@ -121,13 +105,13 @@ class WholeChunks:
         """Trailers are dropped."""
         if self._splitting:
             return chunk(b"".join(bodies)) + LAST_CHUNK
-        raw = self._join(raw)
+        raw = self._held + raw
         if exact and (raw.endswith(b"\r\n0\r\n\r\n") or raw == LAST_CHUNK):
             return raw
         return raw[: _whole(raw)] + LAST_CHUNK
 
     def end_with(self, event: bytes, tail: bytes) -> bytes | None:
-        unsent = len(_body_of_part(self._join(b"")))
+        unsent = len(_body_of_part(self._held))
         sent = tail[: len(tail) - unsent] if unsent < len(tail) or not unsent else b"?"
         return chunk(_after_blank_line(sent) + event) + LAST_CHUNK
 
@@ -135,30 +119,14 @@ class WholeChunks:
         if self._splitting:
             self._splitting = not (marks and marks[-1] and raw.endswith(b"\r\n"))
             return chunk(b"".join(bodies))
-        if self._held and CLOSED not in marks:
-            self._hold(raw)
-            return self._split() if self._held_size > HELD_LIMIT else b""
-        raw = self._join(raw)
+        raw = self._held + raw
         end = _whole(raw)
-        if end < len(raw):
-            self._hold(raw[end:])
-        return raw[:end] + (self._split() if self._held_size > HELD_LIMIT else b"")
-
-    def _hold(self, raw: bytes) -> None:
-        self._held.append(raw)
-        self._held_size += len(raw)
-
-    def _join(self, raw: bytes) -> bytes:
-        """Return the held bytes followed by `raw`, and hold nothing."""
-        if self._held:
-            raw = b"".join((*self._held, raw))
-            self._held.clear()
-            self._held_size = 0
-        return raw
-
-    def _split(self) -> bytes:
-        self._splitting = True
-        return chunk(_body_of_part(self._join(b"")))
+        held = raw[end:]
+        if len(held) <= HELD_LIMIT:
+            self._held = held
+            return raw[:end]
+        self._held, self._splitting = b"", True
+        return raw[:end] + chunk(_body_of_part(held))
 
 
 def chunk(body: bytes) -> bytes:

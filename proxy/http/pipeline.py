@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from proxy.core.attempt import NOT_YET, Attempt
-from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
+from proxy.http.framing import LAST_CHUNK, Bodies, Framing, Marks, chunk
 from proxy.openai.bodies import renamed, renaming
 from proxy.openai.events import EVENT_END, DropUsage, telling
 
@@ -26,24 +26,20 @@ LARGEST_WHOLE = 4 * 1024 * 1024
 unchanged."""
 
 
-class ResponseTransform(Protocol):
-    """One change to a stream of events."""
-
-    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        """Return the events to pass on. `ends`: no more events follow, so none may be held back. An event without a
-        blank line at its end is incomplete: the stream ended, or the event is too long."""
+ResponseTransform = Callable[[list[bytes], bool], list[bytes]]
+"""One change to a stream: (events, ends) -> the events to pass on. `ends`: no more events follow, so none may be held
+back. An event without a blank line at its end is incomplete: the stream ended, or the event is too long."""
 
 
-class Pipeline:
+class Pipeline(Framing):
     """The framing of a stream whose events go through transforms: each event in its own chunk, as engines send them."""
 
     __slots__ = ("_begun", "_chunked", "_has_sent_part", "_transforms")
     in_step = True
-    has_transforms = True
 
     def __init__(self, transforms: Sequence[ResponseTransform], chunked: bool) -> None:
         """`chunked`: the client gets chunks, else the bare body."""
-        self._transforms = tuple(stage.process for stage in transforms)
+        self._transforms = tuple(transforms)
         self._chunked = chunked
         self._begun = bytearray()
         """An incomplete event."""
@@ -56,8 +52,8 @@ class Pipeline:
     def process(self, body: bytes) -> bytes:
         """Return what goes to the client of the next bytes of the body."""
         events = self._events(body)
-        for process in self._transforms:
-            events = process(events, False)
+        for transform in self._transforms:
+            events = transform(events, False)
         return self._framed(events)
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
@@ -105,16 +101,14 @@ class Pipeline:
         return chunk(events[0]) if len(events) == 1 else b"".join(map(chunk, events))
 
 
-class WholeBody:
+class WholeBody(Framing):
     """The framing of a JSON text of known length, which goes through the transforms at its end, as its length
     changes."""
 
     __slots__ = ("_pieces", "_size", "_transforms")
-    in_step = False
-    has_transforms = False
 
     def __init__(self, transforms: Sequence[ResponseTransform]) -> None:
-        self._transforms = tuple(stage.process for stage in transforms)
+        self._transforms = transforms
         self._pieces: list[bytes] | None = []
         """None once the body has become too large to wait for its end."""
         self._size = 0
@@ -135,36 +129,6 @@ class WholeBody:
         body = b"".join((*self._pieces, *bodies))
         return b"".join(_at_end(self._transforms, [body])) if body else b""
 
-    def end_with(self, event: bytes, tail: bytes) -> bytes | None:
-        return None
-
-
-class RenameModel:
-    """Stage that replaces the model name by the one that the client used."""
-
-    __slots__ = ("_rename",)
-
-    def __init__(self, attempt: Attempt, named_model: str, whole: bool) -> None:
-        names = (attempt.endpoint.models or frozenset()) | {attempt.request.model}
-        self._rename = partial(_renamed, named_model) if whole else renaming(names, named_model)
-
-    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        return list(map(self._rename, events))
-
-
-class PatchCachedTokens:
-    """Stage that reports the cached tokens of the pod that computed the prompt, if another one responds."""
-
-    __slots__ = ("_attempt",)
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-
-    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        """The number may become known while the response is sent; usage comes last."""
-        cached = self._attempt.cached_to_report
-        return events if cached is None or cached == NOT_YET else list(map(telling(cached), events))
-
 
 def is_changed(attempt: Attempt) -> bool:
     """Return whether the response names another model than the client did, or other cached tokens than it should."""
@@ -175,10 +139,24 @@ def transforms_of(attempt: Attempt, whole: bool = False) -> list[ResponseTransfo
     """Return the transforms for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
     transforms: list[ResponseTransform] = []
     if (named_model := _requested_name(attempt)) is not None:
-        transforms.append(RenameModel(attempt, named_model, whole))
+        transforms.append(_renaming(attempt, named_model, whole))
     if attempt.cached_to_report is not None:
-        transforms.append(PatchCachedTokens(attempt))
+        transforms.append(partial(_report_cached, attempt))
     return transforms
+
+
+def _renaming(attempt: Attempt, named_model: str, whole: bool) -> ResponseTransform:
+    """Return the transform that replaces the model name by the one that the client used."""
+    names = (attempt.endpoint.models or frozenset()) | {attempt.request.model}
+    rename = (lambda body: renamed(body, named_model) or body) if whole else renaming(names, named_model)
+    return lambda events, ends: list(map(rename, events))
+
+
+def _report_cached(attempt: Attempt, events: list[bytes], ends: bool) -> list[bytes]:
+    """Report the cached tokens of the pod that computed the prompt, if another one responds. The number may become
+    known while the response is sent; usage comes last."""
+    cached = attempt.cached_to_report
+    return events if cached is None or cached == NOT_YET else list(map(telling(cached), events))
 
 
 def event_transforms(
@@ -187,15 +165,15 @@ def event_transforms(
     """Return the transforms of a stream of events; without the transforms of `transforms_of` if it is not `named`."""
     transforms: list[ResponseTransform] = []
     if continuation is not None:
-        transforms.append(continuation.record_events())
+        transforms.append(continuation.record_events().process)
     if attempt.request.asks_usage:
-        transforms.append(DropUsage())
+        transforms.append(DropUsage().process)
     return transforms + transforms_of(attempt) if named else transforms
 
 
-def _at_end(transforms: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
-    for process in transforms:
-        events = process(events, True)
+def _at_end(transforms: Sequence[ResponseTransform], events: list[bytes]) -> list[bytes]:
+    for transform in transforms:
+        events = transform(events, True)
     return events
 
 
@@ -205,8 +183,3 @@ def _requested_name(attempt: Attempt) -> str | None:
     if request.naming is None or request.naming.requested == request.model:
         return None
     return request.naming.requested
-
-
-def _renamed(named_model: str, body: bytes) -> bytes:
-    text = renamed(body, named_model)
-    return body if text is None else text

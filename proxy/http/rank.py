@@ -5,7 +5,6 @@ one of them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest
@@ -31,11 +30,6 @@ class RankGate(Gate):
         if not left:
             raise BadRequest(f"X-Data-Parallel-Rank: no pod has a data-parallel rank {named[:16]!r}.")
         return left
-
-
-@lru_cache(maxsize=1024)
-def rank_line(rank: int) -> bytes:
-    return b"%b: %d\r\n" % (RANK_HEADER.encode(), rank)
 
 
 def body_for(endpoint: Endpoint, body: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -35,7 +36,7 @@ from proxy.http.head import (
     passing,
     refusal,
 )
-from proxy.http.rank import body_for, rank_line
+from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
 from proxy.http.upstream.connection import PodConnection, ResponseMeter
@@ -51,31 +52,6 @@ CLOSE_RACE = 0.01
 the request arrived. An engine that crashes as quickly is detected on the fresh connection, which it refuses."""
 
 
-class DeadlineTimer:
-    """Checks an attempt when the client's deadline passes; the sweep may be a second late."""
-
-    __slots__ = ("_context", "_deadline", "_outlet", "_timer")
-
-    def __init__(self, deadline: float, context: RelayContext, outlet: ClientConnection | AttemptLane) -> None:
-        self._deadline = deadline
-        self._context = context
-        self._outlet = outlet
-        self._timer: asyncio.TimerHandle | None = None
-        self._check()
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _check(self) -> None:
-        """Set the timer again if it fired early: event loops keep time less exactly than the clock."""
-        now, self._timer = self._context.clock.now(), None
-        if now <= self._deadline:
-            self._timer = self._context.loop.call_later(self._deadline - now + 0.001, self._check)
-        elif (sink := self._outlet.sink) is not None:
-            sink.check(now)
-
-
 class ClientRelay:
     """Implements `core.ports.Relay` for one request. `attempt` is its last attempt."""
 
@@ -87,7 +63,6 @@ class ClientRelay:
         self.attempt: Attempt | None = None
 
     def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
-        """See the port."""
         client_request = self._client_request
         if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
             return None
@@ -113,9 +88,8 @@ class ClientRelay:
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
         if TIME_LIMIT in attempt.request.headers:
-            timer = DeadlineTimer(
-                attempt.request.deadline, context, client_request.connection if lane is None else lane
-            )
+            deadline, outlet = attempt.request.deadline, client_request.connection if lane is None else lane
+            timer = context.loop.call_later(deadline - context.clock.now(), _end_at, deadline, outlet)
         try:
             pod = context.pool.connections[attempt.endpoint.url]
             head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
@@ -155,12 +129,12 @@ class ClientRelay:
                 timer.cancel()
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
-        """See the port."""
         context = self._context
         try:
             pod = context.pool.connections[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
-            head = self._head(attempt, pod.address, body, _unpacked(self._client_request.raw_headers))
+            headers = [each for each in self._client_request.raw_headers if each[0].lower() != b"accept-encoding"]
+            head = self._head(attempt, pod.address, body, headers)  # a compressed response could not be read here
             used, raced = pod.acquire(), None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
@@ -218,7 +192,6 @@ class ClientRelay:
         return Ending.CLIENT_GONE if self._client_request.has_left else Ending.EVICTED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """See the port."""
         self.attempt = attempt
         self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
 
@@ -264,11 +237,14 @@ class ClientRelay:
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
         if rank is not None:
-            ours += rank_line(rank)
-        if attempt.upstream_headers:
-            added = attempt.upstream_headers
-            ours = _identified(ours, client_request.id_line, added)
-            headers = _untraced(headers, added)
+            ours += header_line(RANK_HEADER, str(rank))
+        if attempt.upstream_headers:  # of hooks, which may replace the id and the trace context of the client
+            names = [name for name, _ in attempt.upstream_headers]
+            if "x-request-id" in names:
+                ours = ours.replace(client_request.id_line, b"", 1)
+            if "traceparent" in names:
+                headers = [each for each in headers if each[0].lower() not in (b"traceparent", b"tracestate")]
+            ours += encode_pairs(attempt.upstream_headers)
         # The cached head has all fields, so it is not used where kvlane has removed the key of the client.
         if read is not None and headers is read.raw_headers:
             first = read.beginning(address.base, address.host_header, key is not None)
@@ -291,6 +267,13 @@ class ClientRelay:
         return b"content-length: 0\r\n" if client_request.method in ("POST", "PUT", "PATCH") else b""
 
 
+def _end_at(deadline: float, outlet: ClientConnection | AttemptLane) -> None:
+    """End the attempt whose client's deadline has passed; the sweep may be a second late. An event loop may call this a
+    little earlier, because it keeps time less exactly than the clock."""
+    if outlet.sink is not None:
+        outlet.sink.check(math.nextafter(deadline, math.inf))
+
+
 async def _connected(
     pool: UpstreamPool, pod: PodConnections, raced: KvlaneError | None, deadline: float
 ) -> PodConnection:
@@ -309,25 +292,6 @@ def passed_on(attempt: Attempt, body: bytes, request_id: str) -> tuple[int, Pair
     kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
     headers = [("content-type", kind), ("x-request-id", request_id), *attempt.response_headers]
     return attempt.status or 502, headers, body
-
-
-def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> bytes:
-    """Return the headers with the lines of hooks, which may contain another id for the request."""
-    if any(name == "x-request-id" for name, _ in added):
-        ours = ours.replace(id_line, b"", 1)
-    return ours + encode_pairs(added)
-
-
-def _unpacked(headers: RawHeaders) -> RawHeaders:
-    """Return the headers for a response that kvlane reads itself and that must not be compressed."""
-    return [pair for pair in headers if pair[0].lower() != b"accept-encoding"]
-
-
-def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
-    """Return the headers without the client's trace context if a hook has added kvlane's own."""
-    if not any(name == "traceparent" for name, _ in added):
-        return headers
-    return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
 
 
 async def _pump(upload: Upload, connection: PodConnection, response: Response, chunked: bool) -> None:
@@ -371,7 +335,6 @@ class ResponseRace:
             self.client_request.connection.sink = None
 
     async def relay(self, attempt: Attempt) -> None:
-        """See the port."""
         self._relay.attempt = self._relay.attempt or attempt
         lane = AttemptLane(self, attempt)
         self._lanes.append(lane)

@@ -137,22 +137,6 @@ MOST_BEGINNINGS = 64
 class RequestHead:
     """The immutable part that requests with the same head share."""
 
-    __slots__ = (
-        "_beginnings",
-        "chunked",
-        "closing",
-        "headers",
-        "id",
-        "length",
-        "method",
-        "path",
-        "query",
-        "raw_headers",
-        "speaks_11",
-        "target",
-        "wants_websocket",
-    )
-
     def __init__(self, head: Head) -> None:
         self.method = head.method
         self.path, self.query = split_target(head.path)

@@ -33,7 +33,7 @@ from proxy.http.pipeline import (
     transforms_of,
 )
 from proxy.http.request import HttpRequest
-from proxy.http.upstream.connection import MOST_PASSED, PodConnection
+from proxy.http.upstream.connection import MOST_PASSED, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
 from proxy.openai.events import ends_whole, usage_from
@@ -72,7 +72,7 @@ class RelayContext:
     """Patterns of models whose responses another pod can continue."""
 
 
-class Response:
+class Response(Receiver):
     """The response of one attempt, from sending the request to its ending.
 
     States: waiting for the head -> held back, while the start of the body decides whether the pod declines (`_decide`)
@@ -90,11 +90,6 @@ class Response:
     Otherwise it gets None, even if the response failed. Attributes that most responses never change are class
     attributes and are not stored per response."""
 
-    head: ResponseHead | None = None
-    """The head as the pod's connection has read it; None before that and after it has been relayed."""
-    reads_head = False
-    """Whether `start` must inspect the head of a simple response, because its body is changed or continues another
-    response."""
     paused = False
     upload_resumed: asyncio.Future[None] | None = None
     """Pending while the pod does not keep up with an upload."""
@@ -206,7 +201,7 @@ class Response:
         self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
-        elif framing.has_transforms:
+        elif isinstance(framing, Pipeline):
             connection.receive = self._pass_events
         else:
             connection.pass_chunks(self._client_request.transport.write)
@@ -311,25 +306,21 @@ class Response:
 
     def evict(self) -> None:
         """End the response because the proxy stops."""
-        self._connection.abort()
-        if self._has_started:
-            self._end_incomplete(Ending.EVICTED, STOPPED)
-        else:
-            self._attempt.ending = Ending.EVICTED
-            self._resolve(ShuttingDown())
+        self.abandon(STOPPED, ShuttingDown())
 
-    def abandon(self) -> None:
-        """End the response because the relay was cancelled."""
+    def abandon(self, message: str = EVICTED, error: KvlaneError | None = None) -> None:
+        """End the response because the relay was cancelled. A client that has a part of it receives `message`; `done`
+        gets `error` if the response did not start."""
         if self._attempt.ending is not None:
             return
         self._connection.abort()
         if self._client_request.transport.is_closing():
             self._end_attempt(Ending.CLIENT_GONE)
         elif self._has_started:
-            self._end_incomplete(Ending.EVICTED, EVICTED)
+            self._end_incomplete(Ending.EVICTED, message)
         else:
             self._attempt.ending = Ending.EVICTED
-            self._resolve(None)
+            self._resolve(error)
 
     # what the client's connection calls
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -44,8 +44,9 @@ class ResponseMeter:
         """Add the received data to the attempt. Chunks are HTTP chunks, or reads of a body without chunks."""
         pieces, marks = self.pieces, self.marks
         body = b"".join(pieces)
-        if attempt.request.path.startswith("/v1/responses"):
-            _find_id(attempt, self.tail + body)
+        is_beginning = attempt.response_id is None and attempt.response_bytes < BEGINNING
+        if is_beginning and attempt.request.path.startswith("/v1/responses"):
+            attempt.response_id = response_id_from(self.tail + body)
         attempt.response_bytes += len(body)
         if marks:
             attempt.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
@@ -91,18 +92,15 @@ class ResponseMeter:
         return body
 
 
-def _find_id(attempt: Attempt, beginning: bytes) -> None:
-    if attempt.response_id is None and attempt.response_bytes < BEGINNING:
-        attempt.response_id = response_id_from(beginning)
-
-
-class Receiver(Protocol):
+class Receiver:
     """The consumer of a response: its head, then the reads of its body including the framing, the last one by
-    `finished`; or `failed` at any point. The connection's meter has what the parser found."""
+    `finished`; or `failed` at any point. The connection's meter has what the parser found. The methods that do nothing
+    here are those of rare events."""
 
-    head: ResponseHead | None
-    reads_head: bool
-    """Whether `start` is called for simple responses too."""
+    head: ResponseHead | None = None
+    """The head as the connection has read it; None before that and after it has been relayed."""
+    reads_head = False
+    """Whether `start` is called for simple responses too, because the body is changed or continues another response."""
 
     def start(self, head: ResponseHead) -> None:
         """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
@@ -116,7 +114,8 @@ class Receiver(Protocol):
     def upgraded(self, rest: bytes) -> None:
         """Give the connection to the caller of `PodConnection.splice`."""
 
-    def failed(self, error: UpstreamFailed) -> None: ...
+    def failed(self, error: UpstreamFailed) -> None:
+        """End the response, which is incomplete."""
 
     def internal_error(self, error: Exception) -> None:
         """Handle an error in one of these methods, which is a defect of the proxy; the connection is closed."""
@@ -124,7 +123,8 @@ class Receiver(Protocol):
     def pause_writing(self) -> None:
         """Pause the upload: the pod does not keep up."""
 
-    def resume_writing(self) -> None: ...
+    def resume_writing(self) -> None:
+        """Resume the upload."""
 
 
 HEAD_LIMIT = 256 * 1024
@@ -147,34 +147,6 @@ class PodConnection(asyncio.Protocol):
     The parser is kept for the connection's life and calls only C functions: `list.append` of the meter's lists, and
     `setattr` of `receive` at the end of a response. That is a third of the cost of Python methods.
     """
-
-    __slots__ = (
-        "_begun",
-        "_feed",
-        "_flush_at",
-        "_informational",
-        "_keeps",
-        "_lost",
-        "_parser",
-        "_raw",
-        "_reading",
-        "_receiver",
-        "_release",
-        "_write",
-        "head_only",
-        "idle_since",
-        "meter",
-        "on_body",
-        "on_chunk_complete",
-        "on_chunk_header",
-        "on_message_begin",
-        "on_message_complete",
-        "passed",
-        "receive",
-        "request_sent",
-        "transport",
-        "until_close",
-    )
 
     def __init__(self, release: Callable[[PodConnection], None], lost: Callable[[PodConnection], None]) -> None:
         """`release` gets the connection back when it can be reused; `lost` is called when it closed while idle."""

@@ -32,9 +32,9 @@ from proxy.core.files import CANNOT_CONNECT, is_out_of_files, open_files_limit, 
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.head import BODYLESS, ResponseHead, header_line
-from proxy.http.rank import rank_line
+from proxy.http.rank import RANK_HEADER
 from proxy.http.settings import PodTlsContexts
-from proxy.http.upstream.connection import PodConnection
+from proxy.http.upstream.connection import PodConnection, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -334,17 +334,13 @@ class PooledFetcher:
             self._pool.reap()
 
 
-class Collected:
-    """A `Receiver` that keeps a response until it is whole."""
-
-    __slots__ = ("_connection", "head", "reads_head", "size", "whole")
+class Collected(Receiver):
+    """Keeps a response until it is whole."""
 
     def __init__(self, connection: PodConnection) -> None:
         self._connection = connection
         self.size = 0
         """Bytes of it that have come, framing and all, before the last read."""
-        self.head: ResponseHead | None = None
-        self.reads_head = False
         self.whole: asyncio.Future[tuple[ResponseHead, bytes]] = asyncio.get_running_loop().create_future()
 
     def abandon(self) -> None:
@@ -368,19 +364,12 @@ class Collected:
         if self.head is not None and not self.whole.done():
             self.whole.set_result((self.head, body))
 
-    def upgraded(self, rest: bytes) -> None:
-        """Not called: `start` refuses such a response."""
-
     def failed(self, error: UpstreamFailed) -> None:
         self.internal_error(error)
 
     def internal_error(self, error: Exception) -> None:
         if not self.whole.done():
             self.whole.set_exception(error)
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
 
 async def _response_of(connection: PodConnection, head: bytes, body: bytes) -> tuple[int, bytes]:
@@ -411,7 +400,7 @@ def _request(url: str, api_key: str | None, length: int | None, rank: int | None
         if api_key:
             lines += header_line("authorization", f"Bearer {api_key}")
         if rank is not None:
-            lines += rank_line(rank)
+            lines += header_line(RANK_HEADER, str(rank))
         if length is not None:
             lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % length
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)

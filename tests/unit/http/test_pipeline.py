@@ -29,7 +29,7 @@ def test_stages_see_whole_events_with_any_reads(events: list[bytes], data: st.Da
     body = b"".join(events)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=6)))
     seen = Seen()
-    line = Pipeline([seen], chunked=False)
+    line = Pipeline([seen.process], chunked=False)
     out = b"".join(line.process(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
     assert out + line.finish(b"", [], True) == body
     assert seen.events == events
@@ -37,7 +37,7 @@ def test_stages_see_whole_events_with_any_reads(events: list[bytes], data: st.Da
 
 def test_an_unfinished_event_passes_the_stages_at_the_end_of_the_stream() -> None:
     seen = Seen()
-    line = Pipeline([seen], chunked=False)
+    line = Pipeline([seen.process], chunked=False)
     assert line.process(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
     assert line.finish(b"", [b"3"], True) == b"data: 23"
     assert seen.events == [b"data: 1\n\n", b"data: 23"]
@@ -47,7 +47,7 @@ def test_an_event_beyond_the_limit_is_passed_in_parts_and_closed_before_an_error
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)
-    line = Pipeline([DropUsage()], chunked=False)
+    line = Pipeline([DropUsage().process], chunked=False)
     piece, sent = b"data: " + b"x" * 100, b""
     while len(sent) <= 1000:
         sent += piece

@@ -10,10 +10,9 @@ import pytest
 
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint, update
-from proxy.core.errors import Disconnected, UpstreamFailed
+from proxy.core.errors import Disconnected
 from proxy.core.ports import ManualClock
-from proxy.http.head import ResponseHead
-from proxy.http.upstream.connection import PodConnection
+from proxy.http.upstream.connection import PodConnection, Receiver
 from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_REAPS, PodAddress, UpstreamPool
 from tests.helpers.http.support import Pod, Received, Script, answering, plain, post, rig
 from tests.helpers.waiting import until
@@ -168,32 +167,17 @@ async def test_a_connection_closed_while_idle_is_noticed() -> None:
         assert port.server.pool.connections[pod.endpoint.url].acquire() is None
 
 
-class FullClient:
+class FullClient(Receiver):
     """Accepts a response, and its buffer is full when the last of it comes."""
-
-    reads_head = False
 
     def __init__(self, connection: PodConnection) -> None:
         self._connection = connection
-        self.head: ResponseHead | None = None
-
-    def start(self, head: ResponseHead) -> None: ...
 
     def received(self, raw: bytes) -> None:
         raise AssertionError("the response comes in one read")
 
     def finished(self, raw: bytes, exact: bool) -> None:
         self._connection.pause_reading()
-
-    def upgraded(self, rest: bytes) -> None: ...
-
-    def internal_error(self, error: Exception) -> None: ...
-
-    def failed(self, error: UpstreamFailed) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
 
 async def test_a_connection_whose_response_ended_while_paused_is_reused() -> None:
