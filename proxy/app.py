@@ -409,7 +409,7 @@ class App:
     def _turn_away(self) -> None:
         """Report that new requests are not accepted."""
         self._is_stopping = True
-        self._server.end_keep_alive()
+        self._server.service.stopping = True  # close each connection after its response
         if self._picker is not None:
             self._picker.service.stopping = True
 

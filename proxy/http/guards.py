@@ -12,7 +12,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, InvalidHttp, RequestError
+from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, InvalidHttp
 from proxy.core.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -101,17 +101,13 @@ class CloseReason(Enum):
 CountClosed = Callable[[CloseReason, int], None]
 """Called with the reason and the number of connections."""
 
-_AFTER = {
+CLOSED_AFTER = {
     HeadTimeout: CloseReason.HEAD_TIMEOUT,
     BodyTimeout: CloseReason.BODY_TIMEOUT,
     InvalidHttp: CloseReason.BAD_REQUEST,
     HeadTooLarge: CloseReason.BAD_REQUEST,
 }
-
-
-def after(refusal: RequestError) -> CloseReason | None:
-    """Return None for a response that leaves its connection unchanged."""
-    return _AFTER.get(type(refusal))
+"""Why the connection closes after an error, by the class of the error; others leave the connection unchanged."""
 
 
 def uncounted(why: CloseReason, number: int) -> None:

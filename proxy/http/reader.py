@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import StreamReader
+from aiohttp.http import HttpVersion11, RawRequestMessage
+from aiohttp.http_exceptions import LineTooLong
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from proxy.core.errors import HeadTimeout, HeadTooLarge, InvalidHttp, RequestError
 from proxy.http.body import JOINED, UNCOUNTED, body_timed_out, is_too_slow, no_memory
 from proxy.http.request import (
     HEAD_END,
     HEAD_LIMIT,
-    MOST_FIELDS,
-    UNREAD,
+    STREAM_LIMIT,
     Body,
     BodyBroken,
     Head,
     HttpRequest,
     ParserError,
     RequestHead,
-    body_stream,
-    general_parser,
-    is_spaced,
-    is_too_large,
+    new_parser,
     size_of,
 )
 
@@ -126,7 +128,8 @@ class ContentLengthReader(RequestReader):
             connection.client_request = client_request
             connection.consume = partial(self._collect, client_request)
         else:
-            client_request.payload = body = body_stream(connection, self._loop)
+            protocol: Any = connection  # aiohttp uses `connected`, `pause_reading` and `resume_reading`
+            client_request.payload = body = StreamReader(protocol, STREAM_LIMIT, loop=self._loop)
             connection.start(client_request)
             connection.consume = partial(self._stream, body)
         if data:
@@ -173,6 +176,23 @@ HEAD_COPIES = 2
 
 VERSIONS = ((1, 0), (1, 1))
 
+MOST_FIELDS = 128
+"""Largest number of header fields, as in the parser."""
+
+UNREAD = RawRequestMessage(
+    method="",
+    path="",
+    version=HttpVersion11,
+    headers=CIMultiDictProxy(CIMultiDict()),
+    raw_headers=(),
+    should_close=True,
+    compression=None,
+    upgrade=False,
+    chunked=False,
+    url=URL(),
+)
+"""The head of a request that could not be read but gets a response."""
+
 UNREADABLE = "The request could not be read: "
 SPACED = "between method, target and version is one space each"
 
@@ -189,7 +209,9 @@ class GeneralReader(RequestReader):
     def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._clients = clients
-        self._parser = general_parser(connection, loop)
+        # It stops after each request and keeps the following bytes until it is fed again, so that a read of many small
+        # requests does not create as many objects.
+        self._parser = new_parser(connection, loop, max_msg_queue_size=1)
         self._begun_at: float | None = None
         """When the first byte of an incomplete head arrived."""
         self._fed = 0
@@ -226,7 +248,9 @@ class GeneralReader(RequestReader):
                 self._parser.set_upgraded(False)
                 messages, upgraded, tail = self._parser.feed_data(tail)
         except ParserError as error:
-            self._refuse_invalid(_too_large() if is_too_large(error) else _unread(error.message.partition("\n")[0]))
+            # The parser reports too many fields by its message only.
+            is_too_large = isinstance(error, LineTooLong) or error.message.startswith("Too many headers")
+            self._refuse_invalid(_too_large() if is_too_large else _unread(error.message.partition("\n")[0]))
             return False
         for message, body in messages:  # one at most
             if not self._serve(message, body, self._head + len(data)):
@@ -255,9 +279,10 @@ class GeneralReader(RequestReader):
         return True
 
     def _is_spaced(self, data: memoryview) -> bool:
-        """Return whether the first line contains two spaces in a row."""
+        """Return whether the first line, which an empty one may precede, contains two spaces in a row. The parser
+        accepts that."""
         first = (self._first or b"") + data[:HEAD_LIMIT].tobytes()
-        spaced = is_spaced(first)
+        spaced = first.find(b"  ", 0, first.find(b"\r\n", 2)) >= 0
         self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > HEAD_LIMIT else first
         return spaced
 

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import StreamReader
 from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11, RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from proxy.core.ports import Identity
 from proxy.http.guards import reset
@@ -29,19 +26,6 @@ Body = StreamReader
 """The rest of a body; read it with `readany`."""
 
 Head = RawRequestMessage
-UNREAD = RawRequestMessage(
-    method="",
-    path="",
-    version=HttpVersion11,
-    headers=CIMultiDictProxy(CIMultiDict()),
-    raw_headers=(),
-    should_close=True,
-    compression=None,
-    upgrade=False,
-    chunked=False,
-    url=URL(),
-)
-"""The head of a request that could not be read but gets a response."""
 
 HTTP_11 = HttpVersion11
 """The object that the parser uses for HTTP/1.1."""
@@ -53,26 +37,12 @@ HEAD_LIMIT = 64 * 1024
 """Largest size of request line and header fields, in bytes. Tokens, cookies and baggage of real clients take some 8 KiB
 each."""
 
-MOST_FIELDS = 128
-"""Largest number of header fields, as in the parser."""
-
 STREAM_LIMIT = 256 * 1024
 """Unread bytes of a body; at twice as many, reading from the client pauses."""
 
 
 class BodyBroken(Exception):
     """Raised by reading a body whose framing is invalid."""
-
-
-def is_spaced(head: bytes) -> bool:
-    """Return whether the request line contains two spaces in a row, which the parser accepts. An empty line may precede
-    it."""
-    return head.find(b"  ", 0, head.find(b"\r\n", 2)) >= 0
-
-
-def is_too_large(error: ParserError) -> bool:
-    """Return whether a head is valid except for its size; the parser reports too many fields by its message only."""
-    return isinstance(error, LineTooLong) or error.message.startswith("Too many headers")
 
 
 def size_of(head: Head) -> int:
@@ -84,23 +54,11 @@ def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
     """Return a parser for complete heads. Letting aiohttp parse the body too takes a stream and its Python calls, 250
     bytecodes for what usually is one slice of bytes. The option is meant for responses to HEAD; in a parser of requests
     it says that the next message follows the head."""
-    return _parser(None, loop, response_with_body=False)
+    return new_parser(None, loop, response_with_body=False)
 
 
-def general_parser(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Parser:
-    """Return a parser for requests in any framing and any pieces. It stops after each request and keeps the following
-    bytes until it is fed again, so that a read of many small requests does not create as many objects."""
-    return _parser(reader, loop, max_msg_queue_size=1)
-
-
-def body_stream(reader: ClientConnection, loop: asyncio.AbstractEventLoop) -> Body:
-    """Return a stream for a body of declared length, whose end is found by counting."""
-    protocol: Any = reader  # aiohttp uses `connected`, `pause_reading` and `resume_reading`
-    return StreamReader(protocol, STREAM_LIMIT, loop=loop)
-
-
-def _parser(reader: ClientConnection | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
-    protocol: Any = reader
+def new_parser(connection: ClientConnection | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
+    protocol: Any = connection
     return HttpRequestParser(
         protocol,
         loop,

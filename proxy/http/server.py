@@ -51,13 +51,14 @@ async def listen_on(
 ) -> list[asyncio.Server]:
     """Return listening sockets: the given bound `sockets`, or new ones on the port. Raise OSError if the port is
     unavailable."""
-    loop = asyncio.get_running_loop()
-    how: dict[str, Any] = {"backlog": BACKLOG}
-    if tls is not None:
-        how |= {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
-    if not sockets:
-        return [await loop.create_server(accept, host, port, **how)]
-    return [await loop.create_server(accept, sock=sock, **how) for sock in sockets]
+    listen = partial(
+        asyncio.get_running_loop().create_server,
+        accept,
+        backlog=BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT,
+    )
+    return [await listen(sock=sock) for sock in sockets] if sockets else [await listen(host, port)]
 
 
 def port_of(listening: Sequence[asyncio.Server]) -> int:
@@ -236,6 +237,9 @@ class Clients:
         return bool(idle)
 
 
+REAP_INTERVAL = 1.0
+"""Seconds between two searches for connections to pods that were idle for too long."""
+
 TURNS = 3
 """Turns of the loop in which accepted sockets become connections, which are served although the port closes."""
 
@@ -276,7 +280,8 @@ class DataServer:
         self._bodies = BodyReader(settings, self._sweep)
         self._hung_up = hung_up
         self.service: Service[HttpRequest] = self.service_of(self._bodies, hung_up)
-        self._context: RelayContext
+        self.context: RelayContext
+        """What the relays of new requests share."""
         self._tasks = Tasks()
         self._clients: Clients
         self._port_servers: list[asyncio.Server]
@@ -286,30 +291,30 @@ class DataServer:
         is unavailable."""
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
-        buffers = self._bodies.buffers
         self._clients = Clients(
-            serve, self._prepare_collecting, self._unserved, settings, self._clock, buffers, self._hung_up
+            serve,
+            self._prepare_collecting,
+            lambda client_request, why: self.service.unserved(client_request, why),
+            settings,
+            self._clock,
+            self._bodies.buffers,
+            self._hung_up,
         )
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.BaseProtocol] = self._clients
         self._make_context()
-        context = None
+        tls = None
         if settings.tls is not None:
-            context = server_context(settings.tls, "listen.tls")
+            tls = server_context(settings.tls, "listen.tls")
             accept = handshakes = Handshakes(accept, partial(self._hung_up, CloseReason.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
-        self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, context)
+        self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, tls)
         self._tasks.keep(self._sweep.run, "stall-sweep")
-        self._tasks.keep(self._reap, "idle-connections")
+        self._tasks.keep(partial(self.pool.keep_reaping, REAP_INTERVAL), "idle-connections")
 
     @property
     def port(self) -> int:
         return port_of(self._port_servers)
-
-    @property
-    def context(self) -> RelayContext:
-        """What the relays of new requests share."""
-        return self._context
 
     @property
     def budget(self) -> MemoryBudget:
@@ -340,10 +345,6 @@ class DataServer:
         served = self._served
         return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
 
-    def end_keep_alive(self) -> None:
-        """Keep serving, but close each connection after its response."""
-        self.service.stopping = True
-
     async def stop(self, grace: float) -> None:
         """Accept no new connections. Requests in flight have `grace` seconds to end; then they are aborted, or refused
         if nothing was sent."""
@@ -368,12 +369,12 @@ class DataServer:
         return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
 
     def _make_context(self) -> None:
-        loop, served = asyncio.get_running_loop(), self._served
-        self._context = RelayContext(
+        served = self._served
+        self.context = RelayContext(
             self.pool,
             served.timeouts,
             self._clock,
-            loop,
+            asyncio.get_running_loop(),
             served.retries_instead,
             served.reason_to_give_up,
             served.continuable_models,
@@ -385,10 +386,7 @@ class DataServer:
         return self.service.authenticate_now(client_request) and self._bodies.prepare_collecting(client_request, size)
 
     def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
-        return self.service.serve(client_request, ClientRelay(client_request, self._context))
-
-    def _unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
-        self.service.unserved(client_request, why)
+        return self.service.serve(client_request, ClientRelay(client_request, self.context))
 
     def _permitted(self, client_request: HttpRequest) -> None:
         """Serve a request that was authenticated instead of `_serve`."""
@@ -403,8 +401,3 @@ class DataServer:
                 connection.sink.evict()
             elif connection.sink is None:
                 connection.evict()
-
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            self.pool.reap()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -16,7 +16,7 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.listener import Listeners
 from proxy.core.ports import ClientRequest, Identity, Relay, allows
-from proxy.http.guards import CountClosed, after, uncounted
+from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
 from proxy.http.request import HttpRequest
@@ -35,50 +35,6 @@ OPEN_PATHS = ("/health", "/ping")
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Header fields that are not relayed: they authenticate to kvlane, not to a pod."""
-
-
-class Requester(Protocol):
-    """The sender of a request; `raw_headers` are the fields that are relayed to a pod."""
-
-    path: str
-    headers: Mapping[str, str]
-    raw_headers: tuple[tuple[bytes, bytes], ...]
-    identity: Identity | None
-
-
-class AccessCheck:
-    def __init__(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
-
-    def authenticate_now(self, client_request: Requester) -> bool:
-        """Set the identity of the request. Return False if its key is refused or cannot be checked without waiting;
-        then `authenticate` raises the reason or waits."""
-        try:
-            identity = self._authenticator.find(client_request.headers)
-        except RequestError:
-            return False
-        if identity is not None:
-            _identify(client_request, identity)
-        return identity is not None
-
-    async def authenticate(self, client_request: Requester) -> None:
-        """Set the identity of the request. Raise Unauthorized or Forbidden."""
-        if client_request.path not in OPEN_PATHS:
-            _identify(client_request, await self._authenticator.authenticate(client_request.headers))
-
-
-def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[str, Any]]:
-    """Return the model cards that the identity may see."""
-    if identity is None or identity.models is None:
-        return cards
-    return [card for card in cards if allows(identity.models, card["id"])]
-
-
-def _identify(client_request: Requester, identity: Identity) -> None:
-    client_request.identity = identity
-    client_request.raw_headers = tuple(
-        header for header in client_request.raw_headers if header[0].lower() not in CREDENTIALS
-    )
 
 
 ANY = "*"
@@ -130,9 +86,12 @@ INTERNAL = Reason.INTERNAL
 JSON = [("content-type", "application/json")]
 
 
-class IncomingRequest(Requester, ClientRequest, Protocol):
+class IncomingRequest(ClientRequest, Protocol):
     """A request and the way to respond to it."""
 
+    raw_headers: tuple[tuple[bytes, bytes], ...]
+    """The header fields that are relayed to a pod."""
+    identity: Identity | None
     retained: int
     """Bytes of the memory budget that its body holds."""
     closing: bool
@@ -209,25 +168,33 @@ class Service(Generic[C]):
         self._hung_up = hung_up
         self._paths = Paths(security.relay_paths)
         self._relayed = self._paths.relayed
-        self._access = None if authenticator is None else AccessCheck(authenticator)
+        self._authenticator = authenticator
 
     def authenticate_now(self, client_request: C) -> bool:
         """Authenticate a request for a pod by its head, before its body has come. Return False for other requests, and
         for requests that need waiting or are refused: `serve` authenticates them."""
         if (client_request.method, client_request.path) not in self._relayed:
             return False
-        return self._access is None or self._access.authenticate_now(client_request)
+        if self._authenticator is None:
+            return True
+        try:
+            identity = self._authenticator.find(client_request.headers)
+        except RequestError:
+            return False
+        if identity is not None:
+            _identify(client_request, identity)
+        return identity is not None
 
     async def serve(self, client_request: C, relay: TrackedRelay) -> None:
         if self.stopping:
             client_request.closing = True
         outcome: Ending | Reason = INTERNAL
+        method, path, authenticator = client_request.method, client_request.path, self._authenticator
         try:
-            if self._access is not None and client_request.identity is None:
-                await self._access.authenticate(client_request)
-            if (client_request.method, client_request.path) in self._relayed or self._kind(
-                client_request
-            ) is PathKind.RELAY:
+            if authenticator is not None and client_request.identity is None and path not in OPEN_PATHS:
+                _identify(client_request, await authenticator.authenticate(client_request.headers))
+            kind = None if (method, path) in self._relayed else self._paths.route(method, path).kind
+            if kind is None or kind is PathKind.RELAY:
                 if not self._bodies.acquire_complete(client_request):
                     await self._bodies.read(client_request)
                 await self._gateway.serve(client_request, relay)
@@ -236,7 +203,7 @@ class Service(Generic[C]):
                     raise RuntimeError("served, but not relayed")
                 outcome = attempt.ending
             else:
-                self._respond(client_request)
+                self._respond(client_request, kind)
                 outcome = Ending.COMPLETE
         except RequestError as error:
             attempt = relay.attempt
@@ -279,7 +246,7 @@ class Service(Generic[C]):
                 self.listeners.failed(listener, client_request.id)
 
     def refuse(self, client_request: C, error: RequestError) -> None:
-        if (why := after(error)) is not None:
+        if (why := CLOSED_AFTER.get(type(error))) is not None:
             self._hung_up(why, 1)
         if client_request.sent_status:
             client_request.abort()
@@ -289,29 +256,19 @@ class Service(Generic[C]):
     def _cancelled(self, client_request: C, relay: TrackedRelay) -> Ending | Reason:
         """End the request of a client that disconnected or of a proxy that stops. A client without a response gets an
         error that asks it to retry."""
-        outcome: Ending | Reason = Ending.CLIENT_GONE if client_request.has_left else Ending.EVICTED
-        attempt = relay.attempt
-        if (
-            client_request.has_left
-            and client_request.sent_status
-            and attempt is not None
-            and attempt.ending is Ending.COMPLETE
-        ):
-            outcome = Ending.COMPLETE
+        has_left, sent_status, attempt = client_request.has_left, client_request.sent_status, relay.attempt
         relay.end()
         client_request.closing = True
-        if outcome is Ending.EVICTED and not client_request.sent_status:
-            outcome = ShuttingDown.reason
-            self.refuse(client_request, ShuttingDown())
-        return outcome
+        if has_left:
+            is_complete = sent_status and attempt is not None and attempt.ending is Ending.COMPLETE
+            return Ending.COMPLETE if is_complete else Ending.CLIENT_GONE
+        if sent_status:
+            return Ending.EVICTED
+        self.refuse(client_request, ShuttingDown())
+        return ShuttingDown.reason
 
-    def _kind(self, client_request: C) -> PathKind:
-        """Return the kind of the path. Raise NotFound or MethodNotAllowed."""
-        return self._paths.route(client_request.method, client_request.path).kind
-
-    def _respond(self, client_request: C) -> None:
+    def _respond(self, client_request: C, kind: PathKind) -> None:
         """Respond to a request that needs no pod. Raise RequestError."""
-        kind = self._kind(client_request)
         if kind is PathKind.HEALTH:
             if self.stopping:
                 raise ShuttingDown
@@ -319,17 +276,23 @@ class Service(Generic[C]):
                 raise NoEndpoints(NO_POD)
             client_request.respond(200, [("x-request-id", client_request.id)], b"")
             return
+        permitted = None if client_request.identity is None else client_request.identity.models
+        cards = [card for card in self._gateway.models() if allows(permitted, card["id"])]
         if kind is PathKind.VERSION:
             content: dict[str, Any] = {"version": proxy.__version__}
         elif kind is PathKind.MODELS:
-            content = {"object": "list", "data": shown(self._gateway.models(), client_request.identity)}
+            content = {"object": "list", "data": cards}
         else:
-            content = self._model(client_request)
+            name = unquote(client_request.path.removeprefix("/v1/models/"))
+            found = next((card for card in cards if card["id"] == name), None)
+            if found is None:
+                raise UnknownModel(name)
+            content = found
         client_request.respond(200, [("x-request-id", client_request.id), *JSON], orjson.dumps(content))
 
-    def _model(self, client_request: C) -> dict[str, Any]:
-        name = unquote(client_request.path.removeprefix("/v1/models/"))
-        for card in shown(self._gateway.models(), client_request.identity):
-            if card["id"] == name:
-                return card
-        raise UnknownModel(name)
+
+def _identify(client_request: IncomingRequest, identity: Identity) -> None:
+    client_request.identity = identity
+    client_request.raw_headers = tuple(
+        header for header in client_request.raw_headers if header[0].lower() not in CREDENTIALS
+    )

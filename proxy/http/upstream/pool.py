@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -206,8 +206,14 @@ class UpstreamPool:
         """Close the connections of a removed endpoint: idle ones now, others after their responses."""
         self._drop(endpoint.url)
 
+    async def keep_reaping(self, interval: float) -> None:
+        """Call `reap` every `interval` seconds until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            self.reap()
+
     def reap(self) -> None:
-        """Close connections that were idle for too long; called periodically. A pod without idle connections in
+        """Close connections that were idle for too long. A pod without idle connections in
         QUIET_REAPS calls is dropped: its endpoint moved or is unused."""
         for url, pod in tuple(self.connections.items()):
             pod.reap()
@@ -290,7 +296,7 @@ class PooledFetcher:
         self._tasks = Tasks()
 
     async def __aenter__(self) -> PooledFetcher:
-        self._tasks.keep(self._reap, "idle-connections-of-scrapes")
+        self._tasks.keep(partial(self._pool.keep_reaping, REAP_INTERVAL), "idle-connections-of-scrapes")
         return self
 
     async def __aexit__(
@@ -300,16 +306,12 @@ class PooledFetcher:
         self._pool.close()
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """See the port."""
-        return await self._fetch(url, api_key, None)
+        return await self.post(url, None, api_key)
 
-    async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
-        """Implements `ports.Poster`."""
-        return await self._fetch(url, api_key, body, rank)
-
-    async def _fetch(
-        self, url: str, api_key: str | None, body: bytes | None, rank: int | None = None
+    async def post(
+        self, url: str, body: bytes | None, api_key: str | None, rank: int | None = None
     ) -> tuple[int, bytes]:
+        """Implements `ports.Poster`; without a body, send a GET."""
         origin, head = _request(url, api_key, None if body is None else len(body), rank)
         try:
             async with asyncio.timeout(self.timeout):
@@ -327,11 +329,6 @@ class PooledFetcher:
                 if not error.silent:
                     raise
         return await _response_of(await self._pool.connect(pod), head, body)
-
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(REAP_INTERVAL)
-            self._pool.reap()
 
 
 class Collected(Receiver):
