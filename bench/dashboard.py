@@ -137,6 +137,8 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
             config=dict,
             session=session,
             stopping=lambda: False,
+            keys=lambda: (None, None),
+            hosts=tuple,
             configurations=None,  # type: ignore[arg-type]  # not requested
             dashboard=dashboard,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
@@ -33,14 +34,13 @@ from proxy.http.admin_keys import (
     Keys,
     audited,
     json_response,
-    no_hosts,
-    no_keys,
     requiring,
     serving_hosts,
 )
 from proxy.http.admin_pods import PodRelay, PodRoutes
 from proxy.http.guards import SendProgress, Sweep, reset
-from proxy.http.settings import HANDSHAKE_TIMEOUT, SEND_TIMEOUT, AdminSettings, PodTlsContexts, server_context
+from proxy.http.server import listen_on, port_of
+from proxy.http.settings import SEND_TIMEOUT, AdminSettings, PodTlsContexts, server_context
 from proxy.openai.errors import render
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.observation import Exposition
@@ -58,9 +58,6 @@ MOST_CONNECTIONS = 256
 
 IDLE_TIMEOUT = 75.0
 """Seconds that a connection stays open without a complete request head."""
-
-BACKLOG = 128
-"""Connections that the kernel queues for the event loop."""
 
 
 class AdminServer:
@@ -89,21 +86,14 @@ class AdminServer:
             keepalive_timeout=idle_timeout,
         )
         self._most_connections = min(most_connections, open_files_limit() // 4)
-        self._listener: asyncio.Server | None = None
+        self._port_servers: list[asyncio.Server] = []
 
     async def __aenter__(self) -> AdminServer:
         """Raise OSError if the address is in use or invalid, or if the certificate is unusable."""
         await self._runner.setup()
         try:
             tls = None if self._settings.tls is None else server_context(self._settings.tls, "admin.tls")
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._connection,
-                self._settings.host,
-                self._settings.port,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT,
-            )
+            self._port_servers = await listen_on(self._connection, self._settings.host, self._settings.port, (), tls)
         except OSError:
             await self._runner.cleanup()
             raise
@@ -112,8 +102,8 @@ class AdminServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for server in self._port_servers:
+            server.close()
         await self._runner.cleanup()
         await self._tasks.stop()
 
@@ -133,9 +123,7 @@ class AdminServer:
     @property
     def port(self) -> int:
         """The open port, also if the settings say 0."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
+        return port_of(self._port_servers)
 
     def _connection(self) -> asyncio.BaseProtocol:
         server = self._runner.server
@@ -180,8 +168,8 @@ def admin_application(
     session: aiohttp.ClientSession,
     trust: PodTlsContexts | None = None,
     stopping: Callable[[], bool],
-    keys: Keys = no_keys,
-    hosts: Hosts = no_hosts,
+    keys: Keys,
+    hosts: Hosts,
     configurations: Configurations,
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     replicas: Callable[[], Mapping[str, Any]] = dict,
@@ -219,23 +207,16 @@ def admin_application(
     return app
 
 
+@dataclass(frozen=True, slots=True)
 class _Probes:
-    def __init__(
-        self,
-        fleet: Fleet,
-        exposition: Exposition,
-        stopping: Callable[[], bool],
-        replicas: Callable[[], Mapping[str, Any]],
-        workers: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._fleet = fleet
-        self._exposition = exposition
-        self._stopping = stopping
-        self._replicas = replicas
-        self._workers = workers
+    fleet: Fleet
+    exposition: Exposition
+    stopping: Callable[[], bool]
+    replicas: Callable[[], Mapping[str, Any]]
+    workers: Callable[[], Mapping[str, int]]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        body, content_type = await self._exposition.render(request.headers.get("accept", ""))
+        body, content_type = await self.exposition.render(request.headers.get("accept", ""))
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def alive(self, request: web.Request) -> web.Response:
@@ -244,16 +225,13 @@ class _Probes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 exactly if new requests are accepted."""
-        stopping, ready = self._stopping(), sum(pod is pod.lead for pod in self._fleet.ready)
-        wanted = self._fleet.serves and not stopping
-        detail = {
-            "ready": wanted,
-            "stopping": stopping,
-            "pods": {"ready": ready, "total": len(self._fleet.pods)},
-        }
-        if workers := self._workers():
+        stopping, ready = self.stopping(), sum(pod is pod.lead for pod in self.fleet.ready)
+        wanted = self.fleet.serves and not stopping
+        pods = {"ready": ready, "total": len(self.fleet.pods)}
+        detail: dict[str, Any] = {"ready": wanted, "stopping": stopping, "pods": pods}
+        if workers := self.workers():
             detail["workers"] = workers
-        if replicas := self._replicas():
+        if replicas := self.replicas():
             detail["replicas"] = replicas
         return json_response(detail, 200 if wanted else 503)
 

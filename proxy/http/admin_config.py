@@ -211,8 +211,10 @@ class AutoscaleRoutes:
 
     async def history(self, request: web.Request) -> web.Response:
         """Return the latest `?n=` decisions, oldest first, for `kvlane autoscale replay`."""
-        count = _number(request.query.get("n", str(LATEST)))
-        decisions = list(self._named(request).loop.history)[-count:]
+        count = request.query.get("n", str(LATEST))
+        if not count.isdecimal() or not int(count):
+            raise BadRequest("n must be a whole number above 0.", param="n")
+        decisions = list(self._named(request).loop.history)[-int(count) :]
         return _uncached(json_response({"decisions": [one.as_dict() for one in decisions]}))
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -288,10 +290,3 @@ def _ttl(written: Any) -> float:
     if not 0 < seconds <= LONGEST_ORDER:
         raise BadRequest(f"ttl must be more than 0, and {LONGEST_ORDER:g} s at most.", param="ttl")
     return seconds
-
-
-def _number(text: str) -> int:
-    """Raise BadRequest."""
-    if not text.isdecimal() or not int(text):
-        raise BadRequest("n must be a whole number above 0.", param="n")
-    return int(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -14,6 +13,7 @@ from aiohttp import web
 from proxy.auth.authenticator import Authenticator
 from proxy.core.errors import Forbidden, InvalidJson, MisdirectedRequest, Unauthorized
 from proxy.http.settings import host_name
+from proxy.http.upstream.pool import is_address
 from proxy.telemetry.logs import AUDIT
 
 audit = logging.getLogger(AUDIT)
@@ -51,14 +51,6 @@ Hosts = Callable[[], Collection[str]]
 """Return the host names of the settings, normalised by `host_name`. Called for every request."""
 
 
-def no_keys() -> tuple[str | None, Authenticator | None]:
-    return None, None
-
-
-def no_hosts() -> Collection[str]:
-    return ()
-
-
 def serving_hosts(hosts: Hosts, keys: Keys) -> Any:
     """Return a middleware that refuses requests whose `Host` is neither an IP address, `localhost` nor one of `hosts`.
 
@@ -70,9 +62,9 @@ def serving_hosts(hosts: Hosts, keys: Keys) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in PROBES and (request.path == METRICS or not any(keys())):
-            names = request.headers.getall("host", [""])  # not `request.host`, which has a default
-            for name in names:
-                if not _is_served(host_name(name), hosts()):
+            for name in request.headers.getall("host", [""]):  # not `request.host`, which has a default
+                host = host_name(name)
+                if host != LOCALHOST and host not in hosts() and not is_address.__wrapped__(host):
                     raise MisdirectedRequest(
                         f"The admin port does not serve the host name {name[:LONGEST_SHOWN_HOST]!r}. Use an IP address "
                         "or localhost, or add the name to admin.hosts in the configuration."
@@ -80,16 +72,6 @@ def serving_hosts(hosts: Hosts, keys: Keys) -> Any:
         return await handler(request)
 
     return check
-
-
-def _is_served(name: str, hosts: Collection[str]) -> bool:
-    if name == LOCALHOST or name in hosts:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def requiring(keys: Keys) -> Any:

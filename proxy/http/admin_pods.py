@@ -21,6 +21,8 @@ from proxy.core.params import parse_duration
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import json_body, json_response
+from proxy.http.head import HOP_BY_HOP, PROXY_FIELDS
+from proxy.http.service import CREDENTIALS
 from proxy.http.settings import PodTlsContexts
 
 log = logging.getLogger(__name__)
@@ -156,15 +158,7 @@ def describe(endpoint: Endpoint) -> dict[str, Any]:
     )
     return {
         **_pod_of(endpoint, endpoint.pod_name, _sum([rank.metrics for rank in ranks]), load, view),
-        "ranks": [
-            {
-                "name": rank.name,
-                "metrics": None if rank.metrics is NEVER_SCRAPED else _metrics(rank.metrics),
-                "load": {"requests": rank.load.requests, "tokens": rank.load.tokens},
-                "view": _view(rank.view),
-            }
-            for rank in ranks
-        ],
+        "ranks": [{"name": rank.name, **_work(rank.metrics, rank.load, rank.view)} for rank in ranks],
     }
 
 
@@ -192,9 +186,15 @@ def _pod_of(endpoint: Endpoint, name: str, metrics: Metrics, load: Load, view: L
         "labels": dict(endpoint.labels),
         "engine": endpoint.engine,
         "models": None if endpoint.models is None else sorted(endpoint.models),
+        **_work(metrics, load, view),
+    }
+
+
+def _work(metrics: Metrics, load: Load, view: LoadView) -> dict[str, Any]:
+    return {
         "metrics": None if metrics is NEVER_SCRAPED else _metrics(metrics),
         "load": {"requests": load.requests, "tokens": load.tokens},
-        "view": _view(view),
+        "view": {"waiting": view.waiting, "running": view.running, "kvUsage": view.kv_usage},
     }
 
 
@@ -213,10 +213,6 @@ def _metrics(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _view(view: LoadView) -> dict[str, Any]:
-    return {"waiting": view.waiting, "running": view.running, "kvUsage": view.kv_usage}
-
-
 def seconds_of(text: str) -> float:
     """Raise BadRequest."""
     try:
@@ -231,30 +227,15 @@ def seconds_of(text: str) -> float:
 TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=5)
 """Loading an adapter or waking an engine takes minutes."""
 
-_NOT_PASSED_ON = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "content-length",
-        "expect",
-        # The key of the admin port is not for the pod.
-        "authorization",
-        "x-api-key",
-        "api-key",
-        # Control responses are small, and a session that decompresses would contradict their headers.
-        "accept-encoding",
-    }
-)
+_NOT_PASSED_ON = frozenset(name.decode() for name in HOP_BY_HOP | PROXY_FIELDS | CREDENTIALS) | {
+    "host",
+    "content-length",
+    "expect",
+    # Control responses are small, and a session that decompresses would contradict their headers.
+    "accept-encoding",
+}
 
-_NOT_FROM_PODS = frozenset({*_NOT_PASSED_ON, "set-cookie", "clear-site-data"})
+_NOT_FROM_PODS = _NOT_PASSED_ON | {"set-cookie", "clear-site-data"}
 """With `access-control-*`: a pod must not decide which pages may read responses of the admin port."""
 
 _UNTRUSTED = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
@@ -289,10 +270,14 @@ class PodRelay:
                     await response.write(chunk)
                 await response.write_eof()
         except (aiohttp.ClientError, OSError) as error:
+            if response is None and isinstance(error, TimeoutError):
+                raise GatewayTimeout(f"The pod '{endpoint.name}' did not respond in time.") from error
             if response is None:
-                raise _failure(endpoint, error) from error
+                why = type(error).__name__
+                raise BadGateway(f"The pod '{endpoint.name}' did not respond: {why}.") from error
             log.warning("admin: the response of pod %s to %s broke off: %r", endpoint.name, request.path, error)
-            _abort(request)
+            if request.transport is not None:
+                request.transport.abort()
         return response
 
 
@@ -320,14 +305,3 @@ def _head(upstream: aiohttp.ClientResponse, decompressed: bool) -> web.StreamRes
             response.headers.add(name, value)
     response.headers.update(_UNTRUSTED)
     return response
-
-
-def _failure(endpoint: Endpoint, error: Exception) -> BadGateway | GatewayTimeout:
-    if isinstance(error, TimeoutError):
-        return GatewayTimeout(f"The pod '{endpoint.name}' did not respond in time.")
-    return BadGateway(f"The pod '{endpoint.name}' did not respond: {type(error).__name__}.")
-
-
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()

@@ -20,6 +20,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 Pairs = Sequence[tuple[str, str]]
 
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
+PROXY_FIELDS = frozenset((b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"))
 REPLACED_UPSTREAM = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
 INTERNAL = frozenset(
     (
@@ -214,7 +215,7 @@ def _is_event_stream(content_type: bytes) -> bool:
 
 
 _READ = frozenset((b"content-length", b"content-type", b"content-encoding"))
-_OURS = frozenset((b"x-request-id", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"))
+_HANDLED = HOP_BY_HOP | PROXY_FIELDS | _READ | {b"x-request-id"}
 _OUR_PREFIXES = (b"x-kvlane-", b"access-control-")
 """Engines let pages of any site read their responses; the proxy decides this instead."""
 
@@ -223,8 +224,7 @@ _OUR_PREFIXES = (b"x-kvlane-", b"access-control-")
 def _response_field(name: bytes) -> bytes:
     """Return the lower-case name of a field that needs handling."""
     lower = name.lower()
-    special = lower in HOP_BY_HOP or lower in _READ or lower in _OURS or lower.startswith(_OUR_PREFIXES)
-    return lower if special else b""
+    return lower if lower in _HANDLED or lower.startswith(_OUR_PREFIXES) else b""
 
 
 _NEVER_NAMED = _READ | {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id"}

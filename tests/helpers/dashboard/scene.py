@@ -84,6 +84,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
             session=await stack.enter_async_context(aiohttp.ClientSession()),
             stopping=lambda: False,
             keys=lambda: (api_key, None),
+            hosts=tuple,
             configurations=Fixed(),
             breaker=lambda endpoint: made.breakers.get(endpoint, "closed"),
             dashboard=dashboard,
