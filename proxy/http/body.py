@@ -211,7 +211,7 @@ class BodyReader:
         return True
 
     async def read(self, client_request: HttpRequest) -> None:
-        """Fill `call.body`, and `call.upload` if the body is streamed; `call.retained` as above. Raise BodyTooLarge,
+        """Set `body`, `upload` if the body is streamed, and `retained`, as above. Raise BodyTooLarge,
         BodyTimeout, InvalidHttp or Saturated."""
         declared = client_request.content_length
         payload = client_request.payload

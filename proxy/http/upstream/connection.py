@@ -95,7 +95,7 @@ class ResponseMeter:
 class Receiver:
     """The consumer of a response: its head, then the reads of its body including the framing, the last one by
     `finished`; or `failed` at any point. The connection's meter has what the parser found. The methods that do nothing
-    here are those of rare events."""
+    here are for rare events."""
 
     head: ResponseHead | None = None
     """The head as the connection has read it; None before that and after it has been relayed."""
