@@ -467,7 +467,7 @@ class App:
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._process.connections.forget(endpoint)
+        self._process.connections.forget(endpoint.url)
 
     def _missed(self, endpoint: Endpoint) -> None:
         self._observation.endpoints.scrape_failed(endpoint)

@@ -95,7 +95,6 @@ class EnvoyRelay(Relay):
         return await ClientRelay(client_request, self._context).collect(attempt, seconds)
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """See the port."""
         self.attempt = attempt
         self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
 
@@ -199,7 +198,7 @@ class EnvoyRelay(Relay):
                 kind, message = await self._next()
         finally:
             if attempt.ending is None:
-                body_out.flush()
+                body_out.meter.flush(attempt)
 
     async def _hide_models(self, attempt: Attempt) -> None:
         """Raise UnknownModel for a 404 that reports a missing model: the pod may list its models, and the key may not
@@ -300,7 +299,7 @@ class ResponseBody:
         events = content_type.startswith("text/event-stream") and not coded
         changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
-        self._meter = ResponseMeter()
+        self.meter = ResponseMeter()
         self._framing: Framing | None = None
         if events and (changed or attempt.request.asks_usage):
             self._framing = Pipeline(event_transforms(attempt, named=changed), chunked=False)
@@ -311,26 +310,18 @@ class ResponseBody:
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Return the bytes for the client after the next piece."""
-        meter = self._meter
-        if body:
-            meter.pieces.append(body)
-        out = self._shown(body, last)
+        meter, framing, bodies = self.meter, self._framing, [body] if body else []
+        meter.pieces += bodies
+        if framing is None:
+            out = body
+        else:
+            out = framing.finish(b"", bodies, True) if last else framing.feed(b"", bodies, [])
         if last and self._can_end_with_error and meter.is_truncated(self._attempt):
             self.is_truncated = True
             event = stream_error(self._attempt.request.path, LOST)
-            out += (self._framing or UntilClose()).end_with(event, meter.tail + b"".join(meter.pieces)) or b""
+            out += (framing or UntilClose()).end_with(event, meter.tail + b"".join(meter.pieces)) or b""
         if last:
             meter.finish(self._attempt)
         elif len(meter.pieces) > MOST_PIECES:
             meter.flush(self._attempt)
         return out
-
-    def flush(self) -> None:
-        """Flush the meter at the end of the body."""
-        self._meter.flush(self._attempt)
-
-    def _shown(self, body: bytes, last: bool) -> bytes:
-        if self._framing is None:
-            return body
-        bodies = [body] if body else []
-        return self._framing.finish(b"", bodies, True) if last else self._framing.feed(b"", bodies, [])

@@ -47,7 +47,7 @@ class GatewayRequest:
         self.method = headers.pop(":method", "")
         self.path, self.query = split_target(headers.pop(":path", "/"))
         headers = {name: value for name, value in headers.items() if not name.startswith(":")}
-        subset = subset_of(plain(stream.head.metadata_context.filter_metadata))
+        subset = subset_of(metadata_of(stream.head))
         if subset is not None:
             headers[SUBSET] = subset
         self.headers: Mapping[str, str] = headers
@@ -116,7 +116,8 @@ class Stream:
         self.is_idle.set()
         self.kind = "request_headers"
         """Kind of the request's message that waits for a reply."""
-        self._messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
+        self.messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
+        """Messages of the gateway that were not read yet."""
 
     async def write(self, reply: Any) -> None:
         """Send a reply. After the gateway has disconnected, wait: the reader of the stream cancels this task."""
@@ -129,26 +130,22 @@ class Stream:
         finally:
             self.is_idle.set()
 
-    async def deliver(self, message: Any) -> None:
-        """Queue a message of the gateway."""
-        await self._messages.put(message)
-
     def end(self) -> None:
         """Record the end of the stream. If the gateway sends no bodies, this ends the response."""
         self.is_over = True
         if self.is_complete and self.response_mode == NONE:
-            if self._messages.full():
-                self._messages.get_nowait()
-            self._messages.put_nowait(ProcessingRequest(response_body={"end_of_stream": True}))
+            if self.messages.full():
+                self.messages.get_nowait()
+            self.messages.put_nowait(ProcessingRequest(response_body={"end_of_stream": True}))
 
     def deaf(self) -> None:
         """Drop queued messages: the request has ended."""
-        while not self._messages.empty():
-            self._messages.get_nowait()
+        while not self.messages.empty():
+            self.messages.get_nowait()
 
     async def next(self) -> tuple[str, Any]:
         """Return the kind of the next message, and the message."""
-        message = await self._messages.get()
+        message = await self.messages.get()
         return message.WhichOneof("kind"), message
 
     async def body(self) -> AsyncIterator[bytes]:

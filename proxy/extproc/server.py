@@ -140,7 +140,7 @@ class PickerServer:
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 if not serving.done():
-                    await stream.deliver(message)
+                    await stream.messages.put(message)
             with suppress(TimeoutError):  # if its first write is cancelled, gRPC cannot end the stream
                 async with asyncio.timeout(LAST_WORDS):
                     await stream.is_idle.wait()
@@ -203,7 +203,7 @@ class GatewayListener:
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on bound `sockets`, else on host and port. Raise OSError for an unavailable port or certificate."""
         context = None if tls is None else server_context(tls, "extproc.tls", ("h2",))
-        self._port_servers = await listen_on(self._gateway, host, port, sockets, context)
+        self._port_servers = await listen_on(lambda: GatewayConnection(self), host, port, sockets, context)
 
     @property
     def port(self) -> int:
@@ -229,9 +229,6 @@ class GatewayListener:
         for gateway in tuple(self.open):
             gateway.close()
         await self.tasks.stop()
-
-    def _gateway(self) -> GatewayConnection:
-        return GatewayConnection(self)
 
 
 class End(asyncio.Protocol):

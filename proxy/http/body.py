@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.core.errors import BodyTimeout, BodyTooLarge, InvalidHttp, Saturated
@@ -213,25 +213,17 @@ class BodyReader:
     async def read(self, client_request: HttpRequest) -> None:
         """Set `body`, `upload` if the body is streamed, and `retained`, as above. Raise BodyTooLarge,
         BodyTimeout, InvalidHttp or Saturated."""
-        declared = client_request.content_length
-        payload = client_request.payload
+        payload, declared = client_request.payload, client_request.content_length
         if max(len(client_request.body), declared or 0) > self._max_body:
             raise too_large(self._max_body)
-        if payload is None:
-            await self._watch(
-                client_request, lambda progress: self._reserve(client_request, len(client_request.body), progress)
-            )
-        else:
-            await self._watch(
-                client_request, lambda progress: self._collect(client_request, payload, declared, progress)
-            )
-
-    async def _watch(self, client_request: HttpRequest, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)
         try:
             async with progress.scope:
                 self._sweep.watched.add(progress)
-                await work(progress)
+                if payload is None:
+                    await self._reserve(client_request, len(client_request.body), progress)
+                else:
+                    await self._collect(client_request, payload, declared, progress)
         except TimeoutError:
             if progress.queued:
                 raise too_many_bodies() from None
@@ -254,10 +246,10 @@ class BodyReader:
         ):
             client_request.transport.write(CONTINUE)
         streamed = multipart.is_multipart(client_request.headers.get("content-type", ""))
-        keep = int(self._max_body)
+        keep, kept_upload = int(self._max_body), self._settings.kept_upload
         if streamed and declared is None:
-            keep = self._settings.kept_upload
-        elif streamed and declared is not None and self._keeps(declared):
+            keep = kept_upload
+        elif streamed and declared is not None and declared <= kept_upload and self.budget.acquire_now(declared):
             client_request.retained, streamed = declared, False
         elif streamed:
             keep = KEPT_BEGINNING
@@ -288,10 +280,6 @@ class BodyReader:
                     break
                 streamed = False
         client_request.body = b"".join((*pieces, *small))
-
-    def _keeps(self, size: int) -> bool:
-        """Return whether a form of this size is read completely; it then holds memory of the budget."""
-        return size <= self._settings.kept_upload and self.budget.acquire_now(size)
 
     async def _reserve(self, client_request: HttpRequest, size: int, progress: _Progress) -> None:
         """Take `size` more bytes of the budget. While waiting, nothing is read from the client, and what was read

@@ -33,15 +33,10 @@ class Sweep:
         self._clock = clock
         self.shortest = shortest
 
-    @property
-    def interval(self) -> float:
-        """Seconds between two checks."""
-        return min(1.0, max(0.02, self.shortest / 4))
-
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            await asyncio.sleep(self.interval)
+            await asyncio.sleep(min(1.0, max(0.02, self.shortest / 4)))
             self.check()
 
     def check(self) -> None:

@@ -117,31 +117,23 @@ def read_response_head(head: bytes) -> ResponseHead:
     if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
         raise InvalidResponse(f"it responded with {status_line[:20]!r}")
     kept: list[bytes] = []
-    has_length = chunked = events = compressed = False
-    listed: frozenset[bytes] = frozenset()
-    upgrade = None
+    fields: dict[bytes, list[bytes]] = {}
     for line in lines:
         name, _, value = line.partition(b":")
         kind = _response_field(name[:LONGEST_FIELD])
-        if not kind:
+        if not kind or kind in _READ:
             kept.append(line)
-        elif kind == b"content-length":
-            has_length = True
-            kept.append(line)
-        elif kind == b"content-type":
-            events = _is_event_stream(value[:LONGEST_TYPE])
-            kept.append(line)
-        elif kind == b"content-encoding":
-            compressed = value.strip().lower() not in (b"", b"identity")
-            kept.append(line)
-        elif kind == b"transfer-encoding":
-            if value.lstrip().rstrip(b" ").lower() != b"chunked" or chunked:  # the parser knows none with a tab behind
-                raise InvalidResponse(f"unknown transfer coding {value[:40]!r}")
-            chunked = True
-        elif kind == b"connection":
-            listed |= _tokens(value)
-        elif kind == b"upgrade":
-            upgrade = value.strip()
+        if kind:
+            fields.setdefault(kind, []).append(value)
+    has_length = b"content-length" in fields
+    events = _is_event_stream(fields.get(b"content-type", [b""])[-1][:LONGEST_TYPE])
+    compressed = fields.get(b"content-encoding", [b""])[-1].strip().lower() not in (b"", b"identity")
+    codings = fields.get(b"transfer-encoding", [])
+    # The parser knows no coding with a tab behind it.
+    if codings and [coding.lstrip().rstrip(b" ").lower() for coding in codings] != [b"chunked"]:
+        raise InvalidResponse(f"unknown transfer coding {codings[-1][:40]!r}")
+    listed = _tokens(b",".join(fields.get(b"connection", [])))
+    upgrade = fields[b"upgrade"][-1].strip() if b"upgrade" in fields else None
     if named := listed - _NEVER_NAMED:
         kept = [line for line in kept if line.partition(b":")[0].lower() not in named]
     code = int(status[:3])
@@ -155,7 +147,7 @@ def read_response_head(head: bytes) -> ResponseHead:
     declines = code == TOO_MANY_REQUESTS or code >= 500
     simple = sized and not declines and code not in UNSURE
     events = events and not compressed
-    return ResponseHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
+    return ResponseHead(code, start, final, simple, sized, declines, bool(codings), events, upgrade, keeps)
 
 
 def local_response(

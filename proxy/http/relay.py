@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending, crashes_of
@@ -297,11 +296,11 @@ def passed_on(attempt: Attempt, body: bytes, request_id: str) -> tuple[int, Pair
 async def _pump(upload: Upload, connection: PodConnection, response: Response, chunked: bool) -> None:
     try:
         while piece := await upload.next():
-            connection.write(chunk(piece) if chunked else piece)
+            connection.transport.write(chunk(piece) if chunked else piece)
             if response.upload_resumed is not None:
                 await response.upload_resumed
         if chunked:
-            connection.write(LAST_CHUNK)
+            connection.transport.write(LAST_CHUNK)
         connection.request_sent = True
     except RequestError as error:
         connection.abort()
@@ -328,9 +327,7 @@ class ResponseRace:
     def __enter__(self) -> None:
         self.client_request.connection.sink = self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.client_request.connection.sink is self:
             self.client_request.connection.sink = None
 

@@ -155,7 +155,7 @@ class PodConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.idle_since = 0.0
         self.request_sent = True
-        """Whether the whole body of the request was passed to `write`; set by the sender of a stream."""
+        """Whether the whole body of the request was written; set by the sender of a stream."""
         self.meter = ResponseMeter()
         self.receive: Callable[[bytes], None] | None = self._beginning
         """None while chunks bypass the receiver: see `pass_chunks`."""
@@ -186,7 +186,7 @@ class PodConnection(asyncio.Protocol):
         self._feed = self._parser.feed_data
 
     def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
-        """Send a request; its response is pushed to `receiver`. More of the body may follow with `write`."""
+        """Send a request; its response is pushed to `receiver`. More of the body may be written to `transport`."""
         self._receiver = receiver
         self._keeps = None
         self._informational = 0
@@ -197,9 +197,6 @@ class PodConnection(asyncio.Protocol):
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
-
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
 
     def abort(self) -> None:
         """Close the connection, so that the pod stops computing."""
@@ -257,9 +254,6 @@ class PodConnection(asyncio.Protocol):
                     self._receiver.received(data)
         except Exception as error:  # noqa: BLE001  # given to the receiver
             self.internal_error(error)
-
-    def eof_received(self) -> None:
-        pass
 
     @guarded
     def connection_lost(self, error: Exception | None) -> None:
@@ -344,7 +338,9 @@ class PodConnection(asyncio.Protocol):
             self._raw = b""
         raw_head, end, rest = data.partition(HEAD_END)
         if not end:
-            self._wait_for_head(data)
+            self._raw = data
+            if len(data) > HEAD_LIMIT:
+                self._fail(InvalidResponse("the head of the response is too long"))
             return None
         try:
             read = read_response_head if len(raw_head) <= REMEMBERED else read_response_head.__wrapped__
@@ -361,20 +357,17 @@ class PodConnection(asyncio.Protocol):
             return None
         return rest
 
-    def _wait_for_head(self, raw: bytes) -> None:
-        self._raw = raw
-        if len(raw) > HEAD_LIMIT:
-            self._fail(InvalidResponse("the head of the response is too long"))
-
     def _start_over(self, rest: bytes) -> None:
         """Continue after an informational head: the parser took it for the response and stops at the next one. Raise
         InvalidResponse after MOST_INFORMATIONAL of them."""
-        self._count_informational()
-        head, end, after = rest.partition(HEAD_END)
-        while end and not read_response_head(head).final:
-            self._count_informational()
-            rest = after
+        while True:
+            self._informational += 1
+            if self._informational > MOST_INFORMATIONAL:
+                raise InvalidResponse(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
             head, end, after = rest.partition(HEAD_END)
+            if not end or read_response_head(head).final:
+                break
+            rest = after
         self._parser = HttpResponseParser(self)
         self._feed = self._parser.feed_data
         self._begun[:] = (None,)
@@ -384,11 +377,6 @@ class PodConnection(asyncio.Protocol):
         self._raw = b"\r\n"  # the pod has begun
         if rest:
             self.data_received(rest)
-
-    def _count_informational(self) -> None:
-        self._informational += 1
-        if self._informational > MOST_INFORMATIONAL:
-            raise InvalidResponse(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
 
     def _let_go(self) -> None:
         """Drop the receiver: the cycle of connection and parser would keep it until garbage collection."""

@@ -11,7 +11,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -202,10 +201,6 @@ class UpstreamPool:
             return False
         return True
 
-    def forget(self, endpoint: Endpoint) -> None:
-        """Close the connections of a removed endpoint: idle ones now, others after their responses."""
-        self._drop(endpoint.url)
-
     async def keep_reaping(self, interval: float) -> None:
         """Call `reap` every `interval` seconds until cancelled."""
         while True:
@@ -218,13 +213,14 @@ class UpstreamPool:
         for url, pod in tuple(self.connections.items()):
             pod.reap()
             if pod.quiet > QUIET_REAPS:
-                self._drop(url)
+                self.forget(url)
 
     def close(self) -> None:
         for url in tuple(self.connections):
-            self._drop(url)
+            self.forget(url)
 
-    def _drop(self, url: str) -> None:
+    def forget(self, url: str) -> None:
+        """Close the connections of a removed pod: idle ones now, others after their responses."""
         pod = self.connections.pop(url, None)
         if pod is not None:
             pod.forget()
@@ -299,9 +295,7 @@ class PooledFetcher:
         self._tasks.keep(partial(self._pool.keep_reaping, REAP_INTERVAL), "idle-connections-of-scrapes")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
         self._pool.close()
 

@@ -187,7 +187,7 @@ async def test_a_connection_whose_response_ended_while_paused_is_reused() -> Non
         connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
         await until(lambda: pool.connections[pod.endpoint.url].acquire() is connection)
         assert connection.transport.is_reading()
-        pool.forget(pod.endpoint)
+        pool.forget(pod.endpoint.url)
         connection.abort()
 
 
@@ -221,8 +221,8 @@ async def test_connections_of_a_removed_pod_close_now_or_when_they_return() -> N
     async with Pod(answering(plain())) as pod:
         idle, busy = await keep(pod, pool, 2)
         assert pool.connections[pod.endpoint.url].acquire() is busy
-        pool.forget(pod.endpoint)
-        pool.forget(pod.endpoint)
+        pool.forget(pod.endpoint.url)
+        pool.forget(pod.endpoint.url)
         assert idle.transport.is_closing()
         assert not busy.transport.is_closing()
         busy._release(busy)
