@@ -18,7 +18,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.ports import Race, Relay
+from proxy.core.ports import Race
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import (
     DESTINATION,
@@ -39,7 +39,7 @@ from proxy.extproc.request import GatewayRequest, attributes_of, fields_of, meta
 from proxy.http.framing import Framing, UntilClose
 from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for
-from proxy.http.relay import ClientRelay, passed_on
+from proxy.http.relay import TrackedRelay
 from proxy.http.request import HttpRequest
 from proxy.http.response import LOST, RelayContext
 from proxy.http.upstream.connection import ResponseMeter
@@ -48,17 +48,16 @@ from proxy.openai.errors import LONGEST, says_that_model_is_missing, stream_erro
 from proxy.reliability.failover import NOT_FOUND, sees_some_models
 
 
-class EnvoyRelay(Relay):
-    """Implements `core.ports.Relay` for a request of a gateway. `attempt` is its last attempt."""
+class EnvoyRelay(TrackedRelay):
+    """The relay of a request of a gateway; an attempt that is not for the client (`collect`) goes around it."""
 
     def __init__(
         self, client_request: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int
     ) -> None:
         """`fallbacks` is the largest number of fallback pods that are sent to the gateway."""
-        self.attempt: Attempt | None = None
-        self._client_request = client_request
+        super().__init__(cast(HttpRequest, client_request), context)  # it reads only the head
+        self._gateway_request = client_request
         self._stream = client_request.stream
-        self._context = context
         self._addresses = addresses
         self._fallbacks = fallbacks
         self._held: deque[tuple[str, Any]] = deque()
@@ -89,22 +88,10 @@ class EnvoyRelay(Relay):
         """Return None: a gateway sends a request once, so there is no hedging."""
         return None
 
-    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
-        """See the port. An attempt that is not for the client does not use the gateway."""
-        client_request = cast(HttpRequest, self._client_request)  # only the request's head is read
-        return await ClientRelay(client_request, self._context).collect(attempt, seconds)
-
-    def pass_on(self, attempt: Attempt, body: bytes) -> None:
-        self.attempt = attempt
-        self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
-
-    def end(self) -> None:
-        pass
-
     # the request
 
     async def _send(self, attempt: Attempt) -> None:
-        request, client_request, stream = attempt.request, self._client_request, self._stream
+        request, client_request, stream = attempt.request, self._gateway_request, self._stream
         destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(attempt)])
         body = body_for(attempt.endpoint, request.body)
         changed = body is not client_request.body and body != client_request.body

@@ -202,6 +202,7 @@ class StreamedBodyReader:
     def __init__(self, settings: ListenSettings, budget: MemoryBudget) -> None:
         self._settings = settings
         self._budget = budget
+        self.give_back = budget.give
 
     def acquire_complete(self, client_request: GatewayRequest) -> bool:
         return False
@@ -225,9 +226,6 @@ class StreamedBodyReader:
         except TimeoutError:
             raise body_timed_out() from None
         client_request.body = b"".join(pieces)
-
-    def give_back(self, size: int) -> None:
-        self._budget.give(size)
 
     async def _reserve(self, client_request: GatewayRequest, size: int) -> None:
         """Reserve memory for this part of a body. A body of declared length is reserved as a whole: bodies with half of

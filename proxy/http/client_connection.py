@@ -311,8 +311,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _give_up(self, why: RequestError | Ending) -> None:
         """End a request that is not being served yet. A task that is cancelled before its first step cannot release
         what it holds."""
-        client_request, task = self.client_request, self.task
-        if client_request is not None and (task is None or _is_unstarted(task)):
+        client_request, work = self.client_request, None if self.task is None else self.task.get_coro()
+        if client_request is None:
+            return
+        if work is None or inspect.getcoroutinestate(cast(Coroutine[Any, Any, None], work)) == inspect.CORO_CREATED:
             self.client_request = None
             self._clients.unserved(client_request, why)
 
@@ -332,11 +334,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.resume_reading()
             self._lingering = HalfClosed(self.socket)
             self.consume = self._lingering.feed
-
-
-def _is_unstarted(task: asyncio.Task[None]) -> bool:
-    work = cast(Coroutine[Any, Any, None], task.get_coro())
-    return inspect.getcoroutinestate(work) == inspect.CORO_CREATED
 
 
 class Tunnel(asyncio.Protocol):

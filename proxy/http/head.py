@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from http import HTTPStatus
 from itertools import compress, starmap
 from operator import itemgetter
 
@@ -40,9 +39,6 @@ REMEMBERED = 2 * 1024
 
 LONGEST_FIELD = 32
 """Longest field name that is examined; all known names are shorter. Names are cached, and a pod's may have 256 KiB."""
-
-LONGEST_TYPE = 256
-"""Longest content type that is examined and cached."""
 
 BODYLESS = (204, 304)
 """Statuses of responses without a body, whatever the head says."""
@@ -126,7 +122,7 @@ def read_response_head(head: bytes) -> ResponseHead:
         if kind:
             fields.setdefault(kind, []).append(value)
     has_length = b"content-length" in fields
-    events = _is_event_stream(fields.get(b"content-type", [b""])[-1][:LONGEST_TYPE])
+    events = fields.get(b"content-type", [b""])[-1].strip().lower().startswith(b"text/event-stream")
     compressed = fields.get(b"content-encoding", [b""])[-1].strip().lower() not in (b"", b"identity")
     codings = fields.get(b"transfer-encoding", [])
     # The parser knows no coding with a tab behind it.
@@ -148,21 +144,6 @@ def read_response_head(head: bytes) -> ResponseHead:
     simple = sized and not declines and code not in UNSURE
     events = events and not compressed
     return ResponseHead(code, start, final, simple, sized, declines, bool(codings), events, upgrade, keeps)
-
-
-def local_response(
-    status: int, headers: Pairs, body: bytes, *, connection: bytes = b"", head_only: bool = False
-) -> bytes:
-    """Return a complete response of kvlane's own. `connection` is the Connection field, encoded, with other encoded
-    fields."""
-    return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n%b\r\n%b" % (
-        status,
-        HTTPStatus(status).phrase.encode(),
-        encode_pairs(headers),
-        len(body),
-        connection,
-        b"" if head_only else body,
-    )
 
 
 def encode_pairs(pairs: Pairs) -> bytes:
@@ -199,11 +180,6 @@ def _fates(names: bytes, has_pod_key: bool) -> tuple[tuple[bool, ...], tuple[boo
         passed.append(is_passed)
     listing = tuple(name == b"connection" for name in lowered)
     return tuple(passed), listing if any(listing) else None
-
-
-@lru_cache(maxsize=64)
-def _is_event_stream(content_type: bytes) -> bool:
-    return content_type.strip().lower().startswith(b"text/event-stream")
 
 
 _READ = frozenset((b"content-length", b"content-type", b"content-encoding"))

@@ -19,6 +19,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from proxy.core.ports import Relay
 from proxy.core.request import TIME_LIMIT
 from proxy.core.tasks import Tasks
 from proxy.http.body import Upload
@@ -26,7 +27,6 @@ from proxy.http.continuation import make_continuable
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
     BAD_REQUEST,
-    Pairs,
     RawHeaders,
     ResponseHead,
     encode_pairs,
@@ -51,8 +51,8 @@ CLOSE_RACE = 0.01
 the request arrived. An engine that crashes as quickly is detected on the fresh connection, which it refuses."""
 
 
-class ClientRelay:
-    """Implements `core.ports.Relay` for one request. `attempt` is its last attempt."""
+class TrackedRelay(Relay):
+    """What relays to clients have in common, on the data port and through gateways. `attempt` is the last attempt."""
 
     __slots__ = ("_client_request", "_context", "attempt")
 
@@ -61,76 +61,10 @@ class ClientRelay:
         self._context = context
         self.attempt: Attempt | None = None
 
-    def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
-        client_request = self._client_request
-        if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
-            return None
-        return ResponseRace(self, client_request, self._context, begins)
-
-    async def relay(
-        self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
-    ) -> None:
-        """See the port. Also raise RequestError if the client's upload broke off or cannot be sent again. `context` and
-        `lane` are given for one of several concurrent attempts. If the pod was closing the idle connection, send the
-        request again on a fresh one."""
-        if context is None:
-            context, self.attempt = self._context, attempt
-        client_request = self._client_request
-        upload, continuation, timer = client_request.upload, None, None
-        if context.continuable_models and upload is None:
-            continuation = client_request.continuation
-            if not client_request.sent_status:
-                continuation = client_request.continuation = make_continuable(
-                    continuation, attempt, context.continuable_models
-                )
-        body = attempt.request.body
-        if attempt.endpoint.rank is not None and upload is None:
-            body = body_for(attempt.endpoint, body)
-        if TIME_LIMIT in attempt.request.headers:
-            deadline, outlet = attempt.request.deadline, client_request.connection if lane is None else lane
-            timer = context.loop.call_later(deadline - context.clock.now(), _end_at, deadline, outlet)
-        try:
-            pod = context.pool.connections[attempt.endpoint.url]
-            head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
-            used, raced = pod.acquire() if upload is None else None, None
-            while True:
-                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
-                response = Response(client_request, attempt, context, connection, lane)
-                if continuation is not None:
-                    response.continue_with(continuation)
-                attempt.sent_at = context.clock.now()
-                try:
-                    if upload is None:
-                        if not body:
-                            connection.head_only = client_request.method == "HEAD"
-                        connection.send(response, head, body)
-                        error = await response.done
-                    else:
-                        error = await self._upload(response, connection, head, body, upload)
-                except BaseException:
-                    response.abandon()
-                    raise
-                if error is None:
-                    return
-                if used is None or not self._note_close_race(attempt, error):
-                    raise error
-                raced, used, attempt.ending = error, None, None
-        except asyncio.CancelledError:
-            attempt.ending = attempt.ending or self._cancelled()
-            raise
-        except UpstreamFailed as error:
-            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
-            if upload is not None and upload.begun:
-                raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         context = self._context
         try:
-            pod = context.pool.connections[attempt.endpoint.url]
+            pod = context.pool[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
             headers = [each for each in self._client_request.raw_headers if each[0].lower() != b"accept-encoding"]
             head = self._head(attempt, pod.address, body, headers)  # a compressed response could not be read here
@@ -192,15 +126,12 @@ class ClientRelay:
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         self.attempt = attempt
-        self._client_request.respond(*passed_on(attempt, body, self._client_request.id))
+        kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
+        headers = [("content-type", kind), ("x-request-id", self._client_request.id), *attempt.response_headers]
+        self._client_request.respond(attempt.status or 502, headers, body)
 
     def end(self) -> None:
-        """Tell the client that a partial response ends without completion."""
-        client_request = self._client_request
-        if client_request.continuation is not None and not client_request.transport.is_closing():
-            out = client_request.continuation.end(stream_error(client_request.path, LOST))
-            if out:
-                client_request.transport.write(out)
+        """End a partial response that no pod continues."""
 
     def _note_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Note on the request that the pod was closing an idle connection when the request arrived, and so has not seen
@@ -212,17 +143,6 @@ class ClientRelay:
         crashes = crashes_of(attempt.request)
         was_first, crashes.had_close_race = not crashes.had_close_race, True
         return was_first
-
-    async def _upload(
-        self, response: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
-    ) -> KvlaneError | None:
-        """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
-        chunked = self._client_request.chunked
-        connection.request_sent = False
-        connection.send(response, head, chunk(body) if chunked else body)
-        async with Tasks() as tasks:
-            tasks.start(_pump(upload, connection, response, chunked), "upload")
-            return await response.done
 
     def _head(
         self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
@@ -266,6 +186,96 @@ class ClientRelay:
         return b"content-length: 0\r\n" if client_request.method in ("POST", "PUT", "PATCH") else b""
 
 
+class ClientRelay(TrackedRelay):
+    """The relay of a request of the data port."""
+
+    __slots__ = ()
+
+    def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
+        client_request = self._client_request
+        if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
+            return None
+        return ResponseRace(self, client_request, self._context, begins)
+
+    async def relay(
+        self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
+    ) -> None:
+        """See the port. Also raise RequestError if the client's upload broke off or cannot be sent again. `context` and
+        `lane` are given for one of several concurrent attempts. If the pod was closing the idle connection, send the
+        request again on a fresh one."""
+        if context is None:
+            context, self.attempt = self._context, attempt
+        client_request = self._client_request
+        upload, continuation, timer = client_request.upload, None, None
+        if context.continuable_models and upload is None:
+            continuation = client_request.continuation
+            if not client_request.sent_status:
+                continuation = client_request.continuation = make_continuable(
+                    continuation, attempt, context.continuable_models
+                )
+        body = attempt.request.body
+        if attempt.endpoint.rank is not None and upload is None:
+            body = body_for(attempt.endpoint, body)
+        if TIME_LIMIT in attempt.request.headers:
+            deadline, outlet = attempt.request.deadline, client_request.connection if lane is None else lane
+            timer = context.loop.call_later(deadline - context.clock.now(), _end_at, deadline, outlet)
+        try:
+            pod = context.pool[attempt.endpoint.url]
+            head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
+            used, raced = pod.acquire() if upload is None else None, None
+            while True:
+                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
+                response = Response(client_request, attempt, context, connection, lane)
+                if continuation is not None:
+                    response.continue_with(continuation)
+                attempt.sent_at = context.clock.now()
+                try:
+                    if upload is None:
+                        if not body:
+                            connection.head_only = client_request.method == "HEAD"
+                        connection.send(response, head, body)
+                        error = await response.done
+                    else:
+                        error = await self._upload(response, connection, head, body, upload)
+                except BaseException:
+                    response.abandon()
+                    raise
+                if error is None:
+                    return
+                if used is None or not self._note_close_race(attempt, error):
+                    raise error
+                raced, used, attempt.ending = error, None, None
+        except asyncio.CancelledError:
+            attempt.ending = attempt.ending or self._cancelled()
+            raise
+        except UpstreamFailed as error:
+            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
+            if upload is not None and upload.begun:
+                raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def end(self) -> None:
+        client_request = self._client_request
+        if client_request.continuation is not None and not client_request.transport.is_closing():
+            out = client_request.continuation.end(stream_error(client_request.path, LOST))
+            if out:
+                client_request.transport.write(out)
+
+    async def _upload(
+        self, response: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
+    ) -> KvlaneError | None:
+        """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
+        chunked = self._client_request.chunked
+        connection.request_sent = False
+        connection.send(response, head, chunk(body) if chunked else body)
+        async with Tasks() as tasks:
+            tasks.start(_pump(upload, connection, response, chunked), "upload")
+            return await response.done
+
+
 def _end_at(deadline: float, outlet: ClientConnection | AttemptLane) -> None:
     """End the attempt whose client's deadline has passed; the sweep may be a second late. An event loop may call this a
     little earlier, because it keeps time less exactly than the clock."""
@@ -284,13 +294,6 @@ async def _connected(
         if raced is not None and not isinstance(error, OutOfFiles):
             raise raced from None
         raise
-
-
-def passed_on(attempt: Attempt, body: bytes, request_id: str) -> tuple[int, Pairs, bytes]:
-    """Return status, headers and body of a collected response for the client."""
-    kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
-    headers = [("content-type", kind), ("x-request-id", request_id), *attempt.response_headers]
-    return attempt.status or 502, headers, body
 
 
 async def _pump(upload: Upload, connection: PodConnection, response: Response, chunked: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import StreamReader
@@ -13,7 +14,7 @@ from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11, 
 
 from proxy.core.ports import Identity
 from proxy.http.guards import reset
-from proxy.http.head import REMEMBERED, Pairs, first_lines, local_response, passing
+from proxy.http.head import REMEMBERED, Pairs, encode_pairs, first_lines, passing
 from proxy.http.paths import split_target
 
 if TYPE_CHECKING:
@@ -48,13 +49,6 @@ class BodyBroken(Exception):
 def size_of(head: Head) -> int:
     """Return the bytes of a request line and its header fields."""
     return len(head.path) + sum(len(name) + len(value) + 4 for name, value in head.raw_headers)
-
-
-def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
-    """Return a parser for complete heads. Letting aiohttp parse the body too takes a stream and its Python calls, 250
-    bytecodes for what usually is one slice of bytes. The option is meant for responses to HEAD; in a parser of requests
-    it says that the next message follows the head."""
-    return new_parser(None, loop, response_with_body=False)
 
 
 def new_parser(connection: ClientConnection | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
@@ -149,7 +143,9 @@ class Heads:
 
     def _read(self, head: bytes) -> RequestHead | None:
         head += HEAD_END
-        parser = self._parser or head_parser(self._loop)
+        # Letting aiohttp parse the body too takes a stream and its Python calls: 250 bytecodes for what usually is one
+        # slice of bytes. The option is meant for responses to HEAD; here the next message follows the head.
+        parser = self._parser or new_parser(None, self._loop, response_with_body=False)
         self._parser = None
         try:
             [(message, _)], upgraded, _ = parser.feed_data(head)
@@ -223,16 +219,15 @@ class HttpRequest:
             self.closing = True
         self.sent_status = status
         self.sent = len(body)
-        head_only = self.method == "HEAD"
-        self.transport.write(
-            local_response(
-                status,
-                headers,
-                body,
-                connection=self.response_lines + self.connection_header(),
-                head_only=head_only,
-            )
+        head = b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n%b%b\r\n" % (
+            status,
+            HTTPStatus(status).phrase.encode(),
+            encode_pairs(headers),
+            len(body),
+            self.response_lines,
+            self.connection_header(),
         )
+        self.transport.write(head if self.method == "HEAD" else head + body)
 
     @property
     def has_left(self) -> bool:

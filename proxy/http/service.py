@@ -15,10 +15,11 @@ import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.listener import Listeners
-from proxy.core.ports import ClientRequest, Identity, Relay, allows
+from proxy.core.ports import ClientRequest, Identity, allows
 from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
+from proxy.http.relay import TrackedRelay
 from proxy.http.request import HttpRequest
 from proxy.http.settings import SecuritySettings
 from proxy.openai.errors import render
@@ -134,17 +135,6 @@ class Bodies(Protocol[Taken]):
 
     def give_back(self, size: int) -> None:
         """Return the memory of the body to the budget."""
-
-
-class TrackedRelay(Relay, Protocol):
-    """A relay that remembers its attempts."""
-
-    @property
-    def attempt(self) -> Attempt | None:
-        """The last attempt."""
-
-    def end(self) -> None:
-        """End a partial response that no pod continues."""
 
 
 class Service(Generic[C]):

@@ -138,24 +138,9 @@ class PodConnections:
         _close(idle)
 
 
-class PodConnectionsByUrl(dict[str, PodConnections]):
-    """Pods by URL, created on demand: an endpoint that moves gets a new one."""
-
-    def __init__(self, clock: Clock, idle_limit: float) -> None:
-        self._clock = clock
-        self._idle_limit = idle_limit
-
-    def __missing__(self, url: str) -> PodConnections:
-        """Raise ConnectFailed for an invalid URL."""
-        try:
-            pod = self[url] = PodConnections(url, self._clock, self._idle_limit)
-        except ValueError as error:
-            raise ConnectFailed(str(error)) from error
-        return pod
-
-
-class UpstreamPool:
-    """Provides connections, which return by themselves when a response has ended well."""
+class UpstreamPool(dict[str, PodConnections]):
+    """Provides connections by the URL of a pod; an endpoint that moves gets new ones. They return by themselves when a
+    response has ended well."""
 
     def __init__(
         self,
@@ -167,11 +152,20 @@ class UpstreamPool:
     ) -> None:
         """Connections that were idle for `idle_limit` seconds are not reused. Without `trust` the system's certificate
         authorities apply."""
-        self.connections = PodConnectionsByUrl(clock, idle_limit)
+        super().__init__()
         self.connect_timeout = connect_timeout
+        self._idle_limit = idle_limit
         self._resolve = resolve
         self._clock = clock
         self._trust = trust or PodTlsContexts()
+
+    def __missing__(self, url: str) -> PodConnections:
+        """Raise ConnectFailed for an invalid URL."""
+        try:
+            pod = self[url] = PodConnections(url, self._clock, self._idle_limit)
+        except ValueError as error:
+            raise ConnectFailed(str(error)) from error
+        return pod
 
     async def connect(self, pod: PodConnections, deadline: float = math.inf) -> PodConnection:
         """Return a fresh connection. Raise ConnectFailed, ConnectRefused, OutOfFiles, or UpstreamTimedOut at
@@ -193,7 +187,7 @@ class UpstreamPool:
     async def takes_connections(self, endpoint: Endpoint) -> bool:
         """Return whether the pod accepts a connection now; True if this process has no descriptor to find out."""
         try:
-            pod = self.connections[endpoint.url]
+            pod = self[endpoint.url]
             pod.release(await self.connect(pod))
         except OutOfFiles:
             return True
@@ -210,18 +204,18 @@ class UpstreamPool:
     def reap(self) -> None:
         """Close connections that were idle for too long. A pod without idle connections in
         QUIET_REAPS calls is dropped: its endpoint moved or is unused."""
-        for url, pod in tuple(self.connections.items()):
+        for url, pod in tuple(self.items()):
             pod.reap()
             if pod.quiet > QUIET_REAPS:
                 self.forget(url)
 
     def close(self) -> None:
-        for url in tuple(self.connections):
+        for url in tuple(self):
             self.forget(url)
 
     def forget(self, url: str) -> None:
         """Close the connections of a removed pod: idle ones now, others after their responses."""
-        pod = self.connections.pop(url, None)
+        pod = self.pop(url, None)
         if pod is not None:
             pod.forget()
 
@@ -309,7 +303,7 @@ class PooledFetcher:
         origin, head = _request(url, api_key, None if body is None else len(body), rank)
         try:
             async with asyncio.timeout(self.timeout):
-                return await self._ask(self._pool.connections[origin], head, body or b"")
+                return await self._ask(self._pool[origin], head, body or b"")
         except TimeoutError as error:
             raise UpstreamTimedOut(f"no response within {self.timeout:g} s") from error
 

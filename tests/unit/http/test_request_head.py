@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http.head import REMEMBERED, first_lines, passing
-from proxy.http.request import HEAD_END, MOST_BEGINNINGS, Heads, ParserError, head_parser
+from proxy.http.request import HEAD_END, MOST_BEGINNINGS, Heads, ParserError, new_parser
 from tests.helpers.examples import examples
 
 FIRST = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: a"
@@ -51,7 +51,7 @@ def some_loop() -> asyncio.AbstractEventLoop:
 def plainly(head: bytes) -> tuple[object, ...] | None:
     """What the parser makes of a whole head; None where it makes nothing, or nothing usual."""
     try:
-        [(message, _)], _, _ = head_parser(some_loop()).feed_data(head + HEAD_END)
+        [(message, _)], _, _ = new_parser(None, some_loop(), response_with_body=False).feed_data(head + HEAD_END)
     except (ParserError, ValueError):
         return None
     length = message.headers.get("content-length")

@@ -46,7 +46,7 @@ async def connect(pod: Pod, *before: AddrInfoType) -> None:
         return [*before, address]
 
     pool = UpstreamPool(PATIENCE, ManualClock(), resolve)
-    connection = await pool.connect(pool.connections["http://pod.test"])
+    connection = await pool.connect(pool["http://pod.test"])
     assert connection.transport.get_extra_info("peername")[1] == address[4][1]
     connection.abort()
 
@@ -59,7 +59,7 @@ async def test_a_pod_with_one_address_is_reached_by_name() -> None:
 async def test_a_pod_is_resolved_like_the_machine_does() -> None:
     async with Pod(answering(plain())) as pod:
         pool = UpstreamPool(PATIENCE, ManualClock())
-        connection = await pool.connect(pool.connections[pod.endpoint.url.replace("127.0.0.1", "localhost")])
+        connection = await pool.connect(pool[pod.endpoint.url.replace("127.0.0.1", "localhost")])
         assert connection.transport.get_extra_info("peername")[0] == "127.0.0.1"
         connection.abort()
 
@@ -92,7 +92,7 @@ async def test_an_unknown_name_is_a_failed_connection() -> None:
 
     pool = UpstreamPool(1.0, ManualClock(), resolve)
     with pytest.raises(ConnectFailed):
-        await pool.connect(pool.connections["http://pod.test"])
+        await pool.connect(pool["http://pod.test"])
 
 
 async def test_a_pod_whose_addresses_are_all_dead_fails_at_the_connect_timeout() -> None:
@@ -103,7 +103,7 @@ async def test_a_pod_whose_addresses_are_all_dead_fails_at_the_connect_timeout()
 
         pool = UpstreamPool(0.1, ManualClock(), resolve)
         with pytest.raises(ConnectFailed):
-            await pool.connect(pool.connections["http://pod.test"])
+            await pool.connect(pool["http://pod.test"])
 
 
 async def test_a_pod_without_tls_is_a_failed_connection() -> None:
@@ -124,5 +124,5 @@ async def test_a_pod_without_tls_is_a_failed_connection() -> None:
 
         pool = UpstreamPool(PATIENCE, ManualClock(), resolve)
         with pytest.raises(ConnectFailed):
-            await pool.connect(pool.connections["https://pod.test"])
+            await pool.connect(pool["https://pod.test"])
         await asyncio.wait_for(closed.wait(), PATIENCE)

@@ -20,7 +20,7 @@ from tests.helpers.waiting import until
 
 async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[PodConnection]:
     """Idle connections, as if responses had ended on them."""
-    connections = [await pool.connect(pool.connections[pod.endpoint.url]) for _ in range(count)]
+    connections = [await pool.connect(pool[pod.endpoint.url]) for _ in range(count)]
     for connection in connections:
         connection._release(connection)
     return connections
@@ -164,7 +164,7 @@ async def test_a_connection_closed_while_idle_is_noticed() -> None:
         await port.ask(post())
         pod.requests[0].writer.transport.abort()
         await asyncio.sleep(0.02)
-        assert port.server.pool.connections[pod.endpoint.url].acquire() is None
+        assert port.server.pool[pod.endpoint.url].acquire() is None
 
 
 class FullClient(Receiver):
@@ -183,9 +183,9 @@ class FullClient(Receiver):
 async def test_a_connection_whose_response_ended_while_paused_is_reused() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
-        connection = await pool.connect(pool.connections[pod.endpoint.url])
+        connection = await pool.connect(pool[pod.endpoint.url])
         connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
-        await until(lambda: pool.connections[pod.endpoint.url].acquire() is connection)
+        await until(lambda: pool[pod.endpoint.url].acquire() is connection)
         assert connection.transport.is_reading()
         pool.forget(pod.endpoint.url)
         connection.abort()
@@ -196,7 +196,7 @@ async def test_a_pod_that_sends_unrequested_bytes_loses_the_connection() -> None
         await port.ask(post())
         pod.requests[0].writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
         await asyncio.sleep(0.02)
-        assert port.server.pool.connections[pod.endpoint.url].acquire() is None
+        assert port.server.pool[pod.endpoint.url].acquire() is None
 
 
 async def test_a_long_idle_connection_is_closed() -> None:
@@ -209,10 +209,10 @@ async def test_a_long_idle_connection_is_closed() -> None:
         clock.advance(IDLE_LIMIT / 2)
         pool.reap()
         assert old.transport.is_closing()
-        assert pool.connections[pod.endpoint.url].acquire() is fresh
+        assert pool[pod.endpoint.url].acquire() is fresh
         fresh._release(fresh)
         clock.advance(IDLE_LIMIT)
-        assert pool.connections[pod.endpoint.url].acquire() is None
+        assert pool[pod.endpoint.url].acquire() is None
         assert fresh.transport.is_closing()
 
 
@@ -220,29 +220,29 @@ async def test_connections_of_a_removed_pod_close_now_or_when_they_return() -> N
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         idle, busy = await keep(pod, pool, 2)
-        assert pool.connections[pod.endpoint.url].acquire() is busy
+        assert pool[pod.endpoint.url].acquire() is busy
         pool.forget(pod.endpoint.url)
         pool.forget(pod.endpoint.url)
         assert idle.transport.is_closing()
         assert not busy.transport.is_closing()
         busy._release(busy)
         assert busy.transport.is_closing()
-        assert pool.connections[pod.endpoint.url].acquire() is None
+        assert pool[pod.endpoint.url].acquire() is None
 
 
 async def test_a_pod_without_recent_requests_is_dropped_and_found_again() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         (busy,) = await keep(pod, pool)
-        assert pool.connections[pod.endpoint.url].acquire() is busy
+        assert pool[pod.endpoint.url].acquire() is busy
         for _ in range(QUIET_REAPS + 1):
-            assert pod.endpoint.url in pool.connections
+            assert pod.endpoint.url in pool
             pool.reap()
-        assert not pool.connections
+        assert not pool
         assert not busy.transport.is_closing()
         busy._release(busy)
         assert busy.transport.is_closing()
-        assert pool.connections[pod.endpoint.url].acquire() is None
+        assert pool[pod.endpoint.url].acquire() is None
 
 
 def test_addresses_are_read_from_urls() -> None:
