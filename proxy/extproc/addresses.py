@@ -50,7 +50,6 @@ class Addresses:
         return {_named(endpoint.url), *(() if found is None else found[1:])}
 
     def at(self, address: str, endpoints: Iterable[Endpoint]) -> Endpoint | None:
-        """Return the pod at this address."""
         return next((endpoint for endpoint in endpoints if address in self.known(endpoint)), None)
 
     async def _first(self, there: PodAddress) -> str:

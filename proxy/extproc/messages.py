@@ -218,8 +218,6 @@ _ENDS_HEADERS = 4
 class GrpcFrames:
     """A tracker of frame boundaries in one direction of an HTTP/2 connection."""
 
-    __slots__ = ("_head", "_is_between", "_left")
-
     def __init__(self) -> None:
         self._head = b""
         self._left = 0

@@ -144,7 +144,6 @@ class Stream:
             self.messages.get_nowait()
 
     async def next(self) -> tuple[str, Any]:
-        """Return the kind of the next message, and the message."""
         message = await self.messages.get()
         return message.WhichOneof("kind"), message
 

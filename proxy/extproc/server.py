@@ -110,7 +110,6 @@ class PickerServer:
 
     @property
     def busy(self) -> bool:
-        """Return whether requests are running."""
         return bool(self._tasks)
 
     def _handlers(self) -> tuple[Any, ...]:

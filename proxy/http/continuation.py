@@ -33,8 +33,6 @@ ERROR = b'data: {"error"'
 class RecordEvents:
     """Stage that records what the client has received, so that another pod can continue."""
 
-    __slots__ = ("_has_begun", "_partial", "_rest", "_takes_counts", "failure")
-
     def __init__(self, partial: PartialResponse, takes_counts: bool) -> None:
         """`takes_counts`: remove the token counts from the events after they were recorded."""
         self.failure: UpstreamFailed | None = None

@@ -121,8 +121,6 @@ class SendProgress:
     kernel has acknowledged. On other systems the write buffer must shrink, which under TLS is visible only when it
     becomes empty."""
 
-    __slots__ = ("_moved_at", "_sent", "transport")
-
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self._sent = 0
@@ -174,8 +172,6 @@ LINGER_BYTES = 64 * 1024 * 1024
 class HalfClosed:
     """A half-closed connection. Closing while the client sends would reset the connection and lose the response, so
     received bytes are discarded until the client closes too. TLS cannot be half-closed."""
-
-    __slots__ = ("_left", "_since", "_socket")
 
     def __init__(self, socket: asyncio.Transport) -> None:
         self._socket = socket

@@ -364,10 +364,10 @@ def _fault(head: Head) -> str:
     without an error. The transfer codings of a body stay behind with its framing, so a coding that is not decoded here
     would reach the pod undeclared."""
     if head.version not in VERSIONS:
-        return "Of HTTP, versions 1.0 and 1.1 are spoken here."
+        return "Only HTTP/1.0 and HTTP/1.1 are supported."
     if head.method == "CONNECT":
-        return "This is no tunnel."
+        return "CONNECT is not supported."
     codings = head.headers.getall("transfer-encoding", ())
     if codings and (head.version == VERSIONS[0] or [each.strip().lower() for each in codings] != ["chunked"]):
-        return "The transfer coding of a request can be chunked, and nothing else; HTTP/1.0 has none."
+        return "The only supported transfer coding of a request is chunked, and HTTP/1.0 has none."
     return ""

@@ -389,8 +389,6 @@ class ResponseRace:
 class AttemptLane:
     """The client's connection as one of several attempts sees it."""
 
-    __slots__ = ("_connection", "_race", "_task", "attempt", "sink")
-
     def __init__(self, race: ResponseRace, attempt: Attempt) -> None:
         self.attempt = attempt
         self.sink: Sink | None = None

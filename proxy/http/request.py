@@ -164,7 +164,7 @@ class Heads:
 
 
 class HttpRequest:
-    """Implements `core.ports.ClientRequest`."""
+    """Implements `http.service.IncomingRequest`, which describes most attributes."""
 
     def __init__(
         self,
@@ -197,13 +197,9 @@ class HttpRequest:
         self.payload: Body | None = None
         """The stream of a body that is not collected before the request is served."""
         self.retained = 0
-        """Bytes of the memory budget that its body holds."""
         self.upload: Upload | None = None
         """The rest of a streamed body."""
-        self.sent_status = 0
-        """The status that was sent; 0: none."""
-        self.sent = 0
-        """Bytes of the body of kvlane's own response."""
+        self.sent_status = self.sent = 0
         self.response_lines = b""
         """Header lines of every response, a pod's or kvlane's own."""
         self.identity: Identity | None = None
@@ -231,7 +227,6 @@ class HttpRequest:
 
     @property
     def has_left(self) -> bool:
-        """Return whether the client has disconnected."""
         return self.transport.is_closing()
 
     def abort(self) -> None:
@@ -239,7 +234,6 @@ class HttpRequest:
         reset(self.transport)
 
     def end(self) -> None:
-        """End a served request."""
         self.connection.request_ended(self)
 
     def connection_header(self) -> bytes:

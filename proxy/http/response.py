@@ -462,7 +462,6 @@ class Response(Receiver):
             self._attempt.chunks -= 1  # the last one only says that there are no more
         self.failed(UpstreamFailed("it ended the stream before the response"))
         meter.pop()
-        meter.tail = b""
 
     def _declined(self, head: ResponseHead, beginning: bytes) -> UpstreamFailed | None:
         """Return the error of a response for which another pod can be tried."""

@@ -205,7 +205,7 @@ class Clients:
         check_all(self.connections, now, ClientConnection.internal_error)
         if self._turned_away:
             limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
-            log.warning("hung up on %d clients: listen.maxConnections (%d) are connected", turned_away, limit)
+            log.warning("rejected %d connections: listen.maxConnections (%d) reached", turned_away, limit)
 
     def close_idle(self) -> None:
         """Close the connections between two requests. Connections that wait for their first request get a moment."""

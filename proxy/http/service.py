@@ -65,9 +65,8 @@ class Cors:
         origin = client_request.headers.get("origin")
         if origin is None or not (self._any or origin in self._origins):
             return self._serve(client_request)
-        allowed = [("access-control-allow-origin", ANY)] if self._any else [("access-control-allow-origin", origin)]
-        if not self._any:
-            allowed.append(("vary", "origin"))
+        field = "access-control-allow-origin"
+        allowed = [(field, ANY)] if self._any else [(field, origin), ("vary", "origin")]
         client_request.response_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
         if client_request.method == "OPTIONS" and "access-control-request-method" in client_request.headers:
             return self._permit(client_request)
@@ -98,13 +97,10 @@ class IncomingRequest(ClientRequest, Protocol):
     closing: bool
     """Whether the connection closes after the response."""
 
-    @property
-    def sent_status(self) -> int:
-        """The status that was sent; 0: none."""
-
-    @property
-    def sent(self) -> int:
-        """Bytes of the body of kvlane's own response."""
+    sent_status: int
+    """The status that was sent; 0: none."""
+    sent: int
+    """Bytes of the body of kvlane's own response."""
 
     @property
     def has_left(self) -> bool:

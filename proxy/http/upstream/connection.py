@@ -85,10 +85,11 @@ class ResponseMeter:
         return is_truncated(attempt.request.path, self.tail + b"".join(self.pieces))
 
     def pop(self) -> bytes:
-        """Return the whole body and prepare for the next response, without measuring it."""
+        """Return the body since the last flush and prepare for the next response, without measuring it."""
         body = b"".join(self.pieces)
         self.pieces.clear()
         self.marks.clear()
+        self.tail = b""
         return body
 
 

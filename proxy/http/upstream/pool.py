@@ -88,8 +88,6 @@ class PodAddress:
 class PodConnections:
     """The connections of one URL."""
 
-    __slots__ = ("_capacity", "_idle_limit", "_now", "address", "idle", "quiet")
-
     def __init__(self, url: str, clock: Clock, idle_limit: float) -> None:
         """Raise ValueError for an invalid URL."""
         self.address = PodAddress.of(url)
