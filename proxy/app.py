@@ -157,7 +157,7 @@ class App:
         before, (settings, left) = self._settings, servable(self._settings, wanted)
         serving, draft = self._build(settings)
         self._use(serving, draft)
-        self._server.served = serving.served
+        self._server.use(serving.served)
         if self._picker is not None:
             self._picker.renew()
         await self.state.finish_commit()

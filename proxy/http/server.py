@@ -27,7 +27,7 @@ from proxy.http.guards import CloseReason, CountClosed, Sweep, check_all, guarde
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
-from proxy.http.service import Bodies, C, Cors, Service
+from proxy.http.service import Bodies, C, Cors, Serve, Service
 from proxy.http.settings import HANDSHAKE_TIMEOUT, ListenSettings, SecuritySettings, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -125,35 +125,17 @@ IDLE_SEARCH_INTERVAL = 0.1
 """Seconds between two searches for idle connections after one that found none, because each search looks at all
 connections."""
 
-Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
-"""Runs as a task and ends with `ClientConnection.answered`."""
-
-PrepareCollecting = Callable[[HttpRequest, int], bool]
-"""Called with the head of a request whose body comes in several reads, and the length of the body: authenticate the
-request and take memory for its body. Return False to serve it at once, with a stream for its body; it may be refused by
-its head."""
-
-Unserved = Callable[[HttpRequest, RequestError | Ending], None]
-"""End a request that was not served: it could not be read, or its connection ended."""
-
 
 class Clients:
-    """Creates the protocol of each accepted connection for the event loop."""
+    """The connections of clients. A subclass serves their requests."""
+
+    serve: Serve
+    """Runs as a task and ends with `ClientConnection.request_ended`."""
 
     def __init__(
-        self,
-        serve: Serve,
-        prepare_collecting: PrepareCollecting,
-        unserved: Unserved,
-        settings: ListenSettings,
-        clock: Clock,
-        buffers: MemoryBudget,
-        hung_up: CountClosed = uncounted,
+        self, settings: ListenSettings, clock: Clock, buffers: MemoryBudget, hung_up: CountClosed = uncounted
     ) -> None:
         """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
-        self.serve = serve
-        self.prepare_collecting = prepare_collecting
-        self.unserved = unserved
         self.settings = settings
         self.now = clock.now
         self.buffers = buffers
@@ -169,8 +151,18 @@ class Clients:
         self._turned_away = 0
         self._last_file = open_files_limit() - RESERVED_FILES
 
-    def __call__(self) -> ClientConnection:
+    def connect(self) -> ClientConnection:
+        """Return the protocol of an accepted connection."""
         return ClientConnection(self, self._loop)
+
+    def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
+        """Authenticate a request by its head and acquire memory for its body, of `size` bytes, which comes in several
+        reads. Return False to serve it at once, with a stream for its body; it may be refused by its head."""
+        raise NotImplementedError
+
+    def unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
+        """End a request that was not served: it could not be read, or its connection ended."""
+        raise NotImplementedError
 
     @property
     def busy(self) -> bool:
@@ -259,7 +251,7 @@ class ServedGraph:
     continuable_models: Sequence[str] = ()
 
 
-class DataServer:
+class DataServer(Clients):
     """Listens between `start` and `stop`."""
 
     def __init__(
@@ -271,42 +263,30 @@ class DataServer:
         hung_up: CountClosed = uncounted,
     ) -> None:
         """`pool` has the connections to pods; it is closed with the server."""
-        self._settings = settings
-        self._clock = clock
-        self._served = served
-        self._cors = served.security.cors
-        self._sweep = Sweep(clock, self._shortest(served.timeouts))
-        self.pool = pool
+        self._sweep = Sweep(clock, math.inf)
+        self._sweep.watched.add(self)
         self._bodies = BodyReader(settings, self._sweep)
-        self._hung_up = hung_up
+        super().__init__(settings, clock, self._bodies.buffers, hung_up)
+        self._clock = clock
+        self.pool = pool
+        self.served = served
         self.service: Service[HttpRequest] = self.service_of(self._bodies, hung_up)
         self.context: RelayContext
         """What the relays of new requests share."""
+        self.use(served)
+        origins = served.security.cors.origins
+        self.serve = Cors(origins, self._serve, self._permitted).serve if origins else self._serve
         self._tasks = Tasks()
-        self._clients: Clients
         self._port_servers: list[asyncio.Server]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on the bound `sockets`, else on the port of the settings. Raise OSError if the port or the certificate
         is unavailable."""
-        settings = self._settings
-        serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
-        self._clients = Clients(
-            serve,
-            self._prepare_collecting,
-            lambda client_request, why: self.service.unserved(client_request, why),
-            settings,
-            self._clock,
-            self._bodies.buffers,
-            self._hung_up,
-        )
-        self._sweep.watched.add(self._clients)
-        accept: Callable[[], asyncio.BaseProtocol] = self._clients
-        self._make_context()
-        tls = None
+        settings, tls = self.settings, None
+        accept: Callable[[], asyncio.BaseProtocol] = self.connect
         if settings.tls is not None:
             tls = server_context(settings.tls, "listen.tls")
-            accept = handshakes = Handshakes(accept, partial(self._hung_up, CloseReason.TLS_HANDSHAKE))
+            accept = handshakes = Handshakes(accept, partial(self.hung_up, CloseReason.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
         self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, tls)
         self._tasks.keep(self._sweep.run, "stall-sweep")
@@ -326,23 +306,28 @@ class DataServer:
         """Bytes of request bodies, heads and pipelined requests that count against `listen.retainedBodies`."""
         return self._bodies.budget.used + self._bodies.buffers.used
 
-    @property
-    def served(self) -> ServedGraph:
-        """Replaced as a whole: new requests use the new value, running ones keep theirs. CORS does not change."""
-        return self._served
-
-    @served.setter
-    def served(self, served: ServedGraph) -> None:
-        self._served = served
-        is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self._hung_up)
+    def use(self, served: ServedGraph) -> None:
+        """Serve new requests under this configuration; running ones keep theirs. CORS does not change."""
+        self.served = served
+        is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self.hung_up)
         self.service.stopping = is_stopping
-        self._sweep.shortest = self._shortest(served.timeouts)
-        self.pool.connect_timeout = served.timeouts.connect
-        self._make_context()
+        timeouts, listen = served.timeouts, self.settings
+        ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
+        self._sweep.shortest = min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
+        self.pool.connect_timeout = timeouts.connect
+        self.context = RelayContext(
+            self.pool,
+            timeouts,
+            self._clock,
+            self._loop,
+            served.retries_instead,
+            served.reason_to_give_up,
+            served.continuable_models,
+        )
 
     def service_of(self, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
-        served = self._served
+        served = self.served
         return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
 
     async def stop(self, grace: float) -> None:
@@ -354,36 +339,22 @@ class DataServer:
         for _ in range(TURNS):
             await asyncio.sleep(0)
         end = asyncio.get_running_loop().time() + grace
-        while self._clients.busy and asyncio.get_running_loop().time() < end:
-            self._clients.close_idle()
+        while self.busy and asyncio.get_running_loop().time() < end:
+            self.close_idle()
             await asyncio.sleep(0.02)
         self._evict()
         await asyncio.sleep(0)
-        await self._clients.shutdown(0.1)
+        await self.shutdown(0.1)
         await self._tasks.stop()
         self.pool.close()
 
-    def _shortest(self, timeouts: Timeouts) -> float:
-        listen = self._settings
-        ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
-        return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
-
-    def _make_context(self) -> None:
-        served = self._served
-        self.context = RelayContext(
-            self.pool,
-            served.timeouts,
-            self._clock,
-            asyncio.get_running_loop(),
-            served.retries_instead,
-            served.reason_to_give_up,
-            served.continuable_models,
-        )
-
-    def _prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
-        """See `PrepareCollecting`. Requests that are refused by their head or need no pod do not wait for their
+    def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
+        """Requests that are refused by their head or need no pod do not wait for their
         bodies."""
         return self.service.authenticate_now(client_request) and self._bodies.prepare_collecting(client_request, size)
+
+    def unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
+        self.service.unserved(client_request, why)
 
     def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
         return self.service.serve(client_request, ClientRelay(client_request, self.context))
@@ -396,7 +367,7 @@ class DataServer:
     def _evict(self) -> None:
         """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections
         would make some responses look complete."""
-        for connection in tuple(self._clients.connections):
+        for connection in tuple(self.connections):
             if isinstance(connection.sink, Response | ResponseRace):
                 connection.sink.evict()
             elif connection.sink is None:

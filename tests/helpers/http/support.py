@@ -425,7 +425,7 @@ STREAMED = b'{"model":"m","stream":true}'
 
 
 def connection_of(port: Rig) -> ClientConnection:
-    (connection,) = port.server._clients.connections
+    (connection,) = port.server.connections
     return connection
 
 

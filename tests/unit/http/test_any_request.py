@@ -98,15 +98,11 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
     def unserved(client_request: HttpRequest, why: RequestError | Ending) -> None:
         seen.refusals += 1
 
-    clients = Clients(
-        serve,
-        lambda client_request, size: size <= collected,
-        unserved,
-        ListenSettings(),
-        ManualClock(),
-        MemoryBudget(1_000_000),
-    )
-    connection, sock = clients(), Socket()
+    clients = Clients(ListenSettings(), ManualClock(), MemoryBudget(1_000_000))
+    clients.serve = serve
+    clients.prepare_collecting = lambda client_request, size: size <= collected  # type: ignore[method-assign]
+    clients.unserved = unserved  # type: ignore[method-assign]
+    connection, sock = clients.connect(), Socket()
     connection.connection_made(sock)
     for piece in pieces:
         while not sock.reading and not sock.closed:

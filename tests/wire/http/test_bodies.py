@@ -302,7 +302,7 @@ async def test_a_body_that_waits_for_the_budget_is_not_read_and_its_received_par
         port.server.budget.used += 7_000_000
         client.send(post(body=b'{"x":"' + b"y" * 5_000_000 + b'"}'))
         await until(lambda: bool(port.server.budget._waiting))
-        (client_request,) = (one.client_request for one in port.server._clients.connections)
+        (client_request,) = (one.client_request for one in port.server.connections)
         assert client_request is not None
         assert client_request.payload is not None
         came = client_request.payload.total_bytes

@@ -343,7 +343,7 @@ async def send_on(port: Rig, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> 
         client.send(post(body=b"x" * 2_000_000, close=False)[:-1])
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
         async with asyncio.timeout(PATIENCE):
-            while port.server._clients.connections:
+            while port.server.connections:
                 client.send(b"x" * 10_000)
                 await asyncio.sleep(0.01)
 
@@ -372,7 +372,7 @@ async def test_local_responses_do_not_accumulate_for_a_client_that_does_not_read
             client.send(request)
             await asyncio.sleep(gap)
         served = await port.standstill()
-        (connection,) = port.server._clients.connections
+        (connection,) = port.server.connections
         assert served < 200
         assert connection.socket.get_write_buffer_size() < 2**19
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
@@ -396,7 +396,7 @@ async def test_a_client_that_pipelines_endlessly_is_paused() -> None:
         while left != client.writer.transport.get_write_buffer_size():
             left = client.writer.transport.get_write_buffer_size()
             await asyncio.sleep(0.1)
-        (connection,) = port.server._clients.connections
+        (connection,) = port.server.connections
         assert len(connection._tail) < 2**19
         go_on.set()
         assert (await client.response()).endswith(b"first")
@@ -490,7 +490,7 @@ async def test_after_a_refused_upgrade_requests_continue(whole: bool) -> None:
 async def test_stopping_closes_connections_with_an_incomplete_request() -> None:
     async with rig() as port, port.client() as client:
         client.send(HEALTH[:10])
-        await until(lambda: bool(port.server._clients.connections))
+        await until(lambda: bool(port.server.connections))
         await asyncio.sleep(0.02)
         await port.server.stop(grace=5)
         assert (await client.until_closed()).raw == b""
@@ -499,7 +499,7 @@ async def test_stopping_closes_connections_with_an_incomplete_request() -> None:
 async def test_stopping_does_not_wait_for_unsent_bodies() -> None:
     async with rig() as port, port.client() as client:
         client.send(CHUNKED)
-        await until(lambda: port.server._clients.busy)
+        await until(lambda: port.server.busy)
         async with asyncio.timeout(PATIENCE):
             await port.server.stop(grace=0.05)
         assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
@@ -573,7 +573,7 @@ async def test_connections_accepted_when_the_port_closes_are_served() -> None:
             sock.sendall(post())
             for _ in range(2):  # accepted, and not yet told to anybody
                 await asyncio.sleep(0)
-            assert not port.server._clients.connections
+            assert not port.server.connections
             stopping = asyncio.create_task(port.server.stop(10.0))
             reader, writer = await asyncio.open_connection(sock=sock.dup())
             assert b" 200 " in await reader.readline()
@@ -584,9 +584,9 @@ async def test_connections_accepted_when_the_port_closes_are_served() -> None:
 async def test_a_connection_made_after_the_end_is_closed() -> None:
     ours, theirs = socket.socketpair()
     async with asyncio.timeout(PATIENCE), rig() as port:
-        clients = port.server._clients
+        clients = port.server
         await clients.shutdown(0.0)
-        await asyncio.get_running_loop().connect_accepted_socket(clients, ours)
+        await asyncio.get_running_loop().connect_accepted_socket(clients.connect, ours)
         reader, writer = await asyncio.open_connection(sock=theirs)
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""

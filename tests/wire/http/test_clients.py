@@ -168,7 +168,7 @@ async def test_a_client_that_does_not_read_pauses_the_pod(framing: str) -> None:
             seen = sent
             await asyncio.sleep(0.2)
         assert sent < total
-        (connection,) = port.server._clients.connections
+        (connection,) = port.server.connections
         assert connection.socket.get_write_buffer_size() < 2**20
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
         left = 0
@@ -207,7 +207,7 @@ async def test_pipelined_responses_do_not_accumulate_for_a_client_that_does_not_
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(close=False) * 150)
         served = await port.standstill()
-        (connection,) = port.server._clients.connections
+        (connection,) = port.server.connections
         assert served < 150
         assert connection.socket.get_write_buffer_size() < 2**19
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]

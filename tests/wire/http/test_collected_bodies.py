@@ -91,7 +91,7 @@ async def test_a_body_that_may_wait_or_be_streamed_is_read_by_its_request(length
     body = json_of(length)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(head(length, *fields, "connection: close"))
-        await until(lambda: bool(port.server._clients.connections))
+        await until(lambda: bool(port.server.connections))
         await until(lambda: connection_of(port).task is not None)
         await send_slowly(client, body, 3)
         seen = await client.until_closed()
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_with_its_last_byte_is_counted_and_returns_it
 ) -> None:
     """Its task is cancelled before the first step."""
     async with rig() as port:
-        connection = port.server._clients()
+        connection = port.server.connect()
         connection.connection_made(Socket())
         for read in reads:
             receive(connection, read)

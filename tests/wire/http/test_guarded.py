@@ -48,7 +48,7 @@ async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """The request, its attempt and its connections, with one error in the log that names it."""
     await port.until_ended()
     assert port.attempt.ending is not None
-    await until(lambda: not port.server._clients.connections)
+    await until(lambda: not port.server.connections)
     assert not [pod for pod in port.server.pool.values() if pod.idle]
     await until(lambda: logged(caplog))
     (record,) = logged(caplog)
@@ -137,7 +137,7 @@ async def test_an_error_while_a_client_reads_slowly_ends_its_request(
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(body=STREAMED))
         if callback == "resume":
-            await until(lambda: bool(port.server._clients.connections) and connection_of(port).writing_paused)
+            await until(lambda: bool(port.server.connections) and connection_of(port).writing_paused)
         else:
             await until(lambda: logged(caplog))
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ async def test_an_error_while_a_request_is_read_ends_its_connection(
     monkeypatch.setattr(ContentLengthReader, "feed", breaks)
     async with rig() as port:
         assert (await port.ask(post())).raw == b""
-        await until(lambda: not port.server._clients.connections)
+        await until(lambda: not port.server.connections)
         assert len(logged(caplog)) == 1
 
 

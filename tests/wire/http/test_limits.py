@@ -62,7 +62,7 @@ async def test_a_connection_beyond_the_limit_is_closed_and_logged(caplog: pytest
         for client in (one, two):
             assert (await client.response()).endswith(b"good")
         two.leave()
-        await until(lambda: len(port.server._clients.connections) == 1)
+        await until(lambda: len(port.server.connections) == 1)
         assert (await port.ask(post())).status == 200
 
 
@@ -98,7 +98,7 @@ async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
             client = await clients.enter_async_context(port.client())
             client.send(post(close=False))
             assert (await client.response()).endswith(b"good")
-        for each in port.server._clients.connections:
+        for each in port.server.connections:
             each.idle_since = None
         responses = await asyncio.gather(*[port.ask(post()) for _ in range(4)])
         assert [response.status for response in responses] == [200] * 4
@@ -111,7 +111,7 @@ async def test_a_client_with_a_running_request_is_not_closed_for_others() -> Non
         assert (await client.response()).endswith(b"good")
         request = post(close=False)
         client.send(request[:20])
-        (connection,) = port.server._clients.connections
+        (connection,) = port.server.connections
         await until(lambda: connection._reader.keeps)
         connection.idle_since = None
         assert (await port.ask(post())).raw == b""

@@ -90,7 +90,7 @@ async def test_a_client_that_stops_reading_loses_its_request(raw: bytes, head: b
         assert ended.outcome is Ending.CLIENT_GONE
         assert port.hung_up == {CloseReason.SEND_TIMEOUT: 1}
         await asyncio.wait_for(script.left.wait(), PATIENCE)
-        await until(lambda: not port.server._clients.connections)
+        await until(lambda: not port.server.connections)
 
 
 async def test_a_client_over_tls_that_stops_reading_loses_its_request(tmp_path: Path) -> None:
@@ -138,17 +138,17 @@ async def test_clients_that_pipeline_and_never_read_are_closed() -> None:
     async with rig(max_connections=2, send_timeout=SHORT) as port, unread(port) as one, unread(port) as other:
         for client in (one, other):
             client.send(raw)
-        await until(lambda: len(port.server._clients.connections) == 2)
+        await until(lambda: len(port.server.connections) == 2)
         await until(lambda: port.hung_up[CloseReason.SEND_TIMEOUT] == 2)
-        await until(lambda: not port.server._clients.connections)
+        await until(lambda: not port.server.connections)
         assert (await port.ask(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).status == 200
 
 
 async def unsent(port: Rig, client: Client) -> ClientConnection:
     """Return the connection of the client; the kernel buffers almost nothing, and the client does not read."""
     stop_reading(client)
-    await until(lambda: bool(port.server._clients.connections))
-    (connection,) = port.server._clients.connections
+    await until(lambda: bool(port.server.connections))
+    (connection,) = port.server.connections
     connection.socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return connection
 
@@ -166,7 +166,7 @@ async def test_a_small_unread_response_ends_its_connection(close: bool) -> None:
         assert (await port.until_ended()).outcome is Ending.COMPLETE
         assert 0 < connection.socket.get_write_buffer_size() < 60_000
         assert not connection.writing_paused
-        await until(lambda: not port.server._clients.connections)
+        await until(lambda: not port.server.connections)
         assert port.hung_up == {CloseReason.SEND_TIMEOUT: 1}
 
 
@@ -180,7 +180,7 @@ async def test_a_client_that_reads_nothing_between_requests_has_keep_alive_time(
         one.send(post(close=False))
         assert (await port.until_ended()).outcome is Ending.COMPLETE
         ended = asyncio.get_running_loop().time()
-        await until(lambda: not port.server._clients.connections)
+        await until(lambda: not port.server.connections)
         assert asyncio.get_running_loop().time() - ended < 10 * SHORT
 
 
