@@ -243,6 +243,8 @@ class Race(Protocol):
 class Relay(Protocol):
     """Sends attempts to pods and their responses to one client."""
 
+    __slots__ = ()
+
     async def relay(self, attempt: Attempt) -> None:
         """Send `attempt.request` to `attempt.endpoint` and relay the response until either side ends. Set the fields
         that `Attempt` names, and `ending` in every case. Raise UpstreamFailed only if nothing has been sent to the

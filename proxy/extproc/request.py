@@ -7,6 +7,8 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+import grpc.aio
+
 from proxy.core.errors import BadGateway, BadRequest, BodyTooLarge, RequestError
 from proxy.core.ports import Identity
 from proxy.extproc.addresses import SUBSET, subset_of
@@ -88,23 +90,22 @@ QUEUED = 64
 
 LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
 
-ATTRIBUTES = "envoy.filters.http.ext_proc"
+GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
+"""Errors of writes to a stream that has ended."""
 
-Write = Callable[[Any], Awaitable[None]]
+ATTRIBUTES = "envoy.filters.http.ext_proc"
 
 
 class Stream:
     """The gRPC stream of one request. `head` is the message with the request's header fields."""
 
-    def __init__(self, head: Any, write: Write, gone: tuple[type[Exception], ...] = ()) -> None:
-        """`gone` are the errors of `write` after the gateway has disconnected."""
+    def __init__(self, head: Any, write: Callable[[Any], Awaitable[None]]) -> None:
         config = head.protocol_config
         has_modes = head.HasField("protocol_config")
         self.head = head
         self.request_mode: int = config.request_body_mode if has_modes else FULL_DUPLEX_STREAMED
         self.response_mode: int = config.response_body_mode if has_modes else FULL_DUPLEX_STREAMED
         self._write = write
-        self._gone = gone
         self.is_over = False
         """Whether the gateway has ended the stream: the client has disconnected, or has its response."""
         self.is_complete = False
@@ -124,7 +125,7 @@ class Stream:
         self.is_idle.clear()
         try:
             await self._write(reply)
-        except self._gone:
+        except GONE:
             if not self.is_complete:
                 await asyncio.sleep(math.inf)
         finally:

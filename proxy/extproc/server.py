@@ -33,9 +33,6 @@ READY = ("", "readiness", messages.SERVICE)
 LAST_WORDS = 1.0
 """Seconds to send the last reply of aborted requests."""
 
-GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
-"""Errors of writes to a stream that has ended."""
-
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 CUT = "the response is incomplete"
@@ -132,7 +129,7 @@ class PickerServer:
             return
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
-        stream = Stream(head, context.write, GONE)
+        stream = Stream(head, context.write)
         client_request = GatewayRequest(stream, self._ids, self._clock.now())
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
@@ -170,7 +167,7 @@ class PickerServer:
 async def _pass_on(message: Any, context: Any) -> None:
     """Pass on the gateway's own response to a request that did not come here: one of the gateway itself, or of a filter
     before this one that authenticates, say. `message` is the first of the stream."""
-    stream = Stream(message, context.write, GONE)
+    stream = Stream(message, context.write)
     stream.is_complete = True
     while message is not grpc.aio.EOF:
         kind, piece = message.WhichOneof("kind"), message.response_body

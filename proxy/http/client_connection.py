@@ -17,6 +17,7 @@ from proxy.http.reader import ContentLengthReader, GeneralReader, RequestReader
 from proxy.http.request import HttpRequest
 
 if TYPE_CHECKING:
+    from proxy.http.response import Response
     from proxy.http.server import Clients
 
 log = logging.getLogger(__name__)
@@ -339,24 +340,16 @@ class ClientConnection(asyncio.BufferedProtocol):
 class Tunnel(asyncio.Protocol):
     """The protocol of the pod's socket; the client's connection passes the client's bytes to it."""
 
-    def __init__(
-        self,
-        client: ClientConnection,
-        pod: asyncio.Transport,
-        ended: Callable[[bool], None],
-        internal_error: Callable[[Exception], None],
-    ) -> None:
-        """`ended` is called once, with whether the pod's side failed; `internal_error` with an error of the proxy."""
+    def __init__(self, response: Response, client: ClientConnection, pod: asyncio.Transport) -> None:
+        self._response = response
         self._client = client.socket
         self._pod = pod
-        self._ended = ended
-        self._internal_error = internal_error
         if client.writing_paused:
             self.pause()
 
     def internal_error(self, error: Exception) -> None:
         self._pod.abort()
-        self._internal_error(error)
+        self._response.internal_error(error)
 
     # the pod's side
 
@@ -366,7 +359,7 @@ class Tunnel(asyncio.Protocol):
 
     @guarded
     def connection_lost(self, error: Exception | None) -> None:
-        self._ended(error is not None)
+        self._response.tunnel_ended(error is not None)
         self._client.close()
 
     @guarded

@@ -30,48 +30,6 @@ ERROR = b'data: {"error"'
 """The start of an event that reports why the stream ends."""
 
 
-class RecordEvents:
-    """Stage that records what the client has received, so that another pod can continue."""
-
-    def __init__(self, partial: PartialResponse, takes_counts: bool) -> None:
-        """`takes_counts`: remove the token counts from the events after they were recorded."""
-        self.failure: UpstreamFailed | None = None
-        """Set when the stream reports that its engine failed; the following events are dropped."""
-        self._partial = partial
-        self._takes_counts = takes_counts
-        self._rest: RestOfResponse | None = None
-        self._has_begun = False
-
-    def resume(self) -> None:
-        """Continue with the response of another pod."""
-        self._rest = RestOfResponse(self._partial)
-        self.failure = None
-
-    def process(self, events: list[bytes], ends: bool) -> list[bytes]:
-        if events and not events[-1].endswith(EVENT_ENDS):
-            if ends:
-                events = events[:-1]  # clients drop an event without end
-            else:
-                self._partial.is_plain = False
-        passed = []
-        for event in events:
-            if self.failure is not None or (self._has_begun and self._find_failure(event)):
-                break
-            self._has_begun = True
-            if self._rest is None or (event := self._rest.event(event)):
-                passed.append(event)
-        self._partial.add(b"".join(passed))
-        return list(map(without_counts, passed)) if self._takes_counts else passed
-
-    def _find_failure(self, event: bytes) -> bool:
-        """Set `failure` if the event is vLLM's report that its engine has died or will. Return whether it is."""
-        if ABORTED in event:
-            self.failure = UpstreamFailed("it aborted the response")
-        elif ERROR in event:
-            self.failure = declined(event[event.find(ERROR) :])
-        return self.failure is not None
-
-
 class Continuation:
     """A response whose parts several pods may send. It belongs to the client request and outlives the
     attempts."""
@@ -86,25 +44,43 @@ class Continuation:
                 request, body=continuable.body, asks_usage=request.asks_usage or continuable.asks_usage
             )
         self.partial = PartialResponse()
-        self.recorder: RecordEvents | None = None
-        """The transform of the stream; None for a response that is no event stream."""
+        self.is_recorded = False
+        """Whether it is a stream of events that goes through `record`."""
+        self.failure: UpstreamFailed | None = None
+        """Set when the stream reports that its engine failed; the following events are dropped."""
         self.pipeline: Pipeline | None = None
         """The pipeline of the stream between two attempts, while no pod sends it."""
+        self._rest: RestOfResponse | None = None
+        self._has_begun = False
 
-    @property
-    def failure(self) -> UpstreamFailed | None:
-        """The failure of the engine that the stream reports."""
-        return None if self.recorder is None else self.recorder.failure
+    def record(self, events: list[bytes], ends: bool) -> list[bytes]:
+        """Record what the client receives of a stream of events. This is the first of its transforms."""
+        if events and not events[-1].endswith(EVENT_ENDS):
+            if ends:
+                events = events[:-1]  # clients drop an event without end
+            else:
+                self.partial.is_plain = False
+        passed = []
+        for event in events:
+            if self.failure is not None or (self._has_begun and self._find_failure(event)):
+                break
+            self._has_begun = True
+            if self._rest is None or (event := self._rest.event(event)):
+                passed.append(event)
+        self.partial.add(b"".join(passed))
+        return list(map(without_counts, passed)) if self.continuable.takes_counts else passed
 
-    def record_events(self) -> RecordEvents:
-        """Return the transform that records the stream."""
-        self.recorder = RecordEvents(self.partial, self.continuable.takes_counts)
-        return self.recorder
+    def _find_failure(self, event: bytes) -> bool:
+        """Set `failure` if the event is vLLM's report that its engine has died or will. Return whether it is."""
+        if ABORTED in event:
+            self.failure = UpstreamFailed("it aborted the response")
+        elif ERROR in event:
+            self.failure = declined(event[event.find(ERROR) :])
+        return self.failure is not None
 
     def resume(self, pipeline: Pipeline) -> None:
         """Continue with a pod that has started to send the rest."""
-        if self.recorder is not None:
-            self.recorder.resume()
+        self._rest, self.failure = RestOfResponse(self.partial), None
         pipeline.resume()
 
     def end(self, event: bytes) -> bytes:
@@ -115,7 +91,7 @@ class Continuation:
     def interruption(self, error: UpstreamFailed) -> StreamInterrupted | None:
         """Return the error that requests the rest from the gateway; None if no pod can send it."""
         request = self.pod_request
-        body = None if self.recorder is None else rest(request.path, request.body, self.partial)
+        body = rest(request.path, request.body, self.partial) if self.is_recorded else None
         if body is None:
             return None
         interrupted = StreamInterrupted(str(error), changed(request, body=body, naming=None))

@@ -43,14 +43,11 @@ class Sweep:
         check_all(self.watched, self._clock.now())
 
 
-W = TypeVar("W", bound=Watched)
-
-
 def _log(watched: Watched, error: Exception) -> None:
     log.error("%r could not be checked", watched, exc_info=error)
 
 
-def check_all(watched: Iterable[W], now: float, on_error: Callable[[W, Exception], None] = _log) -> None:
+def check_all(watched: Iterable[Watched], now: float, on_error: Callable[[Any, Exception], None] = _log) -> None:
     """Check each object. Call `on_error` with an object whose check raised and its error; the others are still
     checked."""
     for each in tuple(watched):

@@ -165,7 +165,8 @@ def event_transforms(
     """Return the transforms of a stream of events; without the transforms of `transforms_of` if it is not `named`."""
     transforms: list[ResponseTransform] = []
     if continuation is not None:
-        transforms.append(continuation.record_events().process)
+        continuation.is_recorded = True
+        transforms.append(continuation.record)
     if attempt.request.asks_usage:
         transforms.append(DropUsage().process)
     return transforms + transforms_of(attempt) if named else transforms

@@ -364,7 +364,7 @@ def _fault(head: Head) -> str:
     without an error. The transfer codings of a body stay behind with its framing, so a coding that is not decoded here
     would reach the pod undeclared."""
     if head.version not in VERSIONS:
-        return "Only HTTP/1.0 and HTTP/1.1 are supported."
+        return "Only the versions 1.0 and 1.1 of HTTP are supported."
     if head.method == "CONNECT":
         return "CONNECT is not supported."
     codings = head.headers.getall("transfer-encoding", ())

@@ -100,8 +100,6 @@ class Response(Receiver):
     """Whether everything, including the head, is held back until it is known that the pod does not decline."""
     _held = b""
     """The bytes that are held back."""
-    _is_plain = True
-    """Whether it has neither a lane nor a continuation."""
     _lane: AttemptLane | None = None
     _continuation: Continuation | None = None
     _resumes = False
@@ -133,14 +131,14 @@ class Response(Receiver):
         if outlet.writing_paused:
             self.pause()
         if lane is not None:
-            self._lane, self._is_plain = lane, False
+            self._lane = lane
         if attempt.request.naming is not None or attempt.cached_to_report is not None:
             self.reads_head = is_changed(attempt)
 
     def continue_with(self, continuation: Continuation) -> None:
         """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
-        self._continuation, self._is_plain = continuation, False
+        self._continuation = continuation
         if self._client_request.sent_status:
             self._resumes = self._undecided = self._events = self.reads_head = True
             if continuation.pipeline is not None:
@@ -267,12 +265,15 @@ class Response(Receiver):
             self._client_request.transport.write(self._start_response(self.head) + rest)
         self._client_request.closing = True
         self._attempt.note_first_byte(self._context.clock.now())
-        tunnel = Tunnel(
-            self._client_request.connection, self._connection.transport, self._tunnel_ended, self.internal_error
-        )
+        tunnel = Tunnel(self, self._client_request.connection, self._connection.transport)
         self._connection.splice(tunnel)
         self._outlet.sink = tunnel
         self._client_request.connection.become_tunnel(tunnel)
+
+    def tunnel_ended(self, failed: bool) -> None:
+        """Receive the end of the pod's side of the tunnel."""
+        if self._attempt.ending is None:
+            self._end_attempt(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
     def failed(self, error: KvlaneError) -> None:
         if self._attempt.ending is not None:
@@ -478,14 +479,13 @@ class Response(Receiver):
     def _start_response(self, head: ResponseHead) -> bytes:
         """Record that the response starts, and return the head for the client; empty for the rest of a response."""
         client_request, attempt = self._client_request, self._attempt
-        if not self._is_plain:
-            if self._resumes:
-                attempt.status = head.status
-                return b""
-            if self._lane is not None:
-                self._lane.begins()
-            if self._continuation is not None:
-                client_request.continuation = self._continuation
+        if self._resumes:
+            attempt.status = head.status
+            return b""
+        if self._lane is not None:
+            self._lane.begins()
+        if self._continuation is not None:
+            client_request.continuation = self._continuation
         if not self._connection.request_sent:
             client_request.closing = True
         last = (
@@ -517,10 +517,6 @@ class Response(Receiver):
         self._end_attempt(ending)
         if out is None:
             reset(self._client_request.transport)
-
-    def _tunnel_ended(self, failed: bool) -> None:
-        if self._attempt.ending is None:
-            self._end_attempt(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
     def _end_attempt(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """End the attempt for a reason other than a complete response."""
