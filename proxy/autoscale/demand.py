@@ -57,10 +57,21 @@ def desired(
     they do not count. The same holds for ready replicas without a value, except that they count as at the target when
     scaling down. This is the rule of the Kubernetes HPA. When scaling down, the remaining replicas must have `spare` of
     a replica in reserve, unless all may be removed: otherwise a value near a whole number would oscillate."""
-    found = _desired(metric, value, current, tolerance, ready)
+    if isinstance(value, list | tuple):
+        values = [reading(one) for one in value]
+    elif (level := reading(value)) is None:
+        return None
+    elif metric.kind == "total":
+        values = [level]
+    elif (count := current if ready is None else min(ready, current)) == 0:
+        return current or _whole(_ratio(level, metric.target))
+    else:
+        values = [level] * count
+    found = _desired(metric, values, current, tolerance)
     if not spare or not found or found >= current:
         return found
-    careful = _desired(metric, _raised(metric, value, spare, current, ready), current, tolerance, ready)
+    more = spare * metric.target / len(values)
+    careful = _desired(metric, [None if one is None else one + more for one in values], current, tolerance)
     return found if careful is None else min(careful, current)
 
 
@@ -138,51 +149,13 @@ def _is_missing(value: Any) -> bool:
     return not isinstance(value, list | tuple) and reading(value) is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Levels:
-    """The values of replicas: `known` replicas have a value, and these sum to `whole`; `silent` ones are ready without
-    a value; `unready` ones are not ready."""
-
-    known: int
-    whole: float
-    silent: int
-    unready: int
-
-
-def _of_replicas(metric: Metric, values: Sequence[float | None], current: int, tolerance: float) -> int | None:
+def _desired(metric: Metric, values: Sequence[float | None], current: int, tolerance: float) -> int | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
     if metric.kind == "total":
-        whole = math.fsum(known) * len(values) / len(known)
-        return _of_sum(_ratio(whole, metric.target), current, tolerance)
-    levels = _Levels(len(known), math.fsum(known), len(values) - len(known), max(current - len(values), 0))
-    return _of_levels(levels, metric.target, current, tolerance)
-
-
-def _desired(metric: Metric, value: Any, current: int, tolerance: float, ready: int | None) -> int | None:
-    if isinstance(value, list | tuple):
-        return _of_replicas(metric, [reading(one) for one in value], current, tolerance)
-    found = reading(value)
-    if found is None:
-        return None
-    if metric.kind == "total":
-        return _of_sum(_ratio(found, metric.target), current, tolerance)
-    count = current if ready is None else min(ready, current)
-    if count == 0:
-        return _whole(_ratio(found, metric.target)) if current == 0 else current
-    return _of_levels(_Levels(count, found * count, 0, current - count), metric.target, current, tolerance)
-
-
-def _raised(metric: Metric, value: Any, spare: float, current: int, ready: int | None) -> Any:
-    """Return the metric raised by this fraction of a replica."""
-    more = spare * metric.target
-    if isinstance(value, list | tuple):
-        return [None if (known := reading(one)) is None else known + more / len(value) for one in value]
-    found = reading(value)
-    if found is None or metric.kind == "total":
-        return None if found is None else found + more
-    return found + more / max(current if ready is None else min(ready, current), 1)
+        return _of_sum(_ratio(math.fsum(known) * len(values) / len(known), metric.target), current, tolerance)
+    return _of_levels(known, len(values) - len(known), metric.target, current, tolerance)
 
 
 def _of_sum(count: float, current: int, tolerance: float) -> int:
@@ -191,15 +164,15 @@ def _of_sum(count: float, current: int, tolerance: float) -> int:
     return _whole(count)
 
 
-def _of_levels(levels: _Levels, target: float, current: int, tolerance: float) -> int:
-    count, whole = levels.known, levels.whole
+def _of_levels(known: Sequence[float], silent: int, target: float, current: int, tolerance: float) -> int:
+    """`known` are the values of ready replicas; `silent` more are ready without a value."""
+    count, whole, unready = len(known), math.fsum(known), max(current - len(known) - silent, 0)
     ratio = _ratio(whole / count, target)
     up = ratio >= 1
-    add_unready = up and levels.unready > 0
-    if not add_unready and not levels.silent:
+    if not silent and not (up and unready):
         return current if abs(ratio - 1) <= tolerance + _SLACK else _whole(ratio * count)
-    count += levels.silent + (levels.unready if add_unready else 0)
-    whole += 0 if up else levels.silent * target
+    count += silent + (unready if up else 0)
+    whole += 0 if up else silent * target
     careful = _ratio(whole / count, target)
     if abs(careful - 1) <= tolerance + _SLACK or (careful >= 1) != up:
         return current
@@ -261,7 +234,10 @@ class DemandForecast:
         served = whole <= one.ready * metric.target
         if served:
             past.append((now, whole))
-        growth = max(_expected(past, now + seconds) - whole, 0.0) if past else 0.0
+        growth = 0.0
+        if past:
+            since, last = past[-1]
+            growth = max(last + trend(past) * (now + seconds - since) - whole, 0.0)
         trust = self._trust.setdefault((one.role.name, metric.name), ForecastConfidence())
         trust.judge(now, whole if served else None)
         trust.say(now + seconds, whole, growth)
@@ -269,11 +245,6 @@ class DemandForecast:
         if not isinstance(value, list | tuple):
             return will
         return [one * will / whole for one in value] if whole > 0 else value
-
-
-def _expected(past: Sequence[Point], at: float) -> float:
-    since, last = past[-1]
-    return last + trend(past) * (at - since)
 
 
 def trend(points: Sequence[Point]) -> float:
@@ -308,22 +279,16 @@ MOST_GROWTH = 1.5
 forecasts."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Forecast:
-    due: float
-    value: float
-    growth: float
-
-
 @dataclass(slots=True)
 class ForecastConfidence:
     """Reliability of the forecasts of one sum: the slope of growth over forecast growth, with the largest weight on the
     latest."""
 
-    _open: deque[_Forecast] = field(default_factory=deque)
+    _open: deque[tuple[float, float, float]] = field(default_factory=deque)
+    """Time, value and growth of each forecast."""
     _came: float = 0.0
     _forecast: float = 0.0
-    _seen: float | None = None
+    _seen: float = 0.0
 
     def share(self, unit: float) -> float:
         """Return the share of the forecast growth to rely on, in [0, 1]. `unit` is one replica's worth."""
@@ -334,21 +299,15 @@ class ForecastConfidence:
     def say(self, due: float, value: float, growth: float) -> None:
         """Record a forecast: the sum is `value` and will grow by this amount."""
         if growth > 0:
-            self._open.append(_Forecast(due, value, growth))
+            self._open.append((due, value, growth))
 
     def judge(self, now: float, value: float | None) -> None:
         """Compare due forecasts with the value. If the value is None (unknown), drop these forecasts."""
-        self._fade(now)
-        while self._open and self._open[0].due <= now:
-            forecast = self._open.popleft()
-            if value is None:
-                continue
-            came = min(max(value - forecast.value, -forecast.growth), MOST_GROWTH * forecast.growth)
-            self._came += came * forecast.growth
-            self._forecast += forecast.growth**2
-
-    def _fade(self, now: float) -> None:
-        if self._seen is not None:
-            kept = math.exp((self._seen - now) / MEMORY)
-            self._came, self._forecast = self._came * kept, self._forecast * kept
-        self._seen = now
+        kept = math.exp((self._seen - now) / MEMORY)
+        self._came, self._forecast, self._seen = self._came * kept, self._forecast * kept, now
+        while self._open and self._open[0][0] <= now:
+            _, before, growth = self._open.popleft()
+            if value is not None:
+                came = min(max(value - before, -growth), MOST_GROWTH * growth)
+                self._came += came * growth
+                self._forecast += growth**2
