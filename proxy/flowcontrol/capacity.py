@@ -82,11 +82,7 @@ class Capacity:
             free = (part(REQUESTS + pod.name, per_pod) - _own_requests(pod) for pod in endpoints)
             if sum(max(0, left) for left in free) <= others:
                 return False
-        return settings.max_tokens_per_pod is None or len(self._with_part(endpoints, waiting.cost, part)) > others
-
-    def on_in_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> Sequence[Endpoint]:
-        """Return the endpoints with capacity in this worker's share; all, if none has."""
-        return self._with_part(endpoints, cost, part) or endpoints
+        return settings.max_tokens_per_pod is None or len(self.with_part(endpoints, waiting.cost, part)) > others
 
     def short(self, part: Part) -> Iterator[str]:
         """Yield the caps of the whole pool where this worker may need more."""
@@ -122,7 +118,8 @@ class Capacity:
     def _own_tokens(self) -> int:
         return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)
 
-    def _with_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> list[Endpoint]:
+    def with_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> list[Endpoint]:
+        """Return the endpoints with capacity in this worker's share."""
         most, tokens = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod
         return [
             pod

@@ -24,6 +24,9 @@ from proxy.telemetry.metrics import Catalogue
 LONGEST_RETRY_AFTER = 60.0
 """Seconds."""
 
+EVICTION_PAUSE = 1.0
+"""Seconds until pods report the effect of an eviction."""
+
 
 class FlowControl(Gate):
     """Admission of the requests of a pool. Nothing is polled: capacity is checked when a request arrives, when another
@@ -45,7 +48,8 @@ class FlowControl(Gate):
         self._unsent: dict[QueueTicket, Waiting] = {}
         """Admitted requests that are not sent to a pod yet."""
         self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
-        self._eviction = Eviction(settings, fleet, clock, self._inside)
+        self._evicts_from = -math.inf
+        """Time of the next eviction."""
         self._admits_soon = False
         self.siblings: SharedCaps | None = None
         """Set where there are several workers."""
@@ -57,7 +61,7 @@ class FlowControl(Gate):
 
     @settings.setter
     def settings(self, settings: FlowControlSettings) -> None:
-        self._settings = self.queue.settings = self.capacity.settings = self._eviction.settings = settings
+        self._settings = self.queue.settings = self.capacity.settings = settings
         self.admit_waiting()
 
     async def __aenter__(self) -> FlowControl:
@@ -78,7 +82,7 @@ class FlowControl(Gate):
         if ticket is not None and ticket in self._inside:
             self._unsent[ticket] = ticket.waiting
             if self.siblings is not None:
-                endpoints = self.capacity.on_in_part(endpoints, ticket.waiting.cost, self.siblings.part)
+                endpoints = self.capacity.with_part(endpoints, ticket.waiting.cost, self.siblings.part) or endpoints
         return self.capacity.on(endpoints, max(1, request.prompt.tokens))
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -107,8 +111,10 @@ class FlowControl(Gate):
         if siblings is None:
             self._admit_all()
             return
-        if siblings.wait and self._siblings_go_first(siblings):
-            self._lend(siblings, all_of_it=True)
+        if siblings.wait:
+            highest = self._highest()
+            if highest is None or siblings.go_first(highest, *self._parts()):
+                self._lend(siblings, all_of_it=True)
         self._admit_all()
         if siblings.wait:
             self._lend(siblings, all_of_it=False)
@@ -120,11 +126,11 @@ class FlowControl(Gate):
         for band in self.queue.bands:
             while band.waiting and (waiting := band.due(full)) is not None:
                 if not self.capacity.in_all(waiting):
-                    self._eviction.evict_for(waiting, anywhere=True)
+                    self._evict_for(waiting, anywhere=True)
                     return
                 if not self.capacity.on_a_pod(waiting):
                     full.add(waiting.request.model)
-                    self._eviction.evict_for(waiting, anywhere=False)
+                    self._evict_for(waiting, anywhere=False)
                 elif not self._in_part(waiting):
                     full.add(waiting.request.model)
                 else:
@@ -145,7 +151,7 @@ class FlowControl(Gate):
         band.push(waiting)
         if self.siblings is not None:
             self.admit_waiting()
-        self._eviction.evict_for(waiting, anywhere=not self.capacity.in_all(waiting))
+        self._evict_for(waiting, anywhere=not self.capacity.in_all(waiting))
         try:
             await self._wait(ticket)
         except BaseException:
@@ -206,10 +212,6 @@ class FlowControl(Gate):
     def _in_part(self, waiting: Waiting) -> bool:
         return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)
 
-    def _siblings_go_first(self, siblings: SharedCaps) -> bool:
-        highest = self._highest()
-        return highest is None or siblings.go_first(highest, *self._parts())
-
     def _lend(self, siblings: SharedCaps, all_of_it: bool) -> None:
         """Lend unused shares to siblings: all, or half of them while requests wait here too."""
         for cap, idle, wants in list(self.capacity.idle(siblings.part, siblings.wanted)):
@@ -230,6 +232,24 @@ class FlowControl(Gate):
         """Return the requests in flight of this worker and of all."""
         elsewhere = sum(endpoint.load.remote_requests for endpoint in self._fleet.ready)
         return len(self._inside), len(self._inside) + elsewhere
+
+    def _evict_for(self, waiting: Waiting, anywhere: bool) -> None:
+        """End the least urgent request that may be ended for this one; of equals the one admitted last. If that is not
+        enough, another follows when it has ended."""
+        if not self._settings.evict_sheddable or self._clock.now() < self._evicts_from:
+            return
+        if any(ticket.is_evicted for ticket in self._inside):
+            return
+        pods = self._fleet.endpoints_for(waiting.request.model)
+        sheddable = [
+            one
+            for one in reversed(self._inside)
+            if one.request.priority < min(0, waiting.band.priority) and (anywhere or one.endpoint in pods)
+        ]
+        if sheddable:
+            if self._settings.saturation.detector == "utilization":
+                self._evicts_from = self._clock.now() + EVICTION_PAUSE
+            min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 
     def _find_place(self, waiting: Waiting) -> None:
         """Make sure of a place in the queue. Raise QueueFull if it is full, or if the request would wait in vain."""
@@ -297,7 +317,9 @@ class QueueTicket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._control.leave(self)
-        if self.is_evicted and isinstance(error, asyncio.CancelledError) and self._was_not_abandoned():
+        if not self.is_evicted or not isinstance(error, asyncio.CancelledError) or self._task is None:
+            return
+        if self._task.uncancel() == 0:  # else the client cancelled at the same time
             evicted = Evicted("The request was ended for a more urgent one.")
             raise self._control.refusal(self.waiting, evicted) from None
 
@@ -313,48 +335,9 @@ class QueueTicket:
         if self._task is not None:
             self._task.cancel()
 
-    def _was_not_abandoned(self) -> bool:
-        """Return whether the client did not cancel at the same time."""
-        return self._task is not None and self._task.uncancel() == 0
-
 
 TICKET: DataKey[QueueTicket] = DataKey("FlowControlTicket")
 """The ticket of the request in the queue of its pool."""
-
-
-EVICTION_PAUSE = 1.0
-"""Seconds until pods report the effect of an eviction."""
-
-
-class Eviction:
-    """Evicts requests. `inside` are the admitted requests in the order of admission."""
-
-    def __init__(
-        self, settings: FlowControlSettings, fleet: Pods, clock: Clock, inside: dict[QueueTicket, None]
-    ) -> None:
-        self.settings = settings
-        self._fleet = fleet
-        self._clock = clock
-        self._inside = inside
-        self._begins_at = -math.inf
-
-    def evict_for(self, waiting: Waiting, anywhere: bool) -> None:
-        """End the least urgent request that may be ended for this one; of equals the one admitted last. If that is not
-        enough, another follows when it has ended."""
-        if not self.settings.evict_sheddable or self._clock.now() < self._begins_at:
-            return
-        if any(ticket.is_evicted for ticket in self._inside):
-            return
-        pods = self._fleet.endpoints_for(waiting.request.model)
-        sheddable = [
-            one
-            for one in reversed(self._inside)
-            if one.request.priority < min(0, waiting.band.priority) and (anywhere or one.endpoint in pods)
-        ]
-        if sheddable:
-            if self.settings.saturation.detector == "utilization":
-                self._begins_at = self._clock.now() + EVICTION_PAUSE
-            min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 
 
 MEMORY = 10.0

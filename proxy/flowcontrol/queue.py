@@ -53,7 +53,11 @@ class Queue:
         return sum(band.bytes for band in self.bands)
 
     def band(self, priority: int) -> Band:
-        return self._by_priority.get(priority) or self._unlisted(priority)
+        band = self._by_priority.get(priority)
+        if band is None:
+            model = next((listed for listed in self._listed if listed.priority <= priority), self._listed[-1])
+            band = self._add(replace(model, priority=priority, name=""))
+        return band
 
     def is_full_for(self, waiting: Waiting) -> bool:
         settings, count = self._settings, self.waiting
@@ -83,10 +87,6 @@ class Queue:
         self.counts_service = any((listed.fairness or settings.fairness) == LEAST_SERVICE for listed in self._listed)
         for listed in self._listed:
             self._add(listed)
-
-    def _unlisted(self, priority: int) -> Band:
-        model = next((listed for listed in self._listed if listed.priority <= priority), self._listed[-1])
-        return self._add(replace(model, priority=priority, name=""))
 
     def _add(self, settings: BandSettings) -> Band:
         band = self._by_priority[settings.priority] = Band(settings, self._settings, self.attained)

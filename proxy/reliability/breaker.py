@@ -31,9 +31,6 @@ UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is 
 
 NOT_FOUND = 404
 
-PROBES = 1
-"""Concurrent requests to a pod whose breaker is half-open."""
-
 UNREACHABLE_SECONDS = 1.0
 """Seconds of the ejection of a pod that accepts no connection. Its scrapes show its return too."""
 
@@ -75,8 +72,8 @@ class Circuit:
         """Successes since the first of these failures."""
         self.is_open = False
         self.is_half_open = False
-        """Whether the breaker is half-open."""
         self.probes: set[Attempt] = set()
+        """One; more where ejections are ignored."""
         self.times = 0
         """Number of times it opened. Only the timer of the last one counts."""
 
@@ -90,14 +87,12 @@ class Breakers(Listener):
         clock: Clock,
         fleet: Fleet,
         later: Later,
-        probes: int = PROBES,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
         self.peers = BreakerPeers()
-        self._probes = probes
         self._circuits: dict[Endpoint, Circuit] = {}
         self._ejected_until: dict[tuple[Endpoint, str], float] = {}
         """End of each other ejection, by pod and reason."""
@@ -110,14 +105,13 @@ class Breakers(Listener):
         return "half-open" if circuit.is_half_open else "open"
 
     def probe_started(self, attempt: Attempt) -> None:
-        """Count a probe of a half-open pod."""
+        """Let no request follow a probe of a half-open pod."""
         circuit = self._circuits.get(attempt.endpoint.lead)
         if circuit is not None and circuit.is_half_open:
             circuit.probes.add(attempt)
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_responded)
-            if len(circuit.probes) >= self._probes:
-                self._fleet.eject(attempt.endpoint, PROBED)
-                self.peers.breaker_tried(attempt.endpoint.lead)
+            self._fleet.eject(attempt.endpoint, PROBED)
+            self.peers.breaker_tried(attempt.endpoint.lead)
 
     def _probe_responded(self, attempt: Attempt) -> None:
         """Close the breaker at the first byte of a good response to a probe."""

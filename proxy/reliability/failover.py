@@ -217,22 +217,9 @@ UNAVAILABLE = 503
 Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]
 """Return the preferred ones of the pods, best first; at least one."""
 
-
-def _any(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-    return endpoints
-
-
 Others = Callable[[Attempt, Sequence[Endpoint]], Sequence[Endpoint]]
 """Return the ready pods of the pool except the given ones, best first. The decision knows only the pods that were ready
 and had their full share when it was made."""
-
-
-def _no_others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
-    return ()
-
-
-def _uncounted() -> None:
-    pass
 
 
 @dataclass(slots=True)
@@ -264,9 +251,9 @@ class Failover:
         budget: RetryBudget,
         alive: Alive,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        narrow: Narrow = _any,
-        others: Others = _no_others,
-        count_continuation: Callable[[], object] = _uncounted,
+        narrow: Narrow = lambda request, endpoints: endpoints,
+        others: Others = lambda attempt, tried: (),
+        count_continuation: Callable[[], object] = lambda: None,
         poison: Poison | None = None,
     ) -> None:
         """`count_continuation` is called for each attempt that continues a response; `poison` is the quarantine."""
@@ -299,8 +286,10 @@ class Failover:
     async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
         one. With `is_optional` the stage can be skipped: only one other pod is tried."""
-        if isinstance(error, TriedByGateway):
-            return self._passed_over(attempt, error)
+        if isinstance(error, TriedByGateway):  # the gateway in front has already moved on
+            if error.then is None:
+                raise _gave_up(attempt, error)
+            return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, GatewayOverflow):
@@ -312,16 +301,19 @@ class Failover:
         state.tried.append(attempt.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= attempt.request.deadline:
             raise GatewayTimeout("The pod did not respond in time.") from error
-        await self._note_crashes(attempt, error)
-        if _is_without_model(error) and not any(
-            _lists_model(endpoint, attempt) for endpoint in self._left(attempt, state.tried)
+        if error.may_have_crashed:
+            crashes_of(attempt.request).add_suspected(attempt)
+        if await self.poison.check_pods(attempt):
+            raise SuspectedPoison(QUARANTINE_SECONDS) from error
+        left = self._left(attempt, state.tried)
+        is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
+        if (
+            (_is_without_model(error) and not any(_lists_model(endpoint, attempt) for endpoint in left))
+            or (_has_fallbacks(attempt.request) and isinstance(error, Declined) and not left)
+            or (is_optional and (is_second or not left))
         ):
             raise _gave_up(attempt, error)
-        if _has_fallbacks(attempt.request) and self._is_exhausted(state, attempt, error):
-            raise _gave_up(attempt, error)
-        if is_optional and self._has_done_enough(state, attempt, error):
-            raise _gave_up(attempt, error)
-        wait = self._count(state, attempt, error)
+        wait = self._count(state, attempt, error, has_others=bool(left))
         endpoint = self._choose(state, attempt, error)
         if self._clock.now() + wait >= attempt.request.deadline:
             raise GatewayTimeout("No pod responded before the deadline of the request.") from error
@@ -351,26 +343,13 @@ class Failover:
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(other)
 
-    def _passed_over(self, attempt: Attempt, error: TriedByGateway) -> Attempt:
-        """Return the attempt on the endpoint to which the gateway in front has already moved on."""
-        if error.then is None:
-            raise _gave_up(attempt, error)
-        return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
-
-    async def _note_crashes(self, attempt: Attempt, error: UpstreamFailed) -> None:
-        """Raise SuspectedPoison if the request is proven to crash pods."""
-        if error.may_have_crashed:
-            crashes_of(attempt.request).add_suspected(attempt)
-        if await self.poison.check_pods(attempt):
-            raise SuspectedPoison(QUARANTINE_SECONDS) from error
-
-    def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> float:
+    def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool) -> float:
         """Count the failure and return the backoff in seconds; 0 after a pod that accepted no connection while an
         untried one is left."""
         unreached = isinstance(error, ConnectFailed | RankOutOfRange)
         if not isinstance(error, Declined) and _cause(error) not in self._settings.on:
             raise _gave_up(attempt, error)
-        if unreached and state.is_first_round and self._left(attempt, state.tried):
+        if unreached and state.is_first_round and has_others:
             return 0.0
         state.counted += 1
         if state.counted >= self._settings.attempts or not self._budget.spend():
@@ -408,15 +387,6 @@ class Failover:
         elsewhere = [endpoint for endpoint in left if endpoint.lead not in pods]
         return elsewhere or (self._others(attempt, tried) if decision.profile else ()) or left
 
-    def _has_done_enough(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> bool:
-        """Return whether an optional stage gives up."""
-        is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
-        return is_second or not self._left(attempt, state.tried)
-
-    def _is_exhausted(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> bool:
-        """Return whether the pod declined the request and no other is left."""
-        return isinstance(error, Declined) and not self._left(attempt, state.tried)
-
 
 def _has_fallbacks(request: InferenceRequest) -> bool:
     return request.naming is not None and bool(request.naming.fallbacks)
@@ -450,16 +420,15 @@ def _has_started(attempt: Attempt, error: UpstreamFailed) -> bool:
 
 
 def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:
-    if _is_without_model(error) and not _has_started(attempt, error):
-        unknown = UnknownModel(attempt.request.model)
-        unknown.__cause__ = error
-        return unknown
-    if isinstance(error, UpstreamTimedOut):
-        late = GatewayTimeout(f"No pod responded in time; tried {attempt.number + 1}.")
-        late.__cause__ = error
-        return late
-    failure: BadGateway = AllFailed(f"No pod responded; tried {attempt.number + 1}. Try again shortly.")
-    if _has_started(attempt, error):
-        failure = BadGateway(f"No pod continued the response; tried {attempt.number + 1}.")
+    failure: RequestError
+    tried, has_started = attempt.number + 1, _has_started(attempt, error)
+    if _is_without_model(error) and not has_started:
+        failure = UnknownModel(attempt.request.model)
+    elif isinstance(error, UpstreamTimedOut):
+        failure = GatewayTimeout(f"No pod responded in time; tried {tried}.")
+    elif has_started:
+        failure = BadGateway(f"No pod continued the response; tried {tried}.")
+    else:
+        failure = AllFailed(f"No pod responded; tried {tried}. Try again shortly.")
     failure.__cause__ = error
     return failure

@@ -201,14 +201,6 @@ LONGEST = 300.0
 Counters = tuple[float, float, int, int, float]
 
 
-class Pods(Protocol):
-    """Ejections and removals of pods; implemented by `fleet.store.Fleet`."""
-
-    def eject(self, endpoint: Endpoint, why: str) -> None: ...
-    def uneject(self, endpoint: Endpoint, why: str) -> None: ...
-    def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None: ...
-
-
 @dataclass(slots=True)
 class Progress:
     """The counters of an engine when they last changed. Times are monotonic seconds: of that scrape, and of the last
@@ -231,7 +223,7 @@ class Liveness:
         self,
         settings: HealthSettings,
         clock: Clock,
-        pods: Pods,
+        pods: Fleet,
         works: Callable[[Endpoint], Awaitable[bool | None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
