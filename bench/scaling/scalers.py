@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from bench.scaling.fleet import DECODE, PREFILL, ROLES, Shape
 from bench.scaling.hard_ratio import HardRatio
 from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
-from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.demand import Metric, SizedRole, desired_of_role
-from proxy.autoscale.loop import Loop, ScalingOutcome
+from proxy.autoscale.loop import Loop, ScalingDecision, ScalingOutcome
 from proxy.autoscale.policy import Role, RoleSituation
 from proxy.autoscale.settings import ScalingPolicy, load
 from proxy.core.params import Duration

@@ -20,9 +20,8 @@ import aiohttp
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.drains import Drains, Orders
-from proxy.autoscale.loop import ScalingOutcome
+from proxy.autoscale.loop import ScalingDecision, ScalingOutcome
 from proxy.autoscale.settings import ActuatorSettings, path_of
 from proxy.core.ports import Clock, Random
 from proxy.kubernetes.api import open_session

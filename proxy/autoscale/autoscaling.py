@@ -20,7 +20,7 @@ from proxy.fleet.store import Fleet
 from proxy.telemetry.metrics import Catalogue
 
 if TYPE_CHECKING:
-    from proxy.autoscale.decision import ScalingDecision
+    from proxy.autoscale.loop import ScalingDecision
     from proxy.autoscale.recommender import Recommendation
     from proxy.autoscale.scaled_pool import Blocks, ScaledPool
     from proxy.cluster.redis_transport import Lease

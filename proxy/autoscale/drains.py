@@ -44,7 +44,6 @@ class Drains:
         return victims
 
     def names(self, role: str) -> list[str]:
-        """Return the names of draining replicas."""
         return list(self._since[role])
 
     def empty(self, role: str) -> bool:

@@ -44,7 +44,6 @@ def evaluate(written: Any) -> tuple[Result, list[Problem]]:
 
 
 def result(found: Result) -> dict[str, Any]:
-    """Return the result ready for JSON."""
     reasons = [reason.value for reason in found.reasons]
     return {**dataclasses.asdict(found), "reasons": reasons, "realized_share": found.realized_share}
 

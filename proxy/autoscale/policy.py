@@ -140,7 +140,6 @@ class Result:
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
-        """Return the shares of the roles by kind."""
         return {
             "baseline": self.baseline_share,
             "pressure": self.pressure_share,
@@ -150,7 +149,6 @@ class Result:
 
 
 def number(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.autoscale.actuators import Command, Compose, Guard, Kubernetes, RoleActuator, Webhook
-from proxy.autoscale.decision import ScalingDecision
 from proxy.autoscale.drains import DrainingReplica, Drains, Orders
-from proxy.autoscale.loop import PATIENCE, Actuator, Loop
+from proxy.autoscale.loop import PATIENCE, Actuator, Loop, ScalingDecision
 from proxy.autoscale.measures import Measured, RoleSamples, metrics_of, replicas_of_role, signals_of
 from proxy.autoscale.policy import RoleSituation
 from proxy.autoscale.prometheus import Ask, Queries

@@ -135,7 +135,6 @@ class PrometheusSettings:
     ca_file: str = param("", "file of the certificate authorities of the server; default: the system's")
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {self.url!r} is no URL of a Prometheus; write http://host:9090")

@@ -90,7 +90,6 @@ class SignalSource:
         return KnownLoad(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
 
     def read(self) -> None:
-        """Bring the gauges up to date."""
         gauge = self._catalogue.prefill_backlog
         gauge.clear()
         for role, backlog in self.signals.backlogs.items():
@@ -131,7 +130,6 @@ class OwnSignals(SignalSource, Listener):
         super().read()
 
     def current(self) -> Signals:
-        """Return the signals of this moment."""
         found = Signals()
         for pool, control in self._flow_controls().items():
             found.queued[pool] = control.queue.waiting

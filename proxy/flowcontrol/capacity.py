@@ -191,7 +191,6 @@ class ReflectiveCeilings:
         self._is_open = True
 
     def turn(self, saturation: float) -> None:
-        """Count a turn."""
         if 1.0 - saturation <= saturation < 1.0:
             period = max(1, floor(saturation / (1.0 - saturation) + 0.5))
             self._turns += 1

@@ -225,7 +225,6 @@ class FlowControl(Gate):
         return (*sorted(models), *self.capacity.short(siblings.part)) if models else ()
 
     def _highest(self) -> int | None:
-        """Return the highest waiting priority."""
         return next((band.priority for band in self.queue.bands if band.waiting), None)
 
     def _parts(self) -> tuple[int, int]:
@@ -387,7 +386,6 @@ class SheddingGate(Gate):
         self._series = series
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Return all endpoints. Raise QueueFull."""
         if request.priority < 0:
             by_load = self._settings.by_load
             if by_load is not None and self._random.random() < chance(by_load, endpoints):

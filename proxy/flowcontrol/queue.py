@@ -261,7 +261,6 @@ class Band:
             self.rank(flow)
 
     def drop(self, waiting: Waiting) -> None:
-        """Remove the request."""
         flow, request = waiting.flow, waiting.request
         if flow is None or waiting not in flow.waiting:
             return
@@ -395,7 +394,6 @@ class Band:
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """Scale the values to 0..1."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
@@ -476,7 +474,6 @@ class Ranking(Generic[T]):
         return len(self._entries)
 
     def place(self, item: T, value: float, number: int) -> None:
-        """Add the item, or change its rank."""
         rank = (value, number)
         if self._ranks.get(item) != rank:
             self.remove(item)
@@ -484,7 +481,6 @@ class Ranking(Generic[T]):
             insort(self._entries, (value, number, item))
 
     def remove(self, item: T) -> None:
-        """Remove the item if it is there."""
         rank = self._ranks.pop(item, None)
         if rank is not None:
             del self._entries[bisect_left(self._entries, rank)]

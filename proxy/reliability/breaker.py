@@ -98,7 +98,6 @@ class Breakers(Listener):
         """End of each other ejection, by pod and reason."""
 
     def state(self, endpoint: Endpoint) -> str:
-        """Return closed, open or half-open."""
         circuit = self._circuits.get(endpoint.lead)
         if circuit is None or not circuit.is_open:
             return "closed"

@@ -163,7 +163,6 @@ class Poison(Listener):
         return is_proven
 
     def check(self, request: InferenceRequest) -> None:
-        """Raise SuspectedPoison for a request in quarantine."""
         now = self._clock.now()
         while self.quarantined and next(iter(self.quarantined.values())) <= now:
             del self.quarantined[next(iter(self.quarantined))]

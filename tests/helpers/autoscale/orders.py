@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.autoscale.actuators import ScaleOrder
-from proxy.autoscale.decision import ScalingDecision
+from proxy.autoscale.loop import ScalingDecision
 from proxy.autoscale.policy import RoleSituation
 
 

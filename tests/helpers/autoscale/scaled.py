@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.autoscale.actuators import RoleActuator, ScaleOrder
-from proxy.autoscale.decision import ScalingDecision
-from proxy.autoscale.loop import ScalingOutcome
+from proxy.autoscale.loop import ScalingDecision, ScalingOutcome
 from proxy.autoscale.measures import KnownLoad
 from proxy.autoscale.prometheus import QueryFailed
 from proxy.autoscale.scaled_pool import ScaledPool

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.decision import ScalingDecision
-from proxy.autoscale.loop import HISTORY, Loop, ScalingOutcome
+from proxy.autoscale.loop import HISTORY, Loop, ScalingDecision, ScalingOutcome
 from proxy.autoscale.policy import RoleSituation, reading, readings
 from proxy.core.errors import BadRequest
 from proxy.core.ports import ManualClock
