@@ -120,17 +120,15 @@ def untimed(point: str, plugin_type: str, name: str, seconds: float) -> None:
     """Discard the times."""
 
 
+@dataclass(slots=True, eq=False)
 class DecisionRecord:
-    """Filled while a decision is made. `is_wanted`: it was requested, and does not only time plugins."""
+    """Filled while a decision is made. `is_wanted`: it was requested, and does not only time plugins. `now` returns
+    seconds with a resolution of microseconds."""
 
-    __slots__ = ("_now", "_took", "is_wanted", "profiles")
-
-    def __init__(self, took: Took = untimed, now: Callable[[], float] = perf_counter, is_wanted: bool = False) -> None:
-        """`now` returns seconds with a resolution of microseconds."""
-        self._took = took
-        self._now = now
-        self.is_wanted = is_wanted
-        self.profiles: dict[str, ProfileRecord] = {}
+    took: Took = untimed
+    now: Callable[[], float] = perf_counter
+    is_wanted: bool = False
+    profiles: dict[str, ProfileRecord] = field(default_factory=dict)
 
     @property
     def runs(self) -> tuple[ProfileRecord, ...]:
@@ -142,19 +140,19 @@ class DecisionRecord:
 
     def call(self, point: str, plugin: Plugin, name: str, method: Callable[..., T], *args: object) -> T:
         """Call the method of a plugin and time it. Return its result or raise its error."""
-        started = self._now()
+        started = self.now()
         try:
             return method(*args)
         finally:
-            self._took(point, plugin.plugin_type, name, self._now() - started)
+            self.took(point, plugin.plugin_type, name, self.now() - started)
 
     async def wait(self, point: str, plugin: Plugin, name: str, method: Awaitable[T]) -> T:
         """As `call`, for a coroutine."""
-        started = self._now()
+        started = self.now()
         try:
             return await method
         finally:
-            self._took(point, plugin.plugin_type, name, self._now() - started)
+            self.took(point, plugin.plugin_type, name, self.now() - started)
 
 
 class DecisionRecorder:

@@ -61,11 +61,15 @@ class KvlaneError(Exception):
     """The base of all errors that kvlane raises deliberately."""
 
 
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "internal_server_error"}
+"""Type of an error by its status; others are invalid requests below 500 and errors of the server above."""
+
+
 class RequestError(KvlaneError):
     """An error for the client. `param` names the invalid field of the body."""
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "internal_server_error"
+    type: ClassVar[str] = _TYPES[500]
     code: ClassVar[str | None] = None
     should_retry: ClassVar[bool | None] = None
     """The value of x-should-retry, for clients that would decide by the status; None: the status is sufficient."""
@@ -76,6 +80,8 @@ class RequestError(KvlaneError):
     def __init_subclass__(cls, **attributes: Any) -> None:
         """Set class attributes, as in `class Conflict(RequestError, status=409)`."""
         super().__init_subclass__()
+        if (status := attributes.get("status")) is not None:
+            cls.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         for name, value in attributes.items():
             setattr(cls, name, value)
 
@@ -87,7 +93,7 @@ class RequestError(KvlaneError):
             self.reason = reason
 
 
-class BadRequest(RequestError, status=400, type="invalid_request_error", reason=Reason.INVALID_REQUEST):
+class BadRequest(RequestError, status=400, reason=Reason.INVALID_REQUEST):
     pass
 
 
@@ -99,23 +105,19 @@ class InvalidHttp(BadRequest):
     """Invalid HTTP. The start of the next request is unknown, so the connection is closed."""
 
 
-class Unauthorized(
-    RequestError, status=401, type="authentication_error", code="invalid_api_key", reason=Reason.UNAUTHORIZED
-):
+class Unauthorized(RequestError, status=401, code="invalid_api_key", reason=Reason.UNAUTHORIZED):
     pass
 
 
-class Forbidden(RequestError, status=403, type="permission_error", code="forbidden", reason=Reason.FORBIDDEN):
+class Forbidden(RequestError, status=403, code="forbidden", reason=Reason.FORBIDDEN):
     pass
 
 
-class MisdirectedRequest(
-    RequestError, status=421, type="invalid_request_error", code="misdirected_request", reason=Reason.MISDIRECTED
-):
+class MisdirectedRequest(RequestError, status=421, code="misdirected_request", reason=Reason.MISDIRECTED):
     """The request names a host that this server does not serve."""
 
 
-class NotFound(RequestError, status=404, type="invalid_request_error", code="not_found", reason=Reason.UNKNOWN_PATH):
+class NotFound(RequestError, status=404, code="not_found", reason=Reason.UNKNOWN_PATH):
     pass
 
 
@@ -135,17 +137,13 @@ class UnknownPod(NotFound, code="pod_not_found", reason=Reason.UNKNOWN_POD):
         super().__init__(f"No pod is named '{name}'{hint}")
 
 
-class MethodNotAllowed(
-    RequestError, status=405, type="invalid_request_error", code="method_not_allowed", reason=Reason.METHOD_NOT_ALLOWED
-):
+class MethodNotAllowed(RequestError, status=405, code="method_not_allowed", reason=Reason.METHOD_NOT_ALLOWED):
     def __init__(self, message: str, allowed: Sequence[str]) -> None:
         super().__init__(message)
         self.allowed = tuple(allowed)
 
 
-class BodyTimeout(
-    RequestError, status=408, type="invalid_request_error", code="body_timeout", reason=Reason.BODY_TIMEOUT
-):
+class BodyTimeout(RequestError, status=408, code="body_timeout", reason=Reason.BODY_TIMEOUT):
     pass
 
 
@@ -153,23 +151,19 @@ class HeadTimeout(BodyTimeout):
     """A request whose head did not arrive in time."""
 
 
-class Conflict(RequestError, status=409, type="invalid_request_error", code="conflict", reason=Reason.CONFLICT):
+class Conflict(RequestError, status=409, code="conflict", reason=Reason.CONFLICT):
     pass
 
 
-class BodyTooLarge(
-    RequestError, status=413, type="invalid_request_error", code="body_too_large", reason=Reason.BODY_TOO_LARGE
-):
+class BodyTooLarge(RequestError, status=413, code="body_too_large", reason=Reason.BODY_TOO_LARGE):
     pass
 
 
-class HeadTooLarge(
-    RequestError, status=431, type="invalid_request_error", code="head_too_large", reason=Reason.HEAD_TOO_LARGE
-):
+class HeadTooLarge(RequestError, status=431, code="head_too_large", reason=Reason.HEAD_TOO_LARGE):
     """A request head over the limit. The connection is closed."""
 
 
-class Saturated(RequestError, status=429, type="rate_limit_error", code="saturated", reason=Reason.SATURATED):
+class Saturated(RequestError, status=429, code="saturated", reason=Reason.SATURATED):
     retry_after: float = 1.0
 
 
@@ -204,11 +198,11 @@ class RateLimited(Saturated, code="rate_limit_exceeded", reason=Reason.RATE_LIMI
         self.headers = tuple(headers)
 
 
-class BadGateway(RequestError, status=502, type="server_error", code="upstream_failed", reason=Reason.UPSTREAM_FAILED):
+class BadGateway(RequestError, status=502, code="upstream_failed", reason=Reason.UPSTREAM_FAILED):
     pass
 
 
-class NoEndpoints(RequestError, status=503, type="server_error", code="no_endpoints", reason=Reason.NO_ENDPOINTS):
+class NoEndpoints(RequestError, status=503, code="no_endpoints", reason=Reason.NO_ENDPOINTS):
     retry_after: float = 1.0
 
 
@@ -224,18 +218,14 @@ class ShuttingDown(NoEndpoints, code="shutting_down", reason=Reason.SHUTTING_DOW
         super().__init__("The proxy is shutting down. Retry shortly.")
 
 
-class IssuerUnreachable(
-    RequestError, status=503, type="server_error", code="issuer_away", reason=Reason.ISSUER_AWAY, retry_after=10.0
-):
+class IssuerUnreachable(RequestError, status=503, code="issuer_away", reason=Reason.ISSUER_AWAY, retry_after=10.0):
     """The keys of the token's issuer are unavailable; the token may be valid."""
 
     def __init__(self) -> None:
         super().__init__("Could not fetch the issuer's JWKS; retry shortly.")
 
 
-class FileLimitReached(
-    RequestError, status=503, type="server_error", code="out_of_files", reason=Reason.OUT_OF_FILES, retry_after=1.0
-):
+class FileLimitReached(RequestError, status=503, code="out_of_files", reason=Reason.OUT_OF_FILES, retry_after=1.0):
     """This process has no free file descriptor; its pods may be healthy."""
 
     def __init__(self) -> None:
@@ -243,12 +233,7 @@ class FileLimitReached(
 
 
 class SuspectedPoison(
-    RequestError,
-    status=503,
-    type="server_error",
-    code="suspected_poison",
-    reason=Reason.SUSPECTED_POISON,
-    should_retry=False,
+    RequestError, status=503, code="suspected_poison", reason=Reason.SUSPECTED_POISON, should_retry=False
 ):
     """The request is quarantined. Clients retry a 503 by themselves, so this one tells them not to."""
 
@@ -256,9 +241,7 @@ class SuspectedPoison(
         super().__init__(f"Pods crashed while serving this request. It is refused for {seconds:.0f} s.")
 
 
-class GatewayTimeout(
-    RequestError, status=504, type="server_error", code="upstream_timed_out", reason=Reason.UPSTREAM_TIMED_OUT
-):
+class GatewayTimeout(RequestError, status=504, code="upstream_timed_out", reason=Reason.UPSTREAM_TIMED_OUT):
     pass
 
 

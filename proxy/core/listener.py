@@ -107,25 +107,6 @@ NO_HOOKS = Hooks()
 class Listeners:
     """For each event the methods that implement it, in the order of the listeners."""
 
-    __slots__ = (
-        "_failed",
-        "all",
-        "attempt_ended",
-        "attempt_judged",
-        "attempt_started",
-        "call_recorded",
-        "decided",
-        "first_byte",
-        "forget",
-        "hook_failed",
-        "post_response_hooks",
-        "pre_request_hooks",
-        "probe_started",
-        "refused",
-        "request_ended",
-        "response_stored",
-    )
-
     def __init__(self, listeners: Sequence[Listener] = (), hooks: Hooks = NO_HOOKS) -> None:
         self._failed: set[str] = set()
         self.all = tuple(listeners)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum
 from functools import cache
+from operator import ge, gt, le
 from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import ConfigError, Problem
@@ -284,10 +285,6 @@ def coerce(kind: Any, value: Any, path: str) -> Any:
         return _choose({str(member.value).lower(): member for member in kind}, value, path)
     if kind is Any:
         return value
-    return _coerce_scalar(kind, value, path)
-
-
-def _coerce_scalar(kind: Any, value: Any, path: str) -> Any:
     try:
         return _SCALARS[kind](value)
     except ValueError as error:
@@ -375,15 +372,10 @@ def _named(cls: type[Any], data: Any) -> str:
 
 
 def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
-    at_least, at_most, more_than = field.metadata.get("bounds", (None, None, None))
-    if not isinstance(value, int | float):
-        return
-    if at_least is not None and value < at_least:
-        raise Invalid(Problem(path, f"must be at least {at_least:g}, not {value:g}"))
-    if at_most is not None and value > at_most:
-        raise Invalid(Problem(path, f"must be at most {at_most:g}, not {value:g}"))
-    if more_than is not None and value <= more_than:
-        raise Invalid(Problem(path, f"must be more than {more_than:g}, not {value:g}"))
+    bounds = zip(("at least", "at most", "more than"), (ge, le, gt), field.metadata.get("bounds", ()), strict=False)
+    for words, holds, bound in bounds if isinstance(value, int | float) else ():
+        if bound is not None and not holds(value, bound):
+            raise Invalid(Problem(path, f"must be {words} {bound:g}, not {value:g}"))
 
 
 def _bool(value: Any) -> bool:

@@ -86,16 +86,12 @@ TURN_SECONDS = 1.0
 """Fading is applied at this interval, because it takes 0.1 ms."""
 
 
-def _no_news() -> None:
-    pass
-
-
 class FleetModel:
     """The model of all pods together. Lives as long as the process; a pod starts with its coefficients, and stays close
     to them while little is known of the pod. `news` is called when pods without own observations should read it again.
     """
 
-    def __init__(self, news: Callable[[], None] = _no_news) -> None:
+    def __init__(self, news: Callable[[], object] = lambda: None) -> None:
         self.news = news
         self.prefill = Regression(FIRST_PREFILL, FLEET_MEMORY, FIRST_TRUST, SHRINK, FLEET_SOLVE_EVERY)
         self.decode = Regression(FIRST_DECODE, FLEET_MEMORY, FIRST_TRUST, every=FLEET_SOLVE_EVERY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from proxy.core.endpoint import Endpoint
@@ -14,18 +14,19 @@ from proxy.prefix.hashing import Chain
 ANY_NUMBER = -1
 
 
+@dataclass(slots=True, eq=False)
 class BurstRequest:
     """A request of a burst: its prompts as chains of blocks, and its candidates. `assigned` and `leads` are the result;
     `leads`: it is the first with these prompts on that pod, so the pod must compute them."""
 
-    __slots__ = ("assigned", "blocks", "chains", "endpoints", "leads")
+    chains: Sequence[Chain]
+    endpoints: Sequence[Endpoint]
+    blocks: int = field(init=False)
+    assigned: Endpoint | None = None
+    leads: bool = True
 
-    def __init__(self, chains: Sequence[Chain], endpoints: Sequence[Endpoint]) -> None:
-        self.chains = chains
-        self.endpoints = endpoints
-        self.blocks = sum(map(len, chains))
-        self.assigned: Endpoint | None = None
-        self.leads = True
+    def __post_init__(self) -> None:
+        self.blocks = sum(map(len, self.chains))
 
 
 Unit = list[BurstRequest]

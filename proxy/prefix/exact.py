@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import repeat, takewhile
 from operator import or_
-from typing import Any
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Clock, KvEvent
@@ -30,17 +30,15 @@ Masks = dict[int, int]
 """Chained hash of a block -> a bit for every shelf that has it."""
 
 
+@dataclass(slots=True, eq=False)
 class TierBlocks:
     """The blocks of one tier of one rank. `own` maps the engine's hashes to kvlane's; `copies` counts the additional
     copies of a block."""
 
-    __slots__ = ("bit", "copies", "own", "weight")
-
-    def __init__(self, bit: int, weight: float) -> None:
-        self.bit = bit
-        self.weight = weight
-        self.own: dict[BlockHash, int] = {}
-        self.copies: dict[BlockHash, int] = {}
+    bit: int
+    weight: float
+    own: dict[BlockHash, int] = field(default_factory=dict)
+    copies: dict[BlockHash, int] = field(default_factory=dict)
 
     def put(self, names: Sequence[BlockHash], hashes: Chain, masks: Masks) -> None:
         own = self.own
@@ -71,20 +69,18 @@ class TierBlocks:
         self.copies.clear()
 
 
+@dataclass(slots=True, eq=False)
 class Rank:
     """One cache of a pod: its shelves by medium, and their bits. `complete`: no event was missed; `weighed`: not all
     shelves count the same. `block_size` is 0 before the first block; `group` is the one kind of layers whose blocks
     count, since others have their own for the same tokens."""
 
-    __slots__ = ("bits", "block_size", "complete", "group", "shelves", "weighed")
-
-    def __init__(self) -> None:
-        self.shelves: dict[str, TierBlocks] = {}
-        self.block_size = 0
-        self.complete = False
-        self.group: int | None = None
-        self.bits = 0
-        self.weighed = False
+    shelves: dict[str, TierBlocks] = field(default_factory=dict)
+    block_size: int = 0
+    complete: bool = False
+    group: int | None = None
+    bits: int = 0
+    weighed: bool = False
 
     def open(self, medium: str, bit: int, weight: float) -> TierBlocks:
         shelf = self.shelves[medium] = TierBlocks(bit, weight)
@@ -106,16 +102,22 @@ class Rank:
             known = [self.holds(name) for name in event.hashes]
             return [found for found in known if found is not None] if None not in known else None
         keys, salt = event.keys, ""
-        if event.parent is None:
-            salt, keys = _salt_apart(keys)
-            parent: int | None = namespace(event.lora, salt)
-        else:
+        if event.parent is not None:
             parent = self.holds(event.parent)
+        else:
+            if (
+                keys and (first := keys[0]) and isinstance(first[-1], str)
+            ):  # The cache_salt is the last text among them.
+                salt, keys = first[-1], [first[:-1], *keys[1:]]
+            parent = namespace(event.lora, salt)
         if parent is None:
             return None
         pieces = list(map(BytesIO(event.tokens).read, repeat(event.block_size * BYTES_PER_TOKEN, len(event.hashes))))
-        if any(keys):
-            pieces = [_with_keys(piece, more) for piece, more in zip(pieces, keys, strict=True)]
+        if any(keys):  # A block with media differs from everything that kvlane tokenises.
+            pieces = [
+                piece + repr(more).encode("utf-8", "surrogatepass") if more else piece
+                for piece, more in zip(pieces, keys, strict=True)
+            ]
         return chained(pieces, parent)
 
     def belongs(self, event: BlocksStored | BlocksRemoved) -> bool:
@@ -136,19 +138,6 @@ def clear(hashes: Iterable[int], bit: int, masks: Masks) -> None:
             masks.pop(own, None)
 
 
-def _salt_apart(keys: Sequence[Sequence[Any] | None]) -> tuple[str, Sequence[Sequence[Any] | None]]:
-    """Return the cache_salt, which is the last text among the keys of a prompt's first block."""
-    first = keys[0] if keys else None
-    if not first or not isinstance(first[-1], str):
-        return "", keys
-    return first[-1], [first[:-1], *keys[1:]]
-
-
-def _with_keys(piece: bytes, keys: Sequence[Any] | None) -> bytes:
-    """Return a block with media, which differs from everything that kvlane tokenises."""
-    return piece if not keys else piece + repr(keys).encode("utf-8", "surrogatepass")
-
-
 PAIR_BYTES = 200
 """Bytes of a block on a pod: two integers and their share of a dictionary that has just grown; measured, rounded up."""
 
@@ -164,26 +153,22 @@ WRONG_UNTIL_UNKNOWN = 3
 """Responses in a row whose cached tokens differ from the prediction."""
 
 
+@dataclass(slots=True, eq=False)
 class ExactReservation:
     """Blocks that a pod will hold when it has computed a prompt, without blocks of earlier reservations."""
 
-    __slots__ = ("blocks", "pod")
-
-    def __init__(self, pod: PodBlocks, blocks: Chain) -> None:
-        self.pod = pod
-        self.blocks = blocks
+    pod: PodBlocks
+    blocks: Chain
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PodBlocks:
     """What is known of one pod. `expected` are the blocks that no event has confirmed yet, under `bit`."""
 
-    __slots__ = ("bit", "expected", "ranks", "wrong")
-
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.ranks: dict[int, Rank] = {}
-        self.expected: dict[int, ExactReservation] = {}
-        self.wrong = 0
+    bit: int
+    ranks: defaultdict[int, Rank] = field(default_factory=lambda: defaultdict(Rank))
+    expected: dict[int, ExactReservation] = field(default_factory=dict)
+    wrong: int = 0
 
 
 class ExactIndex:
@@ -218,7 +203,7 @@ class ExactIndex:
 
     def published(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
         pod = self._pods.get(endpoint) or self._admit(endpoint)
-        cache = pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())
+        cache = pod.ranks[rank]
         for event in events:
             if isinstance(event, BlocksStored):
                 self._store(pod, cache, event)
@@ -237,8 +222,7 @@ class ExactIndex:
             self.version += 1
 
     def complete(self, endpoint: Endpoint, rank: int, known: bool) -> None:
-        pod = self._pods.get(endpoint) or self._admit(endpoint)
-        (pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())).complete = known
+        (self._pods.get(endpoint) or self._admit(endpoint)).ranks[rank].complete = known
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Forget what a pod held before a restart that other signals have shown."""
@@ -425,11 +409,8 @@ def _length(bits: int, masks: Sequence[int], first: Mapping[int, int]) -> int:
 
 
 def _worth(cache: Rank, masks: Sequence[int]) -> int:
-    """Return the value of blocks that the cache has or will have soon."""
+    """Return the value of blocks that the cache has or will have soon: each counts as in its best tier. An expected
+    block will be in the best one."""
     shelves = sorted(cache.shelves.values(), key=lambda shelf: shelf.weight, reverse=True)
-    return int(sum([_weight(mask, shelves) for mask in masks]) + 1e-9)
-
-
-def _weight(mask: int, shelves: Sequence[TierBlocks]) -> float:
-    """Return the value of a block: that of its best tier. An expected block will be in the best one."""
-    return next((shelf.weight for shelf in shelves if mask & shelf.bit), 1.0)
+    weights = [next((shelf.weight for shelf in shelves if mask & shelf.bit), 1.0) for mask in masks]
+    return int(sum(weights) + 1e-9)

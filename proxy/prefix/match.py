@@ -215,12 +215,11 @@ class ExactMatch(PrefixMatch):
         if chains is None:
             size, adapter = kind
             seed = namespace(adapter, self._prompt.salt)
-            chains = self._chains[kind] = [_chain(part, seed, size * BYTES_PER_TOKEN) for part in self._prompt.parts]
+            size *= BYTES_PER_TOKEN
+            chains = self._chains[kind] = [
+                chained(map(BytesIO(part).read, repeat(size, len(part) // size)), seed) for part in self._prompt.parts
+            ]
         return chains
-
-
-def _chain(part: bytes, seed: int, size: int) -> Chain:
-    return chained(map(BytesIO(part).read, repeat(size, len(part) // size)), seed)
 
 
 def _hits(part: bytes, block_size: int) -> int:
