@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,29 +122,24 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """Return whether the pod sent a complete successful response."""
         return self.ending is COMPLETE and self.status is not None and self.status < 300
 
 
+@dataclass(slots=True, eq=False)
 class Crashes:
     """Pods that crashed during one client request; shared by its retries, hedged attempts, stages and fallback
     models."""
 
-    __slots__ = ("_noted", "crashed", "fingerprint", "had_close_race", "suspected")
-
-    def __init__(self) -> None:
-        self.crashed: list[Endpoint] = []
-        """Pods that accepted no connection afterwards, in order. A pod that restarted and crashed again is in it
-        twice."""
-        self.suspected: list[Endpoint] = []
-        """Pods that closed the connection and may still be alive."""
-        self.had_close_race = False
-        """Whether the request already met a pod that was closing an idle connection. A second time is no
-        coincidence."""
-        self.fingerprint = b""
-        """Identifies the request as the client sent it, even if a later attempt asks for the rest of a stream; empty
-        until the first pod is checked."""
-        self._noted: set[tuple[Endpoint, float, int]] = set()
+    crashed: list[Endpoint] = field(default_factory=list)
+    """Pods that accepted no connection afterwards, in order. A pod that restarted and crashed again is in it twice."""
+    suspected: list[Endpoint] = field(default_factory=list)
+    """Pods that closed the connection and may still be alive."""
+    had_close_race: bool = False
+    """Whether the request already met a pod that was closing an idle connection. A second time is no coincidence."""
+    fingerprint: bytes = b""
+    """Identifies the request as the client sent it, even if a later attempt asks for the rest of a stream; empty until
+    the first pod is checked."""
+    _noted: set[tuple[Endpoint, float, int]] = field(default_factory=set)
 
     def add_suspected(self, attempt: Attempt) -> None:
         """Record that the pod may have crashed: it closed the connection, or another pod that serves the same request

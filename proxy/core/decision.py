@@ -75,7 +75,6 @@ class Decision(NamedTuple):
         return cls(ranked[0], tuple(ranked[1:]), profile)
 
     def candidates(self) -> Sequence[Endpoint]:
-        """Return the target and its fallbacks."""
         return (self.target, *self.fallbacks)
 
 

@@ -102,7 +102,6 @@ class Metrics:
 
     @property
     def cached_tokens(self) -> float:
-        """Tokens in the KV cache."""
         return self.kv_usage * self.blocks * self.block_size
 
     @property

@@ -53,7 +53,8 @@ class WatchedFiles:
         """Return what `load` returns if a file has changed and its writer has finished, or was never read; None
         otherwise. Raise what `load` raises, but the same Unreadable only once in a row."""
         before, self._seen = self._seen, self._stamp()
-        if self._seen == self._read or not self._counts(before, self._seen):
+        counts = before in (None, self._seen) if self._waits_for_writer else None not in self._seen
+        if self._seen == self._read or not counts:
             return None
         try:
             return self.read(load)
@@ -65,9 +66,6 @@ class WatchedFiles:
         except Exception:
             self._unreadable = ""
             raise
-
-    def _counts(self, before: Stamp | None, seen: Stamp) -> bool:
-        return before in (None, seen) if self._waits_for_writer else None not in seen
 
     def _stamp(self) -> Stamp:
         return tuple(map(_stamp, self.paths))

@@ -307,7 +307,7 @@ class Tokenizers(Protocol):
     def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer: ...
 
 
-class Unconnected(KvEvents, Tokenizers, Timer):
+class Unconnected(KvEvents, Tokenizers, PromptTokenizer, Timer):
     """Replaces all ports where nothing is served: a check, a replay, an explanation. There are no events, no token ids,
     and time does not pass."""
 
@@ -315,21 +315,19 @@ class Unconnected(KvEvents, Tokenizers, Timer):
         pass
 
     def local(self, model: LocalModel) -> PromptTokenizer:
-        return _NoTokens()
+        return self
 
     def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer:
-        return _NoTokens()
+        return self
+
+    async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
+        return None
 
     async def sleep(self, seconds: float) -> None:
         pass
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         pass
-
-
-class _NoTokens(PromptTokenizer):
-    async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
-        return None
 
 
 class SystemClock:

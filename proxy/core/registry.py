@@ -132,14 +132,10 @@ UNUSABLE = "unusable"
 """The plugin returned a value of the wrong type or length."""
 
 
-def uncounted(name: str, fault: str) -> None:
-    """Count nothing."""
-
-
 class PluginFaults:
     """Counts and logs the faults of plugins, with one rate limit for all."""
 
-    def __init__(self, clock: Clock, count: Count = uncounted) -> None:
+    def __init__(self, clock: Clock, count: Count = lambda name, fault: None) -> None:
         self._logs = LogLimit(clock.now)
         self._count = count
 

@@ -65,7 +65,9 @@ class CycleState(dict[str, Any]):
         counts as absent."""
         unbound, known = key.unbound, self.get
         if type(value) not in key.known:
-            _accept(key, type(value))
+            if not key.accepts(type(value)):
+                raise TypeError(f"{key} holds values of type {key.value_type.__name__}, not {type(value).__name__}")
+            key.known.add(type(value))
         if known(key) is not None:
             raise KeyError(f"{key} is written once per request")
         self[key] = value
@@ -79,13 +81,6 @@ class CycleState(dict[str, Any]):
     else:
         # Some ten reads per request: the dictionary's own method takes no bytecode.
         read = dict.get
-
-
-def _accept(key: DataKey[Any], cls: type) -> None:
-    """Raise TypeError."""
-    if not key.accepts(cls):
-        raise TypeError(f"{key} holds values of type {key.value_type.__name__}, not {cls.__name__}")
-    key.known.add(cls)
 
 
 @dataclass_transform(eq_default=True, frozen_default=True, field_specifiers=(field,))

@@ -135,14 +135,12 @@ class PluginState:
             self._draft.at_commit(change)
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("is_entered", "of", "owned", "value")
-
-    def __init__(self, of: object) -> None:
-        self.of = of
-        self.owned: list[Hashable] = []
-        self.value: Any = None
-        self.is_entered = False
+    of: object
+    owned: list[Hashable] = field(default_factory=list)
+    value: Any = None
+    is_entered: bool = False
 
     async def enter(self) -> None:
         if not self.is_entered and isinstance(self.value, AbstractAsyncContextManager):

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any
 
 from proxy.core.ports import Timer
@@ -71,9 +70,7 @@ class Tasks:
     async def __aenter__(self) -> Tasks:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 

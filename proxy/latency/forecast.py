@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from proxy.core.endpoint import Endpoint
@@ -40,15 +40,6 @@ class LatencyForecast(Protocol):
         """Mean tokens of a response."""
 
 
-class StageCosts(Protocol):
-    """The cost of one stage of a request, such as its prefill."""
-
-    __slots__ = ()
-
-    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Return it in seconds, in the order of the endpoints."""
-
-
 LATENCY: DataKey[LatencyForecast] = DataKey("LatencyPredictionInfo")
 
 
@@ -58,8 +49,9 @@ def reads_forecast() -> Any:
     return reads(LATENCY, "latencyPredictionInfoProducerName", doc)
 
 
-STAGE_COSTS: DataKey[StageCosts] = DataKey("StageCosts")
-"""Written by a decider while the profile of the stage runs."""
+STAGE_COST: DataKey[Callable[[Endpoint], float]] = DataKey("StageCosts")
+"""The seconds that one stage of a request, such as its prefill, costs on an endpoint. Written by a decider while the
+profile of the stage runs."""
 
 
 class Objectives(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.attempt import Attempt
@@ -34,24 +35,24 @@ DECAY = 0.95
 """Weight of the past in the mean error, per response."""
 
 
+@dataclass(slots=True, eq=False)
 class IndexEviction:
     """Eviction for the pods in `pods`. `due_at` is when the next call must run: at once after an addition, and while
     work is left over; otherwise once a second."""
 
-    def __init__(self, forest: Forest, pods: Mapping[Endpoint, PodMemory], ttl: float, max_bytes: float) -> None:
-        self._forest = forest
-        self._pods = pods
-        self._ttl = ttl
-        self.max_bytes = max_bytes
-        self._expire_at = -math.inf
-        self.due_at = -math.inf
+    forest: Forest
+    pods: Mapping[Endpoint, PodMemory]
+    ttl: float
+    max_bytes: float
+    due_at: float = -math.inf
+    _expire_at: float = -math.inf
 
     def expire_soon(self) -> None:
         self.due_at = self._expire_at = -math.inf
 
     def run(self, pod: PodMemory, now: float) -> None:
         """Evict for this pod in bounded steps; later calls continue."""
-        cleared = self._forest.clear(WORK)
+        cleared = self.forest.clear(WORK)
         capacity = pod.capacity
         # Nothing else fits beside what the pod computes on; of that, prompts are pinned here, responses are not.
         pod.limit = min(capacity, pod.pinned + (1 - pod.endpoint.metrics.kv_usage) * capacity)
@@ -59,9 +60,9 @@ class IndexEviction:
             self._evict(pod, pod.limit - min(capacity // 64, 512))
         if now >= self._expire_at:
             self._expire(now)
-        if self._forest.bytes > self.max_bytes:
+        if self.forest.bytes > self.max_bytes:
             self._shrink()
-        done = cleared and self._forest.bytes <= self.max_bytes
+        done = cleared and self.forest.bytes <= self.max_bytes
         self.due_at = self._expire_at if done else -math.inf
 
     def _evict(self, pod: PodMemory, target: float) -> None:
@@ -71,39 +72,39 @@ class IndexEviction:
             if excess <= 0 or holding is None:
                 return
             if holding.response is not None:
-                self._forest.drop_response(holding.response)
+                self.forest.drop_response(holding.response)
                 continue
             segment = holding.segment
-            kept = self._forest.fitting(segment.start, segment.blocks - excess)
+            kept = self.forest.fitting(segment.start, segment.blocks - excess)
             if kept > 0:
-                self._forest.split(segment, kept)
-            self._forest.drop(pod, holding)
+                self.forest.split(segment, kept)
+            self.forest.drop(pod, holding)
 
     def _expire(self, now: float) -> None:
         work = WORK
-        for pod in self._pods.values():
-            gone = max(now - self._ttl, pod.horizon)
+        for pod in self.pods.values():
+            gone = max(now - self.ttl, pod.horizon)
             while (oldest := pod.oldest) is not None and _used_at(oldest) <= gone:
                 if not work:
                     return
-                self._forest.drop(pod, oldest)
+                self.forest.drop(pod, oldest)
                 work -= 1
-        self._expire_at = now + min(1.0, self._ttl)
+        self._expire_at = now + min(1.0, self.ttl)
 
     def _shrink(self) -> None:
         """Evict in batches from the pod with the oldest holding, because finding that pod takes a step per pod."""
         for _ in range(8):
-            victim = min(self._pods.values(), key=_age)
+            victim = min(self.pods.values(), key=_age)
             for _ in range(WORK // 8):
                 oldest = victim.oldest
-                if oldest is None or self._forest.bytes <= self.max_bytes:
+                if oldest is None or self.forest.bytes <= self.max_bytes:
                     return
-                self._forest.drop(victim, oldest)
+                self.forest.drop(victim, oldest)
 
     def learn(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn from a response. Return False if it proves that the pod has lost its cache."""
         pod, spans = reservation.pod, reservation.spans
-        depth_of = self._forest.depth_of
+        depth_of = self.forest.depth_of
         known = sum([depth_of(known) for _, _, known, _ in spans])
         total = max(1, sum([depth_of(len(chain)) for chain, _, _, _ in spans]))
         found = cached_tokens * total / max(1, prompt_tokens)
@@ -164,7 +165,7 @@ class IndexEviction:
         the blocks at which it starts and ends."""
         ((chain, _, known, _),) = reservation.spans
         used_at, start, end = math.inf, 0, 0
-        for holding in self._forest.way(reservation.pod, chain, known):
+        for holding in self.forest.way(reservation.pod, chain, known):
             if holding.used_at is not None and holding.used_at < used_at:
                 used_at, start = holding.used_at, end
             end += holding.segment.blocks
@@ -182,7 +183,6 @@ def _used_at(holding: Holding) -> float:
 
 
 def are_kept(response: CachedResponse) -> bool:
-    """Return whether the pod's responses count as cached."""
     return response.pod.keeps >= KEPT
 
 

@@ -54,7 +54,6 @@ class PrefixIndex:
     ) -> None:
         self._now = clock.now
         self._max_siblings = max_siblings
-        self._max_bytes = max_bytes
         self._forest = Forest(depths)
         self._depths = depths
         self.depth_of = self._forest.depth_of
@@ -69,11 +68,11 @@ class PrefixIndex:
     @property
     def max_bytes(self) -> float:
         """The memory limit. After a change the next operations evict the excess."""
-        return self._max_bytes
+        return self._upkeep.max_bytes
 
     @max_bytes.setter
     def max_bytes(self, max_bytes: float) -> None:
-        self._max_bytes = self._upkeep.max_bytes = max_bytes
+        self._upkeep.max_bytes = max_bytes
         self._upkeep.expire_soon()
         self.version += 1
 
@@ -294,7 +293,7 @@ class PrefixIndex:
     def _extend(self, pod: PodMemory, chain: Chain, at: int, way: list[Holding]) -> Span:
         """Continue down the chain: pin existing segments, cut to size, and add missing ones while there is capacity."""
         forest, depths, total, known = self._forest, self._depths, len(chain), at
-        full = forest.bytes >= self._max_bytes
+        full = forest.bytes >= self._upkeep.max_bytes
         while at < total:
             segment = forest.segments.get(chain[at])
             holding = pod.held.get(segment) if segment is not None else None

@@ -104,11 +104,9 @@ class Scheduling(Hooks):
         return found
 
     def name_of(self, plugin: Plugin) -> str:
-        """Return the name of a plugin in the configuration."""
         return next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
 
     def plugins(self, kind: type[T]) -> list[T]:
-        """Return the plugins of this class."""
         return [plugin for plugin in self.instances.values() if isinstance(plugin, kind)]
 
 
@@ -230,7 +228,6 @@ class _Plugins:
         return [(use, made) for use, made in uses if declares(made, point)]
 
     def _all(self, point: Callable[..., P]) -> tuple[P, ...]:
-        """Return all plugins of an extension point."""
         return tuple(cast(P, made) for made in self._instances.values() if declares(made, cast(type, point)))
 
 

@@ -86,12 +86,10 @@ class Document:
     profiles: tuple[ProfileEntry, ...] | None = None
     data_layer: DataLayer = field(default_factory=DataLayer)
     flow_control: Mapping[str, Any] = field(default_factory=dict)
-    gates: Mapping[str, bool] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     remarks: tuple[Problem, ...] = ()
     path: str = ""
-    given: bool = True
 
 
 def read(data: Any, path: str = "") -> Document:
@@ -113,7 +111,7 @@ class _Reader:
         if not isinstance(data, Mapping):
             if data is not None:
                 self._complain("", f"must be a mapping, not {type(data).__name__}")
-            return Document(problems=tuple(self._problems), path=self._path, given=False)
+            return Document(problems=tuple(self._problems), path=self._path)
         self._check_top_level(data)
         gates = self._gates(data.get("featureGates"))
         entries = [entry for index, item in self._items(data, "plugins") if (entry := self._plugin(index, item))]
@@ -126,7 +124,6 @@ class _Reader:
             profiles=tuple(profile for profile in profiles if profile) if profiles else None,
             data_layer=self._data_layer(data, named),
             flow_control=self._flow_control(data, named, gates),
-            gates=gates,
             names=self._names,
             problems=tuple(self._problems),
             remarks=tuple(self._remarks),

@@ -119,30 +119,24 @@ class DecisionLog:
         }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Explained(Listener):
     """The listener that adds decisions to the log. `builders` are by pool; `may_ask` returns whether the client is
     allowed to see the explanation."""
 
-    def __init__(
-        self,
-        builders: Mapping[str, EntryBuilder],
-        log: DecisionLog,
-        random: Random,
-        may_ask: Callable[[InferenceRequest], bool],
-    ) -> None:
-        self._builders = builders
-        self._log = log
-        self._random = random
-        self._may_ask = may_ask
+    builders: Mapping[str, EntryBuilder]
+    log: DecisionLog
+    random: Random
+    may_ask: Callable[[InferenceRequest], bool]
 
     def wants(self, request: InferenceRequest) -> bool:
         """Return whether to record the decision: the client requests it, or it is sampled."""
-        is_sampled = self._is_requested(request) or self._random.random() < self._log.settings.sample
+        is_sampled = self._is_requested(request) or self.random.random() < self.log.settings.sample
         return is_sampled and request.state.read(ENTRY) is None
 
     def _is_requested(self, request: InferenceRequest) -> bool:
         headers = request.headers
-        return REQUESTED_BY in headers and headers[REQUESTED_BY].lower() in YES and self._may_ask(request)
+        return REQUESTED_BY in headers and headers[REQUESTED_BY].lower() in YES and self.may_ask(request)
 
     def decided(
         self,
@@ -153,10 +147,10 @@ class Explained(Listener):
         record: DecisionRecord | None,
     ) -> None:
         if record is not None and record.is_wanted:
-            builder, is_requested = self._builders[candidates[0].pool], self._is_requested(request)
-            entry = builder.entry(self._log.next_id(), request, candidates, record.runs, decision, is_requested)
+            builder, is_requested = self.builders[candidates[0].pool], self._is_requested(request)
+            entry = builder.entry(self.log.next_id(), request, candidates, record.runs, decision, is_requested)
             request.state.write(ENTRY, entry)
-            self._log.add(entry)
+            self.log.add(entry)
 
     def refused(
         self,
@@ -188,7 +182,7 @@ class Explained(Listener):
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
-        self._log.end(client_request.id, attempt, status, outcome)
+        self.log.end(client_request.id, attempt, status, outcome)
 
 
 MOST, FEW = 1000, 50

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint
@@ -14,7 +15,7 @@ from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreReq
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.latency.forecast import STAGE_COSTS, LatencyForecast, reads_forecast
+from proxy.latency.forecast import STAGE_COST, LatencyForecast, reads_forecast
 from proxy.latency.transfer import PrefillShare, TransferModel
 from proxy.prefix.match import TOKENIZED_PROMPT, PrefixMatch, reads_prefix_match
 
@@ -28,7 +29,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     from streamed responses.
     """
 
-    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COST)
     name: InstanceName
     clock: Clock
     state: PluginState
@@ -69,11 +70,14 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def pricing(self, request: InferenceRequest, stage: Stage) -> Generator[None, None, None]:
         forecast = request.state.read(self.forecast)
         if forecast is not None:
-            request.state[STAGE_COSTS] = _Costs(self, forecast, request, stage)
+            is_prefill = stage is Stage.PREFILL
+            request.state[STAGE_COST] = (
+                partial(self.prompt_cost, forecast) if is_prefill else partial(self.decode_cost, forecast, request)
+            )
         try:
             yield
         finally:
-            request.state.pop(STAGE_COSTS, None)
+            request.state.pop(STAGE_COST, None)
 
     def prefers(
         self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
@@ -82,14 +86,14 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         if forecast is None:
             return False
         shared = self.prompt_cost(forecast, prefill[0]) + self.decode_cost(forecast, request, decode)
-        return shared < self.prompt_cost(forecast, whole) + self._answer_cost(forecast, whole)
+        return shared < self.prompt_cost(forecast, whole) + self._response_cost(forecast, whole)
 
     def prompt_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
         (ttft,), (delay,) = forecast.ttfts((endpoint,)), forecast.delays((endpoint,))
         return ttft + self.interference_cost * delay
 
     def decode_cost(self, forecast: LatencyForecast, request: InferenceRequest, endpoint: Endpoint) -> float:
-        return self.transfer.seconds(self._missing(request, endpoint)) + self._answer_cost(forecast, endpoint)
+        return self.transfer.seconds(self._missing(request, endpoint)) + self._response_cost(forecast, endpoint)
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         state, forecast = attempt.request.state, attempt.request.state.read(self.forecast)
@@ -113,25 +117,10 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self.prefill_share.forget(endpoint)
 
-    def _answer_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
+    def _response_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
         (tpot,) = forecast.tpots((endpoint,))
         return self.answer_cost * forecast.output * tpot / (1.0 - self.prefill_share.of(endpoint, self.clock.now()))
 
     def _missing(self, request: InferenceRequest, endpoint: Endpoint) -> int:
         prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self.match)
         return prompt.tokens if match is None else max(0, prompt.tokens - match.blocks_on(endpoint) * match.block_size)
-
-
-class _Costs(NamedTuple):
-    """The costs, while the profile of the stage runs."""
-
-    decider: PredictedLatencyPdDecider
-    forecast: LatencyForecast
-    request: InferenceRequest
-    stage: Stage
-
-    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        decider, forecast, request, stage = self
-        if stage is Stage.PREFILL:
-            return [decider.prompt_cost(forecast, endpoint) for endpoint in endpoints]
-        return [decider.decode_cost(forecast, request, endpoint) for endpoint in endpoints]

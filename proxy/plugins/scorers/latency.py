@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.latency.forecast import STAGE_COSTS, LatencyForecast, Objectives, objectives, reads_forecast
+from proxy.latency.forecast import STAGE_COST, LatencyForecast, Objectives, objectives, reads_forecast
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Smallest difference of costs, in seconds and as a share. Smaller differences count as equal, so that random errors do
@@ -34,7 +34,7 @@ class LatencyScorer(Scorer):
     them come first, ordered by the strategy; the others are ordered by how much they miss them.
     """
 
-    uses: ClassVar[tuple[DataKey[Any], ...]] = (STAGE_COSTS,)
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (STAGE_COST,)
     scale_seconds: float = param(1.0, "excess that halves the score", more_than=0)
     ttft_weight: float = param(
         0.8, "weight of the time to first token in headroom and violation of objectives", at_least=0
@@ -55,9 +55,9 @@ class LatencyScorer(Scorer):
         forecast = request.state.read(self.forecast)
         if forecast is None:
             return [0.0] * len(endpoints)
-        stage = request.state.read(STAGE_COSTS)
-        if stage is not None:
-            return self._by_cost(stage.costs(endpoints))
+        cost = request.state.read(STAGE_COST)
+        if cost is not None:
+            return self._by_cost(list(map(cost, endpoints)))
         wanted = objectives(request)
         if wanted is not None:
             return self._keeping(wanted, forecast, endpoints)

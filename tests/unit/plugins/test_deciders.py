@@ -11,7 +11,7 @@ from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.decision import Decision
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState, State
-from proxy.latency.forecast import LATENCY, STAGE_COSTS
+from proxy.latency.forecast import LATENCY, STAGE_COST
 from proxy.latency.transfer import TransferModel
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault, make, pod, request
@@ -164,12 +164,12 @@ class TestPredictedLatency:
         seconds = {"decode": 0.2, "prefill": 0.1, "other": 0.4}
         incoming.state.write(LATENCY, Foretold(seconds, delays=delays, paces=paces, output=10.0))
         with decider.pricing(incoming, Stage.PREFILL):
-            assert incoming.state[STAGE_COSTS].costs([DECODE, PREFILL, OTHER]) == pytest.approx([0.2, 0.3, 0.4])
+            assert [*map(incoming.state[STAGE_COST], (DECODE, PREFILL, OTHER))] == pytest.approx([0.2, 0.3, 0.4])
         with decider.pricing(incoming, Stage.DECODE):
-            costs = incoming.state[STAGE_COSTS].costs([DECODE, OTHER])
+            costs = [*map(incoming.state[STAGE_COST], (DECODE, OTHER))]
             assert costs == pytest.approx([0.01 + 40 * 2e-5 + 0.1, 0.01 + 1000 * 2e-5 + 0.05])
             assert make("latency-scorer").score(RUN, incoming, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
-        assert incoming.state.read(STAGE_COSTS) is None
+        assert incoming.state.read(STAGE_COST) is None
 
     def test_it_declares_the_data_that_it_reads(self) -> None:
         bound: dict[str, Any] = {"prefixMatchInfoProducerName": "p", "latencyPredictionInfoProducerName": "l"}
