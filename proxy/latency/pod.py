@@ -186,11 +186,6 @@ class PodModel:
             self.lockstep.models.append(self)
         self.catch_up(self._since)
 
-    def leave(self) -> None:
-        """The endpoint is gone."""
-        if self.lockstep is not None:
-            self.lockstep.leave(self)
-
     def wait(self, now: float) -> float:
         """Return the seconds of prefill that a prompt waits for, as published."""
         return self.rest + max(0.0, self.due - now) if self.due else self.rest
@@ -389,8 +384,10 @@ class PodModel:
         """Take first tokens out of the queue. A response that does not stream gives no sign, and is taken to be in
         time."""
         queue = self.queue
-        if self._in_turn < 1.0:
-            self._dequeue_in_any_order()
+        if self._in_turn < 1.0:  # in any order
+            times = [(work.attempt.first_byte_at, work) for work in queue if work.shows]
+            for at, work in sorted(((at, work) for at, work in times if at is not None), key=itemgetter(0)):
+                self._first_token_came(work, at)
         while queue:
             first = queue[0]
             attempt = first.attempt
@@ -405,11 +402,6 @@ class PodModel:
                 return
             else:
                 self._first_token_came(first, attempt.first_byte_at)
-
-    def _dequeue_in_any_order(self) -> None:
-        times = [(work.attempt.first_byte_at, work) for work in self.queue if work.shows]
-        for at, work in sorted(((at, work) for at, work in times if at is not None), key=itemgetter(0)):
-            self._first_token_came(work, at)
 
     def _first_token_came(self, work: Work, at: float) -> None:
         status = work.attempt.status

@@ -66,11 +66,6 @@ class Regression:
         """Observations so far."""
 
     @property
-    def is_cold(self) -> bool:
-        """Nothing was observed yet."""
-        return not self.observed
-
-    @property
     def coefficients(self) -> Sequence[float]:
         return self._coefficients if self._count or self._prior is None else self._prior.coefficients
 

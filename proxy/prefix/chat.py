@@ -73,7 +73,8 @@ def without_developers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
     system = [message for message in renamed if message["role"] == "system"]
     if not system or (len(system) == 1 and renamed[0] is system[0]):
         return renamed
-    texts = [text for message in system if (text := _as_text(message["content"]))]
+    contents = [message["content"] for message in system]
+    texts = [text for each in contents if (text := each if isinstance(each, str) else _joined(each))]
     others = [message for message in renamed if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
@@ -129,10 +130,6 @@ def _unbilled(part: dict[str, Any]) -> dict[str, Any] | None:
 
 def _joined(parts: Sequence[dict[str, Any]]) -> str:
     return "\n".join([part["text"] for part in parts])
-
-
-def _as_text(content: Any) -> str:
-    return content if isinstance(content, str) else _joined(content)
 
 
 def _add_calls(seen: dict[str, Any], message: Fields) -> None:

@@ -225,7 +225,7 @@ class Forest:
         self._by_number: list[PodMemory | None] = []
         self._free_numbers: list[int] = []
         self._retired: deque[PodMemory] = deque()
-        self.endpoints_of = lru_cache(maxsize=64)(self._endpoints_of)
+        self.endpoints_of = lru_cache(maxsize=64)(lambda mask: tuple([pod.endpoint for pod in self.pods_of(mask)]))
         """The endpoints of the living pods whose bits are set. Most requests share few sets of pods."""
 
     def pods_of(self, mask: int) -> Iterable[PodMemory]:
@@ -331,9 +331,6 @@ class Forest:
     def fitting(self, start: int, blocks: int) -> int:
         """Return how many hashes from `start` on stand for at most this many blocks; 0 or less for none."""
         return bisect_right(self._depths, self._depths[start] + blocks) - 1 - start
-
-    def _endpoints_of(self, mask: int) -> tuple[Endpoint, ...]:
-        return tuple(pod.endpoint for pod in self.pods_of(mask))
 
     def _let_go(self, pod: PodMemory, holding: Holding) -> None:
         segment = holding.segment

@@ -232,6 +232,10 @@ def _always(tag: re.Match[str]) -> str:
 SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+Pieces = list[tuple[str, bytes | None]]
+"""The pieces of a text with their token ids, None where these are not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt before tokenisation: its texts, or its token ids if the client sent those."""
@@ -280,32 +284,26 @@ class Model:
             return _given(fields, "token_ids")
         raise Uncertain(path)
 
-    def known(self, rendered: Rendered) -> tuple[list[list[str]], list[list[bytes | None]], int]:
-        """Return the pieces of each text, the token ids of known pieces, and the length of the others."""
-        pieces = [list(self._cutter.pieces(text)) for text in rendered.texts]
-        found = [self._cache.find(several) for several in pieces]
-        new = sum(
-            len(piece)
-            for several, ids in zip(pieces, found, strict=True)
-            for piece, known in zip(several, ids, strict=True)
-            if known is None
-        )
-        return pieces, found, new
+    def known(self, rendered: Rendered) -> tuple[list[Pieces], int]:
+        """Return the pieces of each text, and the length of those that are not known."""
+        texts = []
+        for text in rendered.texts:
+            pieces = list(self._cutter.pieces(text))
+            texts.append(list(zip(pieces, self._cache.find(pieces), strict=True)))
+        return texts, sum(len(piece) for pieces in texts for piece, ids in pieces if ids is None)
 
-    def parts(
-        self, rendered: Rendered, pieces: Sequence[Sequence[str]], found: Sequence[list[bytes | None]]
-    ) -> tuple[bytes, ...]:
+    def parts(self, rendered: Rendered, texts: Sequence[Pieces]) -> tuple[bytes, ...]:
         """Return packed token ids of each prompt. New text takes half a second per megabyte, during which other threads
         can run."""
-        if not rendered.texts:
-            return rendered.ids
-        for several, ids in zip(pieces, found, strict=True):
-            new = [at for at, known in enumerate(ids) if known is None]
-            for at, made in zip(new, self._encode([several[at] for at in new]), strict=True):
-                ids[at] = packed(made)
-                self._cache.add(several[at], packed(made))
+        parts = list(rendered.ids)
         before, after = (self._before, self._after) if rendered.with_specials else (b"", b"")
-        return tuple([b"".join([before, *filter(None, ids), after]) for ids in found])
+        for pieces in texts:
+            new = [piece for piece, ids in pieces if ids is None]
+            made = dict(zip(new, map(packed, self._encode(new)), strict=True))
+            for piece, ids in made.items():
+                self._cache.add(piece, ids)
+            parts.append(b"".join([before, *[made[piece] if ids is None else ids for piece, ids in pieces], after]))
+        return tuple(parts)
 
     def parts_of(self, path: str, body: bytes) -> tuple[bytes, ...] | None:
         """Render and tokenise at once; return None for Uncertain."""
@@ -313,8 +311,8 @@ class Model:
             rendered = self.render(path, body)
         except Uncertain:
             return None
-        pieces, found, _ = self.known(rendered)
-        return self.parts(rendered, pieces, found)
+        texts, _ = self.known(rendered)
+        return self.parts(rendered, texts)
 
     def _chat(self, fields: dict[str, Any]) -> Rendered:
         name = "tool_use" if fields.get("tools") is not None and "tool_use" in self._templates else "default"
@@ -459,11 +457,10 @@ class LocalTokens(PromptTokenizer):
         except Uncertain as reason:
             log.debug("a prompt that is not tokenised: %s", reason)
             return None
-        pieces, found, new = model.known(rendered)
+        texts, new = model.known(rendered)
         if new <= AT_ONCE:
-            return model.parts(rendered, pieces, found)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, model.parts, rendered, pieces, found)
+            return model.parts(rendered, texts)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, model.parts, rendered, texts)
 
     async def _apart(self, path: str, body: bytes) -> tuple[bytes, ...] | None:
         if self._pool.pending >= MOST_WAITING:

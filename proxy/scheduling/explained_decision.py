@@ -44,7 +44,6 @@ class EndedAttempt(NamedTuple):
 _SITUATION: Callable[[Endpoint], tuple[LoadView, int, int, Freshness]] = attrgetter(
     "view", "load.requests", "load.tokens", "metrics.freshness"
 )
-_ENDED = attrgetter(*EndedAttempt._fields)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,10 +124,6 @@ class DecisionEntry:
         if ttft is None:
             ttft = (now if self.ended_at is None else self.ended_at) - self.received_at
         return ttft > seconds
-
-    def end_attempt(self, attempt: Attempt) -> None:
-        if attempt in self.attempts:
-            self.attempts[self.attempts.index(attempt)] = EndedAttempt(*_ENDED(attempt))
 
     def predicted_hit(self, pod: Endpoint) -> int | None:
         """Return the prompt tokens that the pod has cached: by the index, and at most what its engine can have."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from operator import attrgetter
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending
@@ -17,7 +18,16 @@ from proxy.core.params import parse_duration, suggestion
 from proxy.core.ports import ClientRequest, Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.explained_decision import ENTRY, HEADER, DecisionEntry, EntryBuilder, short, summary, whole
+from proxy.scheduling.explained_decision import (
+    ENTRY,
+    HEADER,
+    DecisionEntry,
+    EndedAttempt,
+    EntryBuilder,
+    short,
+    summary,
+    whole,
+)
 from proxy.telemetry.settings import DecisionSettings
 
 MAX_BYTES = 64 << 20
@@ -25,6 +35,9 @@ MAX_BYTES = 64 << 20
 
 REQUESTED_BY = "x-kvlane-explain"
 YES = ("1", "true")
+
+
+_ENDED = attrgetter(*EndedAttempt._fields)
 
 
 class Ring:
@@ -58,7 +71,7 @@ class DecisionLog:
         self.settings = settings
         self.seen = 0
         self._clock = clock
-        self._ids = map(f"{prefix}{{:x}}".format, count(1))
+        self.ids = map(f"{prefix}{{:x}}".format, count(1))
         self._open: dict[str, DecisionEntry] = {}
         """Entries of open requests, by request: a refused request has no attempt with the entry."""
         self._latest, self._striking = Ring(), Ring()
@@ -80,9 +93,6 @@ class DecisionLog:
         entries = list(self)
         by_id = (entry for entry in entries if entry.id == name)
         return next(by_id, None) or next((entry for entry in entries if entry.request == name), None)
-
-    def next_id(self) -> str:
-        return next(self._ids)
 
     def add(self, entry: DecisionEntry) -> None:
         self.seen += 1
@@ -148,7 +158,7 @@ class Explained(Listener):
     ) -> None:
         if record is not None and record.is_wanted:
             builder, is_requested = self.builders[candidates[0].pool], self._is_requested(request)
-            entry = builder.entry(self.log.next_id(), request, candidates, record.runs, decision, is_requested)
+            entry = builder.entry(next(self.log.ids), request, candidates, record.runs, decision, is_requested)
             request.state.write(ENTRY, entry)
             self.log.add(entry)
 
@@ -176,8 +186,8 @@ class Explained(Listener):
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         entry = attempt.request.state.read(ENTRY)
-        if entry is not None:
-            entry.end_attempt(attempt)
+        if entry is not None and attempt in entry.attempts:
+            entry.attempts[entry.attempts.index(attempt)] = EndedAttempt(*_ENDED(attempt))
 
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
@@ -220,15 +230,10 @@ class DecisionQuery:
             return False
         if self.slow is not None and (entry.error is not None or not entry.is_slower_than(self.slow, now)):
             return False
-        if self.pod and self.pod not in _pods_of(entry):
+        chosen = [] if entry.decision is None else [entry.decision.target]
+        if self.pod and all(pod.name != self.pod for pod in (*chosen, *(one.endpoint for one in entry.attempts))):
             return False
         return all(getattr(entry, name) == value for name, value in self.equal.items())
-
-
-def _pods_of(entry: DecisionEntry) -> set[str]:
-    """Return the names of the chosen pod and of the pods that had an attempt."""
-    tried = {attempt.endpoint.name for attempt in entry.attempts}
-    return tried if entry.decision is None else {entry.decision.target.name, *tried}
 
 
 def _seconds(text: str) -> float:

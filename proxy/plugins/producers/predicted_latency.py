@@ -110,9 +110,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod.end(work, self.clock.now())
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        if (pod := self._pods.pop(endpoint, None)) is not None:
-            pod.leave()
-            if pod.lockstep is not None and not pod.lockstep.models:
+        pod = self._pods.pop(endpoint, None)
+        if pod is not None and pod.lockstep is not None:
+            pod.lockstep.leave(pod)
+            if not pod.lockstep.models:
                 self.locksteps.remove(pod.lockstep)
         self._last_endpoints, self._last_models = None, []
 
@@ -124,7 +125,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def backlog(self, endpoints: Sequence[Endpoint]) -> float | None:
         """Return the sum over these pods of the seconds until each could start another prompt; None before any response
         was learned from."""
-        if self.fleet.prefill.is_cold:
+        if not self.fleet.prefill.observed:
             return None
         now = self.clock.now()
         return sum(pod.rest + max(pod.due - now, 0.0) for pod in self.models(endpoints, now))
@@ -177,7 +178,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Update pods with few observations from the fleet. Otherwise a used pod would be compared with idle pods that
         have older coefficients."""
         for pod in self._pods.values():
-            if pod.rates.prefill.is_cold or pod.rates.decode.is_cold:
+            if not pod.rates.prefill.observed or not pod.rates.decode.observed:
                 pod.refresh()
 
 

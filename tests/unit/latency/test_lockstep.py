@@ -93,7 +93,7 @@ def test_a_prompt_is_charged_for_the_responses_on_all_ranks_in_lockstep() -> Non
     assert ranks.charged(1000.0) == pytest.approx([0.03 * share * 40 * 1000.0 * own] * 4, rel=0.01)
     assert first.delay(1000, 1000) == pytest.approx(first.work(1000, 1000) * (10 + share * 30), rel=0.01)
     for other in ranks.models[2:]:
-        other.leave()
+        ranks.lockstep.leave(other)
     assert ranks.lockstep.elsewhere(second) == pytest.approx(share * 10)
 
 

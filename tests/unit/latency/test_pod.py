@@ -96,7 +96,7 @@ def test_a_failed_attempt_leaves_the_queue_and_is_not_learnt_from() -> None:
     pod.model.end(work, 30.0)
     pod.model.catch_up(30.0)
     assert not pod.model.queue
-    assert pod.model.rates.prefill.is_cold
+    assert not pod.model.rates.prefill.observed
     assert pod.ttft(1000, 30.0) == pytest.approx(before)
 
 

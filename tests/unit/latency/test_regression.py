@@ -65,7 +65,7 @@ def test_a_lasting_change_is_followed() -> None:
 def test_without_observations_the_result_is_the_current_prior() -> None:
     prior = Regression((1.0, 1.0, 1.0), 0.98, 0.1)
     model = Regression(prior, 0.98, 10.0)
-    assert model.is_cold
+    assert not model.observed
     assert list(model.coefficients) == [1.0, 1.0, 1.0]
     prior.observe((1.0, 2.0, 3.0), 0.5, 0.05)
     assert model.coefficients == prior.coefficients
