@@ -49,7 +49,7 @@ class PoolSettings:
     pods: PodSources = field(default_factory=PodSources)
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
-    scheduling: Document = field(default_factory=lambda: Document(given=False))
+    scheduling: Document = field(default_factory=Document)
     engines: Engines = field(default_factory=Engines)
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Settings:
     listen: ListenSettings = field(default_factory=ListenSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     pods: PodSources = field(default_factory=PodSources)
-    scheduling: Document = field(default_factory=lambda: Document(given=False))
+    scheduling: Document = field(default_factory=Document)
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp
 
-from proxy.latency.regression import Features, Regression
+from proxy.latency.regression import Regression
 
 TOKEN_SCALE, PAIR_SCALE = 1e-3, 5e-8
 """Features of a prefill are counted in thousands of tokens and in units of twenty million token pairs."""
@@ -125,14 +125,6 @@ class FleetModel:
         self._off = ERROR_MEMORY * self._off + max(0.0, abs(predicted - seen) - TOLERATED)
         self._seen = ERROR_MEMORY * self._seen + seen
 
-    def observe_prefill(self, features: Features, seconds: float) -> None:
-        self.prefill.observe(features, seconds, PREFILL_ALLOWANCE)
-        self.news()
-
-    def observe_decode(self, features: Features, seconds: float) -> None:
-        self.decode.observe(features, seconds, DECODE_ALLOWANCE)
-        self.news()
-
     def observe_speed(self, expected: float, seconds: float) -> None:
         self.lessons += 1
         self._took = FLEET_SPEED_MEMORY * self._took + seconds
@@ -242,9 +234,8 @@ class Rates:
         `seconds`, and `steps` of these pass in engine steps whatever the lengths of the prompts."""
         features = (1.0, tokens * TOKEN_SCALE, pairs * PAIR_SCALE)
         self.observe_speed(steps + self.prefill.predict(features), seconds)
-        prefill = max(0.0, seconds - steps)
-        if self.prefill.observe(features, prefill, PREFILL_ALLOWANCE):
-            self._fleet.observe_prefill(features, prefill)
+        if self.prefill.observe(features, max(0.0, seconds - steps), PREFILL_ALLOWANCE):
+            self._fleet.news()
             self.refresh()
 
     def observe_decode(self, running: float, pace: float) -> None:
@@ -252,7 +243,7 @@ class Rates:
         self.fading.is_news = True
         features = (1.0, running * RUNNING_SCALE, self._held)
         if self.decode.observe(features, pace, DECODE_ALLOWANCE):
-            self._fleet.observe_decode(features, pace)
+            self._fleet.news()
             self.refresh()
 
     def observe_speed(self, expected: float, seconds: float) -> None:

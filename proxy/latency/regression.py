@@ -75,7 +75,8 @@ class Regression:
         return a * x + b * y + c * z
 
     def observe(self, features: Features, target: float, allowance: float) -> bool:
-        """`allowance` is the error of even the smallest targets. True if the coefficients were solved for."""
+        """`allowance` is the error of even the smallest targets. Return whether the coefficients were solved for; then
+        the prior regression learns from this observation too."""
         predicted = self.predict(features)
         unit = predicted + allowance
         residual = (target - predicted) / unit
@@ -89,6 +90,8 @@ class Regression:
             return False
         self._unsolved = 0
         self._coefficients = self._solved()
+        if self._prior is not None:
+            self._prior.observe(features, target, allowance)
         return True
 
     def fade(self, left: float) -> None:

@@ -123,6 +123,4 @@ class Sharing:
             self._fleet.learn_reach(queue, abs(seen - shared) < abs(seen - in_turn))
         else:
             self._fleet.learn_form(DULL, DULL)
-        prefill = max(0.0, seconds - wait)
-        if self._terms.observe(features, prefill, ALLOWANCE):
-            self._fleet.sharing.observe(features, prefill, ALLOWANCE)
+        self._terms.observe(features, max(0.0, seconds - wait), ALLOWANCE)

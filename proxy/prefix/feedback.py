@@ -94,7 +94,7 @@ class IndexEviction:
     def _shrink(self) -> None:
         """Evict in batches from the pod with the oldest holding, because finding that pod takes a step per pod."""
         for _ in range(8):
-            victim = min(self.pods.values(), key=_age)
+            victim = min(self.pods.values(), key=lambda pod: _used_at(pod.oldest))
             for _ in range(WORK // 8):
                 oldest = victim.oldest
                 if oldest is None or self.forest.bytes <= self.max_bytes:
@@ -172,14 +172,8 @@ class IndexEviction:
         return used_at, start, end
 
 
-def _age(pod: PodMemory) -> float:
-    """Return the last use of what the pod evicts next."""
-    oldest = pod.oldest
-    return _used_at(oldest) if oldest is not None else math.inf
-
-
-def _used_at(holding: Holding) -> float:
-    return holding.used_at if holding.used_at is not None else math.inf
+def _used_at(holding: Holding | None) -> float:
+    return math.inf if holding is None or holding.used_at is None else holding.used_at
 
 
 def are_kept(response: CachedResponse) -> bool:

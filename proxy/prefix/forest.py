@@ -112,22 +112,6 @@ class PodMemory:
                 yield holding
             holding = holding.newer
 
-    def add(self, segment: Segment) -> Holding:
-        holding = self.held[segment] = Holding(segment)
-        self.blocks += segment.blocks
-        return holding
-
-    def remove(self, holding: Holding) -> None:
-        _unlink(holding)
-        del self.held[holding.segment]
-        self.blocks -= holding.segment.blocks
-
-    def pop_any(self) -> Holding:
-        """Remove any holding of a pod that is being cleared."""
-        _, holding = self.held.popitem()
-        _unlink(holding)
-        return holding
-
     def make_newest(self, holding: Holding) -> None:
         """Move to the end of the ring in one step, because it happens to everything that a request uses."""
         older, newer, ring = holding.older, holding.newer, self.ring
@@ -155,13 +139,6 @@ class PodMemory:
                 return first
             self.make_newest(first)
         return None
-
-
-def _unlink(holding: Holding) -> None:
-    older, newer = holding.older, holding.newer
-    if older is not None and newer is not None:
-        older.newer, newer.older = newer, older
-        holding.older = holding.newer = None
 
 
 Span = tuple[Chain, int, int, list[Holding]]
@@ -242,7 +219,10 @@ class Forest:
         else:
             number = len(self._by_number)
             self._by_number.append(None)
-            self._count_pod()
+            # Beyond small integers, which exist anyway, a longer mask is a larger object; a segment has two.
+            larger = SEGMENT_BYTES + (2 * (32 + len(self._by_number) // 30 * 4) if number >= 8 else 0)
+            self.bytes += POD_BYTES + (larger - self._segment_bytes) * len(self.segments)
+            self._segment_bytes = larger
         pod = self._by_number[number] = PodMemory(endpoint, number)
         self.living |= pod.bit
         return pod
@@ -261,7 +241,8 @@ class Forest:
             while pod.held:
                 if not work:
                     return False
-                self._let_go(pod, pod.pop_any())
+                _, holding = pod.held.popitem()
+                self._let_go(pod, holding)
                 work -= 1
             self._retired.popleft()
             self._by_number[pod.number] = None
@@ -282,10 +263,13 @@ class Forest:
             segment.holders = segment.open = pod.bit
         self.pairs += segment.blocks
         self.bytes += HOLDING_BYTES
-        return pod.add(segment)
+        pod.blocks += segment.blocks
+        holding = pod.held[segment] = Holding(segment)
+        return holding
 
     def drop(self, pod: PodMemory, holding: Holding) -> None:
-        pod.remove(holding)
+        del pod.held[holding.segment]
+        pod.blocks -= holding.segment.blocks
         self._let_go(pod, holding)
 
     def record_response(self, pod: PodMemory, holding: Holding, key: int, tokens: int, blocks: int) -> None:
@@ -333,7 +317,10 @@ class Forest:
         return bisect_right(self._depths, self._depths[start] + blocks) - 1 - start
 
     def _let_go(self, pod: PodMemory, holding: Holding) -> None:
-        segment = holding.segment
+        older, newer, segment = holding.older, holding.newer, holding.segment
+        if older is not None and newer is not None:
+            older.newer, newer.older = newer, older
+            holding.older = holding.newer = None
         if holding.response is not None:
             self.drop_response(holding.response)
         segment.holders &= ~pod.bit
@@ -343,13 +330,6 @@ class Forest:
         if not segment.holders:
             del self.segments[segment.hashes[0]]
             self.bytes -= self._segment_bytes + len(segment.hashes) * HASH_BYTES
-
-    def _count_pod(self) -> None:
-        """Beyond small integers, which exist anyway, a longer mask is a larger object; a segment has two."""
-        pods = len(self._by_number)
-        larger = SEGMENT_BYTES + (2 * (32 + pods // 30 * 4) if pods > 8 else 0)
-        self.bytes += POD_BYTES + (larger - self._segment_bytes) * len(self.segments)
-        self._segment_bytes = larger
 
 
 def shared(hashes: array[int], chain: Chain, start: int, limit: int) -> int:

@@ -108,10 +108,6 @@ class DecisionEntry:
         return "in-flight" if self.ended_as is None else self.ended_as.value
 
     @property
-    def failed(self) -> bool:
-        return self.ended_as not in (None, Ending.COMPLETE, Ending.CLIENT_GONE)
-
-    @property
     def prompt_pod(self) -> Endpoint | None:
         """The pod that was chosen for prefill."""
         if self.decision is None:

@@ -110,7 +110,8 @@ class DecisionLog:
                 self._striking.add(entry, self.settings.keep)
 
     def _is_striking(self, entry: DecisionEntry) -> bool:
-        if entry.is_requested or entry.failed or entry.error is not None:
+        has_failed = entry.ended_as not in (None, Ending.COMPLETE, Ending.CLIENT_GONE)
+        if entry.is_requested or has_failed or entry.error is not None:
             return True
         return entry.ended_at is not None and entry.is_slower_than(self.settings.slow, entry.ended_at)
 

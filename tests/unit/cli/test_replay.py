@@ -134,7 +134,7 @@ def test_tuning_writes_a_valid_patch(recorded: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "instead of" in result.stdout
     assert "95 of 100" in patch.read_text()
-    assert load(patch, {}).scheduling.given
+    assert load(patch, {}).scheduling.plugins
     assert "weight of prefix-cache-scorer" in patch.read_text()
 
 
@@ -149,7 +149,7 @@ def test_a_pool_is_replayed_and_tuned_separately(recorded: Path, tmp_path: Path)
     assert "there is no pool 'huge'" in run("tune", *about, "--pool", "huge").stderr
     result = run("tune", *about, "--pool", "large", "--trials", "3", "-o", patch)
     assert result.exit_code == 0, result.output
-    assert load(patch, {}).pools["large"].scheduling.given
+    assert load(patch, {}).pools["large"].scheduling.plugins
 
 
 def test_tuning_without_a_significant_gain_exits_with_1(recorded: Path, tmp_path: Path) -> None:
