@@ -285,7 +285,7 @@ class Model:
         raise Uncertain(path)
 
     def known(self, rendered: Rendered) -> tuple[list[Pieces], int]:
-        """Return the pieces of each text, and the length of those that are not known."""
+        """Return the pieces of each text, and the length of all pieces without token ids."""
         texts = []
         for text in rendered.texts:
             pieces = list(self._cutter.pieces(text))

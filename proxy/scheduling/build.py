@@ -50,7 +50,7 @@ from proxy.scheduling.layout import (
     lay_out,
     satisfy,
 )
-from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring, shares
+from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile, shares
 from proxy.scheduling.scheduler import Scheduler
 
 P = TypeVar("P", bound=Plugin)
@@ -215,10 +215,8 @@ class _Plugins:
         return Profile(
             profile.name,
             [GuardedFilter(cast(Filter, made), use.ref, faults) for use, made in filters],
-            Scoring(
-                [GuardedScorer(cast(Scorer, made), use.ref, faults) for use, made in scorers],
-                shares([use.weight for use, _ in scorers]),
-            ),
+            [GuardedScorer(cast(Scorer, made), use.ref, faults) for use, made in scorers],
+            tuple(shares([use.weight for use, _ in scorers])),
             GuardedPicker(cast(Picker, picks), picker.ref, faults),
             profile.shadow,
         )

@@ -26,7 +26,9 @@ class Profile:
 
     name: str
     filters: Sequence[GuardedFilter]
-    scoring: Scoring
+    scorers: Sequence[GuardedScorer]
+    shares: tuple[float, ...]
+    """The share of each scorer in the total."""
     picker: GuardedPicker
     shadow: bool = False
     _run: ProfileRun = field(init=False)
@@ -42,12 +44,15 @@ class Profile:
     ) -> ProfileResult:
         """Filter, score and pick. Raise Saturated or NoEndpoints with the profile and the filter that removed the last
         endpoints."""
-        run = self._run
-        if record is not None:
-            return self._recorded(run, request, tuple(endpoints), record)
-        candidates = self._filter(run, request, tuple(endpoints))
-        scored = tuple(map(ScoredEndpoint, candidates, self.scoring.totals(run, request, candidates)))
-        return ProfileResult(self.name, tuple(self.picker.pick(run, request, scored)))
+        run, picker = self._run, self.picker
+        candidates = self._filter(run, request, tuple(endpoints), record)
+        scored = tuple(map(ScoredEndpoint, candidates, self._totals(run, request, candidates, record)))
+        if record is None:
+            picked = picker.pick(run, request, scored)
+        else:
+            picked = record.call("Picker", picker, picker.name, picker.pick, run, request, scored)
+            record.profile(run).picked(scored, picked)
+        return ProfileResult(self.name, tuple(picked))
 
     def order(
         self,
@@ -60,7 +65,7 @@ class Profile:
         if record is not None:
             return self.run(request, endpoints, record).endpoints
         candidates = self._filter(self._run, request, tuple(endpoints))
-        return self.picker.order(self._run, request, candidates, self.scoring.totals(self._run, request, candidates))
+        return self.picker.order(self._run, request, candidates, self._totals(self._run, request, candidates))
 
     def _filter(
         self,
@@ -86,21 +91,25 @@ class Profile:
             endpoints = kept
         return endpoints
 
-    def _recorded(
-        self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord
-    ) -> ProfileResult:
-        """Do the same run step by step, and record it."""
-        endpoints = self._filter(run, request, endpoints, record)
-        found, picker = record.profile(run), self.picker
-        columns = []
-        for scorer in self.scoring.scorers:
-            scores = record.call("Scorer", scorer, scorer.name, scorer.score, run, request, endpoints)
-            found.scores[scorer.name] = array("d", scores)
-            columns.append(scores)
-        scored = tuple(map(ScoredEndpoint, endpoints, self.scoring.added_up(columns, len(endpoints))))
-        picked = record.call("Picker", picker, picker.name, picker.pick, run, request, scored)
-        found.picked(scored, picked)
-        return ProfileResult(self.name, tuple(picked))
+    def _totals(
+        self,
+        run: ProfileRun,
+        request: InferenceRequest,
+        endpoints: tuple[Endpoint, ...],
+        record: DecisionRecord | None = None,
+    ) -> Sequence[float]:
+        """Return the sum of share times score per endpoint."""
+        if record is None and self.shares == (1.0,):
+            return self.scorers[0].score(run, request, endpoints)
+        totals = [0.0] * len(endpoints)
+        for scorer, share in zip(self.scorers, self.shares, strict=True):
+            if record is None:
+                scores = scorer.score(run, request, endpoints)
+            else:
+                scores = record.call("Scorer", scorer, scorer.name, scorer.score, run, request, endpoints)
+                record.profile(run).scores[scorer.name] = array("d", scores)
+            totals = [total + share * score for total, score in zip(totals, scores, strict=True)]
+        return totals
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -111,27 +120,6 @@ def shares(weights: Sequence[float]) -> list[float]:
     scaled = [weight / largest for weight in weights]
     total = sum(scaled)
     return [weight / total for weight in scaled]
-
-
-class Scoring:
-    """Guarded scorers, which always give one score in [0, 1] per endpoint, and the share of each."""
-
-    def __init__(self, scorers: Sequence[GuardedScorer], shares: Sequence[float]) -> None:
-        self.scorers = tuple(scorers)
-        self._shares = tuple(shares)
-
-    def totals(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        """Return the sum of share times score per endpoint."""
-        if self._shares == (1.0,):
-            return self.scorers[0].score(run, request, endpoints)
-        return self.added_up([scorer.score(run, request, endpoints) for scorer in self.scorers], len(endpoints))
-
-    def added_up(self, columns: Sequence[Sequence[float]], endpoints: int) -> Sequence[float]:
-        """Return the totals of the given scores."""
-        totals: Sequence[float] = [0.0] * endpoints
-        for share, scores in zip(self._shares, columns, strict=True):
-            totals = [total + share * score for total, score in zip(totals, scores, strict=True)]
-        return totals
 
 
 class _Guard(Plugin, Generic[P]):

@@ -15,7 +15,7 @@ from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring
+from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer, Profile
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()
@@ -111,7 +111,7 @@ def profile(
     """Of scorers with their shares; the best score wins, then the name. Plugins are guarded, as `build` has them."""
     faults = faults or counted([])
     guards = [GuardedScorer(scorer, "mine", faults) for scorer, _ in scorers]
-    scoring = Scoring(guards, [share for _, share in scorers])
+    shares = tuple(share for _, share in scorers)
     steps = [GuardedFilter(each, its_name, faults) for its_name, each in filters]
     guarded = GuardedPicker(picker or BestFirst(), "picker", faults)
-    return Profile(name, steps, scoring, guarded, shadow)
+    return Profile(name, steps, guards, shares, guarded, shadow)

@@ -12,8 +12,8 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.profile import GuardedScorer, Scoring
-from tests.helpers.scheduling.situations import RUN, counted, pod, request
+from proxy.scheduling.profile import GuardedPicker, GuardedScorer, Profile
+from tests.helpers.scheduling.situations import BestFirst, counted, pod, request
 
 PODS = [pod("a"), pod("b"), pod("c")]
 
@@ -36,7 +36,9 @@ def outcome(scorers: Sequence[Giving], shares: Sequence[float]) -> tuple[list[fl
     """Totals, and what was reported."""
     faults: list[tuple[str, str]] = []
     guards = [GuardedScorer(scorer, str(index), counted(faults)) for index, scorer in enumerate(scorers)]
-    return list(Scoring(guards, shares).totals(RUN, request(), PODS)), faults
+    profile = Profile("default", [], guards, tuple(shares), GuardedPicker(BestFirst(), "picker", counted(faults)))
+    scored = {one.endpoint: one.score for one in profile.run(request(), PODS).ranked}
+    return [scored[each] for each in PODS], faults
 
 
 good = st.lists(st.floats(0, 1) | st.sampled_from([0, 1]), min_size=3, max_size=3)
