@@ -374,12 +374,11 @@ class _Build:
             clock,
             process.random,
             budget,
-            process.connections.takes_connections,
+            draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
             process.timer.sleep,
-            narrow=narrowing(self.flow_controls),
-            others=others,
-            count_continuation=process.catalogue.continuations.cell().add,
-            poison=draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
+            narrowing(self.flow_controls),
+            others,
+            process.catalogue.continuations.cell().add,
         )
 
     def _hedging(self) -> Hedging | None:

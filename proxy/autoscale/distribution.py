@@ -325,6 +325,9 @@ def _replicas(role: Role, coordination: Coordination) -> int:
     return max(role.current or 0 if role.ready is None else role.ready, 1)
 
 
+_HALVINGS = 110
+"""Halvings that find a factor of up to 1e15 to the last bit."""
+
 NOTHING = 1e-9
 """Part of the sum below which a share counts as 0."""
 
@@ -349,7 +352,10 @@ def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float]
             found[index] = float(high[index])
         _share_by_capacity(found, others, high, rest - most)
     else:
-        _scale(found, scaled, quotas, low, high, rest)
+        for index, value in zip(
+            scaled, _scaled(*([each[at] for at in scaled] for each in (quotas, low, high)), rest), strict=True
+        ):
+            found[index] = value
     return found
 
 
@@ -370,31 +376,16 @@ def _share_by_capacity(found: list[float], others: Sequence[int], high: Sequence
         found[index] += (high[index] - found[index]) * min(max(rest / capacity, 0.0), 1.0)
 
 
-def _scale(
-    found: list[float],
-    scaled: Sequence[int],
-    quotas: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    rest: float,
-) -> None:
-    """Return the factor k. The sum is piecewise linear in k, between the values of k at which a bound starts or ends to
-    apply."""
-    knots = sorted({bound[index] / quotas[index] for index in scaled for bound in (low, high)})
-    before = 0.0
-    for knot in knots:
-        if math.fsum(min(max(knot * quotas[at], low[at]), high[at]) for at in scaled) >= rest:
-            break
-        before = knot
-    else:
-        knot = knots[-1]
-    free = [at for at in scaled if low[at] / quotas[at] <= before and high[at] / quotas[at] >= knot]
-    for at in scaled:
-        found[at] = float(high[at] if high[at] / quotas[at] <= before else low[at])
-    fixed = math.fsum(found[at] for at in scaled if at not in free)
-    weight = math.fsum(quotas[at] for at in free)
-    for at in free:
-        found[at] = min(max((rest - fixed) * quotas[at] / weight, low[at]), high[at])
+def _scaled(quotas: Sequence[float], low: Sequence[float], high: Sequence[float], total: float) -> list[float]:
+    less, more = 0.0, max(bound / quota for bound, quota in zip(high, quotas, strict=True))
+    for _ in range(_HALVINGS):
+        factor = (less + more) / 2
+        found = [min(max(factor * quota, least), most) for quota, least, most in zip(quotas, low, high, strict=True)]
+        if math.fsum(found) < total:
+            less = factor
+        else:
+            more = factor
+    return found
 
 
 def cost_baseline(roles: Sequence[Role], total: int, expansion: float = EXPANSION) -> dict[str, int]:

@@ -31,9 +31,6 @@ _OF_PODS = {
 }
 """Metrics that every pod reports."""
 
-KNOWN = (*_OF_PODS, BACKLOG, UNCACHED, PREFILL_LOAD, KV_DEMAND, "requests_in_flight", TTFT)
-"""Names of all built-in measurements; any other name is that of a value scraped from the pods."""
-
 
 @dataclass(frozen=True, slots=True)
 class KnownLoad:

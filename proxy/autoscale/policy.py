@@ -30,6 +30,9 @@ Mode = Literal["off", "preferred", False]
 """Scaling mode. YAML reads `off` as False."""
 
 
+Baseline = Literal["cost", "current", "weights", "demand"]
+
+
 class Cause(Enum):
     """Reasons why a result differs from the demand of roles and pressure, in the order in which a result lists them."""
 
@@ -77,8 +80,8 @@ class Coordination:
     preferred_ratio: Mapping[str, Any] = param(
         {}, "role -> {min, max}: percentage of the total that the role should have"
     )
-    alpha: float = param(0.5, "weight of the pressure against the baseline", at_least=0, at_most=1)
-    baseline: Literal["cost", "current", "weights", "demand"] = param("cost", "shares of the roles without pressure")
+    alpha: float = param(0.5, at_least=0, at_most=1)
+    baseline: Baseline = param("cost")
     normalization: Literal["absolute", "relative"] = param(
         "absolute", "absolute: pressure relative to saturation; relative: pressure relative to the other roles"
     )
@@ -87,15 +90,9 @@ class Coordination:
     )
     combine: Literal["mean", "max"] = param("mean", "how the signals of a role are combined: weighted mean or maximum")
     pressure_floor: float = param(0.05, "pressure up to which all roles count as idle", at_least=0, at_most=1)
-    hysteresis_percent: float = param(
-        0.0,
-        "smallest change, as a percentage of the total and at least half a replica, for which replicas move "
-        "between roles",
-        at_least=0,
-        at_most=20,
-    )
+    hysteresis_percent: float = param(0.0, at_least=0, at_most=20)
     panic_hold: bool = param(True, "in panic mode, add replicas to the running ones and move none between roles")
-    coupled: bool = param(False, "no role can serve without the others: all roles have replicas, or none has")
+    coupled: bool = param(False)
     saturation: Mapping[str, float] = param({}, "signal -> value that counts as full pressure")
     signal_weights: Mapping[str, Mapping[str, float]] = param({}, "role or * -> signal -> weight")
     signals: Mapping[str, Mapping[str, Signal]] = param({}, "role -> name -> a further signal")

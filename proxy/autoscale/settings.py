@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from proxy.autoscale.behavior import Behavior
 from proxy.autoscale.demand import Metric
 from proxy.autoscale.distribution import are_hindered, bounded, read_bands
-from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Coordination, Role
+from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Baseline, Coordination, Role
 from proxy.autoscale.validation import listed, mapped, names_of, read_coordination, read_roles
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
@@ -173,7 +173,7 @@ class CoordinationSettings(Coordination):
     """How the total is divided among the roles."""
 
     alpha: float = param(0.25, "weight of the pressure against the baseline", at_least=0, at_most=1)
-    baseline: Literal["cost", "current", "weights", "demand"] = param(
+    baseline: Baseline = param(
         "demand", "shares of the roles without pressure; with total: joint, demand is the same as current"
     )
     hysteresis_percent: float = param(

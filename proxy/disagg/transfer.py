@@ -298,7 +298,7 @@ class SplitRequest:
                 try:
                     await self._relay_with(attempt, split.decode or {})
                 except UpstreamFailed as failed:
-                    if failed.may_have_crashed and not await self.shared.failover.is_alive(attempt.endpoint):
+                    if failed.may_have_crashed and not await self.shared.failover.poison.is_alive(attempt.endpoint):
                         await asyncio.wait((prefilling,), timeout=GRACE)  # it may be dying of the same
                     raise
                 prefilling.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp
 from types import TracebackType
 from typing import final
@@ -377,20 +378,20 @@ COLD = 0.02
 """Used share of the KV cache below which a pod counts as idle."""
 
 
+@dataclass(eq=False)
 class SheddingGate(Gate):
     """Refuses requests of negative priority, after the predictions for the request have been made."""
 
-    def __init__(self, settings: Shedding, random: Random, series: FlowSeries) -> None:
-        self._settings = settings
-        self._random = random
-        self._series = series
+    settings: Shedding
+    random: Random
+    series: FlowSeries
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if request.priority < 0:
-            by_load = self._settings.by_load
-            if by_load is not None and self._random.random() < chance(by_load, endpoints):
+            by_load = self.settings.by_load
+            if by_load is not None and self.random.random() < chance(by_load, endpoints):
                 raise self._refusal(request, "The pods are too busy for requests of negative priority.")
-            if self._settings.missed_objectives and would_miss(request, endpoints):
+            if self.settings.missed_objectives and would_miss(request, endpoints):
                 raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
         return endpoints
 
@@ -399,7 +400,7 @@ class SheddingGate(Gate):
         return request.priority >= 0
 
     def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
-        self._series.refused(str(request.priority), Reason.SATURATED)
+        self.series.refused(str(request.priority), Reason.SATURATED)
         return QueueFull(message, reason=Reason.SATURATED)
 
 
@@ -427,27 +428,27 @@ def _fullness(by_load: ShedByLoad, endpoint: Endpoint) -> float:
     return max(view.waiting / by_load.queue_depth, view.kv_usage / by_load.kv_usage)
 
 
+@dataclass(frozen=True, slots=True)
 class FlowSeries:
     """Metrics of the queue of a pool."""
 
-    def __init__(self, catalogue: Catalogue, pool: str) -> None:
-        self._catalogue = catalogue
-        self._pool = pool
+    catalogue: Catalogue
+    pool: str
 
     def went_on(self, band: str, waited: float) -> None:
-        self._catalogue.queue_wait.cell(self._pool, band).observe(waited)
+        self.catalogue.queue_wait.cell(self.pool, band).observe(waited)
 
     def refused(self, band: str, reason: Reason) -> None:
-        self._catalogue.queue_refused.cell(self._pool, band, reason.value).add()
+        self.catalogue.queue_refused.cell(self.pool, band, reason.value).add()
 
     def read(self, queue: Queue, capacity: Capacity) -> None:
         """Set the gauges before an exposition."""
         for band in queue.bands:
-            self._catalogue.queue_length.cell(self._pool, band.name).value = band.waiting
-            self._catalogue.queue_bytes.cell(self._pool, band.name).value = band.bytes
-        self._catalogue.saturation.cell(self._pool).value = capacity.saturation()
+            self.catalogue.queue_length.cell(self.pool, band.name).value = band.waiting
+            self.catalogue.queue_bytes.cell(self.pool, band.name).value = band.bytes
+        self.catalogue.saturation.cell(self.pool).value = capacity.saturation()
 
     def end(self) -> None:
         """Clear the gauges; the queues that remain set theirs before every exposition."""
-        for gauge in (self._catalogue.queue_length, self._catalogue.queue_bytes, self._catalogue.saturation):
+        for gauge in (self.catalogue.queue_length, self.catalogue.queue_bytes, self.catalogue.saturation):
             gauge.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending
@@ -59,43 +60,35 @@ class BreakerPeers:
         return 0.0
 
 
+@dataclass(eq=False, slots=True)
 class Circuit:
     """The breaker of one pod: closed -> open -> half-open -> closed or open. It exists while it has failures or is
     open."""
 
-    __slots__ = ("failures", "is_half_open", "is_open", "probes", "successes", "times")
-
-    def __init__(self) -> None:
-        self.failures: deque[float] = deque()
-        """Times of the failures within the window, in monotonic seconds."""
-        self.successes = 0
-        """Successes since the first of these failures."""
-        self.is_open = False
-        self.is_half_open = False
-        self.probes: set[Attempt] = set()
-        """One; more where ejections are ignored."""
-        self.times = 0
-        """Number of times it opened. Only the timer of the last one counts."""
+    failures: deque[float] = field(default_factory=deque)
+    """Times of the failures within the window, in monotonic seconds."""
+    successes: int = 0
+    """Successes since the first of these failures."""
+    is_open: bool = False
+    is_half_open: bool = False
+    probes: set[Attempt] = field(default_factory=set)
+    """One; more where ejections are ignored."""
+    times: int = 0
+    """Number of times it opened. Only the timer of the last one counts."""
 
 
+@dataclass(eq=False)
 class Breakers(Listener):
     """A circuit breaker for each pod with failed requests. The ranks of a pod share one."""
 
-    def __init__(
-        self,
-        settings: BreakerSettings,
-        clock: Clock,
-        fleet: Fleet,
-        later: Later,
-    ) -> None:
-        self.settings = settings
-        self._clock = clock
-        self._fleet = fleet
-        self._later = later
-        self.peers = BreakerPeers()
-        self._circuits: dict[Endpoint, Circuit] = {}
-        self._ejected_until: dict[tuple[Endpoint, str], float] = {}
-        """End of each other ejection, by pod and reason."""
+    settings: BreakerSettings
+    clock: Clock
+    fleet: Fleet
+    later: Later
+    peers: BreakerPeers = field(init=False, default_factory=BreakerPeers)
+    _circuits: dict[Endpoint, Circuit] = field(init=False, default_factory=dict)
+    _ejected_until: dict[tuple[Endpoint, str], float] = field(init=False, default_factory=dict)
+    """End of each other ejection, by pod and reason."""
 
     def state(self, endpoint: Endpoint) -> str:
         circuit = self._circuits.get(endpoint.lead)
@@ -109,7 +102,7 @@ class Breakers(Listener):
         if circuit is not None and circuit.is_half_open:
             circuit.probes.add(attempt)
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_responded)
-            self._fleet.eject(attempt.endpoint, PROBED)
+            self.fleet.eject(attempt.endpoint, PROBED)
             self.peers.breaker_tried(attempt.endpoint.lead)
 
     def _probe_responded(self, attempt: Attempt) -> None:
@@ -125,12 +118,12 @@ class Breakers(Listener):
         circuit = self._circuits.get(endpoint)
         if circuit is not None and attempt in circuit.probes:
             circuit.probes.discard(attempt)
-            self._fleet.uneject(endpoint, PROBED)
+            self.fleet.uneject(endpoint, PROBED)
         if isinstance(error, OutOfFiles | GatewayOverflow):
             return
         if isinstance(error, ConnectFailed):
             self._eject_for(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
-        elif _is_failure(attempt, error, self._clock.now()):
+        elif _is_failure(attempt, error, self.clock.now()):
             if isinstance(error, Declined):
                 self._heed(endpoint, error)
             if not (isinstance(error, Declined) and error.status == 429):
@@ -178,7 +171,7 @@ class Breakers(Listener):
                 self._trip(endpoint, circuit)
             return
         self._forget_old(circuit)
-        circuit.failures.append(self._clock.now())
+        circuit.failures.append(self.clock.now())
         if len(circuit.failures) >= self.settings.failures and len(circuit.failures) >= circuit.successes:
             self._trip(endpoint, circuit)
 
@@ -193,7 +186,7 @@ class Breakers(Listener):
             self._close(endpoint)
 
     def _forget_old(self, circuit: Circuit) -> None:
-        oldest = self._clock.now() - self.settings.window
+        oldest = self.clock.now() - self.settings.window
         while circuit.failures and circuit.failures[0] <= oldest:
             circuit.failures.popleft()
         if not circuit.failures:
@@ -216,35 +209,35 @@ class Breakers(Listener):
 
     def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
         circuit.is_open, circuit.is_half_open = True, False
-        self._fleet.eject(endpoint, OPEN)
+        self.fleet.eject(endpoint, OPEN)
         circuit.times = times = circuit.times + 1
         seconds = self.settings.open + self.peers.pause(endpoint)
-        self._later(seconds, lambda: self._half_open(endpoint, circuit, times))
+        self.later(seconds, lambda: self._half_open(endpoint, circuit, times))
 
     def _half_open(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:
         if self._circuits.get(endpoint) is circuit and circuit.times == times:
             circuit.is_half_open = True
-            self._fleet.uneject(endpoint, OPEN)
+            self.fleet.uneject(endpoint, OPEN)
 
     def _close(self, endpoint: Endpoint) -> None:
         if self._circuits.pop(endpoint, None) is not None:
             _watch(endpoint, False)
             for why in (OPEN, PROBED):
-                self._fleet.uneject(endpoint, why)
+                self.fleet.uneject(endpoint, why)
 
     def _eject_for(self, endpoint: Endpoint, why: str, seconds: float) -> None:
-        until = self._clock.now() + seconds
+        until = self.clock.now() + seconds
         if until > self._ejected_until.get((endpoint, why), 0.0):
             self._ejected_until[endpoint, why] = until
-            self._fleet.eject(endpoint, why)
-            self._later(seconds, lambda: self._end_ejection(endpoint, why, until))
+            self.fleet.eject(endpoint, why)
+            self.later(seconds, lambda: self._end_ejection(endpoint, why, until))
 
     def _end_ejection(self, endpoint: Endpoint, why: str, until: float | None = None) -> None:
         """End the ejection unless it was extended."""
         known = self._ejected_until.get((endpoint, why))
         if known is not None and until in (None, known):
             del self._ejected_until[endpoint, why]
-            self._fleet.uneject(endpoint, why)
+            self.fleet.uneject(endpoint, why)
 
 
 def _watch(pod: Endpoint, is_watched: bool) -> None:

@@ -115,33 +115,33 @@ Alive = Callable[[Endpoint], Awaitable[bool]]
 """Return whether a pod accepts connections now."""
 
 
+@dataclass(eq=False)
 class Poison(Listener):
     """Quarantine of requests that crash pods. Requests are identified by model and prompt, which a retry does not
     change. `tasks` run the checks of pods whose streams were cut."""
 
-    def __init__(self, clock: Clock, alive: Alive, tasks: Tasks) -> None:
-        self._clock = clock
-        self._is_alive = alive
-        self._tasks = tasks
-        self.quarantined: dict[bytes, float] = {}
-        """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
-        self._crashes: dict[bytes, list[float]] = {}
-        """Fingerprint -> times of the crashes in the last QUARANTINE_SECONDS."""
-        self._broken: deque[tuple[float, Endpoint, Crashes]] = deque()
-        """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
+    clock: Clock
+    is_alive: Alive
+    tasks: Tasks
+    quarantined: dict[bytes, float] = field(init=False, default_factory=dict)
+    """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
+    _crashes: dict[bytes, list[float]] = field(init=False, default_factory=dict)
+    """Fingerprint -> times of the crashes in the last QUARANTINE_SECONDS."""
+    _broken: deque[tuple[float, Endpoint, Crashes]] = field(init=False, default_factory=deque)
+    """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
     def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
         """Record an attempt that failed after its pod was connected, whether or not the client received a part."""
         if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
             return
-        now = self._clock.now()
+        now = self.clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
         crashes = crashes_of(attempt.request)
         self._broken.append((now, attempt.endpoint.lead, crashes))
         if error is None and attempt.status is not None:  # no attempt follows that could check the pod
             crashes.add_suspected(attempt)
-            self._tasks.start(self.check_pods(attempt), f"check of {attempt.endpoint.name} after a cut response")
+            self.tasks.start(self.check_pods(attempt), f"check of {attempt.endpoint.name} after a cut response")
 
     async def check_pods(self, attempt: Attempt) -> bool:
         """Find out which pods that broke off attempts of this request have crashed. Return whether that proves the
@@ -152,7 +152,7 @@ class Poison(Listener):
         crashes.fingerprint = crashes.fingerprint or _fingerprint(attempt.request)
         is_proven, number = False, 0
         for endpoint in tuple(crashes.suspected):
-            if not await self._is_alive(endpoint) and crashes.confirm(endpoint):
+            if not await self.is_alive(endpoint) and crashes.confirm(endpoint):
                 was_alone = len(crashes.crashed) == 2 and self._was_alone(crashes, endpoint)
                 number = max(self._count(crashes.fingerprint, attempt.started_at), len(crashes.crashed))
                 is_proven = is_proven or was_alone or number >= MOST_CRASHES
@@ -163,7 +163,7 @@ class Poison(Listener):
         return is_proven
 
     def check(self, request: InferenceRequest) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         while self.quarantined and next(iter(self.quarantined.values())) <= now:
             del self.quarantined[next(iter(self.quarantined))]
         until = self.quarantined.get(_fingerprint(request)) if self.quarantined else None
@@ -172,7 +172,7 @@ class Poison(Listener):
 
     def _was_alone(self, crashes: Crashes, endpoint: Endpoint) -> bool:
         """Return whether the crashed pod had no request besides the one of `crashes`."""
-        since = self._clock.now() - TOGETHER
+        since = self.clock.now() - TOGETHER
         others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
         return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
@@ -180,7 +180,7 @@ class Poison(Listener):
         """Count a crash under an attempt that started at this time. Return the number within QUARANTINE_SECONDS. Equal
         requests that run at the same time prove no more than one of them: only an attempt after the last crash counts.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         times = [at for at in self._crashes.pop(fingerprint, ()) if at > now - QUARANTINE_SECONDS]
         if not times or started_at >= times[-1]:
             times.append(now)
@@ -190,7 +190,7 @@ class Poison(Listener):
 
     def _quarantine(self, fingerprint: bytes) -> None:
         self.quarantined.pop(fingerprint, None)  # entries are ordered by their end
-        self.quarantined[fingerprint] = self._clock.now() + QUARANTINE_SECONDS
+        self.quarantined[fingerprint] = self.clock.now() + QUARANTINE_SECONDS
         _bound(self.quarantined)
 
 
@@ -232,6 +232,7 @@ class RetryState:
     is_first_round: bool = True
 
 
+@dataclass(eq=False)
 class Failover:
     """The choice of the next attempt. Every pod is tried once before any is tried again, within the limit of attempts,
     the retry budget and the deadline. In the first round a pod that accepts no connection counts against neither limit
@@ -242,32 +243,20 @@ class Failover:
     request can be the cause.
     """
 
-    def __init__(
-        self,
-        settings: Retries,
-        clock: Clock,
-        random: Random,
-        budget: RetryBudget,
-        alive: Alive,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        narrow: Narrow = lambda request, endpoints: endpoints,
-        others: Others = lambda attempt, tried: (),
-        count_continuation: Callable[[], object] = lambda: None,
-        poison: Poison | None = None,
-    ) -> None:
-        """`count_continuation` is called for each attempt that continues a response; `poison` is the quarantine."""
-        self._clock = clock
-        self._random = random
-        self._budget = budget
-        self.is_alive = alive
-        self._sleep = sleep
-        self._narrow = narrow
-        self._others = others
-        self._count_continuation = count_continuation
-        self.poison = poison or Poison(clock, alive, Tasks())
-        self._settings = settings
-        self._log_limit = LogLimit(clock.now)
-        self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
+    settings: Retries
+    clock: Clock
+    random: Random
+    budget: RetryBudget
+    poison: Poison
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    narrow: Narrow = lambda request, endpoints: endpoints
+    others: Others = lambda attempt, tried: ()
+    count_continuation: Callable[[], object] = lambda: None
+    """Called for each attempt that continues a response."""
+
+    def __post_init__(self) -> None:
+        self._log_limit = LogLimit(self.clock.now)
+        self._statuses = frozenset(int(cause) for cause in self.settings.on if cause.isdigit())
 
     def retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether to retry instead of relaying a response of this status."""
@@ -277,7 +266,7 @@ class Failover:
         if status == NOT_FOUND and sees_some_models(attempt.request):
             return True  # the pod's own 404 may name models that the key may not see
         wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
-        if not wanted or state.counted + 1 >= self._settings.attempts or not self._budget.has_one:
+        if not wanted or state.counted + 1 >= self.settings.attempts or not self.budget.has_one:
             return False
         left = self._left(attempt, [*state.tried, attempt.endpoint])
         return bool(left) if status != NOT_FOUND else any(_lists_model(endpoint, attempt) for endpoint in left)
@@ -288,7 +277,7 @@ class Failover:
         if isinstance(error, TriedByGateway):  # the gateway in front has already moved on
             if error.then is None:
                 raise _gave_up(attempt, error)
-            return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
+            return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self.clock.now())
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, GatewayOverflow):
@@ -298,7 +287,7 @@ class Failover:
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
         state = attempt.retries or RetryState()
         state.tried.append(attempt.endpoint)
-        if isinstance(error, UpstreamTimedOut) and self._clock.now() >= attempt.request.deadline:
+        if isinstance(error, UpstreamTimedOut) and self.clock.now() >= attempt.request.deadline:
             raise GatewayTimeout("The pod did not respond in time.") from error
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(attempt)
@@ -314,17 +303,17 @@ class Failover:
             raise _gave_up(attempt, error)
         wait = self._count(state, attempt, error, has_others=bool(left))
         endpoint = self._choose(state, attempt, error)
-        if self._clock.now() + wait >= attempt.request.deadline:
+        if self.clock.now() + wait >= attempt.request.deadline:
             raise GatewayTimeout("No pod responded before the deadline of the request.") from error
         if wait:
-            await self._sleep(wait)
+            await self.sleep(wait)
             endpoint = self._choose(state, attempt, error)  # by the state after the wait
         request = error.rest if isinstance(error, StreamInterrupted) else attempt.request
-        next_attempt = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self._clock.now())
+        next_attempt = Attempt(request, attempt.decision, endpoint, attempt.number + 1, self.clock.now())
         next_attempt.retries = state
         if _has_started(attempt, error):
             next_attempt.is_continuation = True
-            self._count_continuation()
+            self.count_continuation()
         return next_attempt
 
     def next_after(self, attempt: Attempt) -> Endpoint | None:
@@ -346,16 +335,16 @@ class Failover:
         """Count the failure and return the backoff in seconds; 0 after a pod that accepted no connection while an
         untried one is left."""
         unreached = isinstance(error, ConnectFailed | RankOutOfRange)
-        if not isinstance(error, Declined) and _cause(error) not in self._settings.on:
+        if not isinstance(error, Declined) and _cause(error) not in self.settings.on:
             raise _gave_up(attempt, error)
         if unreached and state.is_first_round and has_others:
             return 0.0
         state.counted += 1
-        if state.counted >= self._settings.attempts or not self._budget.spend():
+        if state.counted >= self.settings.attempts or not self.budget.spend():
             raise _gave_up(attempt, error)
-        backoff = self._settings.backoff
+        backoff = self.settings.backoff
         longest = min(backoff.max, backoff.initial * 2.0 ** (state.counted - 1))
-        return longest * (1.0 + self._random.random()) / 2
+        return longest * (1.0 + self.random.random()) / 2
 
     def _choose(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> Endpoint:
         left = self._left(attempt, state.tried)
@@ -367,7 +356,7 @@ class Failover:
             raise _gave_up(attempt, error)
         if _is_without_model(error):
             left = [endpoint for endpoint in left if _lists_model(endpoint, attempt)] or left
-        left = self._narrow(attempt.request, left)
+        left = self.narrow(attempt.request, left)
         crashes = attempt.request.state.read(CRASHES)
         if crashes is not None and crashes.crashed:
             return min(left, key=lambda endpoint: endpoint.load.requests)
@@ -384,7 +373,7 @@ class Failover:
         ]
         pods = {endpoint.lead for endpoint in tried}
         elsewhere = [endpoint for endpoint in left if endpoint.lead not in pods]
-        return elsewhere or (self._others(attempt, tried) if decision.profile else ()) or left
+        return elsewhere or (self.others(attempt, tried) if decision.profile else ()) or left
 
 
 def _has_fallbacks(request: InferenceRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -59,36 +59,27 @@ class Streak:
         return True
 
 
+@dataclass(eq=False)
 class HealthChecks:
     """A loop of health checks per pod, which runs inside `async with HealthChecks(…)`. Refused connections are left to
     the scrapes, which notice them and the return of the pod at once."""
 
-    def __init__(
-        self,
-        settings: HealthSettings,
-        watch: Watch,
-        ejections: Fleet,
-        client: HealthClient,
-        rng: Random,
-        failed: Callable[[Endpoint, str], None],
-        shortest: Callable[[Endpoint], float] = lambda _: 0.0,
-        refused: Hook = lambda _: None,
-    ) -> None:
-        """`failed` is called with each failed check and its kind, `health` or `inference`; `shortest` returns the
-        minimum seconds between two checks of a pod; `refused` is called for a pod that refuses connections."""
-        self._settings = settings
-        self._watch = watch
-        self._ejections = ejections
-        self._client = client
-        self._rng = rng
-        self._failed = failed
-        self._shortest = shortest
-        self._refused = refused
-        self._loops: dict[Endpoint, list[asyncio.Task[None]]] = {}
-        self._tasks = Tasks()
+    settings: HealthSettings
+    watch: Watch
+    ejections: Fleet
+    client: HealthClient
+    rng: Random
+    failed: Callable[[Endpoint, str], None]
+    """Called with each failed check and its kind, `health` or `inference`."""
+    shortest: Callable[[Endpoint], float] = lambda _: 0.0
+    """Return the minimum seconds between two checks of a pod."""
+    refused: Hook = lambda _: None
+    """Called for a pod that refuses connections."""
+    _loops: dict[Endpoint, list[asyncio.Task[None]]] = field(init=False, default_factory=dict)
+    _tasks: Tasks = field(init=False, default_factory=Tasks)
 
     async def __aenter__(self) -> HealthChecks:
-        self._unwatch = self._watch(self._added, self._removed)
+        self._unwatch = self.watch(self._added, self._removed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,12 +88,12 @@ class HealthChecks:
         await self._tasks.stop()
         for endpoint in self._loops:
             for why in (UNHEALTHY, FAILS_INFERENCE):
-                self._ejections.uneject(endpoint, why)
+                self.ejections.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
         if endpoint is not endpoint.lead:
             return
-        settings, loops = self._settings, []
+        settings, loops = self.settings, []
         if settings.path is not None:
             check = partial(self._is_healthy, endpoint, settings.path)
             loops.append(partial(self._loop, endpoint, "health", UNHEALTHY, check, settings.interval))
@@ -120,33 +111,33 @@ class HealthChecks:
     async def _loop(
         self, endpoint: Endpoint, kind: str, why: str, check: Callable[[], object], interval: float
     ) -> None:
-        streak = Streak(self._settings.failures, self._settings.successes)
-        self._ejections.uneject(endpoint, why)  # a restarted loop begins without results
+        streak = Streak(self.settings.failures, self.settings.successes)
+        self.ejections.uneject(endpoint, why)  # a restarted loop begins without results
         while True:
-            pause = max(interval, self._shortest(endpoint))
-            await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))
+            pause = max(interval, self.shortest(endpoint))
+            await asyncio.sleep(pause * (0.9 + 0.2 * self.rng.random()))
             try:
                 good = await check()  # type: ignore[misc]
             except OutOfFiles:
                 continue
             if good is None:
-                streak, was = Streak(self._settings.failures, self._settings.successes), streak
+                streak, was = Streak(self.settings.failures, self.settings.successes), streak
                 if was.is_failing:
-                    self._ejections.uneject(endpoint, why)
+                    self.ejections.uneject(endpoint, why)
                 continue
             if not good:
-                self._failed(endpoint, kind)
+                self.failed(endpoint, kind)
             if streak.add(good):
-                (self._ejections.eject if streak.is_failing else self._ejections.uneject)(endpoint, why)
+                (self.ejections.eject if streak.is_failing else self.ejections.uneject)(endpoint, why)
 
     async def _is_healthy(self, endpoint: Endpoint, path: str) -> bool | None:
         if endpoint.state is EndpointState.STARTING:
             return None
         try:
-            async with asyncio.timeout(self._settings.timeout):
-                status, _ = await self._client.get(endpoint.url + path, endpoint.api_key)
+            async with asyncio.timeout(self.settings.timeout):
+                status, _ = await self.client.get(endpoint.url + path, endpoint.api_key)
         except ConnectRefused:
-            self._refused(endpoint)
+            self.refused(endpoint)
             return None
         except OutOfFiles:
             raise
@@ -158,7 +149,7 @@ class HealthChecks:
         """Check an idle pod. The requests of a busy pod show that it works, and would delay the check."""
         if endpoint.load.requests or endpoint.metrics.waiting or endpoint.state is EndpointState.STARTING:
             return None
-        return await generates(endpoint, self._client, timeout)
+        return await generates(endpoint, self.client, timeout)
 
 
 PATH = "/v1/completions"
@@ -211,6 +202,7 @@ class Progress:
     checked_at: float
 
 
+@dataclass(eq=False)
 class Liveness:
     """Detects hung engines. `reason_to_give_up` is called for each response that has sent nothing for a while, so other
     responses cost nothing. Tasks run inside `async with Liveness(…)`.
@@ -219,23 +211,15 @@ class Liveness:
     waits for it. A long prefill allocates blocks as it proceeds, so it does not count as hung.
     """
 
-    def __init__(
-        self,
-        settings: HealthSettings,
-        clock: Clock,
-        pods: Fleet,
-        works: Callable[[Endpoint], Awaitable[bool | None]],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """`works` returns whether the engine serves a request."""
-        self.settings = settings
-        self._clock = clock
-        self._pods = pods
-        self._works = works
-        self._sleep = sleep
-        self._progress: dict[Endpoint, Progress] = {}
-        self._stalled: dict[Endpoint, asyncio.Task[None]] = {}
-        self._tasks = Tasks()
+    settings: HealthSettings
+    clock: Clock
+    pods: Fleet
+    works: Callable[[Endpoint], Awaitable[bool | None]]
+    """Return whether the engine serves a request."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _progress: dict[Endpoint, Progress] = field(init=False, default_factory=dict)
+    _stalled: dict[Endpoint, asyncio.Task[None]] = field(init=False, default_factory=dict)
+    _tasks: Tasks = field(init=False, default_factory=Tasks)
 
     async def __aenter__(self) -> Liveness:
         return self
@@ -245,8 +229,8 @@ class Liveness:
 
     def reason_to_give_up(self, attempt: Attempt, received_at: float) -> str:
         """Return why to give up a response that has sent nothing since `received_at`; empty to keep waiting."""
-        endpoint, now = attempt.endpoint, self._clock.now()
-        lost_at = self._pods.lost_at(endpoint, attempt.started_at)
+        endpoint, now = attempt.endpoint, self.clock.now()
+        lost_at = self.pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
             return LOST if now - max(lost_at, received_at) >= SILENT else ""
         if endpoint not in self._stalled:
@@ -261,7 +245,7 @@ class Liveness:
         task = self._stalled.pop(endpoint, None)
         if task is not None:
             task.cancel()
-            self._pods.uneject(endpoint, STALLED)
+            self.pods.uneject(endpoint, STALLED)
 
     def _check(self, endpoint: Endpoint, now: float) -> None:
         metrics = endpoint.metrics
@@ -275,20 +259,20 @@ class Liveness:
         progress.checked_at = now
         if metrics.scraped_at - progress.scraped_at >= self.settings.stall:
             del self._progress[endpoint]
-            self._pods.eject(endpoint, STALLED)
+            self.pods.eject(endpoint, STALLED)
             self._stalled[endpoint] = self._tasks.start(
                 self._until_progress(endpoint, counters), f"{endpoint.name} moves"
             )
 
     async def _until_progress(self, endpoint: Endpoint, counters: Counters) -> None:
-        until, checks = self._clock.now() + LONGEST, 0
-        while _counters(endpoint.metrics) == counters and self._clock.now() < until:
-            await self._sleep(CHECK_INTERVAL)
+        until, checks = self.clock.now() + LONGEST, 0
+        while _counters(endpoint.metrics) == counters and self.clock.now() < until:
+            await self.sleep(CHECK_INTERVAL)
             checks += 1
-            if checks % CHECKS_PER_PROBE == 0 and await self._works(endpoint):
+            if checks % CHECKS_PER_PROBE == 0 and await self.works(endpoint):
                 break
         self._stalled.pop(endpoint, None)
-        self._pods.uneject(endpoint, STALLED)
+        self.pods.uneject(endpoint, STALLED)
 
 
 def _counters(metrics: Metrics) -> Counters:

@@ -97,26 +97,18 @@ class HedgedPool(Protocol):
 ServeIn = Callable[..., Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Hedging:
     """Creates a `Hedge` per request. There is no hedged attempt without spare capacity or beyond the budget, so hedging
     never overloads the pods."""
 
-    def __init__(
-        self,
-        settings: HedgingSettings,
-        failover: Failover,
-        clock: Clock,
-        delays: HedgeDelays,
-        budget: RetryBudget,
-        counted: Callable[[str], Counter],
-    ) -> None:
-        """`counted` returns the counter of an outcome."""
-        self.failover = failover
-        self.clock = clock
-        self.counted = counted
-        self.delays = delays
-        self.budget = budget
-        self._settings = settings
+    settings: HedgingSettings
+    failover: Failover
+    clock: Clock
+    delays: HedgeDelays
+    budget: RetryBudget
+    counted: Callable[[str], Counter]
+    """Return the counter of an outcome."""
 
     def around(self, serve_in: ServeIn, scope_of: AttemptScope) -> ServeIn:
         """Return `serve_in` with a hedge for each request that may have one."""
@@ -127,7 +119,7 @@ class Hedging:
         return placed
 
     def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, scope_of: AttemptScope) -> Hedge | None:
-        wanted = request.priority >= self._settings.priority_at_least and bool(request.body)
+        wanted = request.priority >= self.settings.priority_at_least and bool(request.body)
         return (
             Hedge(self, pool.gates, relay, scope_of) if wanted and not request.path.startswith(TWICE_STORED) else None
         )

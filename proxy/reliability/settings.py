@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -148,25 +148,20 @@ def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
     """A sentence for each, beginning with its path. `pools`: how many pods there will ever be in each; 0 if that
     is not known."""
     timeouts, breaker, health = settings.timeouts, settings.breaker, settings.health
+    whole: Mapping[str, float] = {"timeouts.request": timeouts.request}
+    both = {"timeouts.firstByte": timeouts.first_byte, **whole}
     for name, seconds in (("connect", timeouts.connect), ("firstByte", timeouts.first_byte), ("idle", timeouts.idle)):
-        if seconds >= timeouts.request:
-            yield _never(f"timeouts.{name}", seconds, "timeouts.request", timeouts.request)
-    for name, seconds in (("firstByte", timeouts.first_byte), ("request", timeouts.request)):
-        if health.stall >= seconds:
-            yield _never("health.stall", health.stall, f"timeouts.{name}", seconds)
-            break
-    if health.path is not None and health.timeout >= timeouts.request:
-        yield _never("health.timeout", health.timeout, "timeouts.request", timeouts.request)
+        yield from _never(f"timeouts.{name}", seconds, whole)
+    yield from _never("health.stall", health.stall, both)
+    if health.path is not None:
+        yield from _never("health.timeout", health.timeout, whole)
     if timeouts.connect > 60.0:
         yield (
             f"reliability.timeouts.connect: {timeouts.connect:g} s are long for a connection; "
             "a number without a unit is in seconds."
         )
-    hedging = settings.hedging
-    for name, seconds in (("firstByte", timeouts.first_byte), ("request", timeouts.request)):
-        if hedging is not None and hedging.after is not None and hedging.after >= seconds:
-            yield _never("hedging.after", hedging.after, f"timeouts.{name}", seconds)
-            break
+    if settings.hedging is not None and settings.hedging.after is not None:
+        yield from _never("hedging.after", settings.hedging.after, both)
     backoff = settings.retries.backoff
     if backoff.initial > backoff.max:
         yield f"reliability.retries.backoff.initial: {backoff.initial:g} s is never waited: max is {backoff.max:g} s."
@@ -182,5 +177,9 @@ def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
         )
 
 
-def _never(path: str, seconds: float, other: str, sooner: float) -> str:
-    return f"reliability.{path}: {seconds:g} s never pass, as reliability.{other} is {sooner:g} s."
+def _never(path: str, seconds: float, limits: Mapping[str, float]) -> Iterator[str]:
+    """Yield a warning if one of the limits, by path, is reached first."""
+    for other, sooner in limits.items():
+        if seconds >= sooner:
+            yield f"reliability.{path}: {seconds:g} s never pass, as reliability.{other} is {sooner:g} s."
+            return

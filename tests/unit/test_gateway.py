@@ -29,6 +29,7 @@ from proxy.core.plugin import (
 from proxy.core.ports import Clock, Identity, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
@@ -37,7 +38,7 @@ from proxy.gateway import Gateway
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.failover import Failover, RetryBudget
+from proxy.reliability.failover import Failover, Poison, RetryBudget
 from proxy.reliability.settings import BreakerSettings, Retries
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
@@ -198,7 +199,8 @@ class World:
         catalogue = Catalogue("test")
         observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, [], clock), clock)
         budget = RetryBudget(20, clock, lambda: self.ledger.entered)
-        failover = Failover(Retries(attempts), clock, random.Random(2), budget, self._alive, self._sleep)
+        poison = Poison(clock, self._alive, Tasks())
+        failover = Failover(Retries(attempts), clock, random.Random(2), budget, poison, self._sleep)
         self.later: list[Callable[[], None]] = []
         breakers = Breakers(BreakerSettings(), clock, self.fleet, lambda seconds, call: self.later.append(call))
         listeners = Listeners([first or Listener(), self.ledger, breakers, failover.poison, self.bindings, observer])

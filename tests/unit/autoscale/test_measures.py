@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.autoscale.measures import KNOWN, WINDOW, KnownLoad, Measured, Recent, RoleSamples, replicas_of_role
+from proxy.autoscale.measures import WINDOW, KnownLoad, Measured, Recent, RoleSamples, replicas_of_role
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from tests.helpers.autoscale.pools import pool
 
 NOW = 1000.0
+KNOWN = (
+    *("queue_depth", "requests_running", "kv_cache_utilization", "kv_cache_utilization_sum", "kv_cache_demand_sum"),
+    *("prefill_backlog_seconds", "uncached_tokens", "prefill_load", "requests_in_flight", "ttft"),
+)
 
 
 def pod(name: str = "a", *, age: float = 0.0, requests: int = 0, tokens: int = 0, **metrics: float) -> Endpoint:

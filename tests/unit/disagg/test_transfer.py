@@ -37,7 +37,7 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
-from proxy.reliability.failover import Failover, RetryBudget
+from proxy.reliability.failover import Failover, Poison, RetryBudget
 from proxy.reliability.settings import Retries
 from proxy.telemetry import metrics
 from tests.helpers.waiting import PATIENCE
@@ -135,8 +135,9 @@ class World:
         self.producer: PredictedLatencyProducer | None = None
         self.ledger = Ledger(self.clock)
         budget = RetryBudget(20, self.clock, lambda: self.ledger.entered)
-        self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, self._alive, self._sleep)
         self.tasks = Tasks()
+        poison = Poison(self.clock, self._alive, Tasks())
+        self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, poison, self._sleep)
         self.split_requests = SplitRequests(
             DisaggregationSettings(connector),
             self.failover,

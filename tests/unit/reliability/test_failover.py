@@ -25,8 +25,9 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.tasks import Tasks
 from proxy.models.resolver import with_fresh_state
-from proxy.reliability.failover import MOST, Failover, RetryBudget
+from proxy.reliability.failover import MOST, Failover, Poison, RetryBudget
 from proxy.reliability.settings import Backoff, Retries
 
 REFUSED = ConnectRefused("nobody listens")
@@ -55,7 +56,7 @@ class World:
             self.clock,
             random.Random(1),
             self.budget,
-            self._alive,
+            Poison(self.clock, self._alive, Tasks()),
             self._sleep,
             others=self._others,
         )
@@ -332,7 +333,7 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
         world.clock,
         random.Random(1),
         world.budget,
-        world._alive,
+        Poison(world.clock, world._alive, Tasks()),
         world._sleep,
         count_continuation=lambda: counted.append(None),
     )
