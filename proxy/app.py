@@ -227,7 +227,7 @@ class App:
             observation,
             explaining,
             Decisions(registry, clock, self._ports, observation, explaining),
-            OwnSignals(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
+            OwnSignals(self._catalogue, fleet, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
             self._make_model_reads(polling),
             polling,
             self._workers,

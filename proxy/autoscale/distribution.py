@@ -352,9 +352,8 @@ def project(quotas: Sequence[float], low: Sequence[float], high: Sequence[float]
             found[index] = float(high[index])
         _share_by_capacity(found, others, high, rest - most)
     else:
-        for index, value in zip(
-            scaled, _scaled(*([each[at] for at in scaled] for each in (quotas, low, high)), rest), strict=True
-        ):
+        parts = [(quotas[at], low[at], high[at]) for at in scaled]
+        for index, value in zip(scaled, _scaled(parts, rest), strict=True):
             found[index] = value
     return found
 
@@ -376,11 +375,12 @@ def _share_by_capacity(found: list[float], others: Sequence[int], high: Sequence
         found[index] += (high[index] - found[index]) * min(max(rest / capacity, 0.0), 1.0)
 
 
-def _scaled(quotas: Sequence[float], low: Sequence[float], high: Sequence[float], total: float) -> list[float]:
-    less, more = 0.0, max(bound / quota for bound, quota in zip(high, quotas, strict=True))
+def _scaled(parts: Sequence[tuple[float, float, float]], total: float) -> list[float]:
+    """Return the part for each (quota, low, high)."""
+    less, more = 0.0, max(high / quota for quota, _, high in parts)
     for _ in range(_HALVINGS):
         factor = (less + more) / 2
-        found = [min(max(factor * quota, least), most) for quota, least, most in zip(quotas, low, high, strict=True)]
+        found = [min(max(factor * quota, low), high) for quota, low, high in parts]
         if math.fsum(found) < total:
             less = factor
         else:

@@ -132,32 +132,27 @@ class Acknowledged:
     at: float
 
 
+@dataclass(eq=False)
 class Loop:
     """The loop of one pool: it decides and acts, once per `step`, as an operator has ordered it. Roles without one of
     the `actuators` are scaled by external scalers, which read `latest`. `patience` is the time for an action, in
     seconds."""
 
-    def __init__(
-        self,
-        name: str,
-        pool: ScalingPolicy,
-        clock: Clock,
-        actuators: Mapping[str, Actuator] | None = None,
-        patience: float = PATIENCE,
-    ) -> None:
-        self._name = name
-        self.pool = pool
-        """The policy. When it changes, decisions and overrides within the new bounds are kept."""
-        self._clock = clock
-        self.actuators = actuators or {}
-        self.patience = patience
-        self._recommender = Recommender(pool)
-        self._overrides: dict[str, tuple[int, float]] = {}
-        self.paused = False
-        self.acknowledged: Acknowledged | None = None
-        self.history: deque[ScalingDecision] = deque(maxlen=HISTORY)
-        self.outcomes: dict[str, ScalingOutcome] = {}
-        """Results by role of the latest decision that required another size."""
+    name: str
+    pool: ScalingPolicy
+    """The policy. When it changes, decisions and overrides within the new bounds are kept."""
+    clock: Clock
+    actuators: Mapping[str, Actuator] = field(default_factory=dict)
+    patience: float = PATIENCE
+    paused: bool = field(init=False, default=False)
+    acknowledged: Acknowledged | None = field(init=False, default=None)
+    history: deque[ScalingDecision] = field(init=False, default_factory=lambda: deque(maxlen=HISTORY))
+    outcomes: dict[str, ScalingOutcome] = field(init=False, default_factory=dict)
+    """Results by role of the latest decision that required another size."""
+    _overrides: dict[str, tuple[int, float]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._recommender = Recommender(self.pool)
 
     @property
     def latest(self) -> ScalingDecision | None:
@@ -184,12 +179,12 @@ class Loop:
             low, high = self.pool.bounds[role]
             if not low <= count <= high:
                 raise BadRequest(f"Role '{role}' has {low} to {high} replicas, not {count}.", param=f"roles.{role}")
-        until = self._clock.now() + ttl
+        until = self.clock.now() + ttl
         self._overrides |= {role: (count, until) for role, count in roles.items()}
 
     def overrides(self) -> dict[str, int]:
         """Return the overrides that have not expired."""
-        now, bounds = self._clock.now(), self.pool.bounds
+        now, bounds = self.clock.now(), self.pool.bounds
         self._overrides = {
             role: (count, until)
             for role, (count, until) in self._overrides.items()
@@ -203,7 +198,7 @@ class Loop:
         self._check_roles(roles)
         if self.latest is None or not 0 < decision <= self.latest.id:
             raise BadRequest(f"There is no decision {decision}.", param="decision_id")
-        self.acknowledged = Acknowledged(decision, dict(roles), self._clock.wall())
+        self.acknowledged = Acknowledged(decision, dict(roles), self.clock.wall())
 
     def _check_roles(self, roles: Mapping[str, int]) -> None:
         for role in roles:
@@ -214,14 +209,14 @@ class Loop:
     def _decide(self, situations: Mapping[str, RoleSituation]) -> ScalingDecision:
         complete = len(situations) == len(self.pool.roles)
         self._recommender.pool = self.pool
-        found = self._recommender.recommend(self._clock.now(), situations) if complete else None
+        found = self._recommender.recommend(self.clock.now(), situations) if complete else None
         mode: Mode = "paused" if self.paused else self.pool.mode
         overrides = self.overrides()
         recommended = self._held(situations) if found is None or mode == "paused" else found.replicas
         return ScalingDecision(
             id=self.latest.id + 1 if self.latest else 1,
-            at=self._clock.wall(),
-            pool=self._name,
+            at=self.clock.wall(),
+            pool=self.name,
             mode=mode,
             recommendation=found,
             desired={**recommended, **overrides},
@@ -248,7 +243,7 @@ class Loop:
             async with asyncio.timeout(self.patience):
                 return await actuator.apply(decision, role)
         except Exception:  # it is tried again with the next decision
-            log.warning("pool %s: role %s cannot be scaled", self._name, role, exc_info=True)
+            log.warning("pool %s: role %s cannot be scaled", self.name, role, exc_info=True)
             return ScalingOutcome.ERROR
 
 

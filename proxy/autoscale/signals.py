@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import inf
 from typing import Any
@@ -59,15 +60,15 @@ class Signals:
         return found
 
 
+@dataclass(eq=False)
 class SignalSource:
     """The source of signals that pods do not report."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._pools: Mapping[str, ScalingPolicy] = {}
-        self._recent: dict[Role, Recent] = {}
-        self.roles: tuple[Role, ...] = ()
-        self.signals = Signals()
+    catalogue: Catalogue
+    signals: Signals = field(init=False, default_factory=Signals)
+    roles: tuple[Role, ...] = field(init=False, default=())
+    _pools: Mapping[str, ScalingPolicy] = field(init=False, default_factory=dict)
+    _recent: dict[Role, Recent] = field(init=False, default_factory=dict)
 
     @property
     def pools(self) -> Mapping[str, ScalingPolicy]:
@@ -90,29 +91,21 @@ class SignalSource:
         return KnownLoad(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
 
     def read(self) -> None:
-        gauge = self._catalogue.prefill_backlog
+        gauge = self.catalogue.prefill_backlog
         gauge.clear()
         for role, backlog in self.signals.backlogs.items():
             if role in self.roles:
                 gauge.cell(*role).value = backlog
 
 
+@dataclass(eq=False)
 class OwnSignals(SignalSource, Listener):
     """Signals of one process. Attempts are counted only where `autoscale` names the pool."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        catalogue: Catalogue,
-        clock: Clock,
-        flow_controls: Callable[[], Mapping[str, FlowControl]],
-        schedulings: Callable[[], Mapping[str, Scheduling]],
-    ) -> None:
-        super().__init__(catalogue)
-        self._fleet = fleet
-        self._clock = clock
-        self._flow_controls = flow_controls
-        self._schedulings = schedulings
+    fleet: Fleet
+    clock: Clock
+    flow_controls: Callable[[], Mapping[str, FlowControl]]
+    schedulings: Callable[[], Mapping[str, Scheduling]]
 
     def first_byte(self, attempt: Attempt) -> None:
         if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
@@ -131,10 +124,10 @@ class OwnSignals(SignalSource, Listener):
 
     def current(self) -> Signals:
         found = Signals()
-        for pool, control in self._flow_controls().items():
+        for pool, control in self.flow_controls().items():
             found.queued[pool] = control.queue.waiting
         for pool, role in self.roles:
-            ttft = self._catalogue.role_ttft.cell(pool, role)
+            ttft = self.catalogue.role_ttft.cell(pool, role)
             found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
@@ -145,11 +138,11 @@ class OwnSignals(SignalSource, Listener):
         pool = self.pools.get(endpoint.pool)
         role = None if pool is None else role_of(pool, endpoint)
         if role is not None and attempt.status is not None and attempt.status < 300:
-            self._catalogue.role_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
+            self.catalogue.role_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
 
     def _backlog(self, pool: str, role: str) -> float | None:
-        scheduling = self._schedulings().get(pool)
-        replicas = replicas_of_role(self.pools[pool], role, self._fleet.within(pool).ready)
+        scheduling = self.schedulings().get(pool)
+        replicas = replicas_of_role(self.pools[pool], role, self.fleet.within(pool).ready)
         pods = list(chain.from_iterable(replicas.values()))
         found = scheduling.plugins(PredictedLatencyProducer) if scheduling is not None and pods else ()
         known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]

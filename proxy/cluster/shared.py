@@ -168,7 +168,7 @@ class SharedQueue(Shared):
 
     def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
         """Divide the caps by hosts. Loans to and from hosts that are not reached do not count."""
-        self.siblings.set_hosts(hosts, rank)
+        self.siblings.place = (hosts, rank)
         if not are_reached:
             self.siblings.cut_off(FIRST_NUMBER)
         self.changed()

@@ -161,7 +161,7 @@ class SharingApp(App):
             self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
 
         siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, self._name)
-        siblings.set_hosts(*self._replica.place)
+        siblings.place = self._replica.place
         return SharedQueue(pool, siblings, flow_control.admit_waiting)
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import floor
 from zlib import crc32
 
@@ -19,6 +20,7 @@ Part = Callable[[str, int], int]
 """This worker's share of a cap."""
 
 
+@dataclass(eq=False)
 class Capacity:
     """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of
     this worker, `unsent` the admitted requests that are not sent yet.
@@ -26,14 +28,11 @@ class Capacity:
     Requests for a model that no pod serves do not wait.
     """
 
-    def __init__(
-        self, settings: FlowControlSettings, fleet: Pods, inside: Collection[object], unsent: Collection[Waiting]
-    ) -> None:
-        self.settings = settings
-        self._fleet = fleet
-        self._inside = inside
-        self._unsent = unsent
-        self._reflection = ReflectiveCeilings()
+    settings: FlowControlSettings
+    fleet: Pods
+    inside: Collection[object]
+    unsent: Collection[Waiting]
+    _reflection: ReflectiveCeilings = field(init=False, default_factory=lambda: ReflectiveCeilings())
 
     def turn(self) -> None:
         """Count a turn of reflective ceilings: the next request is considered."""
@@ -42,24 +41,24 @@ class Capacity:
 
     def in_all(self, waiting: Waiting) -> bool:
         """Return whether all pods together have capacity."""
-        settings, ready = self.settings, self._fleet.ready
-        if not self._fleet.endpoints_for(waiting.request.model):
+        settings, ready = self.settings, self.fleet.ready
+        if not self.fleet.endpoints_for(waiting.request.model):
             return True
         most, tokens = settings.max_concurrent, settings.max_tokens
-        if most is not None and len(self._inside) + sum(pod.load.remote_requests for pod in ready) >= most:
+        if most is not None and len(self.inside) + sum(pod.load.remote_requests for pod in ready) >= most:
             return False
         if tokens is not None:
-            in_flight = sum(pod.load.tokens for pod in ready) + sum(other.cost for other in self._unsent)
+            in_flight = sum(pod.load.tokens for pod in ready) + sum(other.cost for other in self.unsent)
             if in_flight > 0 and in_flight + waiting.cost > tokens:
                 return False
         return settings.saturation.detector == "none" or self._is_below_ceiling(waiting.band)
 
     def on_a_pod(self, waiting: Waiting) -> bool:
         """Return whether a pod of its model has capacity beyond the requests that are not sent yet."""
-        endpoints, settings = self._fleet.endpoints_for(waiting.request.model), self.settings
+        endpoints, settings = self.fleet.endpoints_for(waiting.request.model), self.settings
         if not endpoints:
             return True
-        others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
+        others = sum(1 for other in self.unsent if other.request.model == waiting.request.model)
         most = settings.max_concurrent_per_pod
         if most is not None and sum(max(0, most - pod.load.requests) for pod in endpoints) <= others:
             return False
@@ -69,15 +68,15 @@ class Capacity:
 
     def in_part(self, waiting: Waiting, part: Part) -> bool:
         """Return whether this worker's share of the caps has capacity."""
-        settings, endpoints = self.settings, self._fleet.endpoints_for(waiting.request.model)
+        settings, endpoints = self.settings, self.fleet.endpoints_for(waiting.request.model)
         if not endpoints:
             return True
         most, tokens, per_pod = settings.max_concurrent, settings.max_tokens, settings.max_concurrent_per_pod
-        if most is not None and len(self._inside) >= part(REQUESTS, most):
+        if most is not None and len(self.inside) >= part(REQUESTS, most):
             return False
         if tokens is not None and self._own_tokens() + min(waiting.cost, tokens) > part(TOKENS, tokens):
             return False
-        others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
+        others = sum(1 for other in self.unsent if other.request.model == waiting.request.model)
         if per_pod is not None:
             free = (part(REQUESTS + pod.name, per_pod) - _own_requests(pod) for pod in endpoints)
             if sum(max(0, left) for left in free) <= others:
@@ -87,21 +86,21 @@ class Capacity:
     def short(self, part: Part) -> Iterator[str]:
         """Yield the caps of the whole pool where this worker may need more."""
         settings = self.settings
-        if settings.max_concurrent is not None and len(self._inside) >= part(REQUESTS, settings.max_concurrent):
+        if settings.max_concurrent is not None and len(self.inside) >= part(REQUESTS, settings.max_concurrent):
             yield REQUESTS
         if settings.max_tokens is not None:
             yield TOKENS
 
     def idle(self, part: Part, wanted: Collection[str]) -> Iterator[tuple[str, int, str]]:
         """Yield unused parts of this worker's shares that are wanted: the cap, the amount, and the name under which."""
-        settings, unsent = self.settings, len(self._unsent)
+        settings, unsent = self.settings, len(self.unsent)
         if settings.max_concurrent is not None and REQUESTS in wanted:
-            yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside), REQUESTS
+            yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self.inside), REQUESTS
         if settings.max_tokens is not None and TOKENS in wanted:
             yield TOKENS, part(TOKENS, settings.max_tokens) - self._own_tokens(), TOKENS
-        tokens = settings.max_tokens_per_pod and sum(other.cost for other in self._unsent)
+        tokens = settings.max_tokens_per_pod and sum(other.cost for other in self.unsent)
         models = [name for name in wanted if name not in (REQUESTS, TOKENS)]
-        for pod, model in {pod: each for each in models for pod in self._fleet.endpoints_for(each)}.items():
+        for pod, model in {pod: each for each in models for pod in self.fleet.endpoints_for(each)}.items():
             if settings.max_concurrent_per_pod is not None:
                 name = REQUESTS + pod.name
                 yield name, part(name, settings.max_concurrent_per_pod) - _own_requests(pod) - unsent, model
@@ -116,7 +115,7 @@ class Capacity:
         return saturation < band.ceiling
 
     def _own_tokens(self) -> int:
-        return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)
+        return sum(map(_own_tokens, self.fleet.ready)) + sum(other.cost for other in self.unsent)
 
     def with_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> list[Endpoint]:
         """Return the endpoints with capacity in this worker's share."""
@@ -134,7 +133,7 @@ class Capacity:
 
     def saturation(self) -> float:
         """Mean over the ready pods; 1.0 and above is full."""
-        detector, endpoints = self.settings.saturation, self._fleet.ready
+        detector, endpoints = self.settings.saturation, self.fleet.ready
         if detector.detector == "none":
             return 0.0
         if not endpoints:
@@ -143,7 +142,7 @@ class Capacity:
             total, step = sum(_utilization(pod, detector) for pod in endpoints), 1 / detector.queue_depth
         else:
             total, step = sum(_concurrency(pod, detector) for pod in endpoints), 1 / (detector.requests or 1_000_000)
-        return (total + step * len(self._unsent)) / len(endpoints)
+        return (total + step * len(self.unsent)) / len(endpoints)
 
     def fits(self, endpoint: Endpoint, cost: int) -> bool:
         """Return whether the pod has capacity; a prompt larger than the cap needs an idle pod."""
@@ -177,6 +176,7 @@ def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
     return max(load.requests / requests if requests else 0.0, load.tokens / tokens if tokens else 0.0)
 
 
+@dataclass(slots=True)
 class ReflectiveCeilings:
     """A band's ceiling is 1 - depth * saturation: 1 for the highest band, of depth 0, and as far from 1 as the
     saturation is for the lowest, of depth 1. A band at its ceiling goes on at one turn of saturation / (1 - saturation)
@@ -186,9 +186,8 @@ class ReflectiveCeilings:
     might never have one together with the higher bands.
     """
 
-    def __init__(self) -> None:
-        self._turns = 0
-        self._is_open = True
+    _turns: int = 0
+    _is_open: bool = True
 
     def turn(self, saturation: float) -> None:
         if 1.0 - saturation <= saturation < 1.0:
@@ -211,6 +210,7 @@ Lent = Mapping[str, Mapping[str, int] | None]
 Publish = Callable[[int | None, Lent, Sequence[str]], None]
 
 
+@dataclass(eq=False)
 class SharedCaps:
     """Shares of the caps between the processes of a deployment. No process exceeds its share, so all together never
     exceed the cap, however late reports arrive. A process that needs more waits and publishes that; the others then
@@ -222,25 +222,25 @@ class SharedCaps:
     common to all.
     """
 
-    def __init__(self, workers: int, publish: Publish, seat: int = 0, name: str = "0") -> None:
-        """`seat`: the number of this worker on its host."""
-        self.workers = workers
-        self.name = name
-        self._seat = seat
-        self._hosts, self._rank = 1, 0
-        self._publish = publish
-        self._waiting: dict[int, int] = {}
-        """The highest waiting priority of each peer."""
-        self._names: dict[int, str] = {}
-        self._wants: dict[int, frozenset[str]] = {}
-        self.published: int | None = None
-        self.wants: Sequence[str] = ()
-        """Both as last published."""
-        self.given: dict[str, Counter[str]] = {}
-        self._got: dict[int, Counter[str]] = {}
-        self._beyond: Counter[str] = Counter()
-        """Borrowed minus lent."""
-        self._unpublished: dict[str, dict[str, int] | None] = {}
+    workers: int
+    publish: Publish
+    seat: int = 0
+    """The number of this worker on its host."""
+    name: str = "0"
+    published: int | None = field(init=False, default=None)
+    wants: Sequence[str] = field(init=False, default=())
+    """Both as last published."""
+    given: dict[str, Counter[str]] = field(init=False, default_factory=dict)
+    place: tuple[int, int] = field(init=False, default=(1, 0))
+    """The number of hosts and the rank of this one."""
+    _waiting: dict[int, int] = field(init=False, default_factory=dict)
+    """The highest waiting priority of each peer."""
+    _names: dict[int, str] = field(init=False, default_factory=dict)
+    _wants: dict[int, frozenset[str]] = field(init=False, default_factory=dict)
+    _got: dict[int, Counter[str]] = field(init=False, default_factory=dict)
+    _beyond: Counter[str] = field(init=False, default_factory=Counter)
+    """Borrowed minus lent."""
+    _unpublished: dict[str, dict[str, int] | None] = field(init=False, default_factory=dict)
 
     @property
     def wait(self) -> bool:
@@ -249,13 +249,10 @@ class SharedCaps:
 
     def part(self, cap: str, most: int) -> int:
         """Return this process's share of a cap. The remainder goes to different hosts for different caps."""
-        if self._hosts > 1:
-            most = _part(most, self._hosts, (self._rank + crc32(cap.encode())) % self._hosts)
-        return _part(most, self.workers, self._seat) + self._beyond[cap]
-
-    def set_hosts(self, hosts: int, rank: int) -> None:
-        """Set the number of hosts and the rank of this one."""
-        self._hosts, self._rank = hosts, rank
+        hosts, rank = self.place
+        if hosts > 1:
+            most = _part(most, hosts, (rank + crc32(cap.encode())) % hosts)
+        return _part(most, self.workers, self.seat) + self._beyond[cap]
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -274,7 +271,7 @@ class SharedCaps:
         if highest != self.published or wants != self.wants or self._unpublished:
             unpublished, self._unpublished = self._unpublished, {}
             self.published, self.wants = highest, wants
-            self._publish(highest, unpublished, wants)
+            self.publish(highest, unpublished, wants)
 
     def receive(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None:
         self._names[peer] = name

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import exp2, inf
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -137,22 +137,20 @@ class Waiting:
         self.cost = cost
 
 
+@dataclass(eq=False, slots=True)
 class Flow:
     """The requests of one tenant in one band. `served` is the service it received, divided by its share."""
 
-    __slots__ = ("model", "number", "ordered", "served", "share", "waiting")
-
-    def __init__(self, share: float, number: int) -> None:
-        self.share = share
-        self.number = number
-        """Order of creation; decides between flows that are equal otherwise."""
-        self.served = 0.0
-        self.waiting: dict[Waiting, None] = {}
-        """In order of arrival."""
-        self.ordered: Ranking[Waiting] = Ranking()
-        """In the order of admission."""
-        self.model: str | None = None
-        """Model of the first request, under which the band ranks the flow."""
+    share: float
+    number: int
+    """Order of creation; decides between flows that are equal otherwise."""
+    served: float = 0.0
+    waiting: dict[Waiting, None] = field(default_factory=dict)
+    """In order of arrival."""
+    ordered: Ranking[Waiting] = field(default_factory=lambda: Ranking())
+    """In the order of admission."""
+    model: str | None = None
+    """Model of the first request, under which the band ranks the flow."""
 
     def push(self, waiting: Waiting) -> None:
         self.waiting[waiting] = None
@@ -411,14 +409,14 @@ MOST_TENANTS = 100_000
 """Tenants that are remembered; clients may invent names."""
 
 
+@dataclass(eq=False)
 class AttainedService:
     """Recent service of each tenant in tokens, in all bands together. Times are monotonic seconds."""
 
-    def __init__(self, settings: LeastService) -> None:
-        self.settings = settings
-        self._had: dict[str, tuple[float, float]] = {}
-        """Tokens and their time; the latest change comes last."""
-        self._latest = -inf
+    settings: LeastService
+    _had: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    """Tokens and their time; the latest change comes last."""
+    _latest: float = field(init=False, default=-inf)
 
     def add(self, tenant: str, tokens: float, now: float) -> None:
         self._latest = now

@@ -38,14 +38,14 @@ class HealthClient(Poster, Protocol):
         complete response arrives."""
 
 
+@dataclass(slots=True)
 class Streak:
     """Counts consecutive results: `failures` in a row turn it to failing, `successes` in a row turn it back."""
 
-    def __init__(self, failures: int, successes: int) -> None:
-        self._failures = failures
-        self._successes = successes
-        self._run = 0
-        self.is_failing = False
+    failures: int
+    successes: int
+    is_failing: bool = False
+    _run: int = 0
 
     def add(self, good: bool) -> bool:
         """Add a result. Return whether `is_failing` has changed."""
@@ -53,7 +53,7 @@ class Streak:
             self._run = 0
             return False
         self._run += 1
-        if self._run < (self._successes if self.is_failing else self._failures):
+        if self._run < (self.successes if self.is_failing else self.failures):
             return False
         self._run, self.is_failing = 0, not self.is_failing
         return True

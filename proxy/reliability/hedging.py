@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt, Ending
@@ -31,16 +31,14 @@ KINDS = 200
 """Largest number of kinds of requests. Clients may invent models."""
 
 
+@dataclass(slots=True)
 class FirstByteTimes:
     """Recent times to first byte of one kind of requests, in seconds."""
 
-    __slots__ = ("_added", "_seen", "late")
-
-    def __init__(self) -> None:
-        self._seen: deque[float] = deque(maxlen=REMEMBERED)
-        self._added = 0
-        self.late: float | None = None
-        """The percentile; None while too few times are known."""
+    late: float | None = None
+    """The percentile; None while too few times are known."""
+    _added: int = 0
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def add(self, seconds: float, share: float) -> None:
         self._seen.append(seconds)
@@ -51,12 +49,12 @@ class FirstByteTimes:
             self.late = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+@dataclass(eq=False)
 class HedgeDelays:
     """The delay before a hedged attempt, per model, and separately for streams and responses in one piece."""
 
-    def __init__(self, settings: HedgingSettings) -> None:
-        self._kinds: dict[Hashable, FirstByteTimes] = {}
-        self.settings = settings
+    settings: HedgingSettings
+    _kinds: dict[Hashable, FirstByteTimes] = field(init=False, default_factory=dict)
 
     def of(self, request: InferenceRequest) -> float | None:
         """Return the seconds after sending; None if unknown."""

@@ -146,14 +146,14 @@ def test_the_parts_of_all_hosts_sum_up_to_the_cap(most: int, workers: list[int],
     everybody = [SharedCaps(of, unheard, seat) for of in workers for seat in range(of)]
     ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
     for one, rank in zip(everybody, ranks, strict=True):
-        one.set_hosts(len(workers), rank)
+        one.place = (len(workers), rank)
     assert sum(one.part(cap, most) for one in everybody) == most
 
 
 def test_indivisible_caps_of_different_pods_go_to_different_hosts() -> None:
     hosts = [SharedCaps(1, unheard), SharedCaps(1, unheard)]
     for rank, host in enumerate(hosts):
-        host.set_hosts(2, rank)
+        host.place = (2, rank)
     parts = [[host.part(f"requests pod-{number}", 1) for number in range(20)] for host in hosts]
     assert all(one + other == 1 for one, other in zip(*parts, strict=True))
     assert 5 <= sum(parts[0]) <= 15
@@ -168,7 +168,7 @@ class Hosts:
         self.all = [SharedCaps(1, self._teller(number), 0, str(number)) for number in range(count)]
         self._queues = [SharedQueue("p", one, lambda: None) for one in self.all]
         for rank, one in enumerate(self.all):
-            one.set_hosts(count, rank)
+            one.place = (count, rank)
 
     def _teller(self, number: int) -> Publish:
         return lambda highest, given, wants: self._sent.append(
