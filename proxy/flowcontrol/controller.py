@@ -428,7 +428,7 @@ def _fullness(by_load: ShedByLoad, endpoint: Endpoint) -> float:
     return max(view.waiting / by_load.queue_depth, view.kv_usage / by_load.kv_usage)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class FlowSeries:
     """Metrics of the queue of a pool."""
 
