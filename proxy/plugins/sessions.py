@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -62,16 +62,9 @@ class SessionIdConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class SessionAffinity(PreRequest, EndpointRemoved):
-    """With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, which the client
-    sends back; with `session_id` the proxy remembers the pod of each session, and moves a session only when its pod
-    is no candidate any more.
-
-    With `rebalance` a session also leaves a pod that is too far behind, and is bound to where it goes. Sessions of a
-    pod that drains follow the one that went before them, as far as that pod's load allows: what they have in common is
-    computed once.
-    """
+    """The parameters and the state of session-affinity-filter and session-affinity-scorer; see the scorer."""
 
     clock: Clock
     state: PluginState
@@ -90,16 +83,13 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     rebalance: Rebalance | None = param(
         None, "when a session leaves a pod that is slower than the others and is bound to another; null: sessions stay"
     )
-    table: BindingTable = field(init=False, repr=False, compare=False)
-    _successors: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False)
-    """Draining pod -> pod that got the last of its sessions."""
 
     def __post_init__(self) -> None:
         ttl, sweep = self.session_id_config.eviction_ttl_seconds, self.session_id_config.eviction_sweep_seconds
-        table = self.state.get("sessions", lambda: BindingTable(ttl, sweep))
-        self.state.at_commit(partial(table.expire_after, ttl, sweep))
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "_successors", self.state.get("successors", dict))
+        self.table = self.state.get("sessions", lambda: BindingTable(ttl, sweep))
+        self.state.at_commit(partial(self.table.expire_after, ttl, sweep))
+        self._successors: dict[Endpoint, Endpoint] = self.state.get("successors", dict)
+        """Draining pod -> pod that got the last of its sessions."""
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

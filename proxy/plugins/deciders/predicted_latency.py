@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from proxy.prefix.match import TOKENIZED_PROMPT, PrefixMatch, reads_prefix_match
 
 
 @plugin("predicted-latency-pd-decider")
-@dataclass(slots=True)
+@dataclass
 class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointRemoved):
     """Splits a request if that costs fewer seconds. One pod: the time to first token, `interferenceCost` per second of
     delay of the responses that run there, and `answerCost` of the response, which is slower the more prompts that pod
@@ -47,17 +47,13 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     )
     match: DataKey[PrefixMatch] = reads_prefix_match()
     forecast: DataKey[LatencyForecast] = reads_forecast()
-    transfer: TransferModel = field(init=False, repr=False, compare=False)
-    prefill_share: PrefillShare = field(init=False, repr=False, compare=False)
-    _prefill: DataKey[Attempt] = field(init=False, repr=False, compare=False)
-    _tokens: DataKey[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         first = (self.transfer_seconds, self.transfer_seconds_per_token)
         self.transfer = self.state.get("transfer", lambda: TransferModel(*first), first)
         self.prefill_share = self.state.get("prefill_share", PrefillShare)
-        self._prefill = DataKey("PrefillLeg", self.name)
-        self._tokens = DataKey("TransferTokens", self.name)
+        self._prefill: DataKey[Attempt] = DataKey("PrefillLeg", self.name)
+        self._tokens: DataKey[int] = DataKey("TransferTokens", self.name)
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         """Return whether a split could be faster if a pod computed the prompt in no time."""

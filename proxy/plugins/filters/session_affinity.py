@@ -13,15 +13,10 @@ from proxy.plugins.sessions import SessionAffinity
 
 
 @plugin("session-affinity-filter")
-@dataclass(frozen=True, slots=True)
+@dataclass
 class SessionAffinityFilter(SessionAffinity, Filter):
-    """Keeps the session's pod alone if it is a candidate, else all.
-
-    With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, that the client sends
-    back; with `session_id` the proxy remembers, and moves a session only when its pod is no candidate any more. With
-    `rebalance` a session also leaves a pod that is too far behind the others, and is bound to where it goes; sessions
-    of a pod that drains go where those before them went, while that pod is not too far behind.
-    """
+    """Keeps the session's pod alone if it is a candidate, else all. See session-affinity-scorer for the strategies and
+    `rebalance`."""
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         bound = self.bound(request, endpoints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun, ScoredEndpoint
@@ -15,14 +15,13 @@ from proxy.core.state import PluginState
 
 
 @plugin("round-robin-picker")
-@dataclass(frozen=True, slots=True)
+@dataclass
 class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
     """Smooth weighted round robin, as in nginx: every candidate gains its weight, the one with the highest sum is
     picked and loses the sum of all weights. Scores are ignored. The position advances when a request is sent."""
 
     state: PluginState
     max_num_of_endpoints: int = param(0, "only 0: a round counts the turns of every candidate of a decision")
-    _credit: dict[Endpoint, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_num_of_endpoints != 0:
@@ -30,7 +29,7 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
                 "maxNumOfEndpoints: round robin counts the turns of every candidate, so a decision names all of them; "
                 "remove it, or use another picker"
             )
-        object.__setattr__(self, "_credit", self.state.get("credit", dict))
+        self._credit: dict[Endpoint, float] = self.state.get("credit", dict)
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -44,7 +44,7 @@ JUDGE_INTERVAL = 2.0
 
 
 @plugin("approx-prefix-cache-producer")
-@dataclass(slots=True)
+@dataclass
 class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
     """Hashes the prompt once and reserves its blocks on the pod that is chosen. A response confirms them, a failure
     removes them. The response is expected in the next turn of the conversation. Fewer cached tokens than expected, as
@@ -80,16 +80,6 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         DEFAULT_CAPACITY, "Blocks remembered of a pod whose KV capacity is not known; 0 or less: the default."
     )
     max_bytes: Size = param(Size(256 << 20), "Memory of the whole index; what was used longest ago goes.", at_least=0)
-    index: PrefixIndex = field(init=False, repr=False, compare=False)
-    _windows: dict[Endpoint, HitWindow] = field(init=False, repr=False, compare=False)
-    _judge_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
-    _prove_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
-    _key: DataKey[ChainMatch] = field(init=False, repr=False, compare=False)
-    _reservations: dict[Attempt, Reservation] = field(init=False, repr=False, compare=False)
-    _block_size: int = field(init=False, repr=False, compare=False)
-    _max_blocks: int = field(init=False, repr=False, compare=False)
-    _fixed_capacity: int = field(init=False, repr=False, compare=False)
-    _capacity_of: Callable[[int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.auto_tune and self.block_size_tokens <= 0:
@@ -98,7 +88,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._max_blocks = self._block_limit()
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._capacity_of = lru_cache(self._capacity)
-        self._key = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
+        self._key: DataKey[ChainMatch] = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
+        self._judge_at = self._prove_at = -math.inf
         self._keep_state()
 
     @property
@@ -109,7 +100,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         """Reuse the index of the previous producer, unless its blocks have another size."""
         state, size = self.state, self._block_size
         index = self.index = state.get("index", lambda: PrefixIndex(self.clock, max_bytes=self.max_bytes), size)
-        self._windows, self._reservations = state.get("windows", dict, size), state.get("reservations", dict, size)
+        self._windows: dict[Endpoint, HitWindow] = state.get("windows", dict, size)
+        self._reservations: dict[Attempt, Reservation] = state.get("reservations", dict, size)
         state.at_commit(lambda: setattr(index, "max_bytes", self.max_bytes))
 
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import repeat
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class _Window:
 
 
 @plugin("burst-prefix-cache-producer")
-@dataclass(slots=True)
+@dataclass
 class BurstPrefixCacheProducer(DataProducer):
     """Has each request wait until its window ends, so that those which came in it are placed together: equal prompts on
     one pod, or on as few as `maxPerReplica` allows, pods evenly. A `prefix-cache-scorer` with this producer's name
@@ -81,9 +81,6 @@ class BurstPrefixCacheProducer(DataProducer):
     balance_by: Literal["requests", "tokens"] = param(
         "requests", "What pods get evenly: requests, or blocks that they do not get from others of the window."
     )
-    _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _rules: Rules = field(init=False, repr=False, compare=False)
-    _window: _Window | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         for name, number in (("maxPerReplica", self.max_per_replica), ("maxBatchSize", self.max_batch_size)):
@@ -92,6 +89,7 @@ class BurstPrefixCacheProducer(DataProducer):
         if 0 < self.max_prefix_tokens_to_match < self.block_size_tokens:
             raise ValueError("maxPrefixTokensToMatch must be 0 or at least blockSizeTokens")
         self._key = PREFIX_MATCH.of(self.name)
+        self._window: _Window | None = None
         self._rules = Rules(self.max_per_replica, self.min_colocate_blocks, self.balance_by == "tokens")
 
     @property

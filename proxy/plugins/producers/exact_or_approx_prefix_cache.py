@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt
@@ -12,11 +12,11 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, PreRequest, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch
 
 
 @plugin("exact-or-approx-prefix-cache-producer")
-@dataclass(slots=True)
+@dataclass
 class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
     """Combines exact and approximate prefix matches per pod. A pod is matched exactly while its KV events arrive, none
     was lost since it started, and its responses confirm them. Prompts with media, and prompts of APIs that are not
@@ -27,9 +27,6 @@ class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
     name: InstanceName
     exact_producer_name: str = param("precise-prefix-cache-producer", "producer of exact matches")
     approx_producer_name: str = param("approx-prefix-cache-producer", "producer of approximate matches")
-    _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _exact: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _approx: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt, Stage
@@ -45,7 +45,7 @@ ENCODER_CACHE_MATCH: DataKey[MediaMatch] = DataKey("EncoderCacheMatchInfo", valu
 
 
 @plugin("mm-embeddings-cache-producer")
-@dataclass(slots=True)
+@dataclass
 class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     """Remembers which pods have encoded which images, audio and videos, identified by URL or content. A decode pod
     whose prompt another pod has prefilled encodes nothing and is not remembered."""
@@ -60,15 +60,12 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
         key="cacheSizeInMBPerServer",
         aliases=("cacheSizeInMB",),
     )
-    _key: DataKey[MediaMatch] = field(init=False, repr=False, compare=False)
-    _most: int = field(init=False, repr=False, compare=False)
-    _seen: dict[Endpoint, Seen] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = self.cache_size_in_mb_per_server if self.cache_size_in_mb_per_server > 0 else DEFAULT_MIB
         self._most = max(1, size // MIB_PER_MEDIUM)
         self._key = ENCODER_CACHE_MATCH.of(self.name)
-        self._seen = self.state.get("seen", dict)
+        self._seen: dict[Endpoint, Seen] = self.state.get("seen", dict)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:

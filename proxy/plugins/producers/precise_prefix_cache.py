@@ -14,7 +14,7 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRe
 from proxy.core.ports import Clock, InstanceName, KvEvents, KvSources
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.prefix.exact import PAIR_BYTES, ExactIndex, ExactReservation
-from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class IndexerConfig:
 
 
 @plugin("precise-prefix-cache-producer")
-@dataclass(slots=True)
+@dataclass
 class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
     """Subscribes to the KV events of all pods and matches the token ids of prompts; requires a token-producer that
     produces token ids. Blocks that a pod will store count from the decision on, until its events confirm them.
@@ -111,13 +111,10 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
         Duration(2.0), "time after a response in which its events must arrive", key="speculativeTTL", more_than=0
     )
     max_bytes: Size = param(Size(1 << 30), "memory of the index; blocks beyond it are ignored", at_least=0)
-    index: ExactIndex = field(init=False, repr=False, compare=False)
-    _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _reserved: DataKey[Predicted] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)
-        self._reserved = DataKey("Reserved", self.name)
+        self._reserved: DataKey[Predicted] = DataKey("Reserved", self.name)
         weights = {backend.name.lower(): backend.weight for backend in self.indexer_config.kv_cache_backend_configs}
         most = self.max_bytes // PAIR_BYTES
         block_size = self.token_processor_config.block_size_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +27,7 @@ UNUSED = "accepted and without effect: "
 
 
 @plugin("predicted-latency-producer")
-@dataclass(slots=True)
+@dataclass
 class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
     """Learns for each pod what an engine step, an uncached prompt token and a running request cost, from the times of
     the first and last bytes of streams and the cached tokens that they report. It needs no training server and no
@@ -57,25 +57,20 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     max_decode_token_samples_for_prediction: int = param(0, UNUSED + "as samplingMean")
     use_encoder_cache_features: bool = param(False, UNUSED + "images count by their tokens")
     encoder_cache_match_info_producer_name: str = param("", UNUSED + "images count by their tokens")
-    fleet: FleetModel = field(init=False, repr=False, compare=False)
-    locksteps: list[Lockstep] = field(init=False, repr=False, compare=False)
-    """Locksteps of the pods with data-parallel ranks."""
-    _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False)
-    _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False)
-    _last_endpoints: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
-    _last_models: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
-    """The models of `_last_endpoints`."""
-    _prices: Prices = field(init=False, repr=False, compare=False)
-    _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.fleet, self._pods = self.state.get("fleet", FleetModel), self.state.get("pods", dict)
-        self._work = self.state.get("work", dict)
+        self.fleet = self.state.get("fleet", FleetModel)
+        self._pods: dict[Endpoint, PodModel] = self.state.get("pods", dict)
+        self._work: dict[Attempt, tuple[PodModel, Work]] = self.state.get("work", dict)
+        self._last_endpoints: Sequence[Endpoint] | None = None
+        self._last_models: list[PodModel] = []
+        """The models of `_last_endpoints`."""
         locksteps = (pod.lockstep for pod in self._pods.values() if pod.lockstep is not None)
         self.locksteps = list(dict.fromkeys(locksteps))
+        """Locksteps of the pods with data-parallel ranks."""
         self._prices = Prices(self.work_cost, self.decode_cost)
         self.state.at_commit(self._apply_prices)
-        self._key = DataKey(LATENCY.kind, self.name)
+        self._key: DataKey[Forecast] = DataKey(LATENCY.kind, self.name)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.endpoint import Endpoint
@@ -48,7 +48,7 @@ class Pod:
 
 
 @plugin("token-producer")
-@dataclass(slots=True)
+@dataclass
 class TokenProducer(DataProducer):
     """Produces the token ids of prompts in one of the modes; without a mode it estimates their number: four bytes of
     the text that the chat template sees are one token. Chats, completions and lists of token ids are supported.
@@ -63,7 +63,6 @@ class TokenProducer(DataProducer):
     uds: Any = param(None, "not supported: use local", aliases=("udsTokenizerConfig",))
     model_name: str = param("", "model name for pod and vllm; empty: the model of the request")
     models: tuple[str, ...] = param((), "models whose prompts are tokenised in this mode; empty: all")
-    _tokens: PromptTokenizer | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for modes that contradict each other or are unavailable."""

@@ -10,11 +10,10 @@ from proxy.plugins.producers.token import TokenProducer
 
 
 @plugin("tokenizer")
-@dataclass(slots=True)
+@dataclass
 class Tokenizer(TokenProducer):
     """As token-producer, but without a mode it requests token ids from the pods. Deprecated: use token-producer."""
 
     def _opened(self) -> PromptTokenizer | None:
-        # Not super(): a dataclass with slots is another class than the one its methods were written in.
-        chosen = TokenProducer._opened(self)
+        chosen = super()._opened()
         return self.tokenizers.remote(RemoteTokenizer("", self.model_name, 0.3)) if chosen is None else chosen

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from proxy.core.params import param
 from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import DataKey
-from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
+from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, stages
 from proxy.prefix.match import PrefixMatch, requires_prefix_match
 
 OLDER = "older spelling of "
 
 
 @plugin("disagg-profile-handler")
-@dataclass(slots=True)
+@dataclass
 class DisaggProfileHandler(StagedHandler):
     """Runs the decode profile, which picks the pod that responds; then the encode profile and the prefill profile, each
     if its decider requires it. A stage is left out if only the decode pod could run it. If the decode profile finds
@@ -37,7 +37,6 @@ class DisaggProfileHandler(StagedHandler):
     encode_profile: str = param("", OLDER + "profiles.encode")
     prefill_decider_plugin_name: str = param("", OLDER + "deciders.prefill", aliases=("deciderPluginName",))
     encode_decider_plugin_name: str = param("", OLDER + "deciders.encode")
-    _stages: Stages = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         profiles, deciders = self._of_older_spellings()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxy.core.params import param
 from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import DataKey
-from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
+from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, stages
 from proxy.prefix.match import PrefixMatch, requires_prefix_match
 
 UNUSED = "accepted and without effect"
 
 
 @plugin("pd-profile-handler")
-@dataclass(slots=True)
+@dataclass
 class PdProfileHandler(StagedHandler):
     """Deprecated: a disagg-profile-handler of two stages, decode first."""
 
@@ -29,7 +29,6 @@ class PdProfileHandler(StagedHandler):
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     primary_port: int = param(0, UNUSED + ": each rank is reached at its own port", at_least=0, at_most=65535)
-    _stages: Stages = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         profiles = StageProfiles(decode=self.decode_profile, prefill=self.prefill_profile)

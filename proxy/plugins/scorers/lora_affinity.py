@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun
@@ -36,7 +36,7 @@ class AdapterRebalance(Rebalance):
 
 
 @plugin("lora-affinity-scorer")
-@dataclass(frozen=True, slots=True)
+@dataclass
 class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
     """1 where the adapter is active, 0.8 where a slot is free, 0.6 where it waits to be loaded, else 0.
 
@@ -54,14 +54,12 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
         "time after its last request for which an adapter counts as loaded; 0: trust the pods' reports",
         at_least=0,
     )
-    _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False)
-    """The adapters that were sent to each pod, up to its number of slots, the most recently used last."""
-    _plain: dict[str, None] = field(init=False, repr=False, compare=False)
-    """Models that ran and were not adapters."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_slots", self.state.get("slots", dict))
-        object.__setattr__(self, "_plain", self.state.get("plain models", dict))
+        self._slots: dict[Endpoint, OrderedDict[str, float]] = self.state.get("slots", dict)
+        """The adapters that were sent to each pod, up to its number of slots, the most recently used last."""
+        self._plain: dict[str, None] = self.state.get("plain models", dict)
+        """Models that ran and were not adapters."""
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         model = request.model

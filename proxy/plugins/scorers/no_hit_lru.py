@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun
@@ -19,7 +19,7 @@ UNUSED = "accepted and without effect: matches come from a producer, see prefixM
 
 
 @plugin("no-hit-lru-scorer")
-@dataclass(slots=True)
+@dataclass
 class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     """0.5 for all n endpoints if one of them has a hit. Otherwise endpoints that never got a cold prompt score
     1 - i/(n-1) in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
@@ -29,10 +29,9 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     match: DataKey[PrefixMatch] = reads_prefix_match()
-    _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._lru = self.state.get("lru", OrderedDict)
+        self._lru: OrderedDict[Endpoint, None] = self.state.get("lru", OrderedDict)
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         if self._is_warm(request, endpoints):

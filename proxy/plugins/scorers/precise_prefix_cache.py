@@ -13,7 +13,7 @@ from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProdu
 
 
 @plugin("precise-prefix-cache-scorer")
-@dataclass(slots=True)
+@dataclass
 class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer, Scorer):
     """Share of the prompt's blocks that the pod has; 0 for all where the prompt has no token ids. Deprecated: use
     precise-prefix-cache-producer, whose parameters it has, and prefix-cache-scorer."""

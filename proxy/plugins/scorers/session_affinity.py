@@ -13,7 +13,7 @@ from proxy.plugins.sessions import SessionAffinity
 
 
 @plugin("session-affinity-scorer")
-@dataclass(frozen=True, slots=True)
+@dataclass
 class SessionAffinityScorer(SessionAffinity, Scorer):
     """1 for the session's pod, 0 for the others; 0 for all without a session.
 
