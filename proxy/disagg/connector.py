@@ -34,8 +34,9 @@ class Connector(Protocol):
         """Return what both requests need before the first one is sent."""
 
     def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the fields for the decode request from the prefill pod's response; None if that pod kept nothing, so
-        that the decode pod computes the prompt. Not called if both requests are sent at once."""
+        """Return the fields for the decode request from the prefill pod's response, by default none; None if that pod
+        kept nothing, so that the decode pod computes the prompt. Not called if both requests are sent at once."""
+        return {}
 
 
 def only_once(request_id: str, random: Random) -> str:

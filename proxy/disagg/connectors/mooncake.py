@@ -7,7 +7,7 @@ names it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
@@ -30,9 +30,6 @@ class Mooncake(Connector):
         }
         here = {"do_remote_decode": True, "do_remote_prefill": False}
         return Split({"kv_transfer_params": {**here, **transfer}}, {"kv_transfer_params": {**away, **transfer}})
-
-    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        return None
 
 
 def _engine_id(prefill: Endpoint) -> str:

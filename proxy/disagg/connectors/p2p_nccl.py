@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
@@ -19,9 +19,6 @@ class P2pNccl(Connector):
         both = (_address(prefill), _address(decode))
         name = only_once(request_id, random)
         return Split({}, None, f"___prefill_addr_{both[0]}___decode_addr_{both[1]}_{name}")
-
-    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        return {}
 
 
 def _address(endpoint: Endpoint) -> str:

@@ -31,6 +31,3 @@ class Sglang(Connector):
         if prefill.rank is None:
             return Split(meeting, meeting)
         return Split(meeting, {**meeting, "disagg_prefill_dp_rank": prefill.rank})
-
-    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        return None

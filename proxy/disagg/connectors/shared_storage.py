@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
@@ -13,8 +13,4 @@ class SharedStorage(Connector):
     name: ClassVar[str] = "shared-storage"
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
-        return Split({}, None)
-
-    def hand_over(self, response: dict[str, Any]) -> dict[str, Any] | None:
-        """The decode pod finds the blocks by the hash of the prompt."""
-        return {}
+        return Split({}, None)  # the decode pod finds the blocks by the hash of the prompt
