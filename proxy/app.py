@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -144,9 +143,7 @@ class App:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Let running streams end within the drain's grace, then stop everything in reverse order."""
         self._is_stopping = True
         await self._stack.aclose()
@@ -267,7 +264,6 @@ class App:
 
     @property
     def schedulings(self) -> Mapping[str, Scheduling]:
-        """The schedulings by pool."""
         return self.serving.schedulings
 
     @property
@@ -349,7 +345,6 @@ class App:
         """Share nothing: there is no other process."""
 
     def _ports(self, pool: str, draft: Draft) -> Ports:
-        """Return what the plugins of a pool use."""
         return {
             Clock: self._clock,
             Random: self._random,

@@ -95,7 +95,6 @@ def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]
 
 
 def _path(given: Mapping[str, Any]) -> str:
-    """Raise BadRequest."""
     if given.get("path"):
         return _text(given, "path")
     request = given["request"]
@@ -106,14 +105,12 @@ def _path(given: Mapping[str, Any]) -> str:
 
 
 def _headers(given: Any) -> Mapping[str, str]:
-    """Raise BadRequest."""
     if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
         raise BadRequest("headers must be an object of texts.", param="headers")
     return {"content-type": "application/json", **{name.lower(): value for name, value in given.items()}}
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
-    """Raise BadRequest."""
     value = given.get(name) or ""
     if not isinstance(value, str):
         raise BadRequest(f"{name} must be text.", param=name)
@@ -121,7 +118,6 @@ def _text(given: Mapping[str, Any], name: str) -> str:
 
 
 def _weights(given: Any) -> Mapping[str, float]:
-    """Raise BadRequest."""
     if not isinstance(given, Mapping):
         raise BadRequest("weights must be an object with a number for each scorer.", param="weights")
     for name, weight in given.items():
@@ -156,11 +152,9 @@ class OwnDecisions:
     process: Process
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Raise BadRequest."""
         return self.process.explaining.listed(query)
 
     async def shown(self, name: str) -> Mapping[str, Any]:
-        """Raise NotFound."""
         return self.process.explaining.shown(name)
 
     async def imagined(self, values: Any, query: Mapping[str, str]) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
@@ -37,7 +36,6 @@ from proxy.parsing import (
     is_parsed_at_once,
     parsed_at_once,
     parsed_form,
-    parser_arguments,
     request_of,
 )
 from proxy.pool import Pool, Pools
@@ -97,7 +95,8 @@ class Gateway:
         elif is_parsed_at_once(client_request):
             parsed = parsed_at_once(client_request)
         else:
-            parsed = await self.parser.parse_apart(*parser_arguments(client_request))
+            content_type = client_request.headers.get("content-type", "")
+            parsed = await self.parser.parse_apart(client_request.path, client_request.body, content_type)
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(client_request, parsed, model, self.request_timeout)
         if self.authorizer is not None:
@@ -265,9 +264,7 @@ class Running:
     def __enter__(self) -> None:
         started(self.gateway, self.pool, self.attempt)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ended(self.attempt, error)
 
 

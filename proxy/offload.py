@@ -16,8 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from proxy.core.tasks import Tasks
 
@@ -53,8 +52,6 @@ def serve(prepare: Callable[[Any], Reply]) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A body that waits for a process."""
-
     size: int
     turn: asyncio.Future[_Worker]
 
@@ -87,12 +84,10 @@ class OffloadPool:
         self.given = 0
         """Number of bodies that were passed to processes."""
 
-    async def __aenter__(self) -> OffloadPool:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -150,7 +145,6 @@ class OffloadPool:
         self._assign()
 
     async def _exchanged(self, worker: _Worker, question: object, body: bytes) -> Message | None:
-        """Return the result, or None if the process died."""
         self.given += 1
         is_done = False
         try:

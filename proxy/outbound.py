@@ -24,8 +24,6 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class FetchedResponse(NamedTuple):
-    """A complete response."""
-
     status: int
     body: bytes
     headers: CIMultiDictProxy[str]

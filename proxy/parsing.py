@@ -6,7 +6,6 @@ import asyncio
 import math
 import resource
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from proxy.core.errors import BodyTooLarge, RequestError
 from proxy.core.ports import ClientRequest
@@ -70,11 +69,6 @@ def is_large_form(client_request: ClientRequest) -> bool:
     )
 
 
-def parser_arguments(client_request: ClientRequest) -> tuple[str, bytes, str]:
-    """Return the arguments for the parser in the other process."""
-    return client_request.path, client_request.body, client_request.headers.get("content-type", "")
-
-
 def request_of(client_request: ClientRequest, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
     """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest."""
     headers = client_request.headers
@@ -99,7 +93,7 @@ def request_of(client_request: ClientRequest, parsed: Parsed, model: str, second
     )
 
 
-class BodyParser:
+class BodyParser(OffloadPool):
     """`async with BodyParser()`: processes that parse bodies.
 
     One process takes any body, the other one bodies of up to QUICK bytes, so these do not wait for larger ones. Memory
@@ -107,20 +101,12 @@ class BodyParser:
     take."""
 
     def __init__(self) -> None:
-        self.pool = OffloadPool("proxy.parsing", limits=(QUICK, math.inf), kill_above=QUICK)
-
-    async def __aenter__(self) -> BodyParser:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.pool.close()
+        super().__init__("proxy.parsing", limits=(QUICK, math.inf), kill_above=QUICK)
 
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
         """As `openai.parse`, in another process. Also raise BodyTooLarge for a body that crashes the processes."""
         for _ in range(_TRIES):
-            reply = await self.pool.ask((path, content_type), body)
+            reply = await self.ask((path, content_type), body)
             if reply is not None:
                 return _assembled(*reply, body)
         raise BodyTooLarge("The request body takes too much memory to read.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from proxy.core.endpoint import Endpoint
@@ -38,29 +39,24 @@ def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
     )
 
 
+@dataclass(eq=False)
 class Polling:
     """Polls the pods of a process. `runners`, by pool, belong to the configuration in use."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        trust: PodTlsContexts,
-        clock: Clock,
-        rng: Random,
-        check_failed: Callable[[Endpoint, str], None],
-    ) -> None:
-        """`check_failed`: see HealthChecks."""
-        self._fleet = fleet
-        self._trust = trust
-        self._clock = clock
-        self._random = rng
-        self._check_failed = check_failed
+    _fleet: Fleet
+    _trust: PodTlsContexts
+    _clock: Clock
+    _random: Random
+    _check_failed: Callable[[Endpoint, str], None]
+    """See HealthChecks."""
+
+    def __post_init__(self) -> None:
         self.tasks = Tasks()
         """Runs the model reads."""
         self.runners: Mapping[str, FleetRunner] = {}
         self.scraped: Scraped = lambda *_: None
         """Called after every scrape."""
-        self._rounds = ModelRounds(self._read_models, clock, self.tasks)
+        self._rounds = ModelRounds(self._read_models, self._clock, self.tasks)
 
     def build(self, settings: Settings, draft: Draft) -> None:
         """Build the polling of a configuration, which starts with `State.finish_commit`."""

@@ -86,33 +86,30 @@ class Producers:
     ) -> None:
         """Run the coroutines after the synchronous producers."""
         endpoints = tuple(endpoints)
-        for producer in self._immediate:
-            try:
-                if record is None:
-                    await producer.produce(request, endpoints)
-                else:
-                    await self._recorded(producer, request, endpoints, record)
-            except Exception as error:  # noqa: BLE001  # the request goes on without the datum
-                self._failed(producer, request, error)
+        await self._produce(self._immediate, request, endpoints, record)
         if not self._waiting:
             return
         try:
             async with asyncio.timeout(self._deadline):
-                for producer in self._waiting:
-                    try:
-                        if record is None:
-                            await producer.produce(request, endpoints)
-                        else:
-                            await self._recorded(producer, request, endpoints, record)
-                    except Exception as error:  # noqa: BLE001
-                        self._failed(producer, request, error)
+                await self._produce(self._waiting, request, endpoints, record)
         except TimeoutError:
             log.warning("request %s: the data producers were not done after %g s", request.id, self._deadline)
 
-    async def _recorded(
-        self, producer: DataProducer, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord
+    async def _produce(
+        self,
+        producers: Sequence[DataProducer],
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        record: DecisionRecord | None,
     ) -> None:
-        await record.wait("DataProducer", producer, self._name(producer), producer.produce(request, endpoints))
+        for producer in producers:
+            try:
+                work = producer.produce(request, endpoints)
+                if record is not None:
+                    work = record.wait("DataProducer", producer, self._name(producer), work)
+                await work
+            except Exception as error:  # noqa: BLE001  # the request goes on without the datum
+                self._failed(producer, request, error)
 
     def _failed(self, producer: DataProducer, request: InferenceRequest, error: Exception) -> None:
         self._raised(producer, f"failed to produce for request {request.id}, which goes on without", error)
@@ -160,7 +157,6 @@ class Pools:
         return list(self._named)
 
     def named(self, name: str) -> Pool:
-        """Return the pool of this name. Raise KeyError."""
         return self._named[name]
 
     def first_for(self, request: InferenceRequest) -> Pool:

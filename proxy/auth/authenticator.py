@@ -38,7 +38,6 @@ class Authenticator:
     def __init__(
         self, access: AuthSettings, clock: Clock, environ: Mapping[str, str], tokens: JwtVerifier | None = None
     ) -> None:
-        """Raise ConfigError for faults of the key file."""
         self._access = access
         self._clock = clock
         self._tasks = Tasks()
@@ -148,7 +147,6 @@ class Keys:
     look one up reveals nothing of a key, because a client cannot choose the digest of what it sends."""
 
     def __init__(self, keys: Sequence[ApiKey], clock: Clock) -> None:
-        """Raises ValueError if two are the same."""
         self._clock = clock
         self._known: dict[bytes, tuple[ApiKey, Identity]] = {}
         self.limits: dict[str, Limits] = {}
@@ -231,7 +229,6 @@ class KeyFile:
         self._file = WatchedFiles([path])
 
     def read(self) -> ApiKeys:
-        """Raises ConfigError."""
         return self._file.read(self._load)
 
     async def watch(self, apply: Apply) -> None:

@@ -359,8 +359,6 @@ MOST_NAMES = 200
 
 
 class LimitSeries:
-    """Metrics of limits."""
-
     def __init__(self, catalogue: Catalogue) -> None:
         self._limited = catalogue.limited
         self._names: set[tuple[str, str]] = set()

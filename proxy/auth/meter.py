@@ -201,7 +201,6 @@ class Bucket:
         self.charge(max(0.0, used - self.used(now)), now)
 
     def full_in(self, now: float) -> float:
-        """Return the seconds until the bucket is full."""
         return self.used(now) / self._per_second
 
 

@@ -121,7 +121,6 @@ class AuthSettings:
         return bool(self.api_keys) or self.api_keys_file is not None or self.jwt is not None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_keys(self.api_keys, self.limits)
         others = [(f"tenants.{name}:", tenant.limits) for name, tenant in self.tenants.items()]
         if self.jwt is not None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -64,11 +63,9 @@ class Worker(SharingApp):
         self._replica.send_to_supervisor(FrameKind.READY)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._replica.send_to_supervisor(FrameKind.LEAVING)
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(*error)
 
     def _make_fleet(self) -> Mirror:
         fleet = Mirror(

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from proxy.core.errors import BadRequest
+from proxy.openai.bodies import object_in
 from proxy.openai.parse import TOO_DEEP
 
 KV_TRANSFER = b'"kv_transfer_params"'
@@ -31,21 +32,9 @@ _OF_THE_RESPONSE = frozenset((*_OF_THE_TRANSPORT, "logprobs", "top_logprobs", "s
 templates write it into the prompt."""
 
 
-def fields_of(body: bytes) -> dict[str, Any] | None:
-    """Return the fields of a JSON object; None for anything else."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
-    return fields if isinstance(fields, dict) else None
-
-
 def fields_of_pod(body: bytes) -> dict[str, Any] | None:
     """Return the fields of a pod's JSON object; None for anything else, or nested too deeply to be written."""
-    fields = fields_of(body)
+    fields = object_in(body)
     try:
         json_of(fields or {})
     except BadRequest:
@@ -104,7 +93,7 @@ def with_fields(body: bytes, extra: dict[str, Any]) -> bytes:
 
 def without_transfer(body: bytes) -> bytes:
     """Remove transfer parameters, by which a client could stop a pod's engine."""
-    fields = fields_of(body)
+    fields = object_in(body)
     if fields is None or "kv_transfer_params" not in fields:
         return body
     return json_of({name: value for name, value in fields.items() if name != "kv_transfer_params"})

@@ -20,7 +20,6 @@ class DisaggregationSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown connector."""
         connector_named(self.connector)
 
 

@@ -31,7 +31,6 @@ from proxy.disagg.connectors import connector_named
 from proxy.disagg.requests import (
     SPLIT_PATHS,
     encode_bodies,
-    fields_of,
     fields_of_pod,
     for_prefill,
     is_flat,
@@ -41,7 +40,7 @@ from proxy.disagg.requests import (
 )
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
-from proxy.openai.bodies import has_many_values
+from proxy.openai.bodies import has_many_values, object_in
 from proxy.reliability.failover import Failover
 from proxy.telemetry.metrics import Counter
 
@@ -60,30 +59,24 @@ Counted = Callable[[str], Counter]
 """Returns what counts requests with a result."""
 
 
+@dataclass(eq=False)
 class SplitRequests:
     """Makes a `SplitRequest` of each request whose decision has stages."""
 
-    def __init__(
-        self,
-        settings: DisaggregationSettings,
-        failover: Failover,
-        ledger: Ledger,
-        clock: Clock,
-        random: Random,
-        tasks: Tasks,
-        counted: Counted,
-        expose_endpoint: bool = True,
-    ) -> None:
-        """`tasks` run transfers after their client has left. `expose_endpoint`: name the prefill pod to clients."""
-        self.failover = failover
-        self.ledger = ledger
-        self.clock = clock
-        self.random = random
-        self.tasks = tasks
-        self.counted = counted
-        self.expose_endpoint = expose_endpoint
-        self.connector: Connector = connector_named(settings.connector)()
-        self.prefill_timeout = settings.prefill_timeout
+    settings: DisaggregationSettings
+    failover: Failover
+    ledger: Ledger
+    clock: Clock
+    random: Random
+    tasks: Tasks
+    """Runs transfers after their client has left."""
+    counted: Counted
+    expose_endpoint: bool = True
+    """Whether to name the prefill pod to clients."""
+
+    def __post_init__(self) -> None:
+        self.connector: Connector = connector_named(self.settings.connector)()
+        self.prefill_timeout = self.settings.prefill_timeout
 
     def of(
         self, request: InferenceRequest, decision: Decision, relay: Relay, scope_of: AttemptScope
@@ -100,7 +93,7 @@ class SplitRequests:
             return decision, None
         fields, why = None, "many-values"
         if not has_many_values(request.body):
-            fields = fields_of(request.body)
+            fields = object_in(request.body)
             why = (
                 "not-json" if fields is None else why_whole(request.path, fields, self.connector.generates_first_token)
             )

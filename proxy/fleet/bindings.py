@@ -72,7 +72,6 @@ class BindingTable:
             del self._bound[key]
 
     def move(self, endpoint: Endpoint, successor: Endpoint) -> None:
-        """Bind the sessions of one pod to another."""
         for key, (bound, used_at) in self._bound.items():
             if bound is endpoint:
                 self._bound[key] = (successor, used_at)

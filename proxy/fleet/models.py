@@ -53,7 +53,6 @@ class NamedModels:
         return any(record.takes_any for record in self._records.values())
 
     def is_listed(self, model: str) -> bool:
-        """Return whether a pod in any state lists the model."""
         return any(model in (record.endpoint.models or ()) for record in self._records.values())
 
     def only_model(self) -> str:

@@ -110,7 +110,6 @@ class PodRecord:
         return [own.get(model) or {"id": model, "object": "model"} for model in configured]
 
     def reasons_of(self, who: int) -> list[str]:
-        """Return the ejection reasons of one process."""
         return [why for why, whose in self.ejection_reasons.items() if who in whose]
 
     def eject(self, why: str, who: int) -> bool:
@@ -243,7 +242,6 @@ class Successors:
                 self._leave(held)
 
     def sweep(self, now: float) -> None:
-        """Remove the pods whose deadline has passed."""
         for record in [record for record, until in self._held.items() if now >= until]:
             self._leave(record)
 

@@ -7,7 +7,7 @@ import logging
 import math
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -49,6 +49,7 @@ Scraped = Callable[[Endpoint, float, int], None]
 a number for its list of models."""
 
 
+@dataclass(eq=False)
 class Refresher:
     """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it responds.
 
@@ -57,30 +58,22 @@ class Refresher:
     or the list of models.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        sink: Fleet,
-        fetcher: Fetcher,
-        settings: RefreshSettings,
-        engines: Engines,
-        budget: ScrapeBudget,
-        clock: Clock,
-        rng: Random,
-        scraped: Scraped = lambda *_: None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._sink = sink
-        self._scraped = scraped
-        self._fetcher = fetcher
-        self.settings = settings
-        self.engines = engines
-        """May change; used from the next round on."""
+    _endpoint: Endpoint
+    _sink: Fleet
+    _fetcher: Fetcher
+    settings: RefreshSettings
+    engines: Engines
+    """May change; used from the next round on."""
+    budget: InitVar[ScrapeBudget]
+    _clock: Clock
+    _rng: Random
+    _scraped: Scraped = lambda *_: None
+
+    def __post_init__(self, budget: ScrapeBudget) -> None:
+        clock = self._clock
         self._budget = PodBudget(budget)
-        self._clock = clock
-        self._rng = rng
-        self._reached = endpoint.state is EndpointState.READY
-        self._refused = endpoint.state is EndpointState.EJECTED
+        self._reached = self._endpoint.state is EndpointState.READY
+        self._refused = self._endpoint.state is EndpointState.EJECTED
         self._missed = 0
         self._last: Sequence[Metrics] = ()
         """The last metrics of each rank."""
@@ -96,7 +89,7 @@ class Refresher:
         """Set when the next round should not wait."""
         self._bad_models = ""
         """Why the last list of models was ignored."""
-        self._gpus = Gpus(endpoint, fetcher, clock)
+        self._gpus = Gpus(self._endpoint, self._fetcher, clock)
         self.tried = asyncio.Event()
         """Set after the first round, whatever its result."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.ports import Clock, Random
@@ -35,29 +35,21 @@ def named(source: str, pool: str) -> str:
     return source if pool == DEFAULT_POOL else f"{source} of {pool}"
 
 
+@dataclass(eq=False)
 class FleetRunner:
     """Discovery and scraping of the pods of a pool, inside `async with`."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        settings: PodSources,
-        fetcher: Fetcher,
-        clock: Clock,
-        rng: Random,
-        engines: Engines | None = None,
-        pool: str = DEFAULT_POOL,
-        scraped: Scraped = lambda *_: None,
-    ) -> None:
-        refresh = settings.refresh
-        self._scraped = scraped
-        self._fleet = fleet
-        self._pool = pool
-        self._settings = settings
-        self._fetcher = fetcher
-        self._clock = clock
-        self._rng = rng
-        self._dialects = engines or Engines()
+    _fleet: Fleet
+    _settings: PodSources
+    _fetcher: Fetcher
+    _clock: Clock
+    _rng: Random
+    _dialects: Engines = field(default_factory=Engines)
+    pool: str = DEFAULT_POOL
+    scraped: Scraped = lambda *_: None
+
+    def __post_init__(self) -> None:
+        refresh = self._settings.refresh
         self._engines = self._dialects.with_attributes(refresh.attributes)
         self._polled: dict[str, asyncio.Event] = {}
         self._searches: list[asyncio.Task[None]] = []
@@ -68,14 +60,12 @@ class FleetRunner:
 
     async def __aenter__(self) -> FleetRunner:
         self._reconcile(STATIC, self._settings.static)
-        self._unwatch = PoolPods(self._fleet, self._pool).watch(self._added, self._removed)
+        self._unwatch = PoolPods(self._fleet, self.pool).watch(self._added, self._removed)
         self._discover_by(self._sources(self._settings))
         self._tasks.keep(self._sweep, "sweep-of-removed-pods")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._unwatch()
         await self._tasks.stop()
 
@@ -133,7 +123,7 @@ class FleetRunner:
             self.budget,
             self._clock,
             self._rng,
-            self._scraped,
+            self.scraped,
         )
         now = self._clock.now()
         delay = max(self._next_start - now, 0.0)
@@ -169,7 +159,7 @@ class FleetRunner:
                 await asyncio.sleep(source.interval if self._loops else min(source.interval, FIRST_POD_INTERVAL))
 
     def _reconcile(self, source: str, pods: Sequence[PodSettings]) -> None:
-        self._fleet.reconcile(named(source, self._pool), pods, self._pool)
+        self._fleet.reconcile(named(source, self.pool), pods, self.pool)
 
     def _sources(self, settings: PodSources) -> list[Source]:
         """Return the sources of the configuration. Only these are imported."""

@@ -99,7 +99,6 @@ class PodSettings(SharedPodSettings):
         )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a malformed URL or range of ports."""
         host, port = _check_url(self.url)
         if self.ports and urlsplit(self.url).port is not None:
             raise ValueError(f"url: {self.url!r} has a port beside ports; leave it out")
@@ -162,7 +161,6 @@ class RefreshSettings:
     dcgm: DcgmSettings | None = param(None, "DCGM exporter to scrape for the attribute GPUUtilization; null: none")
 
     def metrics_url(self, pod_url: str) -> str:
-        """Return the metrics URL of the pod with this base URL."""
         if self.port is None and self.scheme is None:
             return pod_url + self.path
         parts = urlsplit(pod_url)
@@ -170,7 +168,6 @@ class RefreshSettings:
         return f"{self.scheme or parts.scheme}://{bracketed(parts.hostname or '')}:{port}{self.path}"
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an attribute that is no metric."""
         for text in self.attributes.values():
             parse_spec(text)
 
@@ -199,12 +196,10 @@ class PodSources:
 
     @property
     def has_source(self) -> bool:
-        """Whether it names or finds any pods."""
         return bool(self.static or self.finds)
 
     @property
     def finds(self) -> bool:
-        """Whether pods are discovered."""
         return bool(self.file or self.dns or self.kubernetes)
 
     @property
@@ -213,7 +208,6 @@ class PodSources:
         return 0 if self.finds else len(self.static)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for pods that have the same name or URL."""
         object.__setattr__(self, "static", tuple(chain.from_iterable(pod.expanded() for pod in self.static)))
         if problems := duplicates(self.static, "static"):
             raise ConfigError(problems)
@@ -299,7 +293,6 @@ class KubernetesSettings(ApiServer, SharedPodSettings):
     scheme: Literal["http", "https"] = param("http", "scheme of the URLs of the pods")
 
     def __post_init__(self) -> None:
-        """Raise ValueError without a selection of pods, or for several."""
         ApiServer.__post_init__(self)
         if not (self.selector or self.service or self.inference_pool):
             raise ValueError("names no pods; write a selector, a service or an inferencePool")

@@ -190,7 +190,6 @@ class Fleet(NamedModels):
         self._set_draining(self._named(name), False)
 
     def drains(self, endpoint: Endpoint) -> bool:
-        """Return whether an operator drains the endpoint."""
         record = self._record_of(endpoint)
         return record is not None and record.draining
 
@@ -299,7 +298,6 @@ class Fleet(NamedModels):
     # Reports of the refresh loops. Reports of an endpoint that is gone do nothing.
 
     def missed(self, endpoint: Endpoint, why: str) -> None:
-        """A scrape failed."""
         if record := self._record_of(endpoint):
             record.scrape_failure = why
             if record.failing_since is None:
@@ -611,8 +609,6 @@ class PoolPods:
         return self._fleet.within(self._pool).ready
 
     def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
-        """See Fleet.watch."""
-
         def mine(hook: Hook) -> Hook:
             return lambda endpoint: hook(endpoint) if endpoint.pool == self._pool else None
 

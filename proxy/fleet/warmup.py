@@ -8,7 +8,6 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from math import exp
-from types import TracebackType
 
 from xxhash import xxh3_128_digest
 
@@ -52,9 +51,7 @@ class Warmup:
     async def __aenter__(self) -> Warmup:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
     def start(self, endpoint: Endpoint) -> None:

@@ -228,6 +228,7 @@ _PATIENCE = 3
 _UNAUTHORIZED, _FORBIDDEN, _UNKNOWN, _TOO_MANY = 401, 403, 404, 429
 
 
+@dataclass(eq=False)
 class Collection(Generic[T]):
     """The objects of one kind by name, each converted by `read`. They stay unchanged while the server is unreachable.
 
@@ -235,26 +236,17 @@ class Collection(Generic[T]):
     tells the two apart.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        resource: Resource,
-        query: Mapping[str, str],
-        read: Callable[[Object], T],
-        changed: Callable[[], None],
-        clock: Clock,
-        rng: Random,
-        retry: float = RETRY,
-    ) -> None:
-        """`query`: labelSelector and fieldSelector; `retry`: seconds between two watches."""
-        self._api = api
-        self._resource = resource
-        self._query = query
-        self._read = read
-        self._changed = changed
-        self._retry = retry
-        self._clock = clock
-        self._random = rng
+    _api: Api
+    _resource: Resource
+    _query: Mapping[str, str]
+    """labelSelector and fieldSelector."""
+    _read: Callable[[Object], T]
+    _changed: Callable[[], None]
+    _clock: Clock
+    _random: Random
+    _retry: float = RETRY
+
+    def __post_init__(self) -> None:
         self._version: str | None = None
         """Where a watch continues; None: list everything first."""
         self._failures = 0

@@ -25,7 +25,6 @@ class ApiServer:
     ca_file: str = param("", "file of the certificate authorities of the server; default in a pod: that of the cluster")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid server."""
         parts = urlsplit(self.server)
         if self.server and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError(f"server: {self.server!r} is not a URL of an API server; write https://host:port")

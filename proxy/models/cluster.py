@@ -69,7 +69,6 @@ class ClusterNames:
 
 
 def _objective(item: Object) -> tuple[str, Objective]:
-    """Return the pool and the objective."""
     return text(item["spec"]["poolRef"], "name"), Objective(int(item["spec"].get("priority") or 0))
 
 

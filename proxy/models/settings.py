@@ -28,7 +28,6 @@ class Rewrite:
     sticky: str = param("", "header: requests with the same value get the same target; empty: each request draws")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a rule without a usable target."""
         if not self.targets:
             raise ValueError("targets: at least one is required")
         if any(not target.model for target in self.targets):
@@ -90,7 +89,6 @@ class ModelSettings:
                     yield Problem(path, f"there is no pool '{target.pool}'; pools are {', '.join(pools)}")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for ambiguous names and circles."""
         for alias, model in self.aliases.items():
             if model in self.aliases:
                 raise ValueError(f"aliases: '{alias}' stands for '{model}', which is an alias itself")

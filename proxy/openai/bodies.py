@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 import orjson
 
@@ -114,6 +115,18 @@ def _occurs_more(body: bytes, sign: bytes, most: int) -> bool:
 def bounded_int(digits: str) -> int | float:
     """Return a JSON integer; infinity for one that no engine accepts and that would take long to convert."""
     return int(digits) if len(digits) <= _DIGITS else math.inf
+
+
+def object_in(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a JSON object, parsed as engines do; None for anything else."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            fields = json.loads(body, parse_int=bounded_int)
+        except (ValueError, RecursionError):
+            return None
+    return fields if isinstance(fields, dict) else None
 
 
 _KEY = re.compile(rb'"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])"\s*:\s*')

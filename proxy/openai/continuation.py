@@ -129,7 +129,6 @@ class PartialResponse:
         self._unread_size = 0
 
     def add(self, events: bytes) -> None:
-        """Add complete events."""
         if self.is_plain and events:
             self._unread.append(events)
             self._unread_size += len(events)

@@ -32,7 +32,6 @@ _ANTHROPIC_TYPES = {
 
 
 def render(error: RequestError, path: str, request_id: str) -> Rendered:
-    """Return the response to a refused request."""
     headers = [
         ("content-type", "application/json"),
         ("x-request-id", request_id),

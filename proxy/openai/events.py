@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +12,7 @@ import orjson
 
 from proxy.core.attempt import Usage
 from proxy.core.request import InferenceRequest, changed
-from proxy.openai.bodies import bounded_int, is_light
+from proxy.openai.bodies import is_light, object_in
 from proxy.openai.parse import GENERATE
 
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
@@ -55,7 +54,6 @@ DONE = b"data: [DONE]"
 _TERMINAL = rb"message_stop|response\.(?:completed|incomplete|failed|cancelled)"
 """The last events of /v1/messages and /v1/responses."""
 
-_BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _ENDS_WHOLE = re.compile(
     rb"(?:\A|[\r\n])(?:data:[ \t]*\[DONE\]|event:[ \t]*(?:" + _TERMINAL + rb"))[ \t]*(?=[\r\n])"
     rb'|(?<!\\)"type"\s*:\s*"(?:' + _TERMINAL + rb')"'
@@ -124,10 +122,10 @@ def usage_from(tail: bytes, path: str = "") -> Usage | None:
 
 def ends_whole(tail: bytes) -> bool:
     """Return whether an event stream ends with its last event."""
-    if not tail.endswith(_BLANK_LINES):
+    if not tail.endswith(EVENT_ENDS):
         return False
     last = tail.rstrip(b"\r\n")
-    start = max(last.rfind(blank) for blank in _BLANK_LINES)
+    start = max(last.rfind(blank) for blank in EVENT_ENDS)
     return _ENDS_WHOLE.search(tail, max(0, start)) is not None
 
 
@@ -213,8 +211,8 @@ def with_include_usage(body: bytes, path: str) -> bytes | None:
         return at_the_end(body, OPTIONS)
     if not is_light(body) or b"\0" in body[:4]:  # in UTF-16 and UTF-32, which Python reads too
         return None
-    fields = _read(body)
-    if not isinstance(fields, dict) or not _has_one_choice(fields):
+    fields = object_in(body)
+    if fields is None or not _has_one_choice(fields):
         return None
     if "stream_options" not in fields:
         return at_the_end(body, OPTIONS)
@@ -302,21 +300,9 @@ def _within(body: bytes, wanted: dict[str, Any]) -> bytes | None:
             there = replaced.match(body, found.end())
             end = found.end() if there is None else there.end()
             changed_body = body[: found.end()] + by + body[end:]
-            if _read(changed_body) == wanted:
+            if object_in(changed_body) == wanted:
                 return changed_body
     return None
-
-
-def _read(body: bytes) -> Any:
-    """Parse as engines do; return None for invalid JSON."""
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(body, parse_int=bounded_int)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _stamped(event: bytes, fingerprint: Any) -> bytes:

@@ -42,7 +42,6 @@ class Form:
     where the value begins and ends, counted from the start of the form."""
 
     def __init__(self, content_type: str) -> None:
-        """Raise BadRequest."""
         self._delimiter = b"\r\n--" + _boundary(content_type)
         self._buffer = b""
         self._at = 0

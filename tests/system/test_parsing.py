@@ -34,12 +34,12 @@ def chat(size: int = 10, **fields: object) -> bytes:
 
 def process_of(parser: BodyParser) -> Process | None:
     """That of small bodies."""
-    process: Process | None = parser.pool._workers[0].process
+    process: Process | None = parser._workers[0].process
     return process
 
 
 def worker_pids(parser: BodyParser) -> list[int]:
-    return [each.process.pid for each in parser.pool._workers if each.process is not None]
+    return [each.process.pid for each in parser._workers if each.process is not None]
 
 
 async def stopped(parser: BodyParser) -> list[int]:
@@ -142,34 +142,34 @@ async def test_no_process_starts_without_large_bodies() -> None:
 
 async def test_a_queued_body_whose_client_leaves_is_not_parsed(parser: BodyParser) -> None:
     pids = await stopped(parser)
-    given = parser.pool.given
+    given = parser.given
     begun = [asyncio.create_task(parser.parse_apart(CHAT, chat(), "")) for _ in range(2)]
     waiting = [asyncio.create_task(parser.parse_apart(CHAT, chat(100_000), "")) for _ in range(12)]
-    await until(lambda: parser.pool.waiting == 12)
+    await until(lambda: parser.waiting == 12)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert parser.pool.waiting == 0
+    assert parser.waiting == 0
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     assert await asyncio.gather(*begun) == [parse(CHAT, chat())] * 2
-    assert parser.pool.given == given + 2
+    assert parser.given == given + 2
 
 
 async def test_a_process_freed_as_its_waiting_client_leaves_parses_the_next_body(
     parser: BodyParser,
 ) -> None:
-    for worker in parser.pool._workers:
+    for worker in parser._workers:
         worker.is_busy = True
     leaving, next_one = (asyncio.create_task(parser.parse_apart(CHAT, chat(), "")) for _ in range(2))
-    await until(lambda: parser.pool.waiting == 2)
+    await until(lambda: parser.waiting == 2)
     leaving.cancel()
-    parser.pool._release(parser.pool._workers[0])
+    parser._release(parser._workers[0])
 
     assert await next_one == parse(CHAT, chat())
     await asyncio.gather(leaving, return_exceptions=True)
-    assert not parser.pool._workers[0].is_busy
-    assert parser.pool.waiting == 0
+    assert not parser._workers[0].is_busy
+    assert parser.waiting == 0
 
 
 async def test_a_body_whose_client_leaves_during_parsing_is_abandoned_for_the_next(
@@ -177,7 +177,7 @@ async def test_a_body_whose_client_leaves_during_parsing_is_abandoned_for_the_ne
 ) -> None:
     await stopped(parser)
     leaving = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
-    await until(lambda: parser.pool._workers[1].is_busy)
+    await until(lambda: parser._workers[1].is_busy)
     leaving.cancel()
 
     assert (await parser.parse_apart(CHAT, chat(QUICK + 1), "")).model == "m"
@@ -187,7 +187,7 @@ async def test_parsing_a_large_body_does_not_delay_smaller_ones(parser: BodyPars
     pids = await stopped(parser)
     os.kill(pids[0], signal.SIGCONT)
     large = [asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), "")) for _ in range(3)]
-    await until(lambda: parser.pool.waiting == 2)
+    await until(lambda: parser.waiting == 2)
 
     assert await parser.parse_apart(CHAT, chat(300_000), "") == parse(CHAT, chat(300_000))
     assert not any(task.done() for task in large)

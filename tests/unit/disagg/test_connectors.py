@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from proxy.core.endpoint import Endpoint, join_ranks
 from proxy.disagg.connectors import CONNECTORS
-from proxy.disagg.requests import fields_of, for_prefill, why_whole, with_fields, without_transfer
+from proxy.disagg.requests import for_prefill, why_whole, with_fields, without_transfer
+from proxy.openai.bodies import object_in
 
 PREFILL = Endpoint("p", "http://10.0.0.1:8000", labels={"kvlane/bootstrap-port": "9000", "kvlane/engine-id": "e1"})
 DECODE = Endpoint("d", "http://10.0.0.2:8000/base", labels={"kvlane/transfer-host": "fast.local"})
@@ -69,7 +70,7 @@ def test_transfer_fields_of_clients_reach_no_pod() -> None:
     body = b'{"model":"m","kv_transfer_params":{"do_remote_prefill":true},"x":1}'
     assert orjson.loads(without_transfer(body)) == {"model": "m", "x": 1}
     assert orjson.loads(with_fields(body, {"y": 2})) == {"model": "m", "x": 1, "y": 2}
-    fields = fields_of(body)
+    fields = object_in(body)
     assert fields is not None
     assert b"kv_transfer_params" not in for_prefill(CHAT, fields, {})
     text = b'{"x":"\\"kv_transfer_params\\""}'
