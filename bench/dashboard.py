@@ -113,7 +113,7 @@ def main() -> None:
 async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
     clock, catalogue = SystemClock(), Catalogue("bench")
     fleet = Fleet(clock)
-    endpoints = EndpointSeries(catalogue, fleet, (), clock)
+    endpoints = EndpointSeries(catalogue, fleet, clock)
     producer = ApproxPrefixCacheProducer(InstanceName("approx-prefix-cache-producer"), clock, PluginState())
     life = Life(catalogue, fleet, endpoints, producer)
     scheduling: Any = SimpleNamespace(plugins=lambda kind: [producer] if isinstance(producer, kind) else [])

@@ -159,12 +159,12 @@ class Parts:
 
     @cached_property
     def observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, cast(Fleet, self), [], self.clock)
+        series = EndpointSeries(self.catalogue, cast(Fleet, self), self.clock)
         return Observer(self.catalogue, series, self.clock)
 
     @cached_property
     def logging_observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, cast(Fleet, self), [], self.clock)
+        series = EndpointSeries(self.catalogue, cast(Fleet, self), self.clock)
         return Observer(self.catalogue, series, self.clock, AccessLog(len, self.clock, Counter()))
 
     def scheduling(self) -> Scheduling:

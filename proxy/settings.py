@@ -165,8 +165,7 @@ def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dic
 
 
 def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
-    """Return the valid pools of the section `pools`. They inherit `disaggregation` of the top level, because most
-    installations have one connector."""
+    """Return the valid pools. They inherit the top-level `disaggregation`: most installations have one connector."""
     if not (section is None or isinstance(section, Mapping)):
         problems.append(Problem("pools", "must be a mapping of names to pools"))
         return {}

@@ -23,8 +23,7 @@ DEEPEST = 100
 """Largest nesting depth. The parser in C crashes the process at some 20,000."""
 
 WITHHELD = "***"
-"""Replaces secrets wherever a configuration is shown. It is refused as a value, because it would be a key that everyone
-knows."""
+"""Replaces secrets in configurations that are shown. It is refused as a value: everyone would know the key."""
 
 _OPEN = re.compile(r"(?<!\$)(?:\$\$)*\$\{(?![A-Za-z_][A-Za-z0-9_]*(?::-[^}]*)?\})")
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
@@ -57,8 +56,7 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
 
 
 def read_data(text: str, source: str = "") -> Any:
-    """As `read`, without expansion, with the parser in C: reading 500 pods in a thread disturbs the event loop for 8 ms
-    instead of 70. Raise ConfigError."""
+    """As `read`, unexpanded, with the parser in C: 500 pods disturb the event loop for 8 ms instead of 70."""
     return _guarded(lambda: yaml.load(text, Loader=_DataLoader), source)
 
 
@@ -182,8 +180,7 @@ class _Strict(_Bounded):
 
 class _StrictLoader(_Strict, yaml.SafeLoader):
     def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
-        """Refuse deep nesting early: each token is examined once per level, which takes a second at a depth of a
-        thousand."""
+        """Refuse deep nesting early: each token is examined once per level, which takes a second at depth 1,000."""
         if self.flow_level >= DEEPEST:
             raise RecursionError
         super().fetch_flow_collection_start(token_class)

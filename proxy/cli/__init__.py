@@ -32,9 +32,6 @@ COMMANDS = {
     "completion": ("tools", "Print the shell script that completes commands and options."),
 }
 
-NAMES = {"import": "import_"}
-"""Functions of commands whose names are reserved in Python."""
-
 
 class Misconfigured(click.ClickException):
     """An invalid configuration; the message has a line for each fault."""
@@ -57,7 +54,8 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module, _ = COMMANDS[name]
-        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{module}"), NAMES.get(name, name))
+        function = "import_" if name == "import" else name  # a reserved word
+        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{module}"), function)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -60,8 +60,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
 
 
 def _print(values: dict[str, Any], indent: str = "", lead: str = "") -> None:
-    """Print YAML, with a comment for the origin of every value that is not from the file. `lead` is the indentation of
-    the first line."""
+    """Print YAML, with the origin of each value that is not from the file. `lead` indents the first line."""
     for key, item in values.items():
         if isinstance(item, dict) and set(item) == {"value", "origin"}:
             note = "" if item["origin"] == "file" else f"  # {item['origin']}"

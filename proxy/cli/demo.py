@@ -1,5 +1,4 @@
-"""`kvlane demo`: one workload on simulated pods, or on the ranks of one pod, with and without prefix-aware
-placement."""
+"""`kvlane demo`: one workload on simulated pods or ranks, with and without prefix-aware placement."""
 
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ from proxy import outbound
 from proxy.app import App
 from proxy.core.tasks import Tasks
 from proxy.settings import from_mapping
+from proxy.tools.presets import picked_by
 
 PODS = 4
 KV_BLOCKS = 4096
@@ -40,16 +40,10 @@ REQUESTS_PER_SECOND = 16.0
 RESPONSE_TOKENS = 24
 WORDS = ("the", "pod", "holds", "a", "prefix", "in", "its", "cache", "so", "that", "first", "token", "comes", "soon")
 
-ROUND_ROBIN = {
-    "plugins": [{"type": "round-robin-picker"}],
-    "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "round-robin-picker"}]}],
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two configurations of kvlane, by name, with the same simulated pods: `scheduling`, and the settings of each
-    `pod`."""
+    """Two configurations of kvlane, by name: `scheduling`, and the settings of each simulated `pod`."""
 
     title: str
     place: str
@@ -63,7 +57,7 @@ def comparison_of(ranks: int) -> Comparison:
     """Return the comparison for several pods, or for the ranks of one pod. A pod that is one endpoint gets requests
     without a rank, so that its engine balances them."""
     if ranks == 1:
-        settings = {"round robin": {"scheduling": ROUND_ROBIN}, "prefix-aware": {}}
+        settings = {"round robin": {"scheduling": picked_by("round-robin-picker")}, "prefix-aware": {}}
         return Comparison(f"{PODS} simulated pods", "pod", PODS, 1, settings)
     one_endpoint = {"pod": {"dataParallel": {"size": 1}}}
     title = f"One simulated pod of {ranks} data-parallel ranks"

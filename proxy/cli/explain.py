@@ -64,8 +64,14 @@ def show(one: Json, to: Console, all_pods: bool = False) -> None:
         to.print(escape(line), highlight=False)
     for profile in one["profiles"]:
         _show_profile(one, profile, to, all_pods)
-    if one.get("legs"):
-        to.print(_attempts(one["legs"]))
+    if attempts := one.get("legs"):
+        names = ("stage", "pod", "sent", "first byte", "last byte", "status", "ending", "cached", "expected cached")
+        table = Table(*names, box=box.SIMPLE_HEAD, title="attempts", title_justify="left")
+        for attempt in attempts:
+            times = [_seconds(attempt[name]) for name in ("sent", "firstByte", "lastByte")]
+            ends = [_plain(attempt[name]) for name in ("status", "ending", "cachedTokens", "predictedCachedTokens")]
+            table.add_row(attempt["stage"], escape(attempt["pod"]), *times, *ends)
+        to.print(table)
 
 
 def _row(one: Json) -> list[str]:
@@ -102,8 +108,7 @@ def _lines(one: Json) -> Iterator[str]:
     if one.get("ttft") is not None and one["legs"]:
         yield f"of the {_seconds(one['ttft'])}: {', '.join(_spent(one))}"
     if live := one.get("live"):
-        ahead = "" if live["margin"] is None else f", {_ahead(live['margin'], live['runnerUp'])}"
-        yield f"as configured it would go to {live['pod'] or 'no pod'}{ahead}"
+        yield f"as configured it would go to {live['pod'] or 'no pod'}{_ahead(live)}"
     for name in one.get("fresh", ()):
         yield f"{name} would start without state: no running plugin has its name and its parameters"
     if one["absent"]:
@@ -112,17 +117,20 @@ def _lines(one: Json) -> Iterator[str]:
 
 def _choice(one: Json) -> str:
     prefill = f", its prompt computed by {one['prefill']}" if one["prefill"] else ""
-    ahead = "" if one["margin"] is None else f", {_ahead(one['margin'], one['runnerUp'])}"
     why = f" ({one['why']})" if one["why"] else ""
-    return f"chosen: {one['pod']}{prefill} by profile {one['profile']}{ahead}, of {one['candidates']} candidates{why}"
+    chosen = f"chosen: {one['pod']}{prefill} by profile {one['profile']}{_ahead(one)}"
+    return f"{chosen}, of {one['candidates']} candidates{why}"
 
 
-def _ahead(margin: float, other: str) -> str:
+def _ahead(one: Json) -> str:
+    margin, other = one["margin"], one["runnerUp"]
+    if margin is None:
+        return ""
     if margin == 0:
-        return f"level with {other}"
+        return f", level with {other}"
     if margin > 0:
-        return f"{_score(margin)} ahead of {other}"
-    return f"{_score(-margin)} behind {other}: its picker goes by more than scores"
+        return f", {_score(margin)} ahead of {other}"
+    return f", {_score(-margin)} behind {other}: its picker goes by more than scores"
 
 
 def _outcome(one: Json) -> str:
@@ -174,35 +182,14 @@ def _table(one: Json, profile: Json, names: Sequence[str]) -> Table:
     for name in ("in flight", "waiting", "running", "KV", "cached", "TTFT", *scorers, "total"):
         table.add_column(name, justify="right")
     for name in names:
+        pod, view, stale = pods[name], pods[name]["view"], "" if pods[name]["fresh"] else " (stale)"
+        cells = [str(pod["load"]["requests"]), str(view["waiting"]), str(view["running"])]
+        cells += [f"{100 * (view['kvUsage'] or 0):.0f} %{stale}", _plain(pod["hitTokens"]), _seconds(pod["ttft"])]
         mark, style = ("> ", "bold") if name == profile["picked"] else ("  ", "")
         found = [scorer["scores"].get(name) for scorer in profile["scorers"]]
         scores = [f"{_score(score['raw'])} → {_score(score['weighted'])}" if score else "-" for score in found]
         total = _score(profile["totals"].get(name))
-        table.add_row(escape(mark + name), *_situation(pods[name]), *scores, total, style=style)
-    return table
-
-
-def _situation(pod: Json) -> list[str]:
-    view = pod["view"]
-    stale = "" if pod["fresh"] else " (stale)"
-    return [
-        str(pod["load"]["requests"]),
-        str(view["waiting"]),
-        str(view["running"]),
-        f"{100 * (view['kvUsage'] or 0):.0f} %{stale}",
-        _plain(pod["hitTokens"]),
-        _seconds(pod["ttft"]),
-    ]
-
-
-def _attempts(attempts: Sequence[Json]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="attempts", title_justify="left")
-    for name in ("stage", "pod", "sent", "first byte", "last byte", "status", "ending", "cached", "expected cached"):
-        table.add_column(name)
-    for one in attempts:
-        times = [_seconds(one[name]) for name in ("sent", "firstByte", "lastByte")]
-        ends = [_plain(one[name]) for name in ("status", "ending", "cachedTokens", "predictedCachedTokens")]
-        table.add_row(one["stage"], escape(one["pod"]), *times, *ends)
+        table.add_row(escape(mark + name), *cells, *scores, total, style=style)
     return table
 
 

@@ -7,7 +7,8 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -82,8 +83,7 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
         }
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
     else:
-        for line in _lines(found):
-            click.echo(line, err=True)
+        _print(found)
         if configuration["pods"]["static"]:
             for pod in pods:
                 if pod.unreachable:
@@ -94,17 +94,14 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
         raise SystemExit(1)
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings under the URL of each pod, then the findings of all pods."""
-    pod = None
-    for finding in findings:
-        if finding.pod != pod:
-            pod = finding.pod
-            yield click.style(pod or "all pods", bold=True)
-        level = click.style(f"{finding.level.value:8}", fg=_COLOURS[finding.level])
-        yield f"  {level}{finding.check:15} {visible(finding.text)}"
-        if finding.fix:
-            yield f"{'':26}{visible(finding.fix)}"
+def _print(findings: Sequence[Finding]) -> None:
+    for pod, own in groupby(findings, key=lambda finding: finding.pod):
+        click.secho(pod or "all pods", bold=True, err=True)
+        for finding in own:
+            level = click.style(f"{finding.level.value:8}", fg=_COLOURS[finding.level])
+            click.echo(f"  {level}{finding.check:15} {visible(finding.text)}", err=True)
+            if finding.fix:
+                click.echo(f"{'':26}{visible(finding.fix)}", err=True)
 
 
 def _finite(value: Any) -> Any:

@@ -67,14 +67,7 @@ class Supervisor:
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
         self._replica = self._make_replica()
         self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell())
-        self._series = EndpointSeries(
-            self._catalogue,
-            self.fleet,
-            (),
-            self._clock,
-            ejection_reasons=self.fleet.ejection_reasons,
-            breaker=self._breakers.state,
-        )
+        self._series = EndpointSeries(self._catalogue, self.fleet, self._clock, breaker=self._breakers.state)
         self._levels = LogLevels(
             lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(FrameKind.LEVELS, levels)
         )

@@ -19,8 +19,7 @@ ANOTHER_FILE = (
     "the admin port accepts a file that is not in effect only if it requires a key: set admin.apiKey,"
     " or name the file in the configuration file"
 )
-"""Error for a text that names another file: an error message, or a service that receives a token, could reveal the
-content of that file."""
+"""Error for a text that names another file, whose content an error message or a service could reveal."""
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
@@ -32,8 +31,7 @@ UNEXPANDED = "contains ${…}, which is expanded only if the admin port requires
 
 
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """Load kvlane's own file, or an EndpointPickerConfig. `overrides` are values of sections that take precedence over
-    the file. Raise ConfigError."""
+    """Load kvlane's own file, or an EndpointPickerConfig; `overrides` take precedence. Raise ConfigError."""
     return from_text(yaml_source.text_of(path), path, environ, overrides)
 
 

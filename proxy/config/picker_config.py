@@ -8,7 +8,7 @@ from typing import Any
 from proxy.core.errors import Problem
 from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
 from proxy.scheduling.document import NOT_YET
-from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig, HttpSource
+from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig
 
 Faults = list[Problem]
 
@@ -17,7 +17,14 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     """Return the `pods` section with the settings of the document. A limit that both set is a fault."""
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
-    given = _scraping(layer.metrics, faults) if layer.metrics else {}
+    given: dict[str, Any] = {}
+    if (source := layer.metrics) is not None:
+        keys = {"caCertPath": source.ca_cert_path, "clientCertPath": source.client_cert_path}
+        for key, path in {**keys, "clientKeyPath": source.client_key_path}.items():
+            if path is not None:
+                faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
+        found = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
+        given = {key: value for key, value in found.items() if value is not None}
     if (gpus := layer.gpus) is not None:
         given["dcgm"] = {"scheme": gpus.scheme, "path": gpus.path, "port": gpus.port, "onNode": gpus.use_node_address}
         given["dcgm"] |= {} if gpus.interval is None else {"interval": gpus.interval}
@@ -57,18 +64,6 @@ def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
         return Engines()
     labels = dict.fromkeys((core.engine_label_key, *ENGINE_LABELS))
     return Engines(dialects, tuple(labels), core.default_engine)
-
-
-def _scraping(source: HttpSource, faults: Faults) -> dict[str, Any]:
-    for key, path in (
-        ("caCertPath", source.ca_cert_path),
-        ("clientCertPath", source.client_cert_path),
-        ("clientKeyPath", source.client_key_path),
-    ):
-        if path is not None:
-            faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
-    given = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
-    return {key: value for key, value in given.items() if value is not None}
 
 
 def _dialect(engine: EngineConfig) -> Dialect:

@@ -57,8 +57,7 @@ Name -> a pool of pods beside that of the top level, which is called `default`. 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`name` is dotted for nested values; `default` is as in YAML, `shown` as on a page. `is_section` has no value of
-    its own."""
+    """`name` is dotted for nested values; `default` is as in YAML, `shown` as on a page. A section has no value."""
 
     name: str
     type: str

@@ -118,8 +118,7 @@ class Configurations:
         return await self._change(read, "admin", dry_run)
 
     async def roll_back(self) -> dict[str, Any]:
-        """Reload the previous configuration. Raise Conflict if there is no previous one, ConfigError if it is not valid
-        any more."""
+        """Reload the previous configuration. Raise Conflict without one, ConfigError if it is not valid any more."""
         if (before := self._before) is None:
             raise Conflict("There is no previous configuration: this is the one of the start.")
         return await self._change(lambda: before.settings, "rollback")
@@ -201,8 +200,7 @@ def _digest(source: Mapping[str, Any]) -> str:
 
 
 def _as_written(value: Any) -> Any:
-    """Return a value from the environment as a file would contain it: a number or a boolean if it is the text of
-    one."""
+    """Return a value from the environment as a file would contain it: as a number or a boolean if possible."""
     if isinstance(value, Mapping):
         return {key: _as_written(item) for key, item in value.items()}
     if isinstance(value, list):

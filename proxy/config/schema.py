@@ -65,17 +65,15 @@ class _Writer:
         kinds = params.hints(Settings)
         properties = {yaml_key(item): self._of(kinds[item.name]) for item in own}
         properties["scheduling"] = _or_null({"$ref": "#/$defs/scheduling"})
-        properties["pools"] = _or_null({"type": "object", "additionalProperties": _or_null(self._pool())})
-        root = {"$schema": DIALECT, "title": "kvlane", **_closed(properties)}
-        return {**root, "$defs": dict(sorted(self._defs.items()))}
-
-    def _pool(self) -> Schema:
-        sections = {
+        pool = {
             "pods": self._of(PodSources),
             "flowControl": self._of(FlowControlSettings),
             "disaggregation": self._of(DisaggregationSettings),
+            "scheduling": properties["scheduling"],
         }
-        return _closed({**sections, "scheduling": _or_null({"$ref": "#/$defs/scheduling"})})
+        properties["pools"] = _or_null({"type": "object", "additionalProperties": _or_null(_closed(pool))})
+        root = {"$schema": DIALECT, "title": "kvlane", **_closed(properties)}
+        return {**root, "$defs": dict(sorted(self._defs.items()))}
 
     def _scheduling(self) -> Schema:
         ref = _closed({"name": {"type": "string"}, "shadow": self._of(bool), "shadow-profile": self._of(bool)})
@@ -151,21 +149,17 @@ class _Writer:
         properties: dict[str, Schema] = {}
         required = []
         for item in fields:
-            written = self._field(item, kinds[item.name])
+            written = _bounded(self._of(kinds[item.name]), item.metadata.get("bounds", ()))
+            if doc := item.metadata.get("doc"):
+                written = {**written, "description": doc}
+            if isinstance(item.default, bool | int | float | str) and item.default != "":
+                written = {**written, "default": plain(item.default)}
             aliases = item.metadata.get("aliases", ())
             properties[yaml_key(item)] = written
             properties.update({alias: {**written, "deprecated": True} for alias in aliases})
             if item.default is item.default_factory is dataclasses.MISSING and not aliases:
                 required.append(yaml_key(item))
         return {**_closed(properties), **({"required": required} if required else {})}
-
-    def _field(self, item: dataclasses.Field[Any], kind: Any) -> Schema:
-        written = _bounded(self._of(kind), item.metadata.get("bounds", ()))
-        if doc := item.metadata.get("doc"):
-            written = {**written, "description": doc}
-        if isinstance(item.default, bool | int | float | str) and item.default != "":
-            written = {**written, "default": plain(item.default)}
-        return written
 
 
 def _bounded(written: Schema, bounds: Sequence[float | None]) -> Schema:

@@ -1,2 +1,1 @@
-"""The dashboard, as a page at the admin port and in the terminal: the live state of the fleet, computed while there are
-viewers."""
+"""The dashboard, as a page and in the terminal: the state of the fleet, computed while there are viewers."""

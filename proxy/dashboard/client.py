@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
@@ -18,7 +18,7 @@ from proxy import outbound
 from proxy.autoscale.measures import quantile_between
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
-from proxy.telemetry.exposition import Sample, SampleReader, ScrapeError, sums_by
+from proxy.telemetry.exposition import Sample, SampleReader, ScrapeError
 
 WINDOW = 10.0
 """Seconds over which attempts are counted."""
@@ -211,8 +211,7 @@ class EngineTotals:
 
 
 def totals_in(exposition: bytes, at: float) -> list[EngineTotals]:
-    """Read the totals of the pod, then the totals of its data-parallel ranks in their order. Raise ScrapeError for an
-    exposition that cannot be read."""
+    """Read the totals of the pod, then of its data-parallel ranks in their order. Raise ScrapeError."""
     samples = _READER.read(exposition)
     labels = {_rank_of(sample) for of_family in samples.values() for sample in of_family} - {""}
     found = []
@@ -222,9 +221,12 @@ def totals_in(exposition: bytes, at: float) -> list[EngineTotals]:
             for key, names in FAMILIES.items()
             if (name := next(filter(samples.__contains__, names), None))
         }
-        ttft = sums_by(families.pop("ttft", ()), ("le",))
+        ttft: defaultdict[float, float] = defaultdict(float)
+        for sample in families.pop("ttft", ()):
+            if bound := sample.labels.get("le"):
+                ttft[float(bound)] += sample.value
         counts = {key: sum(sample.value for sample in family) for key, family in families.items()}
-        found.append(EngineTotals(at, counts, {float(bound): count for (bound,), count in ttft.items() if bound}))
+        found.append(EngineTotals(at, counts, ttft))
     return found
 
 
@@ -233,13 +235,13 @@ def _rank_of(sample: Sample) -> str:
 
 
 def sum_of(parts: Sequence[EngineTotals]) -> EngineTotals:
-    counts: dict[str, float] = {}
-    ttft: dict[float, float] = {}
+    counts: defaultdict[str, float] = defaultdict(float)
+    ttft: defaultdict[float, float] = defaultdict(float)
     for part in parts:
         for name, count in part.counts.items():
-            counts[name] = counts.get(name, 0.0) + count
+            counts[name] += count
         for bound, count in part.ttft.items():
-            ttft[bound] = ttft.get(bound, 0.0) + count
+            ttft[bound] += count
     return EngineTotals(max(part.at for part in parts), counts, ttft)
 
 
@@ -357,8 +359,7 @@ class FeedClient:
                 group.create_task(self._read_pod(pod))
 
     async def _read_pod(self, pod: PodView) -> None:
-        """Read the metrics of a pod. A pod with ranks behind one port has one exposition; with a port for each rank it
-        has several."""
+        """Read the metrics of a pod. Ranks behind one port share an exposition; ranks with own ports have one each."""
         if not pod.ranks or pod.ranks[0].name.startswith(f"{pod.name}/"):
             total, *of_ranks = await self._read(pod.name)
             self._keep(pod.name, total)

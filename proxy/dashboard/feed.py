@@ -196,8 +196,7 @@ LONGEST = 600
 
 @dataclass(slots=True)
 class Panel:
-    """A part of the picture, read every `every` pictures and sent when it has changed. `read` may be a coroutine
-    function. `last` is in JSON."""
+    """A part of the picture, read every `every` pictures and sent when it has changed. `last` is in JSON."""
 
     name: str
     read: Callable[[], Any]
@@ -222,8 +221,7 @@ class Viewer:
 
 
 class Feed:
-    """The feed, an `async with` context: it builds snapshots while there are viewers. `sample` updates the samples if
-    they are due."""
+    """The feed, an `async with` context: it builds snapshots while there are viewers. `sample` updates due samples."""
 
     def __init__(
         self,
@@ -260,8 +258,7 @@ class Feed:
         await self._tasks.stop()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield events for one viewer; the first event is the whole snapshot. Raise Saturated if there are too many
-        viewers."""
+        """Yield events for one viewer, first the whole snapshot. Raise Saturated if there are too many viewers."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise Saturated(f"The dashboard has {MOST_VIEWERS} viewers already; close one of its pages.")
         viewer = Viewer()

@@ -45,8 +45,7 @@ Row = tuple[float, Group, dict[str, float]]
 
 @dataclass(slots=True)
 class Heat:
-    """The heat of groups. A group that was used since the last read becomes warmer; a group of only one request is used
-    once and cools soon."""
+    """The heat of groups. A use warms a group; a group of only one request is used once and cools soon."""
 
     indexes: Callable[[], Sequence[PrefixIndex]]
     clock: Clock

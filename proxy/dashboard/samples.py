@@ -21,13 +21,6 @@ log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
 
 
-class ObservationSum(NamedTuple):
-    """A number of observations, and their sum."""
-
-    number: float
-    total: float
-
-
 class Series:
     """Sums of the cells of one process or of several. `name` is the name of a family without `kvlane_`."""
 
@@ -49,12 +42,12 @@ class Series:
         counts = accumulate(map(sum, zip(*(cell.counts for cell in cells), strict=True)))
         return list(zip((*cells[0].bounds, inf), map(float, counts), strict=True))
 
-    def masses(self, name: str, *labels: str) -> Mapping[Labels, ObservationSum]:
-        """Sum a histogram by the values of these labels."""
-        masses: dict[Labels, ObservationSum] = {}
+    def masses(self, name: str, *labels: str) -> Mapping[Labels, tuple[float, float]]:
+        """Return the number of observations of a histogram, and their sum, by the values of these labels."""
+        masses: dict[Labels, tuple[float, float]] = {}
         for key, cell in self._cells(name, labels):
             count, total = masses.get(key, (0.0, 0.0))
-            masses[key] = ObservationSum(count + sum(cell.counts), total + cell.sum)
+            masses[key] = count + sum(cell.counts), total + cell.sum
         return masses
 
     def _cells(self, name: str, labels: Sequence[str]) -> Iterator[tuple[Labels, Any]]:
@@ -70,8 +63,7 @@ _WITHOUT_COMPLETIONS = ("prefill", "encode", "encode-prefill")
 
 
 class EngineCounters(NamedTuple):
-    """Totals of one pod since its engine started, or their increase; None if the pod does not report them or another
-    pod counts them."""
+    """Totals of one pod since its engine started, or their increase; None if unknown or counted by another pod."""
 
     prompt: float | None
     generation: float | None
@@ -83,7 +75,21 @@ class EngineCounters(NamedTuple):
 
 def counters_of(endpoints: Iterable[Endpoint]) -> dict[str, EngineCounters]:
     """Return the counters by the name of the pod. Pods with stale metrics are left out."""
-    return {one.name: _counters(one) for one in endpoints if one.metrics.freshness is Freshness.FRESH}
+    found = {}
+    for endpoint in endpoints:
+        metrics, role = endpoint.metrics, endpoint.role
+        if metrics.freshness is not Freshness.FRESH:
+            continue
+        has_prompts, has_completions = role not in _WITHOUT_PROMPTS, role not in _WITHOUT_COMPLETIONS
+        prompt, generation = metrics.prompt_tokens, metrics.generation_tokens
+        found[endpoint.name] = EngineCounters(
+            prompt if has_prompts and prompt >= 0 else None,
+            generation if has_completions and generation >= 0 else None,
+            metrics.prefix_queries if has_prompts else None,
+            metrics.prefix_hits if has_prompts else None,
+            metrics.running > 0 and ((has_prompts and prompt < 0) or (has_completions and generation < 0)),
+        )
+    return found
 
 
 def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounters]) -> EngineCounters:
@@ -100,19 +106,6 @@ def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounter
     is_silent = any(counters.is_silent for counters in now.values())
     prompt, generation = (None, None) if is_silent else sums[:2]
     return EngineCounters(prompt, generation, sums[2], sums[3], is_silent)
-
-
-def _counters(endpoint: Endpoint) -> EngineCounters:
-    metrics, role = endpoint.metrics, endpoint.role
-    has_prompts, has_completions = role not in _WITHOUT_PROMPTS, role not in _WITHOUT_COMPLETIONS
-    prompt, generation = metrics.prompt_tokens, metrics.generation_tokens
-    return EngineCounters(
-        prompt if has_prompts and prompt >= 0 else None,
-        generation if has_completions and generation >= 0 else None,
-        metrics.prefix_queries if has_prompts else None,
-        metrics.prefix_hits if has_prompts else None,
-        metrics.running > 0 and ((has_prompts and prompt < 0) or (has_completions and generation < 0)),
-    )
 
 
 INTERVAL = 5.0

@@ -22,8 +22,7 @@ Key = float | str
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `width` in characters; the pod's name takes the remaining width. `falls`: the largest values come
-    first unless reversed."""
+    """A column; a width of 0 is the remaining width. `falls`: the largest values come first unless reversed."""
 
     title: str
     width: int

@@ -38,8 +38,7 @@ Last = tuple[str | None, str | None, float | None, Usage | None, int, int, str]
 """The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
 
 Done = tuple[Called, float, int, Ending | Reason, int, Last]
-"""A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's own response, last
-attempt)."""
+"""A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's response, last attempt)."""
 
 NO_ATTEMPT: Last = (None, None, None, None, 0, -1, "")
 """The attempt of a request that no pod received."""
@@ -61,8 +60,7 @@ class AccessLog(LineWriter):
 
 
 def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
-    """Return a line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was
-    0."""
+    """Return a line of JSON for each request; `epoch` is the wall time at which the monotonic clock was 0."""
     # Lines of one kind share a dictionary, which is faster (docs/notes/cpu.md).
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []

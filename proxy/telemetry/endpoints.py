@@ -34,34 +34,34 @@ class EndpointCounts:
 
 
 class EndpointSeries:
-    """The series of pods. At most `limit` pods have labels of their own; the others are added up as `other`, with the
-    largest of their shares and ages."""
+    """The series of pods. Pods beyond `limit` are added up as `other`, with the largest of their shares and ages."""
 
     def __init__(
         self,
         catalogue: Catalogue,
         fleet: Fleet,
-        indexes: Sequence[PrefixIndex | ExactIndex],
         clock: Clock,
         limit: int = 1000,
-        predictors: Sequence[PredictedLatencyProducer] = (),
-        estimates: Sequence[PrefixIndex] = (),
-        ejection_reasons: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
         breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     ) -> None:
         """`breaker` returns the state of a pod's circuit breaker."""
         self._catalogue = catalogue
         self._fleet = fleet
-        self.indexes = indexes
         self._clock = clock
         self._limit = limit
-        self.predictors = predictors
-        self.estimates = estimates
-        """Predictors of the current configuration."""
-        self._ejection_reasons = ejection_reasons
+        self.show((), (), ())
         self._breaker = breaker
         self._counts: dict[Endpoint, EndpointCounts] = {}
         self._present: frozenset[Endpoint] = frozenset()
+
+    def show(
+        self,
+        indexes: Sequence[PrefixIndex],
+        exact: Sequence[ExactIndex],
+        predictors: Sequence[PredictedLatencyProducer],
+    ) -> None:
+        """Show the indexes and predictors of the current configuration from now on."""
+        self._indexes, self._estimates, self._predictors = (*indexes, *exact), indexes, predictors
 
     def of(self, endpoint: Endpoint) -> EndpointCounts:
         return self._counts.get(endpoint) or self._add(endpoint)
@@ -79,8 +79,7 @@ class EndpointSeries:
         self.of(endpoint).check_failures[kind] += 1
 
     async def read(self) -> None:
-        """Update the catalogue's endpoint, pool and index series. The event loop may run in between, so one read must
-        end before the next starts."""
+        """Update the series of pods, pools and indexes. The event loop may run in between: one read at a time."""
         c, endpoints, now = self._catalogue, self._fleet.endpoints, self._clock.now()
         counted = (c.decisions, c.attempts, c.scrape_failures, c.transitions, c.check_failures)
         loads = (c.in_flight, c.in_flight_tokens, c.waiting, c.running, c.kv_usage, c.scrape_age, c.index_error)
@@ -95,10 +94,10 @@ class EndpointSeries:
             self._read_state(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
-        if self.predictors:
-            c.prediction_error.cell().value = max(one.error for one in self.predictors)
-        c.index_pairs.cell().value = sum(index.pairs for index in self.indexes)
-        c.index_bytes.cell().value = sum(index.bytes for index in self.indexes)
+        if self._predictors:
+            c.prediction_error.cell().value = max(one.error for one in self._predictors)
+        c.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
+        c.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
 
     def _add(self, endpoint: Endpoint) -> EndpointCounts:
         """Add the counts of a pod, and drop the counts of removed pods. Attempts of a removed pod are not shown."""
@@ -116,9 +115,9 @@ class EndpointSeries:
         c.in_flight_tokens.cell(label).value += endpoint.load.tokens
         c.state.cell(label, endpoint.state.value).value += 1
         c.breaker_state.cell(label, self._breaker(endpoint)).value += 1
-        for reason in self._ejection_reasons(endpoint):
+        for reason in self._fleet.ejection_reasons(endpoint):
             c.ejections.cell(label, reason).value += 1
-        for estimate in self.estimates:
+        for estimate in self._estimates:
             error = c.index_error.cell(label)
             error.value = max(error.value, estimate.prediction_error(endpoint))
         if metrics is NEVER_SCRAPED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -59,8 +59,7 @@ class SampleReader:
         self._limit = limit
 
     def read(self, text: bytes) -> dict[str, list[Sample]]:
-        """Return the samples by name. Lines without a finite value are skipped. Raise ScrapeError for a line that is
-        longer than STEP."""
+        """Return the samples with finite values by name. Raise ScrapeError for a line that is longer than STEP."""
         samples: dict[str, list[Sample]] = {}
         for _ in self._steps(text, samples):
             pass
@@ -121,13 +120,11 @@ def _sample(line: bytes) -> Sample | None:
 @lru_cache(maxsize=4096)
 def parse_labels(raw: bytes) -> Mapping[str, str]:
     """Return the labels between the braces of a line. Cached: labels of an engine hardly change."""
-    return MappingProxyType({name.decode(): _unescape(value) for name, value in _LABEL.findall(raw)})
-
-
-def _unescape(value: bytes) -> str:
-    if b"\\" in value:
-        value = _ESCAPE.sub(lambda match: b"\n" if match[1] == b"n" else match[1], value)
-    return value.decode(errors="replace")
+    labels = {}
+    for name, value in _LABEL.findall(raw):
+        unescaped = _ESCAPE.sub(lambda match: b"\n" if match[1] == b"n" else match[1], value)
+        labels[name.decode()] = unescaped.decode(errors="replace")
+    return MappingProxyType(labels)
 
 
 # Selecting series.
@@ -149,8 +146,7 @@ class MetricSpec:
 
 
 def parse_spec(text: str) -> MetricSpec | None:
-    """Parse `name` or `name{k=v,k2="v2"}`, spaces ignored; None for an empty text. Raise ValueError that names the
-    fault."""
+    """Parse `name` or `name{k=v,k2="v2"}`, spaces ignored; None for an empty text. Raise ValueError."""
     name, brace, rest = text.strip().partition("{")
     name = name.strip()
     if not name and not brace:
@@ -177,15 +173,3 @@ def _read_pairs(inside: str, text: str) -> Iterator[tuple[str, str]]:
         at, more = pair.end(), pair["comma"] == ","
     if at < len(inside):
         raise ValueError(f"{text!r}: {inside[at:]!r} follows a value; labels are separated by commas")
-
-
-# Sums.
-
-
-def sums_by(samples: Iterable[Sample], labels: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """Return the sums of the values by the values of these labels; a label that a series lacks is empty."""
-    sums: dict[tuple[str, ...], float] = {}
-    for sample in samples:
-        key = tuple(sample.labels.get(label, "") for label in labels)
-        sums[key] = sums.get(key, 0.0) + sample.value
-    return sums

@@ -39,16 +39,14 @@ def set_up(settings: Telemetry, stream: TextIO | io.TextIOBase) -> None:
 
 
 class _Text(logging.Formatter):
-    """The text format. Further lines of a message are indented, so that text from a pod or a client cannot look like a
-    message."""
+    """The text format. Further lines are indented, so that text from a pod or a client cannot look like a message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return visible(super().formatMessage(record)).replace("\n", "\n  ")
 
 
 def visible(text: str) -> str:
-    """Return the text with its control characters, which can steer terminals, as escapes; line feeds and tabs
-    stay."""
+    """Return the text with control characters, which can steer terminals, as escapes; line feeds and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -71,8 +69,7 @@ class _Json(logging.Formatter):
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """Return a line of JSON. Text from headers and paths can contain lone surrogates, which are invalid Unicode: they
-    are escaped."""
+    """Return a line of JSON. Lone surrogates in headers and paths, which are invalid Unicode, are escaped."""
     try:
         return orjson.dumps(fields, option=_LINE)
     except TypeError:
@@ -100,8 +97,7 @@ class LogLevels:
         self._given: dict[str, LogLevel] = {}
 
     def shown(self) -> dict[str, Any]:
-        """Return the levels. `rooms` are the loggers that can have a level; a level also applies to the loggers
-        below."""
+        """Return the levels, which also apply to the loggers below, and the loggers that can have one (`rooms`)."""
         given = {name: level.value for name, level in sorted(self._given.items()) if name != ROOT}
         return {"levels": {ROOT: logging.getLevelName(logging.root.level).lower(), **given}, "rooms": _loggers()}
 

@@ -7,6 +7,7 @@ import platform
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -56,8 +57,7 @@ class Counter(Gauge):
 
 
 class Histogram:
-    """A histogram. `bounds` are the upper bounds of the buckets, ascending, each included in its bucket; +Inf is
-    implied."""
+    """A histogram. `bounds` are the upper bounds of the buckets, ascending and inclusive; +Inf is implied."""
 
     __slots__ = ("_edges", "bounds", "counts", "sum")
 
@@ -97,17 +97,17 @@ class Histogram:
         self.counts = [own + other for own, other in zip(self.counts, dumped[1], strict=True)]
 
 
+@dataclass(eq=False)
 class Family(Generic[C]):
     """One series name with its cells, one per combination of label values."""
 
-    def __init__(self, name: str, kind: str, help_text: str, labels: Sequence[str], make: Callable[[], C]) -> None:
-        self.name = name
-        self.kind = kind
-        self.help = help_text
-        self.labels = tuple(labels)
-        self._make = make
-        self.cells: dict[tuple[str, ...], C] = {}
-        """The cells by their label values."""
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+    make: Callable[[], C]
+    cells: dict[tuple[str, ...], C] = field(init=False, default_factory=dict)
+    """The cells by their label values."""
 
     def cell(self, *values: str) -> C:
         """Return the cell of these label values; create it if it is missing. Do not call this for every request."""
@@ -115,7 +115,7 @@ class Family(Generic[C]):
         if cell is None:
             if len(values) != len(self.labels):
                 raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
-            cell = self.cells[values] = self._make()
+            cell = self.cells[values] = self.make()
         return cell
 
     def clear(self) -> None:
@@ -134,7 +134,7 @@ class Family(Generic[C]):
 
     def empty(self, *labels: str) -> Family[C]:
         """Return the family without cells and with these further labels."""
-        return Family(self.name, self.kind, self.help, (*self.labels, *labels), self._make)
+        return Family(self.name, self.kind, self.help, (*self.labels, *labels), self.make)
 
     def slices(self, cells_at_once: int) -> Iterator[Metric]:
         """Yield the family in pieces; at least one, so that help and type are always exposed."""
@@ -581,14 +581,14 @@ class Catalogue:
         """Return the names of the samples of kvlane's own series."""
         return tuple(name for family in self.families for name in family.sample_names)
 
-    def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Family[Counter]:
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Family[Counter]:
         return self._add(Family(PREFIX + name, "counter", help_text, labels, Counter))
 
-    def _gauge(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Family[Gauge]:
+    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Family[Gauge]:
         return self._add(Family(PREFIX + name, "gauge", help_text, labels, Gauge))
 
     def _histogram(
-        self, name: str, help_text: str, labels: Sequence[str], bounds: Iterable[float]
+        self, name: str, help_text: str, labels: tuple[str, ...], bounds: Iterable[float]
     ) -> Family[Histogram]:
         limits = tuple(map(float, bounds))
         edges = edges_of(limits)

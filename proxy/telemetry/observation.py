@@ -17,7 +17,6 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
-from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.lines import lost_lines
@@ -26,8 +25,6 @@ from proxy.telemetry.observer import Observer
 from proxy.telemetry.settings import Telemetry, TracingSettings
 
 if TYPE_CHECKING:
-    from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
-    from proxy.prefix.exact import ExactIndex
     from proxy.telemetry.recorder import RequestRecorder
     from proxy.telemetry.traces import Tracing
 
@@ -47,9 +44,7 @@ class Observation:
         self._settings = settings
         self._clock = clock
         self.catalogue = catalogue
-        self.endpoints = EndpointSeries(
-            catalogue, fleet, (), clock, ejection_reasons=fleet.ejection_reasons, breaker=breaker
-        )
+        self.endpoints = EndpointSeries(catalogue, fleet, clock, breaker=breaker)
         self.readers: list[Callable[[], None]] = []
         self._tracing = _tracing(settings.tracing, clock)
         self.observer = Observer(catalogue, self.endpoints, clock)
@@ -61,17 +56,6 @@ class Observation:
         self.listeners = [each for each in (self.observer, self._tracing, self._recorder) if each is not None]
         """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
-
-    def show(
-        self,
-        indexes: Sequence[PrefixIndex],
-        exact: Sequence[ExactIndex],
-        predictors: Sequence[PredictedLatencyProducer],
-    ) -> None:
-        """Add readers for an exposition."""
-        self.endpoints.indexes = [*indexes, *exact]
-        self.endpoints.predictors = predictors
-        self.endpoints.estimates = indexes
 
     async def start(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
         """Start the telemetry. `write` creates the writer of the access log, if it is enabled."""
@@ -101,8 +85,7 @@ _END = b"# EOF\n"
 
 
 class Exposition:
-    """The response of /metrics. Requests of the `observer` are counted before it is rendered; `readers` update further
-    gauges."""
+    """The response of /metrics. Before it, requests of the `observer` are counted, and `readers` update gauges."""
 
     def __init__(
         self,

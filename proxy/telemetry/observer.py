@@ -55,8 +55,7 @@ _ENDINGS = {
 
 
 def is_label(model: str) -> bool:
-    """Return whether a name may become a label: it is not too long, and has no lone surrogates, which no exposition can
-    contain."""
+    """Return whether a name may become a label: it is short, and has no lone surrogates, which are invalid Unicode."""
     return len(model) <= LONGEST_MODEL and not _SURROGATE.search(model)
 
 
@@ -180,8 +179,7 @@ class RequestSeries:
     def _ended(
         self, model: str | None, path: str, status: int, outcome: str, kind: type[Ending | Reason], seconds: list[float]
     ) -> None:
-        """Count ended requests. `outcome` is the value of an outcome of this `kind`; `seconds` are the durations of
-        these requests."""
+        """Count requests that ended with this outcome of this `kind`; `seconds` are their durations."""
         name = model or ""
         cells = self._models.get(name)
         label = name if cells is not None else name and OTHER
@@ -193,8 +191,7 @@ class RequestSeries:
             cells.e2e.observe_all(seconds)
 
     def _of_tenant(self, tenant: str, outcome: Ending | Reason, usage: Usage | None) -> None:
-        """Count a request of a tenant. The number of labels is limited, because tokens can name any number of
-        tenants."""
+        """Count a request of a tenant. Labels are limited, because tokens can name any number of tenants."""
         catalogue = self._catalogue
         if tenant not in self._tenants:
             if len(self._tenants) < MOST_TENANTS and is_label(tenant):
@@ -319,8 +316,7 @@ class Observer(Listener):
         self._catalogue.shadow.cell(result.profile, agrees).value += 1
 
     def regret(self, profile: str, seconds: float) -> None:
-        """Count by how many seconds the pod of this shadow profile is predicted to respond sooner than the chosen pod;
-        negative if later."""
+        """Count by how many seconds the shadow's pod is predicted to be sooner than the chosen one; or later."""
         sooner = "shadow" if seconds > 0.0 else "live" if seconds < 0.0 else "neither"
         self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
 

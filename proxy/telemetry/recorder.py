@@ -1,5 +1,4 @@
-"""The recorder for `kvlane replay` and `kvlane tune`: a line per request with its times, hashes of its prompt, and its
-result."""
+"""The recorder for `kvlane replay` and `kvlane tune`: a line per request with times, hashes and result."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain
 
 
 class RequestRecorder(Listener):
-    """The listener that writes a line for each ended request. An error here costs lines, which are counted as `lost`,
-    and never a request."""
+    """The listener that writes a line for each ended request. An error costs `lost` lines, never a request."""
 
     def __init__(self, settings: RecordSettings, clock: Clock, lost: Counter, fleet: Fleet) -> None:
         self._key = key_path(Path(settings.file))
@@ -222,8 +220,7 @@ def _request_fields(client_request: ClientRequest, attempt: Attempt) -> dict[str
 
 
 class Salt:
-    """A keyed hash, BLAKE2b with the secret as its key: a guess of a prompt cannot be verified with the record
-    alone."""
+    """BLAKE2b with the secret as its key: a guess of a prompt cannot be verified with the record alone."""
 
     def __init__(self, secret: bytes) -> None:
         self._hash = partial(blake2b, key=secret, digest_size=NAME_BYTES)

@@ -76,8 +76,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 class _Counting(SpanExporter):
-    """An exporter that counts the spans that it could not export. `exported` counts all others too. `export` runs in
-    the thread of the processor."""
+    """An exporter in the processor's thread that counts spans: the lost ones, and all (`exported`)."""
 
     def __init__(self, exporter: SpanExporter, lost: Counter) -> None:
         self._exporter = exporter
@@ -239,8 +238,7 @@ SPAN: DataKey[Span] = DataKey("Span")
 
 
 class Tracing(Listener):
-    """The listener that creates spans of sampled requests. The flag of a traceparent header decides whether its request
-    is sampled."""
+    """The listener that creates spans of sampled requests. A traceparent header decides what is sampled."""
 
     def __init__(self, settings: TracingSettings, version: str, clock: Clock) -> None:
         self._settings = settings

@@ -248,8 +248,7 @@ def _plugins(draft: Document, *types: str) -> list[Document]:
 
 
 def _parameters(entry: Document) -> Document:
-    """Return the parameters of an entry for modification. Add empty ones if it has none; ignore a value that is not a
-    mapping."""
+    """Return the parameters of an entry for modification, new ones if it has none; {} if they are not a mapping."""
     given = entry.get("parameters")
     return given if isinstance(given, dict) else entry.setdefault("parameters", {}) if given is None else {}
 

@@ -29,10 +29,12 @@ class Level(Enum):
     FAULT = "fault"
 
 
+OK, NOTE, WARNING, FAULT = Level
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about the pod with this URL, or about all pods if the URL is empty; `fix` is empty where no action is
-    needed."""
+    """A finding about the pod with this URL, or about all pods without a URL; `fix` is empty if all is well."""
 
     pod: str
     check: str
@@ -42,7 +44,7 @@ class Finding:
 
     @property
     def is_bad(self) -> bool:
-        return self.level in (Level.WARNING, Level.FAULT)
+        return self.level in (WARNING, FAULT)
 
     def as_json(self) -> dict[str, Any]:
         return {"pod": self.pod, "check": self.check, "level": self.level.value, "text": self.text, "fix": self.fix}
@@ -54,7 +56,7 @@ Results = Iterator[tuple[Level, str, str]]
 def of_pod(seen: PodReport) -> list[Finding]:
     if seen.unreachable:
         fix = "start the engine, or mend the URL, the port and what is between this machine and the pod"
-        return [Finding(seen.url, "reachable", Level.FAULT, seen.unreachable, fix)]
+        return [Finding(seen.url, "reachable", FAULT, seen.unreachable, fix)]
     return [
         Finding(seen.url, check, level, text, fix) for check, say in _CHECKS.items() for level, text, fix in say(seen)
     ]
@@ -74,41 +76,37 @@ def of_fleet(pods: Sequence[PodReport]) -> list[Finding]:
 
 
 def _compared(pods: Sequence[PodReport]) -> Iterator[tuple[str, Level, list[Any], str]]:
-    yield "version", Level.NOTE, [pod.version for pod in pods], ""
+    yield "version", NOTE, [pod.version for pod in pods], ""
     sizes = [pod.exposition.metrics.block_size if pod.exposition else 0 for pod in pods]
     fix = "give all of them the same --block-size, if they transfer KV caches to each other"
-    yield "block-size", Level.NOTE, sizes, fix
+    yield "block-size", NOTE, sizes, fix
     lengths = [pod.max_model_len for pod in pods]
     fix = "give all of them the same --max-model-len: one pod accepts what another refuses"
-    yield "context", Level.WARNING, lengths, fix
+    yield "context", WARNING, lengths, fix
     connectors = [pod.transfer.connector or pod.transfer.unknown for pod in pods]
     fix = "configure one --kv-transfer-config for all pods of a pool"
-    yield "connector", Level.FAULT, connectors, fix
+    yield "connector", FAULT, connectors, fix
 
 
 def _health(seen: PodReport) -> Results:
     if seen.health != 200:
         fix = "set reliability.health.path to what is 200 while the pod is well, or to null"
-        yield Level.FAULT, f"/health returns {seen.health}", fix
+        yield FAULT, f"/health returns {seen.health}", fix
     if not seen.models:
         fix = "list its models under pods.static[].models; if the pod wants a key, give --api-key"
-        yield Level.WARNING, "/v1/models lists no model", fix
+        yield WARNING, "/v1/models lists no model", fix
     elif seen.health == 200:
-        yield Level.OK, f"serves {', '.join(seen.models)}", ""
+        yield OK, f"serves {', '.join(seen.models)}", ""
 
 
 def _engine(seen: PodReport) -> Results:
     found = seen.exposition
     if found is None:
         fix = "do not start the engine with --disable-log-stats; if metrics are on another port, see pods.refresh.port"
-        yield (
-            Level.FAULT,
-            "/metrics has no metric of a known engine, so placement does not see the load of the pod",
-            fix,
-        )
+        yield FAULT, "/metrics has no metric of a known engine, so placement does not see the load of the pod", fix
         return
     version = f" {seen.version}" if seen.version else ", which does not say its version"
-    yield Level.OK, f"{found.engine}{version}", ""
+    yield OK, f"{found.engine}{version}", ""
 
 
 def _metrics(seen: PodReport) -> Results:
@@ -117,17 +115,17 @@ def _metrics(seen: PodReport) -> Results:
     for part in found.missing:
         what = "the size of its cache is guessed" if part == CACHE else f"'{part}' counts as 0"
         yield (
-            Level.WARNING,
+            WARNING,
             f"its metrics lack {part}: {what}",
             "upgrade the engine, or describe its metrics in engineConfigs of core-metrics-extractor",
         )
     if found.old:
-        yield Level.NOTE, f"it uses older names, which are read too: {', '.join(found.old)}", ""
+        yield NOTE, f"it uses older names, which are read too: {', '.join(found.old)}", ""
     if found.seconds > SLOW_METRICS:
         fix = "raise pods.refresh.interval"
-        yield Level.WARNING, f"/metrics takes {found.seconds * 1e3:.0f} ms ({found.size} bytes)", fix
+        yield WARNING, f"/metrics takes {found.seconds * 1e3:.0f} ms ({found.size} bytes)", fix
     elif not found.missing:
-        yield Level.OK, f"/metrics has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
+        yield OK, f"/metrics has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
 
 
 def _caching(seen: PodReport) -> Results:
@@ -135,29 +133,29 @@ def _caching(seen: PodReport) -> Results:
     if seen.engine == "sglang":
         fix = "start the engine without --disable-radix-cache: without it no placement saves any work"
     if seen.says_caching is False:
-        yield Level.FAULT, "prefix caching is off", fix
+        yield FAULT, "prefix caching is off", fix
         return
     tried = seen.caching
     if tried is None or tried.refused:
         why = tried.refused if tried else "not tried"
-        yield Level.NOTE, f"prefix caching: {why}" + (", but the engine says it is on" if seen.says_caching else ""), ""
+        yield NOTE, f"prefix caching: {why}" + (", but the engine says it is on" if seen.says_caching else ""), ""
         return
     if not (tried.reported or tried.counted):
-        yield Level.FAULT, f"a prompt of {tried.prompt_tokens} tokens, sent again, was computed again", fix
+        yield FAULT, f"a prompt of {tried.prompt_tokens} tokens, sent again, was computed again", fix
         return
     count = tried.reported or tried.counted
-    yield Level.OK, f"{count:.0f} of {tried.prompt_tokens} tokens of a repeated prompt were cached", ""
+    yield OK, f"{count:.0f} of {tried.prompt_tokens} tokens of a repeated prompt were cached", ""
     if tried.reported is None:
         more = "start the engine with --enable-prompt-tokens-details"
         if seen.engine == "sglang":
             more = "start the engine with --enable-cache-report"
-        yield Level.NOTE, "responses do not report cached tokens, so kvlane learns less from them", more
+        yield NOTE, "responses do not report cached tokens, so kvlane learns less from them", more
 
 
 def _blocks(seen: PodReport) -> Results:
     if seen.exposition and (size := seen.exposition.metrics.block_size):
         blocks = seen.exposition.metrics.blocks
-        yield Level.OK, f"{size} tokens a block, {blocks} blocks: {size * blocks} tokens of KV cache", ""
+        yield OK, f"{size} tokens a block, {blocks} blocks: {size * blocks} tokens of KV cache", ""
 
 
 def _ranks(seen: PodReport) -> Results:
@@ -166,12 +164,12 @@ def _ranks(seen: PodReport) -> Results:
         return
     tried, what = seen.ranks, f"{number} data-parallel ranks"
     if tried is None or not (tried.named or tried.others):
-        yield Level.NOTE, f"{what}: whether requests can choose one was not seen", ""
+        yield NOTE, f"{what}: whether requests can choose one was not seen", ""
     elif tried.named >= tried.others:
-        yield Level.OK, f"{what}, each an endpoint: requests go to the rank that they name", ""
+        yield OK, f"{what}, each an endpoint: requests go to the rank that they name", ""
     else:
         fix = "upgrade the engine; until then the pod is one endpoint: write dataParallel: {size: 1}"
-        yield Level.WARNING, f"{what}, and it ignores which of them a request names", fix
+        yield WARNING, f"{what}, and it ignores which of them a request names", fix
 
 
 def _events(seen: PodReport) -> Results:
@@ -183,70 +181,70 @@ def _events(seen: PodReport) -> Results:
         ' "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
     )
     if found.speaks:
-        yield Level.OK, f"KV events are published on {where}", ""
+        yield OK, f"KV events are published on {where}", ""
         if found.replay is False:
-            yield Level.WARNING, "its replay endpoint cannot be reached: events that are missed stay missed", fix
+            yield WARNING, "its replay endpoint cannot be reached: events that are missed stay missed", fix
     elif found.announced:
         fix = "open the port to kvlane, and bind: an endpoint without * makes the engine connect, not listen"
-        yield Level.WARNING, f"the engine says that KV events are on {where}, but the port does not respond", fix
+        yield WARNING, f"the engine says that KV events are on {where}, but the port does not respond", fix
     else:
-        yield Level.NOTE, f"no KV events on {where}: its cache is matched approximately", fix
+        yield NOTE, f"no KV events on {where}: its cache is matched approximately", fix
 
 
 def _connector(seen: PodReport) -> Results:
     found = seen.transfer
     if found.unknown:
-        yield Level.WARNING, f"kvlane does not support its connector {found.unknown}", "see disaggregation.md"
+        yield WARNING, f"kvlane does not support its connector {found.unknown}", "see disaggregation.md"
     elif found.connector:
         role = f", role {found.role}" if found.role else ", and does not say its role"
-        yield Level.OK, f"transfers KV caches with {found.connector}{role}", ""
+        yield OK, f"transfers KV caches with {found.connector}{role}", ""
     if found.host in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):
         fix = "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's own address, unless all pods are on one host"
-        yield Level.WARNING, f"tells other pods to fetch KV caches from {found.host}", fix
+        yield WARNING, f"tells other pods to fetch KV caches from {found.host}", fix
 
 
 def _abort(seen: PodReport) -> Results:
     if seen.abort is None:
-        yield Level.NOTE, "whether a request ends when its client leaves: not seen; try while the pod is idle", ""
+        yield NOTE, "whether a request ends when its client leaves: not seen; try while the pod is idle", ""
     elif seen.abort > SLOW_ABORT:
         fix = "connect kvlane to the engine itself, without a proxy in between that keeps reading"
         took = "goes on" if math.isinf(seen.abort) else f"ends {seen.abort:.1f} s later"
-        yield Level.FAULT, f"a request whose client has left {took}: it wastes GPU time", fix
+        yield FAULT, f"a request whose client has left {took}: it wastes GPU time", fix
     else:
-        yield Level.OK, f"a request ended {seen.abort * 1e3:.0f} ms after its client left", ""
+        yield OK, f"a request ended {seen.abort * 1e3:.0f} ms after its client left", ""
 
 
 def _clock(seen: PodReport) -> Results:
     if seen.skew is None:
-        yield Level.NOTE, "its responses have no Date header: its clock was not compared", ""
+        yield NOTE, "its responses have no Date header: its clock was not compared", ""
     elif abs(seen.skew) > SKEW:
         ahead = "ahead of" if seen.skew > 0 else "behind"
         fix = "run NTP on both: logs and traces of the two cannot be laid side by side"
-        yield Level.WARNING, f"its clock is {abs(seen.skew):.1f} s {ahead} this one", fix
+        yield WARNING, f"its clock is {abs(seen.skew):.1f} s {ahead} this one", fix
     else:
-        yield Level.OK, "its clock agrees with this one, to a second or two", ""
+        yield OK, "its clock agrees with this one, to a second or two", ""
 
 
 def _keep_alive(seen: PodReport) -> Results:
     if seen.keep_alive is None:
-        yield Level.NOTE, "how long it keeps idle connections: not seen", ""
+        yield NOTE, "how long it keeps idle connections: not seen", ""
     elif seen.keep_alive <= IDLE_LIMIT:
         fix = f"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE to 5 or more: kvlane uses idle connections again for {IDLE_LIMIT:g} s"
         when = f"after {seen.keep_alive:.1f} s" if seen.keep_alive else "after every response"
-        yield Level.WARNING, f"it closes idle connections {when}: now and then a request meets one that closes", fix
+        yield WARNING, f"it closes idle connections {when}: now and then a request meets one that closes", fix
     else:
         held = "longer than was watched" if math.isinf(seen.keep_alive) else f"{seen.keep_alive:.1f} s"
-        yield Level.OK, f"it keeps idle connections {held}", ""
+        yield OK, f"it keeps idle connections {held}", ""
 
 
 def _tokenize(seen: PodReport) -> Results:
     if seen.tokenize is None:
-        yield Level.NOTE, "it has no /tokenize: exact placement needs token-producer with local", ""
+        yield NOTE, "it has no /tokenize: exact placement needs token-producer with local", ""
     elif seen.tokenize > SLOW_TOKENIZE:
         fix = "for exact placement let token-producer tokenise locally, not ask pods"
-        yield Level.NOTE, f"/tokenize takes {seen.tokenize * 1e3:.0f} ms for a thousand tokens", fix
+        yield NOTE, f"/tokenize takes {seen.tokenize * 1e3:.0f} ms for a thousand tokens", fix
     else:
-        yield Level.OK, f"/tokenize takes {seen.tokenize * 1e3:.1f} ms for a thousand tokens", ""
+        yield OK, f"/tokenize takes {seen.tokenize * 1e3:.1f} ms for a thousand tokens", ""
 
 
 _CHECKS: dict[str, Callable[[PodReport], Results]] = {
@@ -302,8 +300,7 @@ class Caching:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Result of requests that named one data-parallel rank: the growth of that rank's counters and of all other ranks'
-    counters."""
+    """Result of requests that named one data-parallel rank: the growth of its counters and of all others'."""
 
     named: float
     others: float

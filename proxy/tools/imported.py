@@ -82,8 +82,7 @@ class Imported:
         return pod
 
     def cluster(self, selector: str, port: object, namespace: object, engine: str = "") -> None:
-        """Add the pods of a Kubernetes cluster. The default port is the usual one, the default namespace that of the
-        proxy."""
+        """Add the pods of a Kubernetes cluster. The defaults are the usual port and the proxy's namespace."""
         wanted = {"selector": selector, "ports": [port] if port else None, "namespace": namespace, "engine": engine}
         self.put("pods.kubernetes", {key: value for key, value in wanted.items() if value})
         self.note("let kvlane's service account get, list and watch pods: see pods.kubernetes in configuration.md")
@@ -181,8 +180,7 @@ Found = dict[str, list[list[str]]]
 
 
 def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found, Found]:
-    """Return known and unknown flags with their words. The words before the first flag are the program's name. Raise
-    Unreadable."""
+    """Return known and unknown flags with their words, after the program's name. Raise InvalidDocument."""
     found: Found = {}
     unknown: Found = {}
     rest = list(words)

@@ -105,8 +105,7 @@ def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment
 
 
 def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
-    """Set aliases for names with one model, and rewrites for names with several. Return the name that fallbacks use for
-    each."""
+    """Set aliases for names with one model, rewrites for names with several. Return the names for fallbacks."""
     names: dict[str, dict[str, float | None]] = {}
     for one in deployments:
         if one.model:
@@ -118,19 +117,18 @@ def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, 
         made.put("models.aliases", aliases)
     several = {name: models for name, models in names.items() if len(models) > 1}
     if several:
-        made.put("models.rewrites", [_rewrite(name, models) for name, models in several.items()])
+        rewrites = []
+        for name, models in several.items():
+            weighted = any(weight is not None for weight in models.values())
+            targets = [
+                {"model": model} | ({"weight": 1.0 if weight is None else weight} if weighted else {})
+                for model, weight in models.items()
+            ]
+            rewrites.append({"name": name, "model": name, "targets": targets})
+        made.put("models.rewrites", rewrites)
     if any(one.weight is not None for one in deployments) and not several:
         made.note("weights between pods of one model are pods.static[].weight, and count where random-picker decides")
     return {name: next(iter(models)) if len(models) == 1 else name for name, models in names.items()}
-
-
-def _rewrite(name: str, models: Mapping[str, float | None]) -> dict[str, Any]:
-    weighted = any(weight is not None for weight in models.values())
-    targets = [
-        {"model": model} | ({"weight": 1.0 if weight is None else weight} if weighted else {})
-        for model, weight in models.items()
-    ]
-    return {"name": name, "model": name, "targets": targets}
 
 
 def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[str, str]) -> None:

@@ -39,8 +39,7 @@ def exact() -> Section:
 
 
 def disaggregated(needs_pair: bool) -> Section:
-    """Return a section in which pods of the role prefill compute prompts: always where no pod serves alone, else where
-    that is predicted to be faster."""
+    """Return a section in which prefill pods compute prompts: always if no pod serves alone, else if that is faster."""
     decider = "always-disagg-pd-decider" if needs_pair else "predicted-latency-pd-decider"
     producers = ("approx-prefix-cache-producer", "predicted-latency-producer")
     types = (*producers, "decode-filter", "prefill-filter", "latency-scorer", PICKER, decider)
@@ -55,8 +54,7 @@ def disaggregated(needs_pair: bool) -> Section:
 
 
 def session(header: str) -> Section:
-    """Return a section in which requests with the same value of this header stay on their pod, until it is too far
-    behind the others."""
+    """Return a section in which requests with the same value of this header stay on a pod that is not far behind."""
     by_header = {
         "strategy": "session_id",
         "sessionIdConfig": {"sources": [{"header": header}]},

@@ -273,8 +273,7 @@ async def read_transfer(pod: PodClient, seen: PodReport) -> TransferFinding:
 
 
 async def try_abort(pod: PodClient, seen: PodReport, reaction_time: float) -> float | None:
-    """Return the seconds from disconnecting from a stream to its end on the pod; None if that is not visible, for
-    example if other requests run."""
+    """Return the seconds from leaving a stream to its end on the pod; None if not visible, as with other requests."""
     length = min(LONG, (seen.max_model_len or LONG) - 64)
     response = await pod.stream(
         COMPLETIONS, _body(seen, "the sea", max_tokens=max(length, 1), stream=True, ignore_eos=True)

@@ -197,7 +197,7 @@ class World:
         self.ledger = Ledger(clock)
         self.bindings = Bindings(clock)
         catalogue = Catalogue("test")
-        observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, [], clock), clock)
+        observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, clock), clock)
         budget = RetryBudget(20, clock, lambda: self.ledger.entered)
         poison = Poison(clock, self._alive, Tasks())
         failover = Failover(Retries(attempts), clock, random.Random(2), budget, poison, self._sleep)

@@ -63,7 +63,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
     clock, catalogue = SystemClock(), Catalogue("test")
     fleet = Fleet(clock)
     fleet.form(("default", "other"))
-    endpoints = EndpointSeries(catalogue, fleet, (), clock)
+    endpoints = EndpointSeries(catalogue, fleet, clock)
     made = Scene(clock, fleet, catalogue, endpoints)
     dashboard = Dashboard(
         fleet,

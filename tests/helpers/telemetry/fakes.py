@@ -28,6 +28,9 @@ class FakeFleet:
     endpoints: list[Endpoint] = field(default_factory=list)
     pools: tuple[str, ...] = (DEFAULT_POOL,)
 
+    def ejection_reasons(self, endpoint: Endpoint) -> list[str]:
+        return []
+
     def add(self, name: str, pool: str = DEFAULT_POOL, **fields: object) -> Endpoint:
         endpoint = Endpoint(name, pool=pool, state=EndpointState.READY)
         endpoint.publish(Metrics(scraped_at=0.0, freshness=Freshness.FRESH, **fields), 0)  # type: ignore[arg-type]
@@ -67,9 +70,8 @@ class World:
         self.fleet = FakeFleet()
         self.index = FakeIndex()
         indexes = [cast(PrefixIndex, self.index)]
-        self.series = EndpointSeries(
-            self.catalogue, cast(Fleet, self.fleet), indexes, self.clock, limit, estimates=indexes
-        )
+        self.series = EndpointSeries(self.catalogue, cast(Fleet, self.fleet), self.clock, limit)
+        self.series.show(indexes, (), ())
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
         self.exposition = Exposition(self.catalogue, self.series, self.observer)
 

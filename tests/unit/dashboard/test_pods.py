@@ -19,7 +19,7 @@ class Map:
     def __init__(self, *names: str) -> None:
         self.clock = ManualClock(now=50.0)
         self.fleet = Fleet(self.clock)
-        self.counts = EndpointSeries(Catalogue("test"), self.fleet, (), self.clock)
+        self.counts = EndpointSeries(Catalogue("test"), self.fleet, self.clock)
         self.pace: tuple[float, float] | None = None
         self.rows = PodRows(
             self.fleet,

@@ -7,10 +7,7 @@ from typing import cast
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
-from proxy.fleet.store import Fleet
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
-from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.observation import Exposition
 from tests.helpers.telemetry.fakes import World
 
 
@@ -156,14 +153,7 @@ def test_the_worst_of_several_predictors_is_shown() -> None:
     world = World()
     assert world.scrape()["kvlane_latency_prediction_error_ratio"] == {}
     predictors = [FakePredictor(0.1), FakePredictor(1.5)]
-    world.series = EndpointSeries(
-        world.catalogue,
-        cast(Fleet, world.fleet),
-        [],
-        world.clock,
-        predictors=cast(list[PredictedLatencyProducer], predictors),
-    )
-    world.exposition = Exposition(world.catalogue, world.series, world.observer)
+    world.series.show((), (), cast(list[PredictedLatencyProducer], predictors))
     seen = world.scrape()
     assert seen["kvlane_latency_prediction_error_ratio"] == {(): 1.5}
 

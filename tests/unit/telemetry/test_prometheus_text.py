@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.exposition import MetricSpec, Sample, SampleReader, alternatives, parse_spec, sums_by
+from proxy.telemetry.exposition import MetricSpec, Sample, SampleReader, alternatives, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,3 @@ def test_the_pattern_of_names_matches_those_names_and_no_others(names: list[str]
 def test_all_samples_are_read_without_names() -> None:
     text = b'# HELP a b\na 1\nb:c{d="e"} 2 1000\r\nb:c{d="f"} NaN\n'
     assert SampleReader().read(text) == {"a": [Sample(b"", 1.0)], "b:c": [Sample(b'{d="e"', 2.0, 1000.0)]}
-
-
-def test_sums_are_grouped_by_labels_and_a_missing_label_is_empty() -> None:
-    samples = SampleReader(["a"]).read(b'a{x="1",y="2"} 1\na{y="3",x="1"} 2\na{y="2"} 4\nb{x="1"} 8\n')["a"]
-    assert sums_by(samples, ("x",)) == {("1",): 3.0, ("",): 4.0}
-    assert sums_by(samples, ()) == {(): 7.0}

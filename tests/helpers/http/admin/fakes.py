@@ -86,7 +86,7 @@ async def admin_port(
     async with aiohttp.ClientSession() as session:
         app = admin_application(
             fleet=fleet,
-            exposition=Exposition(catalogue, EndpointSeries(catalogue, fleet, [], clock)),
+            exposition=Exposition(catalogue, EndpointSeries(catalogue, fleet, clock)),
             config=lambda: port.config,
             session=session,
             stopping=lambda: port.stopping,
