@@ -198,7 +198,8 @@ class App:
         draft.commit()
         self._settings, self._process.serving = serving.settings, serving
         predictors = [one for each in self.schedulings.values() for one in each.plugins(PredictedLatencyProducer)]
-        self._observation.endpoints.show(self._indexes(), self._exact_indexes(), predictors)
+        series = self._observation.endpoints
+        series.indexes, series.exact, series.predictors = self._indexes(), self._exact_indexes(), predictors
         self._share()
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:

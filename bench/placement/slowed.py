@@ -9,7 +9,6 @@ the fleet as it would in front of pods in real time.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -32,7 +31,7 @@ def main(factor: float, config: str, port: int, admin_port: int, *pods: str) -> 
         "admin": {"port": admin_port},
         "telemetry": {"accessLog": False, "logLevel": "warning"},
     }
-    settings = reader(None if config == "-" else Path(config), pods, os.environ, overrides).again()
+    settings = reader(None if config == "-" else Path(config), pods, overrides).again()
     logs.set_up(settings.telemetry, sys.stderr)
     if factor != 1:
         settings = slowed(settings, factor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     if reference:
         click.echo(settings_page(), nl=False)
         return
-    settings = reader(config, pods, os.environ).again()
+    settings = reader(config, pods).again()
     if settings.replicas.is_shared:
         redis_transport.check(settings.replicas)
     described = redacted(App(settings).effective())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,7 @@ def write(output: Path | None, text: str) -> None:
 
 
 def reader(
-    config: Path | None,
-    pods: tuple[str, ...],
-    environ: Mapping[str, str],
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    config: Path | None, pods: tuple[str, ...], overrides: Mapping[str, Mapping[str, Any]] | None = None
 ) -> ConfigReader:
     """Return the reader of the configuration. `pods` replace the static pods of the file."""
     if config is None and not pods:
@@ -56,4 +54,4 @@ def reader(
     overrides = dict(overrides or {})
     if pods:
         overrides["pods"] = {"static": [{"url": url} for url in pods]}
-    return ConfigReader(config, overrides, environ)
+    return ConfigReader(config, overrides, os.environ)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import hashlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -119,7 +118,7 @@ def serve(
     for section, key, value in (*options, ("extproc", "port", extproc_port)):
         if value is not None:
             overrides.setdefault(section, {})[key] = value
-    source = reader(config, pods, os.environ, overrides)
+    source = reader(config, pods, overrides)
     watched = None if config is None or not watches else ConfigurationFiles(config)
     settings = source.again()
     guard_standard_error()

@@ -76,12 +76,8 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
     found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
     configuration = recommended(pods)
     if as_json:
-        described = {
-            "pods": [_finite(plain(pod)) for pod in pods],
-            "findings": [finding.as_json() for finding in found],
-            "configuration": configuration,
-        }
-        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
+        described = {"pods": plain(pods), "findings": plain(found), "configuration": configuration}
+        click.echo(json.dumps(_finite(described), indent=2, ensure_ascii=False))
     else:
         _print(found)
         if configuration["pods"]["static"]:

@@ -47,7 +47,7 @@ class HostExposition(Exposition):
     async def render(self, accept: str) -> tuple[bytes, str]:
         async with self._merging:
             merged = await self._merged()
-            self._catalogue.workers.cell().value = self._workers.serving
+            self.catalogue.workers.cell().value = self._workers.serving
             await merged.add(await self.dump(), SUPERVISOR)
             return await expose(merged, accept)
 
@@ -59,7 +59,7 @@ class HostExposition(Exposition):
     async def _merged(self) -> Merged:
         for worker, metrics in await self._workers.ask_all(METRICS, timeout=METRICS_TIMEOUT):
             worker.metrics = metrics
-        merged = Merged(self._catalogue)
+        merged = Merged(self.catalogue)
         for worker in list(self._workers.children.values()):
             await merged.add(worker.metrics, str(worker.seat))
         await merged.add(self._workers.ended, SUPERVISOR)

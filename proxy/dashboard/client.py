@@ -7,7 +7,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -286,23 +286,21 @@ class Refused(KvlaneError):
         self.status = status
 
 
+@dataclass(slots=True)
 class FeedClient:
     """A reader of the feed of a proxy. `changed` is called after each change of the picture or of the connection."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, url: str, picture: FleetPicture, clock: Clock, changed: Callable[[], None]
-    ) -> None:
-        self._session = session
-        self._url = url.rstrip("/")
-        self._picture = picture
-        self._clock = clock
-        self._changed = changed
-        self._totals: dict[str, EngineTotals] = {}
-        self._reads = asyncio.Semaphore(AT_ONCE)
-        self.wrong = ""
-        """The reason for the lost connection; empty while connected."""
-        self.wrong_since = 0.0
-        self.refused: Refused | None = None
+    session: aiohttp.ClientSession
+    url: str
+    picture: FleetPicture
+    clock: Clock
+    changed: Callable[[], None]
+    wrong: str = field(init=False, default="")
+    """The reason for the lost connection; empty while connected."""
+    wrong_since: float = field(init=False, default=0.0)
+    refused: Refused | None = field(init=False, default=None)
+    _totals: dict[str, EngineTotals] = field(init=False, default_factory=dict)
+    _reads: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     async def run(self) -> None:
         """Receive events until cancelled or `refused`; connect again after errors."""
@@ -311,30 +309,30 @@ class FeedClient:
                 async with aclosing(self.events()) as events:
                     async for event, body in events:
                         self.wrong = ""
-                        self._picture.apply(event, body, self._clock.now())
-                        self._changed()
+                        self.picture.apply(event, body, self.clock.now())
+                        self.changed()
             except Refused as error:
                 self.refused = error
-                self._changed()
+                self.changed()
             except (*outbound.FAILURES, ValueError) as error:
                 if not self.wrong:
-                    self.wrong_since = self._clock.now()
+                    self.wrong_since = self.clock.now()
                 self.wrong = cause(error)
-                self._changed()
+                self.changed()
                 await asyncio.sleep(AGAIN)
 
     async def first(self) -> None:
         """Receive the first event. Raise an error of the connection."""
         async with aclosing(self.events()) as events:
             async for event, body in events:
-                self._picture.apply(event, body, self._clock.now())
+                self.picture.apply(event, body, self.clock.now())
                 return
 
     async def events(self) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield the events of one connection; the proxy ends it after some minutes. Raise Refused, and ConnectionError
         for a status of 500 or more, which is worth a retry."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE)
-        async with self._session.get(f"{self._url}/dashboard/events", timeout=timeout) as response:
+        async with self.session.get(f"{self.url.rstrip('/')}/dashboard/events", timeout=timeout) as response:
             if response.status >= 500:
                 raise ConnectionError(f"the admin port responded {response.status}")
             if response.status != 200:
@@ -374,22 +372,22 @@ class FeedClient:
 
     async def _read(self, name: str) -> Sequence[EngineTotals | None]:
         """Return what `totals_in` reads, or None for a pod that does not respond."""
-        url = f"{self._url}/admin/pods/{quote(name, safe='')}/proxy/metrics"
+        url = f"{self.url.rstrip('/')}/admin/pods/{quote(name, safe='')}/proxy/metrics"
         with suppress(*outbound.FAILURES, ValueError, ScrapeError):
             async with self._reads:
-                response = await outbound.send(self._session, "GET", url, timeout=_SHORT)
+                response = await outbound.send(self.session, "GET", url, timeout=_SHORT)
             if response.status == 200:
-                return totals_in(response.body, self._clock.now())
+                return totals_in(response.body, self.clock.now())
         return [None]
 
     def _keep(self, name: str, found: EngineTotals | None) -> None:
         """Store the figures of a pod or rank; without totals it has no figures."""
         before = self._totals.pop(name, None)
-        self._picture.figures.pop(name, None)
+        self.picture.figures.pop(name, None)
         if found is not None:
             self._totals[name] = found
             if before is not None and found.at - before.at < 3 * READ_INTERVAL:
-                self._picture.figures[name] = between(before, found)
+                self.picture.figures[name] = between(before, found)
 
 
 _SHORT = aiohttp.ClientTimeout(total=3.0)

@@ -220,33 +220,25 @@ class Viewer:
         self.news.set()
 
 
+@dataclass(slots=True)
 class Feed:
     """The feed, an `async with` context: it builds snapshots while there are viewers. `sample` updates due samples."""
 
-    def __init__(
-        self,
-        pods: PodRows,
-        samples: Samples,
-        sample: Callable[[], Awaitable[None]],
-        panels: Sequence[Panel],
-        clock: Clock,
-        interval: float = INTERVAL,
-    ) -> None:
-        self._interval = interval
-        self._pods = pods
-        self._samples = samples
-        self._sample = sample
-        self._panels = panels
-        self._clock = clock
-        self._viewers: list[Viewer] = []
-        self._tasks = Tasks()
-        self.is_building = False
-        self._is_built = False
-        """Set when a snapshot exists that is not older than the interval."""
-        self._point: dict[str, Any] | None = None
-        """The latest point sent to viewers."""
-        self.pictures = 0
-        """Number of snapshots that were built."""
+    pods: PodRows
+    samples: Samples
+    sample: Callable[[], Awaitable[None]]
+    panels: Sequence[Panel]
+    clock: Clock
+    interval: float = INTERVAL
+    pictures: int = field(init=False, default=0)
+    """Number of snapshots that were built."""
+    is_building: bool = field(init=False, default=False)
+    _is_built: bool = field(init=False, default=False)
+    """Set when a snapshot exists that is not older than the interval."""
+    _point: dict[str, Any] | None = field(init=False, default=None)
+    """The latest point sent to viewers."""
+    _viewers: list[Viewer] = field(init=False, default_factory=list)
+    _tasks: Tasks = field(init=False, default_factory=Tasks)
 
     async def __aenter__(self) -> Feed:
         return self
@@ -294,21 +286,21 @@ class Feed:
                     self._is_built = True
                     for viewer in self._viewers:
                         viewer.tell(change)
-                await asyncio.sleep(self._interval)
+                await asyncio.sleep(self.interval)
         finally:
             self.is_building = self._is_built = False
 
     async def _build(self, number: int) -> bytes:
         """Return an event with all changes since the last snapshot."""
         parts = {}
-        await self._sample()
-        pods = await self._pods.changes()
+        await self.sample()
+        pods = await self.pods.changes()
         if pods:
             parts["pods"] = _object({name: row or b"null" for name, row in pods.items()})
-        for panel in self._panels:
+        for panel in self.panels:
             if number % panel.every == 0 and await self._read(panel):
                 parts[panel.name] = panel.last
-        if (points := self._samples.points) and points[-1] is not self._point:
+        if (points := self.samples.points) and points[-1] is not self._point:
             self._point = points[-1]
             parts["point"] = orjson.dumps(self._point)
         self.pictures += 1
@@ -326,13 +318,13 @@ class Feed:
         return changed
 
     def _all(self) -> bytes:
-        parts = {"fields": orjson.dumps(FIELDS), "pods": _object(self._pods.rows)}
-        parts |= {panel.name: panel.last for panel in self._panels}
-        parts["points"] = orjson.dumps(list(self._samples.points))
+        parts = {"fields": orjson.dumps(FIELDS), "pods": _object(self.pods.rows)}
+        parts |= {panel.name: panel.last for panel in self.panels}
+        parts["points"] = orjson.dumps(list(self.samples.points))
         return self._event(b"all", parts)
 
     def _event(self, name: bytes, parts: dict[str, bytes]) -> bytes:
-        body = _object({"at": orjson.dumps(round(self._clock.wall(), 1)), **parts})
+        body = _object({"at": orjson.dumps(round(self.clock.wall(), 1)), **parts})
         return b"event: %s\ndata: %s\n\n" % (name, body)
 
 

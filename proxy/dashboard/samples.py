@@ -131,9 +131,6 @@ COUNTERS = {
     "actualPrompt": "prefix_actual_prompt_tokens",
     "actualHits": "prefix_actual_hit_tokens",
 }
-PODS, RESPONSES = "pods", "responses"
-"""Sources of a figure."""
-
 ENDINGS = {"complete": "good", "client-gone": "gone", "refused": "refused"}
 """Every other outcome of a request is a failure."""
 
@@ -239,12 +236,12 @@ def _tokens(before: Totals, now: Totals, grown: Mapping[str, float]) -> dict[str
     """Return the tokens per second and the share of prompt tokens found in caches: from the counters of the pods, which
     count all requests, else from the responses that report usage. `tokensFrom` and `hitsFrom` name the source."""
     seconds, pods = now.at - before.at, growth(before.engines, now.engines)
-    prompt, completion, source = grown["prompt"], grown["completion"], RESPONSES
+    prompt, completion, source = grown["prompt"], grown["completion"], "responses"
     if pods.prompt is not None and pods.generation is not None:
-        prompt, completion, source = pods.prompt, pods.generation, PODS
-    hits, hits_source = _ratio(grown["actualHits"], grown["actualPrompt"]), RESPONSES
+        prompt, completion, source = pods.prompt, pods.generation, "pods"
+    hits, hits_source = _ratio(grown["actualHits"], grown["actualPrompt"]), "responses"
     if pods.queries and pods.hits is not None:
-        hits, hits_source = _ratio(min(pods.hits, pods.queries), pods.queries), PODS
+        hits, hits_source = _ratio(min(pods.hits, pods.queries), pods.queries), "pods"
     return {
         "in": round(prompt / seconds, 3),
         "out": round(completion / seconds, 3),

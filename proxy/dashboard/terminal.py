@@ -176,24 +176,16 @@ def _width_of_rest(columns: Sequence[Column]) -> int:
 
 
 def _titles(columns: Sequence[Column], name: int, sorted_by: Column) -> Text:
-    titles = [_cell(column.title, column, name) for column in columns]
-    line = Text(" ".join(titles), style="bold reverse")
-    if sorted_by in columns:
-        at = columns.index(sorted_by)
-        begins = sum(len(title) + 1 for title in titles[:at])
-        line.stylize("underline", begins, begins + len(titles[at]))
+    cells = [(_cell(column.title, column, name), "underline" if column is sorted_by else "") for column in columns]
+    line = Text(" ").join(Text(*cell) for cell in cells)
+    line.stylize("bold reverse")
     return line
 
 
 def _row(pod: PodView, columns: Sequence[Column], name: int) -> Text:
-    cells = [_cell(column.show(pod), column, name) for column in columns]
-    line = Text(" ".join(cells))
-    titles = [column.title for column in columns]
-    at = sum(len(cell) + 1 for cell in cells[: titles.index("STATE")])
-    line.stylize(STYLES.get(pod.condition, "yellow"), at, at + len(pod.condition))
-    if pod.failures and "ERR/S" in titles:
-        line.stylize("bold red", len(line) - len(cells[-1]))
-    return line
+    styles = {"STATE": STYLES.get(pod.condition, "yellow"), "ERR/S": "bold red" if pod.failures else ""}
+    cells = [(_cell(column.show(pod), column, name), styles.get(column.title, "")) for column in columns]
+    return Text(" ").join(Text(*cell) for cell in cells)
 
 
 def _cell(text: str, column: Column, name: int) -> str:
@@ -225,7 +217,7 @@ def _totals(picture: FleetPicture, now: float) -> list[Text]:
         f"waiting {number(sum(pod.waiting for pod in pods))}",
         f"running {number(sum(pod.running for pod in pods))}",
     ]
-    median, p90, *_ = point.get("ttft") or (None, None)
+    median, p90, *_ = (*(point.get("ttft") or ()), None, None)
     failing = point["failed"] + point["refused"] if "failed" in point else None
     ttft = f"TTFT p50 {seconds(median)} p90 {seconds(p90)}"
     rates = [f"{number(point.get('good'))} req/s", f"{number(failing)} failing", ttft]

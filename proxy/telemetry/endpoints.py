@@ -33,35 +33,22 @@ class EndpointCounts:
     transitions: Counts[str] = field(default_factory=Counts)
 
 
+@dataclass(eq=False)
 class EndpointSeries:
-    """The series of pods. Pods beyond `limit` are added up as `other`, with the largest of their shares and ages."""
+    """The series of pods. Pods beyond `limit` are added up as `other`, with the largest of their shares and ages.
+    `breaker` returns the state of a pod's circuit breaker."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        fleet: Fleet,
-        clock: Clock,
-        limit: int = 1000,
-        breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
-    ) -> None:
-        """`breaker` returns the state of a pod's circuit breaker."""
-        self._catalogue = catalogue
-        self._fleet = fleet
-        self._clock = clock
-        self._limit = limit
-        self.show((), (), ())
-        self._breaker = breaker
-        self._counts: dict[Endpoint, EndpointCounts] = {}
-        self._present: frozenset[Endpoint] = frozenset()
-
-    def show(
-        self,
-        indexes: Sequence[PrefixIndex],
-        exact: Sequence[ExactIndex],
-        predictors: Sequence[PredictedLatencyProducer],
-    ) -> None:
-        """Show the indexes and predictors of the current configuration from now on."""
-        self._indexes, self._estimates, self._predictors = (*indexes, *exact), indexes, predictors
+    catalogue: Catalogue
+    fleet: Fleet
+    clock: Clock
+    limit: int = 1000
+    breaker: Callable[[Endpoint], str] = lambda endpoint: "closed"
+    indexes: Sequence[PrefixIndex] = ()
+    """The approximate indexes of the current configuration, as the next two."""
+    exact: Sequence[ExactIndex] = ()
+    predictors: Sequence[PredictedLatencyProducer] = ()
+    _counts: dict[Endpoint, EndpointCounts] = field(init=False, default_factory=dict)
+    _present: frozenset[Endpoint] = field(init=False, default=frozenset())
 
     def of(self, endpoint: Endpoint) -> EndpointCounts:
         return self._counts.get(endpoint) or self._add(endpoint)
@@ -80,7 +67,7 @@ class EndpointSeries:
 
     async def read(self) -> None:
         """Update the series of pods, pools and indexes. The event loop may run in between: one read at a time."""
-        c, endpoints, now = self._catalogue, self._fleet.endpoints, self._clock.now()
+        c, endpoints, now = self.catalogue, self.fleet.endpoints, self.clock.now()
         counted = (c.decisions, c.attempts, c.scrape_failures, c.transitions, c.check_failures)
         loads = (c.in_flight, c.in_flight_tokens, c.waiting, c.running, c.kv_usage, c.scrape_age, c.index_error)
         for family in (*counted, *loads, c.state, c.breaker_state, c.ejections):
@@ -90,19 +77,19 @@ class EndpointSeries:
         for position, endpoint in enumerate(endpoints):
             if position % PODS_AT_ONCE == PODS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            label = endpoint.name if position < self._limit else OTHER
+            label = endpoint.name if position < self.limit else OTHER
             self._read_state(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
-        if self._predictors:
-            c.prediction_error.cell().value = max(one.error for one in self._predictors)
-        c.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
-        c.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
+        if self.predictors:
+            c.prediction_error.cell().value = max(one.error for one in self.predictors)
+        c.index_pairs.cell().value = sum(index.pairs for index in (*self.indexes, *self.exact))
+        c.index_bytes.cell().value = sum(index.bytes for index in (*self.indexes, *self.exact))
 
     def _add(self, endpoint: Endpoint) -> EndpointCounts:
         """Add the counts of a pod, and drop the counts of removed pods. Attempts of a removed pod are not shown."""
         if endpoint not in self._present:
-            self._present = present = frozenset(self._fleet.endpoints)
+            self._present = present = frozenset(self.fleet.endpoints)
             self._counts = {known: counts for known, counts in self._counts.items() if known in present}
         counts = EndpointCounts()
         if endpoint in self._present:
@@ -110,14 +97,14 @@ class EndpointSeries:
         return counts
 
     def _read_state(self, label: str, endpoint: Endpoint, now: float) -> None:
-        c, metrics = self._catalogue, endpoint.metrics
+        c, metrics = self.catalogue, endpoint.metrics
         c.in_flight.cell(label).value += endpoint.load.requests
         c.in_flight_tokens.cell(label).value += endpoint.load.tokens
         c.state.cell(label, endpoint.state.value).value += 1
-        c.breaker_state.cell(label, self._breaker(endpoint)).value += 1
-        for reason in self._fleet.ejection_reasons(endpoint):
+        c.breaker_state.cell(label, self.breaker(endpoint)).value += 1
+        for reason in self.fleet.ejection_reasons(endpoint):
             c.ejections.cell(label, reason).value += 1
-        for estimate in self._estimates:
+        for estimate in self.indexes:
             error = c.index_error.cell(label)
             error.value = max(error.value, estimate.prediction_error(endpoint))
         if metrics is NEVER_SCRAPED:
@@ -129,7 +116,7 @@ class EndpointSeries:
             cell.value = max(cell.value, value)
 
     def _read_counts(self, label: str, counts: EndpointCounts) -> None:
-        c = self._catalogue
+        c = self.catalogue
         c.decisions.cell(label).add(counts.decisions)
         c.scrape_failures.cell(label).add(counts.scrape_failures)
         by_kind = ((c.attempts, counts.attempts), (c.transitions, counts.transitions))
@@ -138,10 +125,10 @@ class EndpointSeries:
                 family.cell(label, kind).add(number)
 
     def _read_pools(self, ready: Collection[Endpoint]) -> None:
-        for pool in self._fleet.pools:
+        for pool in self.fleet.pools:
             mine = [endpoint for endpoint in ready if endpoint.pool == pool]
             views = [endpoint.view for endpoint in mine]
             share = 1 / len(views) if views else 0.0
-            self._catalogue.pool_ready.cell(pool).value = sum(endpoint is endpoint.lead for endpoint in mine)
-            self._catalogue.pool_waiting.cell(pool).value = share * sum(view.waiting for view in views)
-            self._catalogue.pool_kv_usage.cell(pool).value = share * sum(view.kv_usage for view in views)
+            self.catalogue.pool_ready.cell(pool).value = sum(endpoint is endpoint.lead for endpoint in mine)
+            self.catalogue.pool_waiting.cell(pool).value = share * sum(view.waiting for view in views)
+            self.catalogue.pool_kv_usage.cell(pool).value = share * sum(view.kv_usage for view in views)

@@ -117,13 +117,8 @@ class StandardError(io.TextIOBase):
         self._writer = LineWriter("standard error", write, self._count)
         self._writer.start()
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
+    encoding = "utf-8"
+    errors = "backslashreplace"
 
     def writable(self) -> bool:
         return True

@@ -7,6 +7,7 @@ import io
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -86,15 +87,13 @@ ROOT = "root"
 """The level of every logger without a level of its own."""
 
 
+@dataclass(eq=False)
 class LogLevels:
     """The log levels of a process. `publish` receives each change for other processes to `apply`."""
 
-    def __init__(
-        self, configured: Callable[[], LogLevel], publish: Callable[[bytes], None] = lambda record: None
-    ) -> None:
-        self._configured = configured
-        self._publish = publish
-        self._given: dict[str, LogLevel] = {}
+    configured: Callable[[], LogLevel]
+    publish: Callable[[bytes], None] = lambda record: None
+    _given: dict[str, LogLevel] = field(init=False, default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
         """Return the levels, which also apply to the loggers below, and the loggers that can have one (`rooms`)."""
@@ -106,7 +105,7 @@ class LogLevels:
         if not isinstance(wanted, dict) or not wanted:
             raise BadRequest('Send loggers with their levels, such as {"proxy.fleet": "debug"}; null resets one.')
         self._set({name: _level(name, level) for name, level in wanted.items()})
-        self._publish(self.record)
+        self.publish(self.record)
 
     def apply(self, record: bytes) -> None:
         """Apply a change that another process published."""
@@ -124,7 +123,7 @@ class LogLevels:
                 self._given.pop(name, None)
             else:
                 self._given[name] = level
-            default = self._configured().name if name == ROOT else logging.NOTSET
+            default = self.configured().name if name == ROOT else logging.NOTSET
             logging.getLogger(None if name == ROOT else name).setLevel(default if level is None else level.name)
 
 

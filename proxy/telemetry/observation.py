@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
@@ -22,7 +23,7 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.lines import lost_lines
 from proxy.telemetry.metrics import Catalogue, Dump, Merged, dump_of, slices_of
 from proxy.telemetry.observer import Observer
-from proxy.telemetry.settings import Telemetry, TracingSettings
+from proxy.telemetry.settings import Telemetry
 
 if TYPE_CHECKING:
     from proxy.telemetry.recorder import RequestRecorder
@@ -46,8 +47,15 @@ class Observation:
         self.catalogue = catalogue
         self.endpoints = EndpointSeries(catalogue, fleet, clock, breaker=breaker)
         self.readers: list[Callable[[], None]] = []
-        self._tracing = _tracing(settings.tracing, clock)
         self.observer = Observer(catalogue, self.endpoints, clock)
+        self._tracing: Tracing | None = None
+        if settings.tracing is not None:
+            try:
+                from proxy.telemetry.traces import Tracing
+            except ImportError:
+                missing = "needs the extra: pip install 'kvlane[otel]'"
+                raise ConfigError([Problem("telemetry.tracing", missing)]) from None
+            self._tracing = Tracing(settings.tracing, __version__, clock)
         self._recorder: RequestRecorder | None = None
         if settings.record is not None:
             from proxy.telemetry.recorder import RequestRecorder
@@ -70,55 +78,38 @@ class Observation:
             await self._recorder.start(stack)
 
 
-def _tracing(settings: TracingSettings | None, clock: Clock) -> Tracing | None:
-    """Raise ConfigError if the extra is missing."""
-    if settings is None:
-        return None
-    try:
-        from proxy.telemetry.traces import Tracing
-    except ImportError:
-        raise ConfigError([Problem("telemetry.tracing", "needs the extra: pip install 'kvlane[otel]'")]) from None
-    return Tracing(settings, __version__, clock)
-
-
 _END = b"# EOF\n"
 
 
+@dataclass(eq=False)
 class Exposition:
     """The response of /metrics. Before it, requests of the `observer` are counted, and `readers` update gauges."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        endpoints: EndpointSeries,
-        observer: Observer | None = None,
-        readers: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        self._readers = readers
-        self._catalogue = catalogue
-        self._endpoints = endpoints
-        self._observer = observer
-        self._one_at_a_time = asyncio.Lock()
+    catalogue: Catalogue
+    endpoints: EndpointSeries
+    observer: Observer | None = None
+    readers: Sequence[Callable[[], None]] = ()
+    _one_at_a_time: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Return body and content type."""
         async with self._one_at_a_time:
             await self._read()
-            return await expose(self._catalogue, accept)
+            return await expose(self.catalogue, accept)
 
     async def dump(self) -> Dump:
         async with self._one_at_a_time:
             await self._read()
-            return dump_of(self._catalogue.all_families)
+            return dump_of(self.catalogue.all_families)
 
     async def _read(self) -> None:
-        if self._observer is not None:
-            await self._observer.flush_in_batches()
-        await self._endpoints.read()
-        self._catalogue.stderr_lines_lost.cell().value = lost_lines()
-        for read in self._readers:
+        if self.observer is not None:
+            await self.observer.flush_in_batches()
+        await self.endpoints.read()
+        self.catalogue.stderr_lines_lost.cell().value = lost_lines()
+        for read in self.readers:
             read()
-        await self._catalogue.read()
+        await self.catalogue.read()
 
 
 async def expose(families: Catalogue | Merged, accept: str) -> tuple[bytes, str]:

@@ -46,9 +46,6 @@ class Finding:
     def is_bad(self) -> bool:
         return self.level in (WARNING, FAULT)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"pod": self.pod, "check": self.check, "level": self.level.value, "text": self.text, "fix": self.fix}
-
 
 Results = Iterator[tuple[Level, str, str]]
 

@@ -19,20 +19,19 @@ MASTER_KEY = "LITELLM_MASTER_KEY"
 _ENVIRONMENT = re.compile(r"os\.environ/(\w+)")
 _NO_KEYS = ("", "none", "empty", "fake-key", "dummy")
 _ELSEWHERE = ("openai.com", "openai.azure.com")
-_REDIS = "several proxies share what they know as the section replicas says"
 _PER_DEPLOYMENT = "pods have no rates of their own: limits are per key, see security.limits"
 _OF_SETTINGS = {
-    "redis_host": _REDIS,
-    "redis_port": _REDIS,
-    "redis_password": _REDIS,
-    "redis_url": _REDIS,
+    **dict.fromkeys(
+        ("redis_host", "redis_port", "redis_password", "redis_url"),
+        "several proxies share what they know as the section replicas says",
+    ),
     "database_url": "keys are in the file, or in security.apiKeysFile; there is no database",
     "store_model_in_db": "there is no database; POST /admin/pods adds pods",
-    "success_callback": "there are no callbacks: see /metrics and the access log",
-    "failure_callback": "there are no callbacks: see /metrics and the access log",
-    "callbacks": "there are no callbacks: see /metrics and the access log",
-    "cache": "responses are not cached; pods cache prefixes",
-    "cache_params": "responses are not cached; pods cache prefixes",
+    **dict.fromkeys(
+        ("success_callback", "failure_callback", "callbacks"),
+        "there are no callbacks: see /metrics and the access log",
+    ),
+    **dict.fromkeys(("cache", "cache_params"), "responses are not cached; pods cache prefixes"),
     "context_window_fallbacks": "models.fallbacks are for models without room, not for prompts that are too long",
     "content_policy_fallbacks": "models.fallbacks are for models without room",
     "drop_params": "requests go up as they come",

@@ -14,38 +14,38 @@ Values = dict[str, Any]
 
 _SWITCHES = ("static_backend_health_checks", "enable_batch_api", "log_stats", "otel_secure")
 _FILES = ("dynamic_config_yaml", "dynamic_config_json")
-_OWN_STATS = "pods are scraped four times a second, and in-flight requests counted here"
 _NEEDLESS = {
     "k8s_watcher_timeout_seconds": "watches are renewed by themselves",
     "static_models": "pods are asked for their models",
     "static_model_types": "health is asked at /health; see reliability.health.inference for a request",
-    "engine_stats_interval": _OWN_STATS,
-    "request_stats_window": _OWN_STATS,
-    "log_stats": "all figures are at /metrics",
-    "log_stats_interval": "all figures are at /metrics",
+    **dict.fromkeys(
+        ("engine_stats_interval", "request_stats_window"),
+        "pods are scraped four times a second, and in-flight requests counted here",
+    ),
+    **dict.fromkeys(("log_stats", "log_stats_interval"), "all figures are at /metrics"),
     "request_rewriter": "requests go up as they come",
-    "lmcache_controller_port": "caches are known from KV events or responses, not from a controller",
-    "lmcache_health_check_interval": "caches are known from KV events or responses, not from a controller",
-    "lmcache_worker_timeout": "caches are known from KV events or responses, not from a controller",
-    "kv_aware_threshold": "what a cached prefix saves is weighed against load",
-    "prefix_min_match_length": "what a cached prefix saves is weighed against load",
+    **dict.fromkeys(
+        ("lmcache_controller_port", "lmcache_health_check_interval", "lmcache_worker_timeout"),
+        "caches are known from KV events or responses, not from a controller",
+    ),
+    **dict.fromkeys(
+        ("kv_aware_threshold", "prefix_min_match_length"), "what a cached prefix saves is weighed against load"
+    ),
 }
-_BATCH = "there is no batch API"
-_SENTRY = "there is no Sentry; errors are in the log and at /metrics"
-_TRACES = "set telemetry.tracing.endpoint: OTLP over HTTP, which collectors mostly take on port 4318"
 _MISSING = {
     "callbacks": "write a plugin: see writing-plugins.md",
-    "enable_batch_api": _BATCH,
-    "file_storage_class": _BATCH,
-    "file_storage_path": _BATCH,
-    "batch_processor": _BATCH,
+    **dict.fromkeys(
+        ("enable_batch_api", "file_storage_class", "file_storage_path", "batch_processor"), "there is no batch API"
+    ),
     "feature_gates": "there is no semantic cache, and there are no guards against personal data",
-    "sentry_dsn": _SENTRY,
-    "sentry_traces_sample_rate": _SENTRY,
-    "sentry_profile_session_sample_rate": _SENTRY,
-    "otel_endpoint": _TRACES,
-    "otel_service_name": _TRACES,
-    "otel_secure": _TRACES,
+    **dict.fromkeys(
+        ("sentry_dsn", "sentry_traces_sample_rate", "sentry_profile_session_sample_rate"),
+        "there is no Sentry; errors are in the log and at /metrics",
+    ),
+    **dict.fromkeys(
+        ("otel_endpoint", "otel_service_name", "otel_secure"),
+        "set telemetry.tracing.endpoint: OTLP over HTTP, which collectors mostly take on port 4318",
+    ),
 }
 _LEVELS = {"critical": "error", "trace": "debug"}
 _SET: Mapping[str, Converted] = {

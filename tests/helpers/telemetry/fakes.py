@@ -71,7 +71,7 @@ class World:
         self.index = FakeIndex()
         indexes = [cast(PrefixIndex, self.index)]
         self.series = EndpointSeries(self.catalogue, cast(Fleet, self.fleet), self.clock, limit)
-        self.series.show(indexes, (), ())
+        self.series.indexes = indexes
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
         self.exposition = Exposition(self.catalogue, self.series, self.observer)
 

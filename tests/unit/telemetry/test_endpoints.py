@@ -153,7 +153,7 @@ def test_the_worst_of_several_predictors_is_shown() -> None:
     world = World()
     assert world.scrape()["kvlane_latency_prediction_error_ratio"] == {}
     predictors = [FakePredictor(0.1), FakePredictor(1.5)]
-    world.series.show((), (), cast(list[PredictedLatencyProducer], predictors))
+    world.series.predictors = cast(list[PredictedLatencyProducer], predictors)
     seen = world.scrape()
     assert seen["kvlane_latency_prediction_error_ratio"] == {(): 1.5}
 
