@@ -217,7 +217,8 @@ def _totals(picture: FleetPicture, now: float) -> list[Text]:
         f"waiting {number(sum(pod.waiting for pod in pods))}",
         f"running {number(sum(pod.running for pod in pods))}",
     ]
-    median, p90, *_ = (*(point.get("ttft") or ()), None, None)
+    percentiles: Sequence[float] = point.get("ttft") or ()
+    median, p90, *_ = *percentiles, None, None
     failing = point["failed"] + point["refused"] if "failed" in point else None
     ttft = f"TTFT p50 {seconds(median)} p90 {seconds(p90)}"
     rates = [f"{number(point.get('good'))} req/s", f"{number(failing)} failing", ttft]

@@ -83,8 +83,9 @@ class EndpointSeries:
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
         if self.predictors:
             c.prediction_error.cell().value = max(one.error for one in self.predictors)
-        c.index_pairs.cell().value = sum(index.pairs for index in (*self.indexes, *self.exact))
-        c.index_bytes.cell().value = sum(index.bytes for index in (*self.indexes, *self.exact))
+        indexes: list[PrefixIndex | ExactIndex] = [*self.indexes, *self.exact]
+        c.index_pairs.cell().value = sum(index.pairs for index in indexes)
+        c.index_bytes.cell().value = sum(index.bytes for index in indexes)
 
     def _add(self, endpoint: Endpoint) -> EndpointCounts:
         """Add the counts of a pod, and drop the counts of removed pods. Attempts of a removed pod are not shown."""

@@ -151,8 +151,6 @@ def edges_of(bounds: Iterable[float]) -> tuple[str, ...]:
     return (*(repr(float(bound)) for bound in bounds), "+Inf")
 
 
-F = TypeVar("F", Family[Counter], Family[Gauge], Family[Histogram])
-
 PREFIX = "kvlane_"
 
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 60, 120, 300, 900)
@@ -174,7 +172,7 @@ CELLS_AT_ONCE = 2000
 OVERHEAD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 0.5)
 """Bucket bounds, in seconds, of time spent in kvlane."""
 
-AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
+AnyFamily = Family[Any]
 
 
 def dump_of(families: Iterable[AnyFamily]) -> Dump:
@@ -235,8 +233,8 @@ class Catalogue:
     def __init__(self, version: str) -> None:
         self.families: list[AnyFamily] = []
         """The series of kvlane."""
-        self._of_process: dict[str, Family[Counter] | Family[Gauge]] = {
-            name: Family(name, kind, text, (), Counter) if kind == "counter" else Family(name, kind, text, (), Gauge)
+        self._of_process: dict[str, AnyFamily] = {
+            name: Family(name, kind, text, (), Counter if kind == "counter" else Gauge)
             for name, kind, text in (FIGURES if has_figures() else ())
         }
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
@@ -594,6 +592,6 @@ class Catalogue:
         edges = edges_of(limits)
         return self._add(Family(PREFIX + name, "histogram", help_text, labels, lambda: Histogram(limits, edges)))
 
-    def _add(self, family: F) -> F:
+    def _add(self, family: Family[C]) -> Family[C]:
         self.families.append(family)
         return family
