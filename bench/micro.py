@@ -265,7 +265,7 @@ def _attempt_ended(parts: Parts) -> Step:
 def _request_ended(parts: Parts, observer: Observer) -> Step:
     call, attempt = Call(), parts.attempt
     observer.first_byte(attempt)
-    return _in_batches(observer, lambda: observer.request_ended(call, 200, Ending.COMPLETE, attempt))
+    return _in_batches(observer, lambda: observer.request_ended(call, 200, Ending.COMPLETE, attempt, 0))
 
 
 def _in_batches(observer: Observer, event: Step) -> Step:

@@ -151,7 +151,11 @@ def effective(settings: Settings | PoolSettings) -> dict[str, Any]:
 def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the section without `scheduling`, with its parts about scraping and queues; and the built values."""
     scheduling = document.read(section.get("scheduling"), join(path, "scheduling"))
-    problems.extend(faults(scheduling, Registry.discover(), _ports()))
+    # with the ports of the proxy, so that an unreadable model or a missing package is a fault like others
+    clock, draft = SystemClock(), State().draft()
+    kv_events, tokens = KvSubscriptions(DEFAULT_POOL, watch_nothing, draft), TokenSource(clock.wall, draft)
+    ports: Ports = {Clock: clock, Random: random.Random(), KvEvents: kv_events, Tokenizers: tokens}
+    problems.extend(faults(scheduling, Registry.discover(), ports))
     rest = {key: value for key, value in section.items() if key != "scheduling"}
     pods, layer = rest.get("pods") or {}, scheduling.data_layer
     own: Faults = []
@@ -209,17 +213,6 @@ def _contradictions(settings: Settings) -> Iterator[Problem]:
     share_a_host = listen.host == admin.host or bool({listen.host, admin.host} & EVERYWHERE)
     if admin.port and admin.port == listen.port and share_a_host:
         yield Problem("admin.port", f"{admin.port} is the port of listen, too")
-
-
-def _ports() -> Ports:
-    """Return the ports of the proxy, so that an unreadable model or a missing package is a fault like others."""
-    clock, draft = SystemClock(), State().draft()
-    return {
-        Clock: clock,
-        Random: random.Random(),
-        KvEvents: KvSubscriptions(DEFAULT_POOL, watch_nothing, draft),
-        Tokenizers: TokenSource(clock.wall, draft),
-    }
 
 
 def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:

@@ -69,7 +69,7 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
         prompt, completion, cached = usage or _UNCOUNTED
         shape = (begun_at is not None, prompt is not None, cached is not None)
         kind = (method, path, model, endpoint, status, outcome._value_, error, who, shape)
-        line = kinds.get(kind) or kinds.setdefault(kind, _template(*kind))
+        line = kinds.get(kind) or kinds.setdefault(kind, _template(kind))
         at = ended_at + epoch
         if at // 1.0 != second:
             second = at // 1.0
@@ -89,19 +89,10 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
     return b"".join(lines)
 
 
-def _template(
-    method: str,
-    path: str,
-    model: str | None,
-    endpoint: str | None,
-    status: int,
-    outcome: str,
-    error: str,
-    who: Identity | None,
-    shape: tuple[bool, bool, bool],
-) -> dict[str, Any]:
+def _template(kind: tuple[Any, ...]) -> dict[str, Any]:
     """Return a template for a line of this kind: its fields, in order. Times are seconds; a field without a value is
     left out. The values that all such lines share are encoded already, as the value of the first such field."""
+    method, path, model, endpoint, status, outcome, error, who, (begun, counted, logged) = kind
     pod = {} if endpoint is None else {"model": model, "endpoint": endpoint}
     failure = {"error": error} if error else {}
     common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome, **failure})
@@ -110,7 +101,6 @@ def _template(
         "request_id": "",
         "method": orjson.Fragment(common[len('{"method":') : -len("}\n")]),
     }
-    begun, counted, logged = shape
     tokens = {"prompt_tokens": counted, "completion_tokens": counted, "cached_tokens": logged}
     has = {"ttft": begun, "duration": True, **tokens, "bytes": True, "attempts": True}
     line |= dict.fromkeys([name for name, there in has.items() if there], 0)

@@ -289,12 +289,7 @@ class Observer(Listener):
             self._series.stage_ended(attempt)
 
     def request_ended(
-        self,
-        client_request: ClientRequest,
-        status: int,
-        outcome: Ending | Reason,
-        attempt: Attempt | None = None,
-        sent: int = 0,
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         last = NO_ATTEMPT
         if attempt is not None:

@@ -79,12 +79,7 @@ class RequestRecorder(Listener):
         self._writer = LineWriter("the record", file.write, lost.add)
 
     def request_ended(
-        self,
-        client_request: ClientRequest,
-        status: int,
-        outcome: Ending | Reason,
-        attempt: Attempt | None = None,
-        sent: int = 0,
+        self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
         """Copy the values to record, so that no body is kept longer than its request."""
         if attempt is None and not isinstance(outcome, Reason):
@@ -175,8 +170,7 @@ def key_path(path: Path) -> Path:
 
 
 def _pod_line(name: str, size: tuple[int, int]) -> bytes:
-    block_size, blocks = size
-    line = {"pod": name, "block_size": block_size, "blocks": blocks}
+    line = {"pod": name, "block_size": size[0], "blocks": size[1]}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 

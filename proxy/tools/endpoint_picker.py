@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.scheduling.document import API_VERSIONS, FLOW_CONTROL, KIND, RENAMED_TYPES
-from proxy.tools.imported import Imported, InvalidDocument, parse, read_all
+from proxy.tools.imported import Imported, InvalidDocument, documents, read_all
 
 MOST = 200
 """Largest number of faulty pieces that are left out before the import fails."""
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 def endpoint_picker(path: Path) -> Imported:
     """Import a file that is or contains an EndpointPickerConfig: a ConfigMap, values of a Helm chart, an object of
-    KServe, or manifests that include one of these. Raise ConfigError and Unreadable."""
+    KServe, or manifests that include one of these. Raise ConfigError and InvalidDocument."""
     found = list(_inside(read_all(path), str(path)))
     if not found:
         raise InvalidDocument(f"{path} holds no {KIND}")
@@ -50,11 +50,11 @@ def endpoint_picker(path: Path) -> Imported:
 
 
 def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
-    """Yield all nested documents, as mappings or as texts. Raise Unreadable for a text that is not YAML."""
+    """Yield all nested documents, as mappings or as texts. Raise InvalidDocument for a text that is not YAML."""
     if isinstance(data, str):
-        inner = parse(data, source) if f"kind: {KIND}" in data else None
-        if not isinstance(inner, str):
-            yield from _inside(inner, source)
+        for inner in documents(data, source) if f"kind: {KIND}" in data else ():
+            if not isinstance(inner, str):
+                yield from _inside(inner, source)
     elif isinstance(data, Mapping) and (data.get("kind") == KIND or any(key in data for key in _KEYS)):
         yield data
     elif isinstance(data, Mapping | list):

@@ -128,30 +128,24 @@ class InvalidDocument(Exception):
 
 
 def read(path: Path) -> Any:
-    """Read YAML or JSON; references to the environment stay unresolved. Raise Unreadable."""
-    return parse(_text(path), str(path))
+    """Read YAML or JSON; references to the environment stay unresolved. Raise InvalidDocument."""
+    found = read_all(path)
+    if len(found) > 1:
+        raise InvalidDocument(f"{path} holds several documents")
+    return found[0] if found else None
 
 
 def read_all(path: Path) -> list[Any]:
-    """Read a file that may contain several documents, as manifests do. Raise Unreadable."""
-    return _documents(_text(path), str(path))
-
-
-def parse(text: str, source: str) -> Any:
-    documents = _documents(text, source)
-    if len(documents) > 1:
-        raise InvalidDocument(f"{source} holds several documents")
-    return documents[0] if documents else None
-
-
-def _text(path: Path) -> str:
+    """Read a file that may contain several documents, as manifests do. Raise InvalidDocument."""
     try:
-        return yaml_source.text_of(path)
+        text = yaml_source.text_of(path)
     except ConfigError as error:
         raise InvalidDocument(str(error)) from None
+    return documents(text, str(path))
 
 
-def _documents(text: str, source: str) -> list[Any]:
+def documents(text: str, source: str) -> list[Any]:
+    """Parse a text as `read_all` does."""
     try:
         return yaml_source.read_documents(text, source)
     except ConfigError as error:
@@ -159,14 +153,14 @@ def _documents(text: str, source: str) -> list[Any]:
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """Return the value as a mapping; None is an empty one. Raise Unreadable."""
+    """Return the value as a mapping; None is an empty one. Raise InvalidDocument."""
     if not isinstance(value, Mapping | None):
         raise InvalidDocument(f"{what} must be a mapping")
     return value or {}
 
 
 def items(value: Any, what: str) -> list[Any]:
-    """Return the value as a list; None is an empty one. Raise Unreadable."""
+    """Return the value as a list; None is an empty one. Raise InvalidDocument."""
     if not isinstance(value, list | None):
         raise InvalidDocument(f"{what} must be a list")
     return value or []

@@ -64,7 +64,7 @@ class _Deployment:
 
 
 def litellm(path: Path) -> Imported:
-    """Import a configuration. Raise Unreadable, and ValueError for an invalid value."""
+    """Import a configuration. Raise InvalidDocument, and ValueError for an invalid value."""
     data = read(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("model_list"), list):
         raise InvalidDocument(f"{path} has no model_list")

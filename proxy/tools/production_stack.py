@@ -76,7 +76,7 @@ _KNOWN = (*_SET, *_NEEDLESS, *_MISSING, *_READ_HERE)
 
 def production_stack(words: Sequence[str]) -> Imported:
     """Import a command line, or only the file of a dynamic configuration. The command line takes precedence over the
-    file that it names. Raise Unreadable, and ValueError for an invalid value."""
+    file that it names. Raise InvalidDocument, and ValueError for an invalid value."""
     if len(words) == 1 and not words[0].startswith("--"):
         return imported(_dynamic(Path(words[0])))
     arities = {f"--{key.replace('_', '-')}": 0 if key in _SWITCHES else 1 for key in _KNOWN}
@@ -153,7 +153,7 @@ def _placement(made: Imported, values: Values) -> None:
 
 
 def _dynamic(path: Path) -> Values:
-    """Return the values of a dynamic configuration. YAML may list the backends below their models. Raise Unreadable."""
+    """Return the values of a dynamic configuration, in which YAML may list the backends below their models."""
     values = dict(mapping(read(path), str(path)))
     if isinstance(models := values.get("static_models"), Mapping):
         found = [mapping(model, "static_models").get("static_backends") for model in models.values()]

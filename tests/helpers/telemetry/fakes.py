@@ -85,7 +85,7 @@ class World:
         self.observer.first_byte(attempt)
         self.observer.attempt_ended(attempt)
         assert attempt.ending is not None
-        self.observer.request_ended(FakeClientRequest(), attempt.status or 502, attempt.ending, attempt)
+        self.observer.request_ended(FakeClientRequest(), attempt.status or 502, attempt.ending, attempt, 0)
 
     def decided(self, attempt: Attempt) -> None:
         """The decision took 20 microseconds."""

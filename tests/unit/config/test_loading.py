@@ -66,7 +66,7 @@ def _key_file(text: str, folder: Path) -> Any:
 
 def _other_program(text: str) -> Any:
     with contextlib.suppress(imported.InvalidDocument):
-        return imported.parse(text, "values.yaml")
+        return imported.documents(text, "values.yaml")
 
 
 @settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -72,7 +72,9 @@ async def test_a_request_is_one_line_with_all_fields() -> None:
     world.clock.advance(1.5)
     attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
     async with log:
-        world.observer.request_ended(FakeClientRequest(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt)
+        world.observer.request_ended(
+            FakeClientRequest(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt, 0
+        )
         world.observer.flush()
     assert output.lines == [
         {
@@ -115,7 +117,7 @@ async def test_the_line_of_a_failed_request_has_the_error_of_its_last_attempt() 
     attempt.error = "it responded with 503 busy"
     async with log:
         for status, outcome in ((502, Reason.UPSTREAM_FAILED), (200, Ending.COMPLETE)):
-            world.observer.request_ended(FakeClientRequest(), status, outcome, attempt)
+            world.observer.request_ended(FakeClientRequest(), status, outcome, attempt, 0)
         world.observer.flush()
     assert [line.get("error") for line in output.lines] == ["it responded with 503 busy", None]
 
@@ -133,8 +135,10 @@ async def test_characters_outside_unicode_do_not_stop_the_log() -> None:
     output = Output()
     async with log_to(output) as log:
         world = World(log)
-        world.observer.request_ended(FakeClientRequest("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH)
-        world.observer.request_ended(FakeClientRequest("/next"), 200, Ending.COMPLETE)
+        world.observer.request_ended(
+            FakeClientRequest("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH, None, 0
+        )
+        world.observer.request_ended(FakeClientRequest("/next"), 200, Ending.COMPLETE, None, 0)
         world.observer.flush()
     assert [line["path"] for line in output.lines] == ["/caf\\udce9", "/next"]
     assert b"".join(output.written).count(b"\n") == 2
@@ -145,7 +149,7 @@ async def test_lines_are_written_in_batches() -> None:
     async with log_to(output) as log:
         world = World(log)
         for _ in range(BATCH + 1):
-            world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE)
+            world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE, None, 0)
         world.observer.flush()
     assert [batch.count(b"\n") for batch in output.written] == [BATCH, 1]
 
@@ -156,7 +160,7 @@ async def test_a_few_lines_are_written_without_a_full_batch(monkeypatch: pytest.
     async with log_to(output) as log:
         world = World(log)
         running = asyncio.get_running_loop().create_task(world.observer.run())
-        world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE)
+        world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE, None, 0)
         assert await asyncio.to_thread(output.wrote.wait, 5)
         running.cancel()
 

@@ -163,7 +163,7 @@ def test_a_second_attempt_is_a_retry_and_both_are_counted() -> None:
 )
 def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcome: str) -> None:
     world = World()
-    world.observer.request_ended(FakeClientRequest(), 503, reason)
+    world.observer.request_ended(FakeClientRequest(), 503, reason, None, 0)
     seen = world.scrape()
     assert seen["kvlane_refused_total"] == {(reason.value,): 1}
     assert seen["kvlane_requests_total"] == {("", outcome, "chat", "5xx"): 1}
@@ -180,7 +180,7 @@ def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcom
 )
 def test_paths_are_grouped_so_that_ids_and_scanners_add_no_series(path: str, group: str) -> None:
     world = World()
-    world.observer.request_ended(FakeClientRequest(path), 404, Reason.UNKNOWN_PATH)
+    world.observer.request_ended(FakeClientRequest(path), 404, Reason.UNKNOWN_PATH, None, 0)
     assert world.scrape()["kvlane_requests_total"] == {("", "refused", group, "4xx"): 1}
 
 
