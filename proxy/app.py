@@ -36,7 +36,6 @@ from proxy.fleet.models import ModelReads
 from proxy.fleet.rank_check import RankCheck
 from proxy.fleet.records import SlowStart
 from proxy.fleet.store import Fleet, PoolPods
-from proxy.flowcontrol.controller import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
 from proxy.http.guards import CloseReason
@@ -417,8 +416,8 @@ class App:
 
     def _read_queues(self) -> None:
         """Update the gauges before an exposition."""
-        for pool, control in self.serving.flow_controls.items():
-            FlowSeries(self._catalogue, pool).read(control.queue, control.capacity)
+        for control in self.serving.flow_controls.values():
+            control.read_gauges()
 
     def _sockets(self) -> Sequence[socket.socket]:
         return ()

@@ -30,7 +30,6 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
-from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
 from proxy.gateway import Gateway
 from proxy.http.rank import RankGate
 from proxy.http.server import ServedGraph
@@ -57,6 +56,7 @@ from proxy.telemetry.observer import Observer
 if TYPE_CHECKING:
     from proxy.auth.limits import RateLimiter
     from proxy.fleet.warmup import SharedPrompts, Warmup
+    from proxy.flowcontrol.controller import FlowControl
     from proxy.reliability.hedging import Hedging
 
 
@@ -254,6 +254,8 @@ class _Build:
         settings = wanted.part(process.workers)
         if not wanted.limits:
             return None
+        from proxy.flowcontrol.controller import FlowControl, FlowSeries
+
         pods, series = PoolPods(process.fleet, pool), FlowSeries(process.catalogue, pool)
         made = partial(FlowControl, settings, pods, process.clock, series)
         return self.draft.keep(("flow-control", pool), made, settings=settings)
@@ -264,6 +266,8 @@ class _Build:
         ranks = RankGate() if self.settings.security.client_ranks else None
         shedding = None
         if settings.sheds:
+            from proxy.flowcontrol.controller import FlowSeries, SheddingGate
+
             shedding = SheddingGate(settings.shedding, process.random, FlowSeries(process.catalogue, pool))
         gates = (self.limits, subset, ranks, shedding, self.flow_controls.get(pool))
         return [gate for gate in gates if gate is not None]

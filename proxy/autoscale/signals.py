@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy.autoscale.measures import Buckets, KnownLoad, Recent, replicas_of_role, role_of
 from proxy.autoscale.settings import ScalingPolicy
@@ -14,10 +14,12 @@ from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.fleet.store import Fleet
-from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue
+
+if TYPE_CHECKING:
+    from proxy.flowcontrol.controller import FlowControl
 
 Role = tuple[str, str]
 """Names of pool and role."""

@@ -31,7 +31,6 @@ from proxy.dashboard.feed import (
 from proxy.dashboard.heat import Heat
 from proxy.dashboard.samples import Sampling, Series
 from proxy.fleet.store import Fleet
-from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.prefix.index import PrefixIndex
@@ -40,6 +39,7 @@ from proxy.telemetry.metrics import Catalogue
 
 if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
+    from proxy.flowcontrol.controller import FlowControl
 
 HEAT_EVERY = 5
 """Number of snapshots between two reads of the heat map."""

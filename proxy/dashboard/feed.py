@@ -20,10 +20,10 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.dashboard.samples import Samples, Series
 from proxy.fleet.store import Fleet
-from proxy.flowcontrol.controller import FlowControl
 
 if TYPE_CHECKING:
     from proxy.autoscale.scaled_pool import ScaledPool
+    from proxy.flowcontrol.controller import FlowControl
 
 log = logging.getLogger(__name__)
 

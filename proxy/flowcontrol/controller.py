@@ -14,8 +14,9 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import DeadlineExceeded, Displaced, Evicted, QueueFull, Reason, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
-from proxy.core.request import DataKey, InferenceRequest
+from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
+from proxy.flowcontrol import TICKET
 from proxy.flowcontrol.capacity import Capacity, SharedCaps
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
@@ -72,6 +73,10 @@ class FlowControl(Gate):
         """Let all waiting requests go on: their pool is gone, or the process ends."""
         self.settings = FlowControlSettings()
         self._series.end()
+
+    def read_gauges(self) -> None:
+        """Update the gauges before an exposition."""
+        self._series.read(self.queue, self.capacity)
 
     def admit(self, request: InferenceRequest) -> QueueTicket:
         """Return a context manager for the whole request. Entering it raises QueueFull."""
@@ -334,10 +339,6 @@ class QueueTicket:
         self.is_evicted = True
         if self._task is not None:
             self._task.cancel()
-
-
-TICKET: DataKey[QueueTicket] = DataKey("FlowControlTicket")
-"""The ticket of the request in the queue of its pool."""
 
 
 MEMORY = 10.0

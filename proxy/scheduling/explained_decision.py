@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, LoadView
 from proxy.core.errors import Reason, RequestError
 from proxy.core.ports import Clock
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.flowcontrol.controller import TICKET
+from proxy.flowcontrol import TICKET
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
 from proxy.scheduling.build import Scheduling

@@ -213,8 +213,8 @@ def test_the_pause_signal_without_scaling_policies_ends_no_process(pods: list[st
 
 OPTIONAL = """
     proxy.auth.limits proxy.autoscale.scaled_pool proxy.cluster.replica proxy.cluster.supervisor proxy.extproc.server
-    proxy.fleet.discovery.dns proxy.fleet.discovery.file proxy.fleet.warmup proxy.kubernetes.api proxy.models.cluster
-    proxy.reliability.hedging proxy.telemetry.recorder proxy.telemetry.traces
+    proxy.fleet.discovery.dns proxy.fleet.discovery.file proxy.fleet.warmup proxy.flowcontrol.controller
+    proxy.kubernetes.api proxy.models.cluster proxy.reliability.hedging proxy.telemetry.recorder proxy.telemetry.traces
 """
 
 BUILD = """
