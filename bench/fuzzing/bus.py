@@ -68,12 +68,12 @@ async def messages() -> AsyncIterator[Check]:
         proxy, supervisor = Replicated(settings), Supervisor(settings, 2)
         others = supervisor._others
         assert others is not None
-        for deployment in (proxy._others.deployment, others.deployment):
+        for deployment in (proxy._others, others):
             _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
         broker = supervisor._broker
         supervisor._workers = Workers(broker, supervisor._clock, supervisor._catalogue)
-        await stack.enter_async_context(others.deployment)
+        await stack.enter_async_context(others)
         stack.push_async_callback(supervisor._replica.close)
         for each in settings.pods.static:
             supervisor.fleet.add(each, "static")

@@ -129,6 +129,7 @@ class RedisConnection:
         self._channels = channels
         self._received = received
         self._redis = library()
+        self._failures = failures(self._redis)
         self._made: list[Any] = []
         """Open connections of redis-py."""
         self._pipes: list[Pipe] = []
@@ -169,10 +170,6 @@ class RedisConnection:
         if error is not None and not isinstance(error, self._failures):
             log.error("replicas: unreadable message of the store", exc_info=error)
         raise _lost(error or ConnectionError("the store closed the connection"))
-
-    @property
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return failures(self._redis)
 
     async def _open(self) -> None:
         """Open the connection. An empty message is published while replies are still on, to check the permission to

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TypeVar
 
 from proxy.cluster import messages
@@ -123,7 +124,7 @@ class Replica:
         lost: Callable[[], None] = lambda: None,
         snapshot: Callable[[], Records] = tuple,
         lease: float = LEASE,
-        beat_every: float | None = None,
+        beat_every: float = inf,
     ) -> None:
         """`apply` is called for what peers have in flight on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
         records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
@@ -136,7 +137,7 @@ class Replica:
         self._dropped = dropped
         self._garbled = garbled
         self._lease = lease
-        self._beat_every = lease / BEATS if beat_every is None else min(beat_every, lease / BEATS)
+        self._beat_every = min(beat_every, lease / BEATS)
         self._number = 0
         is_supervisor = member_of(id) == BROKER
         self._reply_to = member_id(self.host, ALL_MEMBERS) if is_supervisor else id

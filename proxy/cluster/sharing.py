@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
+from math import inf
 from typing import Any
 from zlib import crc32
 
@@ -54,7 +55,7 @@ class SharingApp(App):
     ledger: SharedLedger
     _seat = 0
     """The seat of this worker on its host."""
-    _beat_every: float | None = None
+    _beat_every = inf
 
     @cached_property
     def _name(self) -> str:
@@ -175,7 +176,7 @@ def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
     return {name: [why for why in reasons if why != OPEN] for name, reasons in fleet.own_ejections().items()}
 
 
-class OtherHosts:
+class OtherHosts(Deployment):
     """The other hosts of the deployment, their scrapes, and the pods that operators drained at any of them. Raises
     ConfigError if the library for the store is missing."""
 
@@ -193,15 +194,18 @@ class OtherHosts:
     ) -> None:
         """`received`: see `Deployment`."""
         check(settings)
-        self.deployment = Deployment(
-            settings, clock, rng, catalogue, replica, lambda: configurations.of_deployment, received
-        )
-        self.drains = SharedDrains(
+        super().__init__(settings, clock, rng, catalogue, replica, lambda: configurations.of_deployment, received)
+        self._fleet = fleet
+        self._drains = SharedDrains(
             lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name), replica.publish_to_all
         )
         scrapes = SharedScrapes(replica, fleet, polling, clock, lambda: configurations.of_deployment)
-        replica.state.put(drains=[self.drains], scrapes=[scrapes])
-        fleet.watch(self.drains.added, self.drains.removed)
+        replica.state.put(drains=[self._drains], scrapes=[scrapes])
+        fleet.watch(self._drains.added, self._drains.removed)
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Publish that an operator drained a pod at this host, or returned it to service."""
+        self._drains.turned(endpoint, self._fleet.drains(endpoint))
 
 
 class Replicated(SharingApp):
@@ -224,20 +228,20 @@ class Replicated(SharingApp):
             self.configurations,
             self._replica,
         )
-        self._replica.join(self._others.deployment)
+        self._replica.join(self._others)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """Wait for the pods before joining, because messages about unknown pods are lost."""
         first_contact = await super()._know_the_fleet(stack)
-        await stack.enter_async_context(self._others.deployment)
+        await stack.enter_async_context(self._others)
         stack.push_async_callback(self._replica.close)
         return first_contact
 
     def _drained(self, endpoint: Endpoint) -> None:
-        self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
+        self._others.drained(endpoint)
 
     def _replicas(self) -> Mapping[str, Any]:
-        return self._others.deployment.status()
+        return self._others.status()
 
 
 LONGEST_SCRAPE = 60.0

@@ -94,7 +94,7 @@ class Supervisor:
                 self._replica,
                 self._broker.received,
             )
-            self._broker.deployment = self._others.deployment
+            self._broker.deployment = self._others
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
         """The port for gateways, if it is enabled."""
@@ -128,7 +128,7 @@ class Supervisor:
             stack.push_async_callback(self._state.close)
             await self._state.finish_commit()
             if self._others is not None:
-                await stack.enter_async_context(self._others.deployment)
+                await stack.enter_async_context(self._others)
             await self._open_admin(stack)
             stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
@@ -227,7 +227,7 @@ class Supervisor:
             configurations=self.configurations,
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,
-            replicas=lambda: self._others.deployment.status() if self._others is not None else {},
+            replicas=lambda: self._others.status() if self._others is not None else {},
             dashboard=self._dashboard,
             explained=WorkersDecisions(self._workers),
             levels=self._levels,
@@ -297,7 +297,7 @@ class Supervisor:
             yield FrameKind.STOPPING, b""
         yield FrameKind.LEVELS, self._levels.record
         if self._others is not None:
-            yield FrameKind.HOSTS, orjson.dumps(self._others.deployment.shares.place)
+            yield FrameKind.HOSTS, orjson.dumps(self._others.shares.place)
 
     def _receive(self, worker: int, kind: FrameKind, body: bytes) -> None:
         child = self._workers.children.get(worker)
@@ -322,4 +322,4 @@ class Supervisor:
 
     def _drained(self, endpoint: Endpoint) -> None:
         if self._others is not None:
-            self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
+            self._others.drained(endpoint)

@@ -181,7 +181,7 @@ def run(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     bus = socket.socket(fileno=descriptor)
     setup = Setup.read(sys.stdin.read())
-    settings = from_mapping(setup.settings)
+    settings = from_mapping(read_settings(setup.settings))
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
     uvloop.run(_serve(settings, setup, bus))

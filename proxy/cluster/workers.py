@@ -63,10 +63,10 @@ class StartFailed(KvlaneError):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The data that a worker needs to start, on its standard input. It inherits the bound listening sockets. `settings`
-    are the checked ones, even if the file has changed since."""
+    """The data that a worker needs to start, on its standard input. It inherits the bound listening sockets."""
 
-    settings: Mapping[str, Any]
+    settings: str
+    """Packed settings: the checked ones, even if the file has changed since."""
     number: int
     """The number of the worker; it is never reused."""
     host: str = ""
@@ -79,12 +79,11 @@ class Setup:
     """Listening sockets of the port for gateways."""
 
     def packed(self) -> str:
-        return json.dumps({**asdict(self), "settings": packed_settings(self.settings)})
+        return json.dumps(asdict(self))
 
     @staticmethod
     def read(packed: str) -> Setup:
-        given = json.loads(packed)
-        return Setup(**{**given, "settings": read_settings(given["settings"])})
+        return Setup(**json.loads(packed))
 
 
 def packed_settings(settings: Mapping[str, Any]) -> str:
@@ -336,7 +335,7 @@ class Workers:
         ours, theirs = socket.socketpair()
         sockets, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
         setup = Setup(
-            settings.source,
+            packed_settings(settings.source),
             next(self._numbers),
             self._broker.host.hex(),
             seat,
@@ -382,7 +381,8 @@ class Workers:
         counts.add_counts(self.ended)
         self.ended = counts.add_counts(child.metrics)
         if code:
-            log.error("worker %d (%d) %s", child.seat, child.pid, _how(code))
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            log.error("worker %d (%d) %s", child.seat, child.pid, how)
 
     async def _succeed(self, child: Child) -> None:
         pause = self._pause(child)
@@ -404,10 +404,6 @@ class Workers:
             return 0.0
         lives = self._short_lives[child.seat] = self._short_lives.get(child.seat, 0) + 1
         return 0.0 if lives == 1 else min(LONGEST_PAUSE, 0.25 * 2.0 ** (lives - 1))
-
-
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def write_locked(stream: int, batch: bytes) -> int:

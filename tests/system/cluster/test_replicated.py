@@ -228,7 +228,7 @@ async def test_without_the_store_each_proxy_allows_its_part(site: Site) -> None:
     one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
     await met(site, one, two)
     site.redis.kill()
-    await until(lambda: not one._others.deployment.is_connected)
+    await until(lambda: not one._others.is_connected)
     for counted in (1.5, 3.5, 5.5):
         assert (await site.chat(one, "x", key="secret"))[0] == 200
         await until(partial(counts, one, counted))  # the other one is taken to spend as much
@@ -255,7 +255,7 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_recovers(s
     task = [asyncio.ensure_future(ask(one, statuses[0])), asyncio.ensure_future(ask(two, statuses[1]))]
     site.redis.stop()
     await responses_continue()
-    await until(lambda: not one._others.deployment.is_connected)
+    await until(lambda: not one._others.is_connected)
     await responses_continue()
     assert (await site.admin(two, "GET", "/readyz"))["ready"]
     site.redis.kill()

@@ -11,7 +11,7 @@ from proxy.core.params import FromEnvironment
 
 
 def test_a_worker_receives_its_setup() -> None:
-    setup = Setup({"listen": {"port": 0}}, 3, "0102030405", 1, 2, [7, 8], [9])
+    setup = Setup('{"listen": {"port": 0}}', 3, "0102030405", 1, 2, [7, 8], [9])
     assert Setup.read(setup.packed()) == setup
 
 
