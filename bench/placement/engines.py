@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from bench.placement.forecast import Forecast
 from bench.placement.foreign import ForeignEngine
+from bench.placement.lockstep import RankEngine
 from bench.placement.ticking import TickingEngine
 from proxy.lab.engine import CountedRequest, CountingEngine
 from proxy.lab.sim import SimConfig
@@ -41,7 +42,7 @@ def _foreign(engine: Foreign, newcomer: CountedRequest, now: float, before: floa
     return (first_token if first_token < before else math.inf), cached
 
 
-VLLM = Model(CountingEngine, _vllm)
+VLLM = Model(RankEngine, _vllm)
 
 ENGINES: Mapping[str, Model] = MappingProxyType(
     {

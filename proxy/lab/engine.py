@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -111,8 +110,6 @@ class CountingEngine:
         self._came: deque[CountedRequest] = deque()
         self._kept = 0
         """Number of ended sequences that still hold their blocks."""
-        self.lockstep: LockstepGroup | None = None
-        """The lockstep that paces this engine, if it steps together with others."""
 
     @property
     def busy(self) -> bool:
@@ -126,13 +123,7 @@ class CountingEngine:
     def submit(self, sequence: CountedRequest, now: float) -> None:
         """Add a request to the queue. Behind other waiting requests it cannot change the current steps."""
         self.waiting.append(sequence)
-        if self.lockstep:
-            self.lockstep.submitted(len(self.waiting) == 1, now)
-        elif not self.ends:
-            self._plan(now)
-        elif len(self.waiting) == 1 and len(self.ends) > 1:
-            del self.ends[bisect_left(self.ends, now) + 1 :]
-            self.until = self.ends[-1]
+        self._adapt(now, is_first=len(self.waiting) == 1)
 
     def finish(self) -> list[EngineEvent]:
         """Complete the current steps and start the next ones; must be called at the time of `until`."""
@@ -160,10 +151,7 @@ class CountingEngine:
     def let_go(self, sequence: CountedRequest, now: float) -> None:
         self._kept -= 1
         self._release(sequence)
-        if self.lockstep:
-            self.lockstep.submitted(False, now)
-        elif not self.ends:
-            self._plan(now)
+        self._adapt(now, is_first=False)
 
     def used_at(self, now: float) -> int:
         """Return the number of held blocks at a moment of the current steps."""
@@ -183,6 +171,14 @@ class CountingEngine:
         rounds, rest = divmod(end - start, size)
         first_step = self.steps + start
         return rounds * self.decoding + sum(self.opening[(first_step + at) % size] for at in range(rest))
+
+    def _adapt(self, now: float, *, is_first: bool) -> None:
+        """Start steps if none run. End them after the current step if new work `is_first` in the queue."""
+        if not self.ends:
+            self._plan(now)
+        elif is_first and len(self.ends) > 1:
+            del self.ends[bisect_left(self.ends, now) + 1 :]
+            self.until = self.ends[-1]
 
     def _plan(self, now: float) -> None:
         if steps := self.start_steps(now):
@@ -358,10 +354,7 @@ class CountingEngine:
             else:
                 read += sequence.computed + 1
         sequences = self.decoding + len(self.prefilling)
-        if steps == 1:
-            return [self.pace.seconds(prefill, sequences, attended, read)]
-        grown = range(read, read + steps * self.decoding, self.decoding)
-        return [self.pace.seconds(0, sequences, 0.0, tokens) for tokens in grown]
+        return [self.pace.seconds(prefill, sequences, attended, read + at * self.decoding) for at in range(steps)]
 
     def _end_decoding(self) -> list[EngineEvent]:
         events = []
@@ -425,47 +418,3 @@ class CountingEngine:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
-
-
-class LockstepGroup:
-    """The engines of a pod's data-parallel ranks, which step together: each step takes as long as on the slowest rank.
-    `until` and `finish` have the same meaning as for one engine. Prompts cannot come from other pods."""
-
-    def __init__(self, engines: Sequence[CountingEngine]) -> None:
-        self.until = math.inf
-        self._engines = list(engines)
-        self._ends: list[float] = []
-        self._stepping: list[CountingEngine] = []
-        """The engines with work in the current steps."""
-        for engine in engines:
-            engine.lockstep = self
-
-    def submitted(self, is_first: bool, now: float) -> None:
-        """Let a rank with new work join: at once if no rank steps, or after the current step if the work `is_first` in
-        its queue."""
-        if not self._ends:
-            self._plan(now)
-        elif is_first and len(self._ends) > 1:
-            kept = bisect_left(self._ends, now) + 1
-            self._set_ends(self._ends[:kept])
-
-    def finish(self) -> list[EngineEvent]:
-        now = self.until
-        events = [event for engine in self._engines for event in engine.end_steps(now)]
-        self._plan(now)
-        return events
-
-    def _plan(self, now: float) -> None:
-        steps = [engine.start_steps(now) for engine in self._engines]
-        count = min((each for each in steps if each), default=0)
-        self._stepping = [engine for engine, each in zip(self._engines, steps, strict=True) if each]
-        if not count:
-            self._ends, self.until = [], math.inf
-            return
-        slowest = map(max, zip(*(engine.durations(count) for engine in self._stepping), strict=True))
-        self._set_ends(list(accumulate(slowest, initial=now))[1:])
-
-    def _set_ends(self, ends: list[float]) -> None:
-        self._ends, self.until = ends, ends[-1]
-        for engine in self._stepping:
-            engine.ends, engine.until = ends, self.until

@@ -13,7 +13,7 @@ from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.record import TraceRecord
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Gauges, Policy, Simulation, SimulationOutcome, VirtualPod, fleet_of
+from proxy.lab.simulation import Gauges, Policy, Simulation, SimulationOutcome, VirtualPod
 from proxy.lab.workload import Job, Workload
 from proxy.settings import Settings
 
@@ -135,6 +135,9 @@ class ReplayedFleet:
     warm_up: float = 0.1
     says_cached: bool = True
 
+    def pods(self) -> list[VirtualPod]:
+        return [VirtualPod(index, config) for index, config in enumerate(self.configs)]
+
     def of_size(self, pods: int) -> ReplayedFleet:
         """Return the fleet with this many pods; additional pods equal the first one, at normal speed."""
         more = [replace(self.configs[0], slowdown=1.0)] * (pods - len(self.configs))
@@ -163,7 +166,7 @@ class Replayed:
 
 def replay(settings: Settings, workload: Workload, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Replay the workload through the proxy of these settings on a virtual clock."""
-    pods, clock = fleet_of(fleet.configs, VirtualPod), ManualClock()
+    pods, clock = fleet.pods(), ManualClock()
     policy = Kvlane(settings, pods, clock, Random(seed), says_cached=fleet.says_cached)
     return _run(workload, pods, policy, clock, fleet, seed)
 
@@ -171,7 +174,7 @@ def replay(settings: Settings, workload: Workload, fleet: ReplayedFleet, seed: i
 def repeated(record: TraceRecord, fleet: ReplayedFleet, seed: int) -> Replayed:
     """Send every request to the pod of the record, to compare the simulated pods with the recorded ones."""
     names = {name: index for index, name in enumerate(record.pods)}
-    pods = fleet_of(fleet.configs, VirtualPod)
+    pods = fleet.pods()
     placed = [names[seen.pod] % len(pods) for seen in record.seen]
     workload = record.workload.at_rate(record.workload.rate)
     return _run(workload, pods, _AsRecorded(placed), ManualClock(), fleet, seed)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from proxy.core.attempt import Stage
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.core.ports import ManualClock
-from proxy.lab.engine import CountedRequest, CountingEngine, EngineEvent, LockstepGroup
+from proxy.lab.engine import CountedRequest, CountingEngine, EngineEvent
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.engine import SEEDS_APART
 from proxy.lab.workload import Job, blocks_with_response, prompt_blocks
 
 EPOCH = 1_700_000_000.0
@@ -24,8 +23,7 @@ EPOCH = 1_700_000_000.0
 
 class VirtualPod:
     """An engine that may crash and restart with an empty cache: a pod, or one of the data-parallel ranks of a pod.
-    `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks. `stepper` paces the
-    engine's steps: the engine itself, or the lockstep of all ranks of the pod."""
+    `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks."""
 
     def __init__(
         self,
@@ -41,12 +39,16 @@ class VirtualPod:
         self.pod = index if pod is None else pod
         self.rank = rank
         self.engine = make(config)
-        self.stepper: CountingEngine | LockstepGroup = self.engine
         self.started_at = 0.0
         self.up = True
         self._make = make
         self._kept: dict[int, CountedRequest] = {}
         """Prompts that are kept for other pods, by request."""
+
+    @property
+    def stepper(self) -> CountingEngine:
+        """The pacer of the engine's steps. A subclass may pace several ranks together."""
+        return self.engine
 
     @property
     def in_flight(self) -> int:
@@ -89,38 +91,13 @@ class VirtualPod:
 
     def go_down(self) -> None:
         """Crash: lose all sequences and all cached blocks."""
-        self.engine = self.stepper = self._make(self.config)
+        self.engine = self._make(self.config)
         self._kept = {}
         self.up = False
 
     def come_up(self, now: float) -> None:
         self.up = True
         self.started_at = now
-
-
-P = TypeVar("P", bound=VirtualPod)
-
-
-def fleet_of(configs: Sequence[SimConfig], make: Callable[..., P]) -> list[P]:
-    """Return the engines of a fleet, in order of pods and ranks; `make` is `VirtualPod` or a subclass."""
-    found: list[P] = []
-    for pod, config in enumerate(configs):
-        size = config.data_parallel_size
-        ranks = []
-        for rank in range(size):
-            own = replace(config, noise_seed=config.noise_seed + SEEDS_APART * rank)
-            ranks.append(make(len(found) + rank, own, pod=pod, rank=rank if size > 1 else None))
-        step_together(ranks)
-        found += ranks
-    return found
-
-
-def step_together(ranks: Sequence[VirtualPod]) -> None:
-    """Put the ranks of a pod in lockstep, if its configuration sets `lockstep`."""
-    if ranks[0].config.lockstep and len(ranks) > 1:
-        lockstep = LockstepGroup([rank.engine for rank in ranks])
-        for rank in ranks:
-            rank.stepper = lockstep
 
 
 class Policy:
@@ -309,7 +286,7 @@ class Simulation:
         if pod.stepper.until != due and pod.stepper.until < math.inf:
             self._at(pod.stepper.until, self._end_steps, (pod, pod.stepper))
 
-    def _end_steps(self, ended: tuple[VirtualPod, CountingEngine | LockstepGroup]) -> None:
+    def _end_steps(self, ended: tuple[VirtualPod, CountingEngine]) -> None:
         """End the steps of an engine if it still exists and the steps still end at this time."""
         pod, stepper = ended
         if stepper.until != self.now or pod.stepper is not stepper:
@@ -379,7 +356,6 @@ class Simulation:
         lost = [index for index in self._live if self.outcomes[index].pod in dead]
         for rank in ranks:
             rank.go_down()
-        step_together(ranks)
         self._at(self.now + restart.down, self._come_up, ranks)
         for index in lost:
             del self._live[index]

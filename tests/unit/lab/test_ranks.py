@@ -9,14 +9,14 @@ from random import Random
 import pytest
 
 from bench.placement.engines import VLLM
+from bench.placement.lockstep import LockstepGroup, RankEngine
 from bench.placement.pods import virtual_fleet
 from bench.placement.policy import EngineBalancer
 from bench.placement.report import PrefillGauges
 from proxy.core.ports import ManualClock
-from proxy.lab.engine import CountingEngine, LockstepGroup
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import SimConfig, SimEngine, StepTiming
-from proxy.lab.simulation import Restart, Simulation, SimulationOutcome, VirtualPod, fleet_of
+from proxy.lab.simulation import Restart, Simulation, SimulationOutcome
 from proxy.lab.workload import Job, named
 from proxy.settings import Settings
 from tests.helpers.bench.support import Replayed, crowd, sequence
@@ -28,7 +28,7 @@ Times = dict[int, tuple[float, float]]
 
 def counted(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
     """Requests take turns on the ranks, which are in lockstep."""
-    engines = [CountingEngine(config) for _ in range(ranks)]
+    engines = [RankEngine(config) for _ in range(ranks)]
     lockstep = LockstepGroup(engines)
     first: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -140,7 +140,7 @@ def test_prefill_work_is_compared_between_ranks() -> None:
 
 def served(config: SimConfig, pods: int = 1) -> tuple[list[SimulationOutcome], Kvlane]:
     jobs = conversations(400, 12.0).jobs
-    fleet, clock = fleet_of([config] * pods, VirtualPod), ManualClock()
+    fleet, clock = virtual_fleet([config] * pods, VLLM), ManualClock()
     policy = Kvlane(Settings(), fleet, clock, Random(1), says_cached=True)
     return Simulation(jobs, fleet, policy, clock, Random(2)).run(), policy
 
