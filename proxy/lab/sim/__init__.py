@@ -14,7 +14,7 @@
 from proxy.lab.sim.config import SimConfig, StepTiming, TransferTiming
 from proxy.lab.sim.engine import SimEngine
 from proxy.lab.sim.faults import Fault, FaultKind, Faults
-from proxy.lab.sim.http import RequestLog, RequestRecord
+from proxy.lab.sim.http import RequestRecord
 from proxy.lab.sim.pod import SimFleet, SimPod, serve
 from proxy.lab.sim.sequence import Finish, Output, SamplingParams, Sequence
 
@@ -24,7 +24,6 @@ __all__ = [
     "Faults",
     "Finish",
     "Output",
-    "RequestLog",
     "RequestRecord",
     "SamplingParams",
     "Sequence",

@@ -72,9 +72,8 @@ class Generation:
             sequence.listener = self._receive
         self._service = request.service
         self._choices = choices
-        self._open = len(sequences)
-        self._has_failed = False
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Done when all sequences have ended."""
         self._request = request
 
     def submit(self) -> None:
@@ -85,30 +84,23 @@ class Generation:
 
     def _receive(self, output: Output) -> None:
         if output.finish is Finish.ERROR:
-            self._has_failed = True
-            self.stop()
+            self.stop(failed=True)
             return
         if self.listener is not None:
             self.listener(output)
-        if output.finish:
-            self._open -= 1
-            if not self._open:
-                self._end()
+        if output.finish and all(sequence.finish for sequence in self.sequences):
+            self.stop()
 
-    def stop(self) -> None:
+    def stop(self, *, failed: bool = False) -> None:
         self._service.driver.abort(self.sequences)
-        self._end()
-
-    def _end(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self._failed.done():
+            self._failed.set_result(failed)
 
     async def run(self) -> None:
         """Run the sequences and wait until their transfers are complete, too. Raise SimError if the engine fails."""
         self.submit()
         try:
-            await self._ended
-            if self._has_failed:
+            if await self._failed:
                 raise internal(ENGINE_FAILED)
             for sequence in self.sequences:
                 await sequence.transfer.done()

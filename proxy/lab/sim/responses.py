@@ -48,11 +48,6 @@ class StoredResponse:
         return self.sequence.response.decode()
 
     @property
-    def conversation(self) -> list[Json]:
-        """Return the messages that the next turn starts with."""
-        return [*self.messages, {"role": "assistant", "content": self.text}]
-
-    @property
     def message_id(self) -> str:
         return self.id.replace("resp_", "msg_", 1)
 
@@ -185,8 +180,10 @@ ROUTES: Routes = {
 def _response(request: SimRequest, body: Json) -> StoredResponse:
     turn = _messages(body)
     model = request.resolve_model(body)
-    previous = fields.text(body, "previous_response_id")
-    history = _stored(request, previous).conversation if previous else []
+    history: list[Json] = []
+    if previous_id := fields.text(body, "previous_response_id"):
+        previous = _stored(request, previous_id)
+        history = [*previous.messages, {"role": "assistant", "content": previous.text}]
     instructions = fields.text(body, "instructions")  # of one turn; the conversation does not keep them
     system = [{"role": "system", "content": instructions}] if instructions else []
     prompt = render_chat([*system, *history, *turn], body.get("tools") or ())
