@@ -2,7 +2,7 @@
 
 While a batch only decodes, each of its steps is known in advance: when each sequence ends, when it needs a block, and
 how much is read. Such steps are computed together, up to the next step with another event. The tests compare this
-engine with `proxy.lab.sim.Engine`, step by step.
+engine with `proxy.lab.sim.SimEngine`, step by step.
 """
 
 from __future__ import annotations

@@ -121,11 +121,6 @@ class Kvlane(App, Policy):
     def _ports(self, pool: str, draft: Draft) -> Ports:
         return {Clock: self._clock, RandomPort: self._random}
 
-    @property
-    def in_flight(self) -> int:
-        """Attempts that have started and not ended."""
-        return self.ledger.in_flight
-
     def place(self, index: int, job: Job, now: float) -> int | None:
         if not index % COUNTED_EVERY:
             self.observer.flush()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from types import MappingProxyType
 
 from proxy.core.errors import KvlaneError
 from proxy.core.ports import ManualClock
@@ -40,24 +39,22 @@ class RequestResult:
     cached_tokens: int
 
 
-ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "ttft_mean": ("TTFT mean, s", ".3f"),
-        "ttft_p50": ("TTFT p50, s", ".3f"),
-        "ttft_p90": ("TTFT p90, s", ".3f"),
-        "ttft_p99": ("TTFT p99, s", ".3f"),
-        "tpot_mean": ("TPOT mean, s", ".4f"),
-        "tpot_p90": ("TPOT p90, s", ".4f"),
-        "e2e_mean": ("E2E mean, s", ".2f"),
-        "e2e_p90": ("E2E p90, s", ".2f"),
-        "goodput": ("within objectives", ".1%"),
-        "hit": ("prompt tokens from cache", ".1%"),
-        "imbalance": ("busiest pod / mean", ".2f"),
-        "kv_mean": ("KV cache in use, mean", ".1%"),
-        "preemptions": ("pre-emptions", ".0f"),
-        "failed": ("without a response", ".0f"),
-    }
-)
+ROWS: Mapping[str, tuple[str, str]] = {
+    "ttft_mean": ("TTFT mean, s", ".3f"),
+    "ttft_p50": ("TTFT p50, s", ".3f"),
+    "ttft_p90": ("TTFT p90, s", ".3f"),
+    "ttft_p99": ("TTFT p99, s", ".3f"),
+    "tpot_mean": ("TPOT mean, s", ".4f"),
+    "tpot_p90": ("TPOT p90, s", ".4f"),
+    "e2e_mean": ("E2E mean, s", ".2f"),
+    "e2e_p90": ("E2E p90, s", ".2f"),
+    "goodput": ("within objectives", ".1%"),
+    "hit": ("prompt tokens from cache", ".1%"),
+    "imbalance": ("busiest pod / mean", ".2f"),
+    "kv_mean": ("KV cache in use, mean", ".1%"),
+    "preemptions": ("pre-emptions", ".0f"),
+    "failed": ("without a response", ".0f"),
+}
 """Figure -> title and format."""
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -43,7 +42,7 @@ class RequestParams:
     model: str = ""
     stream: bool = True
     max_tokens: int | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = field(default_factory=dict)
     ttft: float | None = None
     """Its objective for the time to the first token, in seconds; None: the general objective."""
     tpot: float | None = None

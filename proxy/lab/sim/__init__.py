@@ -5,7 +5,7 @@
 
 `SimEngine` alone is the step model without sockets, for simulations on a virtual clock:
 
-    engine.submit(Sequence(prompt, Sampling(max_tokens=100)), now)
+    engine.submit(Sequence(prompt, SamplingParams(max_tokens=100)), now)
     while engine.busy:
         outputs, duration = engine.step(now)
         now += duration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal
 
 Role = Literal["both", "prefill", "decode", "encode"]
@@ -141,39 +140,37 @@ class Hardware:
         )
 
 
-HARDWARE: Mapping[str, Hardware] = MappingProxyType(
-    {
-        "generic-8b": Hardware(),
-        "a100-llama-3.1-8b": Hardware(
-            StepTiming(
-                base=0.016442,
-                per_prefill_token=47.84e-6,
-                per_sequence=18.21e-6,
-                per_attended=LLAMA_8B_PAIR / A100_ATTENTION,
-                per_token_read=LLAMA_8B_TOKEN / A100_MEMORY,
-            )
+HARDWARE: Mapping[str, Hardware] = {
+    "generic-8b": Hardware(),
+    "a100-llama-3.1-8b": Hardware(
+        StepTiming(
+            base=0.016442,
+            per_prefill_token=47.84e-6,
+            per_sequence=18.21e-6,
+            per_attended=LLAMA_8B_PAIR / A100_ATTENTION,
+            per_token_read=LLAMA_8B_TOKEN / A100_MEMORY,
+        )
+    ),
+    "h100-llama-3.1-8b": Hardware(
+        StepTiming(
+            base=0.005753,
+            per_prefill_token=17.25e-6,
+            per_sequence=6.0e-6,
+            per_attended=LLAMA_8B_PAIR / H100_ATTENTION,
+            per_token_read=LLAMA_8B_TOKEN / H100_MEMORY,
         ),
-        "h100-llama-3.1-8b": Hardware(
-            StepTiming(
-                base=0.005753,
-                per_prefill_token=17.25e-6,
-                per_sequence=6.0e-6,
-                per_attended=LLAMA_8B_PAIR / H100_ATTENTION,
-                per_token_read=LLAMA_8B_TOKEN / H100_MEMORY,
-            ),
-            max_num_batched_tokens=8_192,
+        max_num_batched_tokens=8_192,
+    ),
+    "h100-tp4-llama-3.3-70b": Hardware(
+        StepTiming(
+            base=0.012601,
+            per_prefill_token=76.42e-6,
+            per_sequence=66.84e-6,
+            per_attended=LLAMA_70B_PAIR / (4 * H100_ATTENTION),
+            per_token_read=LLAMA_70B_TOKEN / (4 * H100_MEMORY),
         ),
-        "h100-tp4-llama-3.3-70b": Hardware(
-            StepTiming(
-                base=0.012601,
-                per_prefill_token=76.42e-6,
-                per_sequence=66.84e-6,
-                per_attended=LLAMA_70B_PAIR / (4 * H100_ATTENTION),
-                per_token_read=LLAMA_70B_TOKEN / (4 * H100_MEMORY),
-            ),
-            kv_tokens=450_000,
-            max_num_batched_tokens=8_192,
-        ),
-    }
-)
+        kv_tokens=450_000,
+        max_num_batched_tokens=8_192,
+    ),
+}
 """Hardware by name. `generic-8b` is between the A100 and the H100: the defaults of StepTiming."""

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -175,13 +174,11 @@ class Filed(Incoming):
             self._files.add(self._hash)
 
 
-CONNECTORS: Mapping[str, type[SimConnector]] = MappingProxyType(
-    {
-        "": SimConnector,
-        "nixl": SimNixl,
-        "shared-storage": SimSharedStorage,
-        "mooncake": SimMooncake,
-        "sglang": SimSglang,
-        "p2p-nccl": SimP2pNccl,
-    }
-)
+CONNECTORS: Mapping[str, type[SimConnector]] = {
+    "": SimConnector,
+    "nixl": SimNixl,
+    "shared-storage": SimSharedStorage,
+    "mooncake": SimMooncake,
+    "sglang": SimSglang,
+    "p2p-nccl": SimP2pNccl,
+}

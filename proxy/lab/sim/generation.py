@@ -171,7 +171,7 @@ def generation(
 def _named_rank(config: SimConfig, request: SimRequest, body: Json) -> int | None:
     """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer. vLLM
     reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores a value
-    that is not a number. SGLang reads the header on all paths, then the body. Raise BadRequest for a rank that does
+    that is not a number. SGLang reads the header on all paths, then the body. Raise SimError for a rank that does
     not exist."""
     if config.ignore_rank:
         return None

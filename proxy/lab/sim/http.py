@@ -293,7 +293,7 @@ def event(name: str, content: Json) -> bytes:
 
 
 class EventStream:
-    """An event stream. Entering it sends the headers, leaving it ends the body; an ApiError becomes its last event.
+    """An event stream. Entering it sends the headers, leaving it ends the body; a SimError becomes its last event.
     `send` writes whole chunks of the chunked encoding directly to the transport: no coroutine wakes per token. Data
     that a slow client does not read stays in memory."""
 

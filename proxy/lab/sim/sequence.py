@@ -155,8 +155,8 @@ class SequenceTransfer:
         return False
 
     def start(self, sequence: Sequence, tokens: int) -> None:
-        """Start to fill the blocks that are reserved for the last `tokens` of the prompt. It ends with `Engine.loaded`
-        or `Engine.fail`."""
+        """Start to fill the blocks that are reserved for the last `tokens` of the prompt. It ends with
+        `SimEngine.loaded` or `SimEngine.fail`."""
 
     def abandon(self) -> None:
         """Handle the end of the sequence, whose blocks are not kept."""
@@ -166,7 +166,7 @@ class SequenceTransfer:
         generated."""
 
     def keeps(self, sequence: Sequence) -> bool:
-        """Return whether the blocks are kept until `Engine.give_back`; called at an end by length."""
+        """Return whether the blocks are kept until `SimEngine.give_back`; called at an end by length."""
         return False
 
     async def done(self) -> None:

@@ -154,7 +154,7 @@ def test_kvlane_places_on_the_ranks_of_one_pod_as_on_pods() -> None:
     on_pods, _ = served(SimConfig(), pods=8)
     assert {one.pod for one in on_ranks} == set(range(8))
     assert hit_rate(on_ranks) >= 0.95 * hit_rate(on_pods)
-    assert policy.in_flight == 0
+    assert policy.ledger.in_flight == 0
 
 
 def test_kvlane_finds_more_prefixes_than_the_internal_balancer() -> None:

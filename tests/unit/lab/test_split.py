@@ -183,7 +183,7 @@ def test_every_stage_runs_on_a_pod_of_its_role_and_frees_its_blocks() -> None:
         assert outcome.pod in {2, 3}
         assert outcome.first_token is not None
         assert outcome.ended is not None
-    assert policy.in_flight == 0
+    assert policy.ledger.in_flight == 0
     assert all(pod.engine.kv_usage(simulation.now) == 0 for pod in simulation.pods)
 
 
@@ -204,7 +204,7 @@ def test_a_pod_of_either_role_that_restarts_loses_no_request(pod: int) -> None:
     unanswered = [outcome for outcome in simulation.outcomes if outcome.first_token is None]
     assert not unanswered
     assert sum(outcome.retries for outcome in simulation.outcomes) > 0
-    assert policy.in_flight == 0
+    assert policy.ledger.in_flight == 0
 
 
 def test_a_long_prompt_delays_no_response_if_it_is_split() -> None:
