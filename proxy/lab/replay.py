@@ -203,11 +203,11 @@ def _run(
     return Replayed(fared(counted, fleet.objectives), counted, simulation.gauges)
 
 
+@dataclass(frozen=True)
 class _AsRecorded(Policy):
     """The pods of the record."""
 
-    def __init__(self, placed: Sequence[int]) -> None:
-        self._placed = placed
+    placed: Sequence[int]
 
     def place(self, index: int, job: Job, now: float) -> int | None:
-        return self._placed[index]
+        return self.placed[index]

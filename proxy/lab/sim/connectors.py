@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -32,7 +33,7 @@ class SimNixl(SimConnector):
             for index, sequence in enumerate(sequences):
                 request_id = f"cmpl-{request.id}-{index}-{uuid4().hex[:8]}"
                 holding = self.hold(_key(*self.where(), self.engine_id, request_id), sequence)
-                sequence.transfer = Outgoing(self, holding, request_id, is_lost=request.is_lost)
+                sequence.transfer = Outgoing(self, holding, request.is_lost, request_id)
         elif params.get("do_remote_prefill"):
             if "remote_engine_id" not in params:
                 raise EngineStops("KeyError: 'remote_engine_id'")
@@ -79,24 +80,24 @@ class SimP2pNccl(SimConnector):
             if self.config.role == "prefill":
                 if not ADDRESSES.search(request.id):
                     raise TransferFailed(f"Request id {request.id} does not contain hostname and port")
-                sequence.transfer = Pushed(self.fabric, key, is_lost=request.is_lost)
+                sequence.transfer = Pushed(self.fabric, key, request.is_lost)
             elif self.config.role == "decode":
                 sequence.transfer = Incoming(self, request, key)
 
 
+@dataclass(frozen=True, slots=True)
 class Pushed(SequenceTransfer):
     """A transfer that keeps nothing: the other pod has the cache as soon as it is computed."""
 
-    def __init__(self, fabric: Fabric, key: str, *, is_lost: bool) -> None:
-        self._fabric = fabric
-        self._key = key
-        self._is_lost = is_lost
+    fabric: Fabric
+    key: str
+    is_lost: bool
 
     def computed(self, sequence: Sequence) -> None:
-        if not self._is_lost:
-            holding = HeldCache(lambda: self._fabric.holdings.pop(self._key, None))
+        if not self.is_lost:
+            holding = HeldCache(lambda: self.fabric.holdings.pop(self.key, None))
             holding.computed()
-            self._fabric.announce(self._key, holding)
+            self.fabric.announce(self.key, holding)
 
 
 class SimMooncake(SimConnector):
@@ -109,7 +110,7 @@ class SimMooncake(SimConnector):
         for index, sequence in enumerate(sequences):
             key = f"mooncake {params['transfer_id']} {index}"
             if params.get("do_remote_decode"):
-                sequence.transfer = Outgoing(self, self.hold(key, sequence), is_lost=request.is_lost)
+                sequence.transfer = Outgoing(self, self.hold(key, sequence), request.is_lost)
             elif params.get("do_remote_prefill"):
                 sequence.transfer = Incoming(self, request, key, self.scaled(self.config.transfer.failure))
 
@@ -124,7 +125,7 @@ class SimSglang(SimConnector):
         for sequence, number in zip(sequences, _bootstrap_ids(request.body, len(sequences)), strict=True):
             key = f"sglang {number}"
             if self.config.role == "prefill":
-                sequence.transfer = Fetched(self, self.hold(key, sequence), is_lost=request.is_lost)
+                sequence.transfer = Fetched(self, self.hold(key, sequence), request.is_lost)
             else:
                 sequence.transfer = Incoming(self, request, key, self.scaled(self.config.transfer.failure))
 

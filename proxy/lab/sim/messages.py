@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -41,20 +41,20 @@ async def count_tokens(request: SimRequest) -> web.StreamResponse:
 ROUTES: Routes = {"POST /v1/messages": create, "POST /v1/messages/count_tokens": count_tokens}
 
 
+@dataclass(slots=True)
 class MessageEvents(Writer):
     """The renderer of one stream: one text block, then the stop reason."""
 
-    def __init__(self, stream: EventStream, generated: Generation, message: Json) -> None:
-        self._stream = stream
-        self._generated = generated
-        self._message = message
-        self._has_started = False
+    stream: EventStream
+    generated: Generation
+    message: Json
+    has_started: bool = False
 
     def write_output(self, output: Output) -> None:
-        if not self._has_started:
-            self._has_started = True
+        if not self.has_started:
+            self.has_started = True
             usage = {"input_tokens": output.sequence.progress.prompt_tokens, "output_tokens": 0}
-            self._send("message_start", message=self._message | {"usage": usage})
+            self._send("message_start", message=self.message | {"usage": usage})
             self._send("content_block_start", content_block={"type": "text", "text": ""}, index=0)
         if output.text:
             delta = {"type": "text_delta", "text": output.text.decode()}
@@ -62,11 +62,11 @@ class MessageEvents(Writer):
 
     def close(self) -> None:
         self._send("content_block_stop", index=0)
-        self._send("message_delta", delta=_stop(self._generated.sequences[0]), usage=_usage(self._generated))
+        self._send("message_delta", delta=_stop(self.generated.sequences[0]), usage=_usage(self.generated))
         self._send("message_stop")
 
     def _send(self, name: str, **content: object) -> None:
-        self._stream.send(event(name, {"type": name, **content}))
+        self.stream.send(event(name, {"type": name, **content}))
 
 
 def _prompt(body: Json) -> bytes:

@@ -61,17 +61,11 @@ def flatten(content: object) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return orjson.dumps(content).decode()
-    return "".join(_part(part) for part in content)
-
-
-def _part(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    return orjson.dumps(part).decode()
+    if isinstance(content, list):
+        return "".join(map(flatten, content))
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return str(content["text"])
+    return orjson.dumps(content).decode()
 
 
 def from_token_ids(ids: Items[int]) -> bytes:

@@ -187,20 +187,18 @@ class SimConnector:
         self.driver.give_back(sequence)
 
 
+@dataclass
 class Outgoing(SequenceTransfer):
     """A transfer to another pod: it keeps the blocks of its prompt after the end of the sequence."""
 
-    def __init__(
-        self, connector: SimConnector, holding: HeldCache, request_id: str = "", *, is_lost: bool = False
-    ) -> None:
-        self.holding = holding
-        self.request_id = request_id
-        self.was_kept = False
-        self._connector = connector
-        self._is_lost = is_lost
+    connector: SimConnector
+    holding: HeldCache
+    is_lost: bool
+    request_id: str = ""
+    was_kept: bool = False
 
     def computed(self, sequence: Sequence) -> None:
-        if self._is_lost:
+        if self.is_lost:
             self.holding.end()
         self.holding.computed()
 
@@ -208,7 +206,7 @@ class Outgoing(SequenceTransfer):
         self.was_kept = True
         if self.holding.is_gone:
             return False
-        self._connector.expire(self.holding, sequence)
+        self.connector.expire(self.holding, sequence)
         return True
 
     def abandon(self) -> None:
@@ -300,12 +298,12 @@ class Embeddings:
         return one in self._fabric.encoders.get((where.get("remote_host"), where.get("remote_port")), ())
 
 
+@dataclass(frozen=True, slots=True)
 class _Kept(SequenceTransfer):
-    def __init__(self, kept: set[int]) -> None:
-        self._kept = kept
+    kept: set[int]
 
     def computed(self, sequence: Sequence) -> None:
-        self._kept.update(sequence.media)
+        self.kept.update(sequence.media)
 
 
 def _digest(one: int) -> str:
