@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -12,15 +12,13 @@ from aiohttp import web
 from proxy.lab.sim import fields
 from proxy.lab.sim.fields import Json, SimError, invalid
 from proxy.lab.sim.generation import (
-    FINGERPRINT,
-    ChunkWriter,
     Generation,
-    StreamOptions,
+    Writer,
     generation,
     response_head,
     sampling_of,
 )
-from proxy.lab.sim.http import EventStream, Routes, SimRequest, json_response
+from proxy.lab.sim.http import DONE, EventStream, Routes, SimRequest, data, json_response
 from proxy.lab.sim.sequence import (
     VOCABULARY,
     Finish,
@@ -33,6 +31,28 @@ from proxy.lab.sim.sequence import (
 )
 
 EXAMPLES: Json = {"string": "sim", "integer": 1, "number": 0.5, "boolean": True, "null": None, "array": []}
+
+
+FINGERPRINT = "vllm-0.32.0-sim"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    @classmethod
+    def of(cls, body: Json) -> StreamOptions:
+        options = body.get("stream_options")
+        if options is None:
+            return cls()
+        if not body.get("stream"):
+            message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+            raise SimError(message, "stream_options")
+        if not isinstance(options, dict):
+            raise invalid("model_attributes_type", "body.stream_options", "Input should be a valid dictionary", options)
+        include = fields.flag(options, "include_usage")
+        return cls(include, include and fields.flag(options, "continuous_usage_stats"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +150,46 @@ def _whole(
     }
 
 
+@dataclass(slots=True)
+class ChunkWriter(Writer):
+    """Writes the chunks of one stream; a subclass renders one token."""
+
+    stream: EventStream
+    head: Json
+    options: StreamOptions
+    generated: Generation
+
+    def write(self, choice: Json, output: Output, *, opening: bool = False) -> None:
+        """Send one chunk with one choice. An opening chunk precedes the first token."""
+        chunk: Json = self.head | {"choices": [choice]}
+        if self.options.continuous_usage:
+            prompt = output.sequence.progress.prompt_tokens
+            tokens = 0 if opening else output.sequence.progress.generated_tokens
+            chunk["usage"] = {
+                "prompt_tokens": prompt,
+                "total_tokens": prompt + tokens,
+                "completion_tokens": tokens,
+                "completion_tokens_details": None,
+            }
+        if output.finish and not opening and not self.options.include_usage:
+            chunk["system_fingerprint"] = FINGERPRINT
+        self.stream.send(data(chunk))
+
+    def close(self) -> None:
+        """Send the usage, if requested, and the terminal event."""
+        if self.options.include_usage:
+            usage = self.generated.usage.as_json()
+            self.stream.send(data(self.head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}))
+        self.stream.send(DONE)
+
+
 class TextChunks(ChunkWriter):
     """Renders a token as the `"text"` of one choice."""
 
     def write_output(self, output: Output) -> None:
         if output.text or output.finish:
             choice = {
-                "index": self.index_of(output),
+                "index": self.generated.sequences.index(output.sequence),
                 "text": output.text.decode(),
                 "logprobs": None,
                 "finish_reason": output.finish and output.finish.value,
@@ -191,29 +244,26 @@ def _tool_id(head: Json) -> str:
     return str(head["id"]).replace("chatcmpl-", "chatcmpl-tool-", 1)
 
 
+@dataclass(slots=True)
 class ChatChunks(ChunkWriter):
     """Renders a token as a `"delta"` of one choice; the role comes before the first delta of each choice."""
 
-    def __init__(
-        self, stream: EventStream, head: Json, options: StreamOptions, generated: Generation, tool: ToolCall | None
-    ) -> None:
-        super().__init__(stream, head, options, generated)
-        self._tool = tool
-        self._opened_choices: set[int] = set()
+    tool: ToolCall | None
+    opened_choices: set[int] = field(default_factory=set)
 
     def write_output(self, output: Output) -> None:
-        index = self.index_of(output)
-        if index not in self._opened_choices:
-            self._opened_choices.add(index)
+        index = self.generated.sequences.index(output.sequence)
+        if index not in self.opened_choices:
+            self.opened_choices.add(index)
             self._open_choice(index, output)
         if output.text or output.finish:
             text = output.text.decode()
-            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if self._tool else {"content": text}
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if self.tool else {"content": text}
             choice = {
                 "index": index,
                 "delta": delta if text else {},
                 "logprobs": None,
-                "finish_reason": _finish_reason(output.finish, self._tool),
+                "finish_reason": _finish_reason(output.finish, self.tool),
                 "token_ids": None,
             }
             if output.finish:
@@ -222,9 +272,9 @@ class ChatChunks(ChunkWriter):
 
     def _open_choice(self, index: int, output: Output) -> None:
         deltas: list[Json] = [{"role": "assistant", "content": ""}]
-        if self._tool:
-            function = {"name": self._tool.name, "arguments": ""}
-            call = {"id": _tool_id(self._head), "type": "function", "index": 0, "function": function}
+        if self.tool:
+            function = {"name": self.tool.name, "arguments": ""}
+            call = {"id": _tool_id(self.head), "type": "function", "index": 0, "function": function}
             deltas.append({"tool_calls": [call]})
         for delta in deltas:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -106,10 +106,6 @@ class SimConfig:
         """Largest number of tokens of prompt and response together."""
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return (self.model, *self.lora_adapters)
-
 
 H100_ATTENTION, A100_ATTENTION = 500e12, 190e12
 """FLOP per second of attention."""

@@ -4,9 +4,10 @@ listener."""
 from __future__ import annotations
 
 import asyncio
-import sys
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from proxy.lab.sim.engine import EngineStep, SimEngine
@@ -23,22 +24,22 @@ WAITING_WEIGHT = 4
 """A waiting request counts as this many running requests, as in vLLM's `DPLBAsyncMPClient`."""
 
 
+@dataclass(slots=True)
 class InternalBalancer:
     """vLLM's choice of a data-parallel rank for a request without a rank: the rank with the lowest 4 * waiting +
     running, the first of several. It uses the queues of its last read, and counts each request that it has placed since
     then as waiting."""
 
-    def __init__(self, queues: Callable[[], Iterable[tuple[int, int]]], interval: float = COUNTS_INTERVAL) -> None:
-        """`queues` returns the numbers of waiting and running requests of each rank."""
-        self._queues = queues
-        self._interval = interval
-        self._looked_at = -sys.float_info.max
-        self._scores: list[int] = []
+    queues: Callable[[], Iterable[tuple[int, int]]]
+    """Returns the numbers of waiting and running requests of each rank."""
+    interval: float = COUNTS_INTERVAL
+    _looked_at: float = -math.inf
+    _scores: list[int] = field(default_factory=list)
 
     def choose(self, now: float) -> int:
-        if now - self._looked_at >= self._interval:
+        if now - self._looked_at >= self.interval:
             self._looked_at = now
-            self._scores = [WAITING_WEIGHT * waiting + running for waiting, running in self._queues()]
+            self._scores = [WAITING_WEIGHT * waiting + running for waiting, running in self.queues()]
         rank = self._scores.index(min(self._scores))
         self._scores[rank] += WAITING_WEIGHT
         return rank

@@ -17,11 +17,10 @@ from proxy.lab.sim.fields import (
     Json,
     SimError,
     internal,
-    invalid,
     media_in,
     too_long,
 )
-from proxy.lab.sim.http import DONE, EventStream, SimRequest, data
+from proxy.lab.sim.http import EventStream, SimRequest
 from proxy.lab.sim.sequence import Finish, Listener, Output, SamplingParams, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
@@ -29,8 +28,6 @@ RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messag
 
 DEFAULT_MAX_TOKENS = 16
 """vLLM's default."""
-
-FINGERPRINT = "vllm-0.32.0-sim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,63 +220,7 @@ def sampling_of(body: Json, limit: str = "max_tokens") -> SamplingParams:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    include_usage: bool = False
-    continuous_usage: bool = False
-
-    @classmethod
-    def of(cls, body: Json) -> StreamOptions:
-        options = body.get("stream_options")
-        if options is None:
-            return cls()
-        if not body.get("stream"):
-            message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
-            raise SimError(message, "stream_options")
-        if not isinstance(options, dict):
-            raise invalid("model_attributes_type", "body.stream_options", "Input should be a valid dictionary", options)
-        include = fields.flag(options, "include_usage")
-        return cls(include, include and fields.flag(options, "continuous_usage_stats"))
-
-
 def response_head(request: SimRequest, kind: str, object: str, model: str) -> Json:
     """Return the fields that every chunk of a stream and every non-streamed response contain."""
     created = int(request.service.driver.wall())
     return {"id": f"{kind}-{request.id}", "object": object, "created": created, "model": model}
-
-
-class ChunkWriter(Writer):
-    """Writes the chunks of one stream; a subclass renders one token."""
-
-    def __init__(self, stream: EventStream, head: Json, options: StreamOptions, generation: Generation) -> None:
-        self._stream = stream
-        self._head = head
-        self._options = options
-        self._generation = generation
-        self._index = {sequence: index for index, sequence in enumerate(generation.sequences)}
-
-    def index_of(self, output: Output) -> int:
-        return self._index[output.sequence]
-
-    def write(self, choice: Json, output: Output, *, opening: bool = False) -> None:
-        """Send one chunk with one choice. An opening chunk precedes the first token."""
-        chunk: Json = self._head | {"choices": [choice]}
-        if self._options.continuous_usage:
-            prompt = output.sequence.progress.prompt_tokens
-            tokens = 0 if opening else output.sequence.progress.generated_tokens
-            chunk["usage"] = {
-                "prompt_tokens": prompt,
-                "total_tokens": prompt + tokens,
-                "completion_tokens": tokens,
-                "completion_tokens_details": None,
-            }
-        if output.finish and not opening and not self._options.include_usage:
-            chunk["system_fingerprint"] = FINGERPRINT
-        self._stream.send(data(chunk))
-
-    def close(self) -> None:
-        """Send the usage, if requested, and the terminal event."""
-        if self._options.include_usage:
-            usage = self._generation.usage.as_json()
-            self._stream.send(data(self._head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}))
-        self._stream.send(DONE)

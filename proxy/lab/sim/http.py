@@ -142,7 +142,7 @@ class SimRequest:
     def resolve_model(self, body: Json) -> str:
         """Return the requested model, by default the base model."""
         name = fields.text(body, "model") or self.config.model
-        if name not in self.config.models:
+        if name != self.config.model and name not in self.config.lora_adapters:
             raise unknown_model(name, self.config.model)
         self.record.model = name
         return name
