@@ -83,14 +83,14 @@ _Line = tuple[Job, Sequence[str], ObservedRequest]
 0 tokens if the number is unknown."""
 
 
+@dataclass(slots=True)
 class _Reader:
     """The state of one `load`."""
 
-    def __init__(self, pool: str) -> None:
-        self._pool = pool
-        self.found: list[_Line] = []
-        self.left_out: Counter[str] = Counter()
-        self._pods: dict[str, int] = {}
+    pool: str
+    found: list[_Line] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    pods: dict[str, int] = field(default_factory=dict)
 
     def read(self, path: Path) -> None:
         is_headed = False
@@ -102,8 +102,8 @@ class _Reader:
                 raise BadTrace(f"{path}, line {number}: is neither the head of a record nor a line of a trace")
             elif "t" not in row:
                 size, blocks = (int(number_in(path, number, row, name)) for name in ("block_size", "blocks"))
-                self._pods[str(row.get("pod"))] = size * blocks
-            elif why := _unfit(row, self._pool):
+                self.pods[str(row.get("pod"))] = size * blocks
+            elif why := _unfit(row, self.pool):
                 self.left_out[why] += 1
             else:
                 self.found.append(_line(path, number, row))
@@ -117,7 +117,7 @@ class _Reader:
         unnamed = count(-1, -1)
         jobs = tuple(_named(job, names, scale, ids, unnamed) for job, names, _ in lines)
         pods = dict.fromkeys(sorted({seen.pod for _, _, seen in lines}), 0)
-        known = {pod: tokens for pod, tokens in self._pods.items() if pod in pods}
+        known = {pod: tokens for pod, tokens in self.pods.items() if pod in pods}
         return TraceRecord(Workload(name, jobs), tuple(seen for _, _, seen in lines), pods | known, dict(self.left_out))
 
 

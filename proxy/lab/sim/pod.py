@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import web
 
@@ -30,46 +29,37 @@ class Port:
 
     def __init__(self) -> None:
         self._place: tuple[str, int] = "", 0
-        self._kept: list[socket.socket] = []
+        self._kept: socket.socket | None = None
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> int:
         """Return the port; 0 chooses a free one. Raise OSError if it is in use."""
         if (host, port) != self._place:
             self.give_up()
-        kept, self._kept = self._kept, []
-        for sock in kept:
-            await web.SockSite(runner, sock, backlog=BACKLOG).start()
-        if not kept:
+        if self._kept is None:
             await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        else:
+            await web.SockSite(runner, self._kept, backlog=BACKLOG).start()
+            self._kept = None
         self._place = host, int(runner.addresses[0][1])
         return self._place[1]
 
     async def close(self, runner: web.AppRunner) -> None:
-        addresses = runner.addresses
         for site in list(runner.sites):
             await site.stop()
-        for address in addresses:
-            self._keep(address)
-        if len(self._kept) < len(addresses):
-            self.give_up()
-
-    def give_up(self) -> None:
-        while self._kept:
-            self._kept.pop().close()
-
-    def _keep(self, address: tuple[Any, ...]) -> None:
-        """Reserve the address, unless the loop closes its sockets later, as uvloop does."""
-        is_v6 = len(address) == 4
-        sock = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
+        self.give_up()
+        sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_v6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            sock.bind(address)
-        except OSError:
+            sock.bind(self._place)
+        except OSError:  # it has IPv6, or its loop closes sockets later, as uvloop does
             sock.close()
         else:
-            self._kept.append(sock)
+            self._kept = sock
+
+    def give_up(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
 
 ROUTES = {**completions.ROUTES, **messages.ROUTES, **responses.ROUTES, **tasks.ROUTES, **control.ROUTES}
