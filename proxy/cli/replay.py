@@ -21,7 +21,7 @@ from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.params import parse_duration
 from proxy.lab.fit import Fit, TooLittle, fit
 from proxy.lab.record import TraceRecord, load
-from proxy.lab.replay import ROWS, ReplayedFleet, ReplayObjectives, TooLarge, averages, recorded, repeated
+from proxy.lab.replay import ROWS, ReplayedFleet, ReplayObjectives, TooLarge, averaged, recorded, repeated
 from proxy.lab.replay import replay as replayed
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE, Hardware
@@ -203,7 +203,7 @@ def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> 
     for name, config in _named(configs):
         settings, workload = settings_of(config, about["pool"]), situation.workload
         runs = (replayed(settings, workload, situation.fleet, situation.seed + at) for at in range(seeds))
-        columns[name] = averages(list(runs))
+        columns[name] = averaged([run.figures for run in runs])
     if as_json:
         click.echo(orjson.dumps(_described(situation, columns), option=orjson.OPT_INDENT_2))
         return

@@ -190,10 +190,6 @@ def recorded(record: TraceRecord, fleet: ReplayedFleet) -> dict[str, float]:
     )
 
 
-def averages(runs: Sequence[Replayed]) -> dict[str, float]:
-    return averaged([run.figures for run in runs])
-
-
 def _run(
     workload: Workload, pods: Sequence[VirtualPod], policy: Policy, clock: ManualClock, fleet: ReplayedFleet, seed: int
 ) -> Replayed:

@@ -95,10 +95,6 @@ class VirtualPod:
         self._kept = {}
         self.up = False
 
-    def come_up(self, now: float) -> None:
-        self.up = True
-        self.started_at = now
-
 
 class Policy:
     """A router. The simulation calls it for every event that a router sees, in order. `index` numbers requests."""
@@ -365,7 +361,7 @@ class Simulation:
 
     def _come_up(self, ranks: Sequence[VirtualPod]) -> None:
         for rank in ranks:
-            rank.come_up(self.now)
+            rank.up, rank.started_at = True, self.now
 
     def _sample_gauges(self, _: None) -> None:
         self.gauges.sample(self.pods, self.now)

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from proxy.lab.sim.fields import ENGINE_FAILED, SimError, internal
 from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, SequenceTransfer, text_hash
 from proxy.lab.sim.transfer import (
     EngineStops,
     Fabric,
     HeldCache,
     Incoming,
-    NotServed,
     Outgoing,
     SimConnector,
-    TransferFailed,
     TransferRequest,
 )
 
@@ -79,7 +78,7 @@ class SimP2pNccl(SimConnector):
             key = f"p2p-nccl {request.id} {index}"
             if self.config.role == "prefill":
                 if not ADDRESSES.search(request.id):
-                    raise TransferFailed(f"Request id {request.id} does not contain hostname and port")
+                    raise internal(ENGINE_FAILED)  # the request id does not contain hostname and port
                 sequence.transfer = Pushed(self.fabric, key, request.is_lost)
             elif self.config.role == "decode":
                 sequence.transfer = Incoming(self, request, key)
@@ -133,7 +132,7 @@ class SimSglang(SimConnector):
 class Fetched(Outgoing):
     async def done(self) -> None:
         if not await asyncio.shield(self.holding.ended):  # the client may leave first
-            raise TransferFailed("KVTransferError: the decode instance did not come for its KV cache")
+            raise internal(ENGINE_FAILED)  # the decode instance did not come for its KV cache
 
 
 def _bootstrap_ids(body: Mapping[str, Any], count: int) -> list[int]:
@@ -141,7 +140,7 @@ def _bootstrap_ids(body: Mapping[str, Any], count: int) -> list[int]:
     given = body.get("bootstrap_room")
     found = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
     if len(found) != count:
-        raise NotServed("Invalid request: Disaggregated request received without bootstrap room id.")
+        raise SimError("Invalid request: Disaggregated request received without bootstrap room id.")
     return found
 
 

@@ -60,14 +60,9 @@ def internal(message: str) -> SimError:
 
 def invalid(kind: str, where: str, message: str, value: object, context: str = "") -> ValidationError:
     """Return the error for one finding of the schema at `where`, such as "body.messages"."""
-    finding = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{_shape(value)}'{context}}}"
+    shape = f"<{type(value).__name__} of {len(value)} items>" if isinstance(value, dict | list) else value
+    finding = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{shape}'{context}}}"
     return ValidationError(f"1 validation error:\n  {finding}", where)
-
-
-def _shape(value: object) -> str:
-    if isinstance(value, dict | list):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    return str(value)
 
 
 def unknown_model(name: str, base: str) -> SimError:

@@ -22,7 +22,7 @@ from proxy.lab.sim.fields import (
 )
 from proxy.lab.sim.http import EventStream, SimRequest
 from proxy.lab.sim.sequence import Finish, Listener, Output, SamplingParams, Sequence, cache_root, text_hash, tokens_in
-from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
+from proxy.lab.sim.transfer import TransferRequest
 
 RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
@@ -101,8 +101,6 @@ class Generation:
                 raise internal(ENGINE_FAILED)
             for sequence in self.sequences:
                 await sequence.transfer.done()
-        except TransferFailed:
-            raise internal(ENGINE_FAILED) from None
         finally:
             self._service.driver.abort(self.sequences)
 
@@ -156,12 +154,7 @@ def generation(
         for choice in range(choices)
     ]
     service.driver.place(sequences, rank)
-    try:
-        service.connector.arrange(transfer, sequences)
-    except NotServed as error:
-        raise SimError(str(error)) from error
-    except TransferFailed as error:
-        raise internal(ENGINE_FAILED) from error
+    service.connector.arrange(transfer, sequences)
     return Generation(request, sequences, choices)
 
 

@@ -164,7 +164,7 @@ class SequenceTransfer:
         return False
 
     async def done(self) -> None:
-        """Wait until the response may end. Raise TransferFailed."""
+        """Wait until the response may end. Raise SimError."""
 
 
 NO_TRANSFER = SequenceTransfer()

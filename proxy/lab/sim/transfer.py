@@ -76,16 +76,8 @@ class Fabric:
         return self.holdings.get(key)
 
 
-class NotServed(Exception):
-    """A pod of this role does not accept such a request."""
-
-
 class EngineStops(Exception):
     """The request stops the engine."""
-
-
-class TransferFailed(Exception):
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,7 @@ class SimConnector:
         self._pulls: set[asyncio.Task[None]] = set()
 
     def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
-        """Set the transfer of each sequence. Raise NotServed, EngineStops and TransferFailed."""
+        """Set the transfer of each sequence. Raise SimError and EngineStops."""
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
         """Return the transfer parameters of the response, for the next pod."""
