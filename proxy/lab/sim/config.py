@@ -107,17 +107,11 @@ class SimConfig:
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
 
-H100_ATTENTION, A100_ATTENTION = 500e12, 190e12
-"""FLOP per second of attention."""
+H100, A100 = (500e12, 0.8 * 3.35e12), (190e12, 0.8 * 2.04e12)
+"""FLOP per second of attention, and bytes per second of memory bandwidth."""
 
-H100_MEMORY, A100_MEMORY = 0.8 * 3.35e12, 0.8 * 2.04e12
-"""Bytes per second of memory bandwidth."""
-
-LLAMA_8B_PAIR, LLAMA_70B_PAIR = 4 * 32 * 4096, 4 * 80 * 8192
-"""FLOP of attention for a pair of tokens."""
-
-LLAMA_8B_TOKEN, LLAMA_70B_TOKEN = 131_072, 327_680
-"""Bytes of KV cache per token."""
+LLAMA_8B, LLAMA_70B = (4 * 32 * 4096, 131_072), (4 * 80 * 8192, 327_680)
+"""FLOP of attention for a pair of tokens, and bytes of KV cache per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,34 +130,24 @@ class Hardware:
         )
 
 
+def _timing(
+    gpu: tuple[float, float], model: tuple[int, int], base: float, per_prefill_token: float, per_sequence: float
+) -> StepTiming:
+    return StepTiming(base, per_prefill_token, per_sequence, model[0] / gpu[0], model[1] / gpu[1])
+
+
 HARDWARE: Mapping[str, Hardware] = {
     "generic-8b": Hardware(),
     "a100-llama-3.1-8b": Hardware(
-        StepTiming(
-            base=0.016442,
-            per_prefill_token=47.84e-6,
-            per_sequence=18.21e-6,
-            per_attended=LLAMA_8B_PAIR / A100_ATTENTION,
-            per_token_read=LLAMA_8B_TOKEN / A100_MEMORY,
-        )
+        _timing(A100, LLAMA_8B, base=0.016442, per_prefill_token=47.84e-6, per_sequence=18.21e-6)
     ),
     "h100-llama-3.1-8b": Hardware(
-        StepTiming(
-            base=0.005753,
-            per_prefill_token=17.25e-6,
-            per_sequence=6.0e-6,
-            per_attended=LLAMA_8B_PAIR / H100_ATTENTION,
-            per_token_read=LLAMA_8B_TOKEN / H100_MEMORY,
-        ),
+        _timing(H100, LLAMA_8B, base=0.005753, per_prefill_token=17.25e-6, per_sequence=6.0e-6),
         max_num_batched_tokens=8_192,
     ),
     "h100-tp4-llama-3.3-70b": Hardware(
-        StepTiming(
-            base=0.012601,
-            per_prefill_token=76.42e-6,
-            per_sequence=66.84e-6,
-            per_attended=LLAMA_70B_PAIR / (4 * H100_ATTENTION),
-            per_token_read=LLAMA_70B_TOKEN / (4 * H100_MEMORY),
+        _timing(
+            (4 * H100[0], 4 * H100[1]), LLAMA_70B, base=0.012601, per_prefill_token=76.42e-6, per_sequence=66.84e-6
         ),
         kv_tokens=450_000,
         max_num_batched_tokens=8_192,

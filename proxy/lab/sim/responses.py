@@ -203,10 +203,9 @@ def _messages(body: Json) -> list[Json]:
     given = fields.required(body, "input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return [_message(item) for item in fields.objects(body, "input")]
-
-
-def _message(item: Json) -> Json:
-    if "role" in item:
-        return {"role": item["role"], "content": item.get("content")}
-    return {"role": "tool", "content": item.get("output", item)}
+    return [
+        {"role": item["role"], "content": item.get("content")}
+        if "role" in item
+        else {"role": "tool", "content": item.get("output", item)}
+        for item in fields.objects(body, "input")
+    ]

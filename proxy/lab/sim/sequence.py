@@ -40,19 +40,14 @@ def render_chat(
     """Apply the chat template: tools, then each message with its role, then the head of the response. A final message
     that is to be continued has no end marker, and its text is the beginning of the response."""
     parts = [f"<|tools|>{orjson.dumps(tools).decode()}\n"] if tools else []
-    parts += [f"<|{message.get('role', 'user')}|>{_content(message)}\n" for message in messages]
+    for message in messages:
+        calls = orjson.dumps(message["tool_calls"]).decode() if message.get("tool_calls") else ""
+        parts.append(f"<|{message.get('role', 'user')}|>{flatten(message.get('content'))}{calls}\n")
     if continue_final_message:
         parts[-1] = parts[-1][:-1]
     else:
         parts.append("<|assistant|>")
     return "".join(parts).encode(errors="replace")
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    text = flatten(message.get("content"))
-    if calls := message.get("tool_calls"):
-        text += orjson.dumps(calls).decode()
-    return text
 
 
 def flatten(content: object) -> str:
