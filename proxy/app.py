@@ -319,7 +319,6 @@ class App:
             on_missed=self._missed,
             on_changed=self._capacity_freed,
             on_moved=self._moved,
-            on_ejection_change=self._doubting,
             on_drained=self._drained,
             slow_start=self._make_slow_start(),
         )
@@ -427,9 +426,6 @@ class App:
 
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(os.write, sys.stdout.fileno())
-
-    def _doubting(self, endpoint: Endpoint) -> None:
-        pass
 
     def _drained(self, endpoint: Endpoint) -> None:
         pass

@@ -35,7 +35,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.fleet.bindings import BindingTable
 from proxy.flowcontrol.capacity import MOST_CAPS, Lent, SharedCaps
-from proxy.reliability.breaker import BreakerPeers, Breakers
+from proxy.reliability.breaker import OPEN, BreakerPeers, Breakers
 
 PER_RECORD = 100
 """Largest number of entries in one record."""
@@ -113,7 +113,7 @@ class SharedEjections(Shared):
     kinds = (FrameKind.EJECTIONS,)
 
     def changed(self) -> None:
-        self.publish(FrameKind.EJECTIONS, orjson.dumps(list(self.own().items())))
+        self.publish(FrameKind.EJECTIONS, self._packed())
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         reasons = dict(_entries(kind, body, str, list))
@@ -128,7 +128,11 @@ class SharedEjections(Shared):
         self.apply(peer, {})
 
     def in_flight(self) -> Records:
-        yield FrameKind.EJECTIONS, orjson.dumps(list(self.own().items()))
+        yield FrameKind.EJECTIONS, self._packed()
+
+    def _packed(self) -> bytes:
+        """Leave out open breakers: each process that receives one opens its own breaker, with its own timer."""
+        return orjson.dumps([(pod, [why for why in reasons if why != OPEN]) for pod, reasons in self.own().items()])
 
 
 @dataclass(eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
@@ -24,7 +23,6 @@ from proxy.cluster.shared import (
     Shared,
     SharedBreakers,
     SharedDrains,
-    SharedEjections,
     SharedLimits,
     SharedQueue,
     SharedSessions,
@@ -44,7 +42,6 @@ from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProduce
 from proxy.plugins.sessions import SessionAffinity
 from proxy.polling import Polling
 from proxy.prefix.index import PrefixIndex
-from proxy.reliability.breaker import OPEN
 from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
 
@@ -53,18 +50,11 @@ class SharingApp(App):
     """A proxy that shares its state. Subclasses connect `_replica`."""
 
     ledger: SharedLedger
+    _id: bytes
+    """The id of this process, which no other process ever has; set before the app is constructed."""
     _seat = 0
     """The seat of this worker on its host."""
     _beat_every = inf
-
-    @cached_property
-    def _name(self) -> str:
-        """A name that no other process ever has."""
-        return secrets.token_hex(6)
-
-    @cached_property
-    def _id(self) -> bytes:
-        return new_id()
 
     @cached_property
     def _replica(self) -> Replica:
@@ -81,12 +71,6 @@ class SharingApp(App):
             beat_every=self._beat_every,
         )
         replica.publishes_memory = self._seat == 0
-        self._ejections = SharedEjections(
-            lambda: shared_ejections(self.fleet),
-            lambda peer, reasons: self.fleet.peer_ejected(peer, reasons),
-            replica.publish_local,
-        )
-        replica.state.put(ejections=[self._ejections])
         return replica
 
     def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
@@ -158,22 +142,18 @@ class SharingApp(App):
             replica.share_limits()
 
     def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
-        def publish(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
+        name = self._id.hex()
 
-        siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, self._name)
+        def publish(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, name, highest, given, wants))
+
+        siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, name)
         siblings.place = self._replica.place
         return SharedQueue(pool, siblings, flow_control.admit_waiting)
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)
         self._capacity_freed(endpoint)
-
-
-def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
-    """Return the ejection reasons of this process, except open breakers: each process that receives one opens its own
-    breaker, with its own timer."""
-    return {name: [why for why in reasons if why != OPEN] for name, reasons in fleet.own_ejections().items()}
 
 
 class OtherHosts(Deployment):
@@ -214,6 +194,7 @@ class Replicated(SharingApp):
     def __init__(
         self, settings: Settings, registry: Registry | None = None, reader: ConfigReader | None = None
     ) -> None:
+        self._id = new_id()
         super().__init__(settings, registry, reader)
         self.fleet.watch(self._replica.added, self._replica.removed)
         polling = self._process.polling

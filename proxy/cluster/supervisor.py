@@ -23,7 +23,7 @@ from proxy.cluster.messages import BROKER, FrameKind
 from proxy.cluster.reads import HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections
-from proxy.cluster.sharing import OtherHosts, shared_ejections
+from proxy.cluster.sharing import OtherHosts
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import READ_MODELS, READ_POD, Workers, bound
 from proxy.config.load import ConfigReader
@@ -262,9 +262,7 @@ class Supervisor:
             lease=self._settings.replicas.lease,
         )
         self.fleet.watch(replica.added, replica.removed)
-        self._ejections = SharedEjections(
-            lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, replica.publish_local
-        )
+        self._ejections = SharedEjections(self.fleet.own_ejections, self.fleet.peer_ejected, replica.publish_local)
         breakers = SharedBreakers(self._breakers, self.fleet.get, replica.publish)
         replica.state.put(ejections=[self._ejections], breakers=[breakers])
         return replica

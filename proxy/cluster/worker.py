@@ -21,6 +21,7 @@ from proxy.cluster.membership import member_id
 from proxy.cluster.messages import BROKER, FrameKind
 from proxy.cluster.questions import Questions, WorkerUnreachable
 from proxy.cluster.reads import IMAGINED, LISTED, METRICS, SHOWN, SIGNALS
+from proxy.cluster.shared import SharedEjections
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import READ_MODELS, READ_POD, RELOAD, Setup, read_settings, write_locked
 from proxy.core.endpoint import Endpoint
@@ -44,6 +45,7 @@ class Worker(SharingApp):
     """A proxy on inherited sockets. `bus` is connected to the broker. `stop` is set when the supervisor is gone."""
 
     fleet: Mirror
+    _ejections: SharedEjections
 
     def __init__(self, settings: Settings, setup: Setup, bus: socket.socket, stop: asyncio.Event) -> None:
         self._setup = setup
@@ -78,6 +80,8 @@ class Worker(SharingApp):
             slow_start=self._make_slow_start(),
         )
         fleet.watch(self._replica.added, self._replica.removed)
+        self._ejections = SharedEjections(fleet.own_ejections, fleet.peer_ejected, self._replica.publish_local)
+        self._replica.state.put(ejections=[self._ejections])
         return fleet
 
     def _make_polling(self, trust: PodTlsContexts, observation: Observation) -> None:
