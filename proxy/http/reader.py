@@ -6,8 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import StreamReader
-from aiohttp.http import HttpVersion11, RawRequestMessage
+from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -129,7 +128,7 @@ class ContentLengthReader(RequestReader):
             connection.consume = partial(self._collect, client_request)
         else:
             protocol: Any = connection  # aiohttp uses `connected`, `pause_reading` and `resume_reading`
-            client_request.payload = body = StreamReader(protocol, STREAM_LIMIT, loop=self._loop)
+            client_request.payload = body = Body(protocol, STREAM_LIMIT, loop=self._loop)
             connection.start(client_request)
             connection.consume = partial(self._stream, body)
         if data:
@@ -179,7 +178,7 @@ VERSIONS = ((1, 0), (1, 1))
 MOST_FIELDS = 128
 """Largest number of header fields, as in the parser."""
 
-UNREAD = RawRequestMessage(
+UNREAD = Head(
     method="",
     path="",
     version=HttpVersion11,

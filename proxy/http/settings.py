@@ -126,9 +126,6 @@ def no_password() -> str:
     raise ValueError("the key is encrypted; leave it unencrypted, in a file that only kvlane may read")
 
 
-Where = tuple[str | None, int]
-
-
 class PodTlsContexts:
     """TLS towards pods. Settings are read from the fleet for each connection, because pods change."""
 
@@ -148,24 +145,20 @@ class PodTlsContexts:
     def at(self, host: str, port: int) -> tuple[ssl.SSLContext, str]:
         """Return the context for a pod and the required name of its certificate. A port without a pod is the metrics
         port of the pod at this host. Raise OSError or ValueError for unusable files."""
-        settings = self._tls_at(host, port)
+        settings = self.default
+        for endpoint in self._endpoints():
+            if (own := self._own(endpoint)) is not None:
+                its_host, its_port = _where(endpoint.url)
+                if its_host == host:
+                    settings = own
+                    if its_port == port:
+                        break
         return self._context(settings), settings.server_name or host
 
     def of(self, endpoint: Endpoint) -> tuple[ssl.SSLContext, str | None]:
         """As `at`, for a URL; the name defaults to its host."""
         settings = self._own(endpoint) or self.default
         return self._context(settings), settings.server_name
-
-    def _tls_at(self, host: str, port: int) -> PodTls:
-        same_host = None
-        for endpoint in self._endpoints():
-            if (own := self._own(endpoint)) is not None:
-                its_host, its_port = _where(endpoint.url)
-                if its_host == host and its_port == port:
-                    return own
-                if its_host == host:
-                    same_host = own
-        return same_host or self.default
 
     def _own(self, endpoint: Endpoint) -> PodTls | None:
         return endpoint.tls or self.pools.get(endpoint.pool)
@@ -193,7 +186,7 @@ def _client(settings: PodTls) -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=4096)
-def _where(url: str) -> Where:
+def _where(url: str) -> tuple[str | None, int]:
     parts = urlsplit(url)
     return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
