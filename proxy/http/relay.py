@@ -23,7 +23,6 @@ from proxy.core.ports import Relay
 from proxy.core.request import TIME_LIMIT
 from proxy.core.tasks import Tasks
 from proxy.http.body import Upload
-from proxy.http.continuation import make_continuable
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
     BAD_REQUEST,
@@ -35,6 +34,7 @@ from proxy.http.head import (
     passing,
     refusal,
 )
+from proxy.http.pipeline import make_continuable
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response

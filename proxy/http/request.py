@@ -20,7 +20,7 @@ from proxy.http.paths import split_target
 if TYPE_CHECKING:
     from proxy.http.body import Upload
     from proxy.http.client_connection import ClientConnection
-    from proxy.http.continuation import Continuation
+    from proxy.http.pipeline import Continuation
 
 
 Body = StreamReader

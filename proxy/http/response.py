@@ -20,13 +20,14 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import Clock
 from proxy.http.client_connection import Tunnel
-from proxy.http.continuation import Continuation, RestRefused
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
 from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, needs_more, refusal
 from proxy.http.pipeline import (
+    Continuation,
     Pipeline,
     ResponseTransform,
+    RestRefused,
     WholeBody,
     event_transforms,
     is_changed,

@@ -15,8 +15,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError, StreamInterrupted
 from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import pipeline
-from proxy.http.continuation import Continuation, make_continuable
 from proxy.http.framing import chunk
+from proxy.http.pipeline import Continuation, make_continuable
 from proxy.http.response import Response
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
