@@ -18,7 +18,7 @@ from proxy.http.request import HttpRequest
 
 if TYPE_CHECKING:
     from proxy.http.response import Response
-    from proxy.http.server import Clients
+    from proxy.http.server import DataServer
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +45,16 @@ class ClientConnection(asyncio.BufferedProtocol):
     where each request ends: ContentLengthReader while heads come in one read and bodies have a declared length;
     GeneralReader from the first other request on."""
 
-    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
-        self._clients = clients
-        self._serve = clients.serve
+    def __init__(self, server: DataServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._serve = server.serve
         self._loop = loop
-        self._buffer = clients.buffer
+        self._buffer = server.buffer
         self.socket: asyncio.Transport
         self.connected = True
         self.sink: Sink | None = None
         self.writing_paused = False
-        self._reader: RequestReader = ContentLengthReader(self, clients, loop)
+        self._reader: RequestReader = ContentLengthReader(self, server, loop)
         self.consume: Callable[[memoryview], object] = self._reader.feed
         """What bytes go to. They are overwritten by the next read."""
         self.client_request: HttpRequest | None = None
@@ -87,8 +87,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.socket = cast(asyncio.Transport, transport)
         connected = transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._clients.has_capacity(connected.fileno()):
-            self._clients.connections.add(self)
+        if self._server.has_capacity(connected.fileno()):
+            self._server.connections.add(self)
         else:
             self.connected = False
             self.forget()
@@ -109,7 +109,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Stop the writer at once. The task ends one turn of the loop later; until then a pod's response could be
         written to a closed socket, which uvloop reports as an error."""
-        self._clients.connections.discard(self)
+        self._server.connections.discard(self)
         self.connected = False
         self.forget()
         if self.task is not None:
@@ -162,23 +162,23 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Count the buffered bytes of this connection against the budget of all connections. Return False and change
         nothing if the budget is exhausted."""
         more = max(0, self.head_size + len(self._tail) - UNCOUNTED) - self._counted
-        if more > 0 and not self._clients.buffers.acquire_within(more):
+        if more > 0 and not self._server.buffers.acquire_within(more):
             return False
         if more < 0:
-            self._clients.buffers.give(-more)
+            self._server.buffers.give(-more)
         self._counted += more
         return True
 
     def switch_to_general(self, data: memoryview) -> None:
         """Pass this read and all later ones to a general reader."""
-        self._reader = GeneralReader(self, self._clients, self._loop)
+        self._reader = GeneralReader(self, self._server, self._loop)
         self._reader.feed(data)
 
     def refuse(self, client_request: HttpRequest, error: RequestError) -> None:
         """Refuse a request that did not arrive completely."""
         self.client_request = None
         try:
-            self._clients.unserved(client_request, error)
+            self._server.unserved(client_request, error)
         finally:
             self._linger()
 
@@ -264,7 +264,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """End stalled requests and connections. `now` is monotonic seconds."""
         if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
-            self._clients.hung_up(CloseReason.SEND_TIMEOUT, 1)
+            self._server.hung_up(CloseReason.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
             if self.sink is not None:
@@ -279,7 +279,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._send_progress = SendProgress(self.socket)
         else:
             self.is_fresh = False
-            if now - self.idle_since > self._clients.settings.keep_alive:
+            if now - self.idle_since > self._server.settings.keep_alive:
                 self.close()
 
     def _does_not_read(self, now: float) -> bool:
@@ -289,7 +289,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         stalled = self._send_progress.stalled_for(now)
         if not stalled and not self.writing_paused and not self.socket.get_write_buffer_size():
             self._send_progress = None
-        settings = self._clients.settings
+        settings = self._server.settings
         limit = settings.send_timeout if self.task is not None else min(settings.send_timeout, settings.keep_alive)
         return stalled > limit
 
@@ -317,7 +317,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if work is None or inspect.getcoroutinestate(cast(Coroutine[Any, Any, None], work)) == inspect.CORO_CREATED:
             self.client_request = None
-            self._clients.unserved(client_request, why)
+            self._server.unserved(client_request, why)
 
     def _drop_held(self) -> None:
         """Drop the requests after the current one, for which there is no memory. The connection closes after the

@@ -29,7 +29,7 @@ from proxy.http.request import (
 
 if TYPE_CHECKING:
     from proxy.http.client_connection import ClientConnection
-    from proxy.http.server import Clients
+    from proxy.http.server import DataServer
 
 
 USUAL_HEAD = 2 * 1024
@@ -63,11 +63,11 @@ class ContentLengthReader(RequestReader):
     served, if the request is authenticated and the budget has memory at once. Otherwise the request is served from its
     head on and its body is a stream, which is slower."""
 
-    __slots__ = ("_clients", "_connection", "_left", "_loop", "_pieces", "_quiet_since")
+    __slots__ = ("_connection", "_left", "_loop", "_pieces", "_quiet_since", "_server")
 
-    def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: ClientConnection, server: DataServer, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
-        self._clients = clients
+        self._server = server
         self._loop = loop
         self._left = 0
         """Missing bytes of a body."""
@@ -77,18 +77,18 @@ class ContentLengthReader(RequestReader):
         """When the sweep first saw no progress."""
 
     def feed(self, data: memoryview) -> None:
-        connection, clients = self._connection, self._clients
+        connection, server = self._connection, self._server
         head, end, rest = (data if len(data) <= USUAL_HEAD else data[:USUAL_HEAD]).tobytes().partition(HEAD_END)
         if end and len(data) > USUAL_HEAD:
             rest = data[len(head) + len(HEAD_END) :].tobytes()
         elif not end:
             head, end, rest = data.tobytes().partition(HEAD_END)
-        read = clients.heads.read(head) if end else None
+        read = server.heads.read(head) if end else None
         if read is None:
             connection.switch_to_general(data)
             return
         message, length = read
-        client_request, size = HttpRequest(message, length, connection, clients.ids, clients.now()), length or 0
+        client_request, size = HttpRequest(message, length, connection, server.ids, server.now()), length or 0
         if len(head) > UNCOUNTED:
             connection.head_size = len(head)
             if not connection.count():
@@ -105,7 +105,7 @@ class ContentLengthReader(RequestReader):
         client_request = self._connection.client_request
         if client_request is None:
             return False
-        settings, received = self._clients.settings, (client_request.content_length or 0) - self._left
+        settings, received = self._server.settings, (client_request.content_length or 0) - self._left
         if is_too_slow(received, now - client_request.received_at, settings.body_timeout, settings.min_body_rate):
             self._connection.refuse(client_request, body_timed_out())
         elif self._quiet_since is None:
@@ -123,7 +123,7 @@ class ContentLengthReader(RequestReader):
             connection.hold(data[size:])
             return
         self._left = size
-        if self._clients.prepare_collecting(client_request, size):
+        if self._server.prepare_collecting(client_request, size):
             connection.client_request = client_request
             connection.consume = partial(self._collect, client_request)
         else:
@@ -200,14 +200,14 @@ class GeneralReader(RequestReader):
     """The reader of all requests of a connection from the first one that is not for ContentLengthReader: heads in
     several reads, chunked bodies. It holds all bytes except those between the end of a body and its response."""
 
-    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_head", "_parser", "_stopped")
+    __slots__ = ("_begun_at", "_connection", "_fed", "_first", "_head", "_parser", "_server", "_stopped")
 
     keeps = True
     """The parser stops after each request."""
 
-    def __init__(self, connection: ClientConnection, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: ClientConnection, server: DataServer, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
-        self._clients = clients
+        self._server = server
         # It stops after each request and keeps the following bytes until it is fed again, so that a read of many small
         # requests does not create as many objects.
         self._parser = new_parser(connection, loop, max_msg_queue_size=1)
@@ -273,7 +273,7 @@ class GeneralReader(RequestReader):
         """Refuse a head that is not complete within the timeout, however steadily it arrives."""
         if self._begun_at is None:
             return False
-        if now - self._begun_at > self._clients.settings.head_timeout:
+        if now - self._begun_at > self._server.settings.head_timeout:
             self._refuse(HeadTimeout("The head of the request did not arrive in time."))
         return True
 
@@ -296,7 +296,7 @@ class GeneralReader(RequestReader):
         self._begun_at = None
         self._head = self._fed = 0
         head = RequestHead(message)
-        client_request = HttpRequest(head, head.length, self._connection, self._clients.ids, self._clients.now())
+        client_request = HttpRequest(head, head.length, self._connection, self._server.ids, self._server.now())
         if body.is_eof():
             client_request.body = body.read_nowait()
         else:
@@ -309,7 +309,7 @@ class GeneralReader(RequestReader):
         if not size:
             return True
         if self._begun_at is None:
-            self._begun_at = self._clients.now()
+            self._begun_at = self._server.now()
         self._head += size
         if self._head > HEAD_LIMIT:
             self._refuse(_too_large())
@@ -341,9 +341,9 @@ class GeneralReader(RequestReader):
 
     def _refuse(self, error: RequestError) -> None:
         """Refuse invalid input, which is counted and logged as a request."""
-        since = self._clients.now() if self._begun_at is None else self._begun_at
+        since = self._server.now() if self._begun_at is None else self._begun_at
         self._connection.refuse(
-            HttpRequest(RequestHead(UNREAD), None, self._connection, self._clients.ids, since), error
+            HttpRequest(RequestHead(UNREAD), None, self._connection, self._server.ids, since), error
         )
 
 

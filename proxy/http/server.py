@@ -27,7 +27,7 @@ from proxy.http.guards import CloseReason, CountClosed, Sweep, check_all, guarde
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
-from proxy.http.service import Bodies, C, Cors, Serve, Service
+from proxy.http.service import Bodies, C, Cors, Service
 from proxy.http.settings import HANDSHAKE_TIMEOUT, ListenSettings, SecuritySettings, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -126,109 +126,6 @@ IDLE_SEARCH_INTERVAL = 0.1
 connections."""
 
 
-class Clients:
-    """The connections of clients. A subclass serves their requests."""
-
-    serve: Serve
-    """Runs as a task and ends with `ClientConnection.request_ended`."""
-
-    def __init__(
-        self, settings: ListenSettings, clock: Clock, buffers: MemoryBudget, hung_up: CountClosed = uncounted
-    ) -> None:
-        """`buffers` limits the buffers of all connections; see `ClientConnection.count`."""
-        self.settings = settings
-        self.now = clock.now
-        self.buffers = buffers
-        self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
-        """Ids for requests without one."""
-        self.connections: set[ClientConnection] = set()
-        self.buffer = memoryview(bytearray(READ_SIZE))
-        self._loop = asyncio.get_running_loop()
-        self.heads = Heads(self._loop)
-        self.hung_up = hung_up
-        self._no_idle_at = -IDLE_SEARCH_INTERVAL
-        self._is_over = False
-        self._turned_away = 0
-        self._last_file = open_files_limit() - RESERVED_FILES
-
-    def connect(self) -> ClientConnection:
-        """Return the protocol of an accepted connection."""
-        return ClientConnection(self, self._loop)
-
-    def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
-        """Authenticate a request by its head and acquire memory for its body, of `size` bytes, which comes in several
-        reads. Return False to serve it at once, with a stream for its body; it may be refused by its head."""
-        raise NotImplementedError
-
-    def unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
-        """End a request that was not served: it could not be read, or its connection ended."""
-        raise NotImplementedError
-
-    @property
-    def busy(self) -> bool:
-        """Return whether any request is being read or served."""
-        return any(connection.client_request is not None or connection.is_fresh for connection in self.connections)
-
-    def has_capacity(self, descriptor: int) -> bool:
-        """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
-        None is accepted after the shutdown, though the loop may have accepted it just before. The kernel assigns the
-        lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes new
-        connections silently."""
-        if self._is_over:
-            return False
-        is_out_of_files = descriptor >= self._last_file
-        if len(self.connections) < self.settings.max_connections and not is_out_of_files:
-            return True
-        now = self.now()
-        if now - self._no_idle_at >= IDLE_SEARCH_INTERVAL:
-            if self._close_longest_idle():
-                return True
-            self._no_idle_at = now
-        if is_out_of_files:
-            report_out_of_files(CANNOT_ACCEPT)
-            self.hung_up(CloseReason.OUT_OF_FILES, 1)
-            return False
-        self._turned_away += 1
-        self.hung_up(CloseReason.MAX_CONNECTIONS, 1)
-        return False
-
-    def check(self, now: float) -> None:
-        """Check all connections; called by the sweep, which costs less than a timer per connection."""
-        check_all(self.connections, now, ClientConnection.internal_error)
-        if self._turned_away:
-            limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
-            log.warning("rejected %d connections: listen.maxConnections (%d) reached", turned_away, limit)
-
-    def close_idle(self) -> None:
-        """Close the connections between two requests. Connections that wait for their first request get a moment."""
-        for connection in tuple(self.connections):
-            if connection.idle and not connection.is_fresh:
-                connection.close()
-
-    async def shutdown(self, timeout: float) -> None:
-        """Give requests `timeout` seconds to end, and as many again after they were cancelled."""
-        self._is_over = True
-        for cancel in (False, True):
-            running = [connection.task for connection in self.connections if connection.task is not None]
-            if cancel:
-                for task in running:
-                    task.cancel()
-            if running:
-                await asyncio.wait(running, timeout=timeout)
-        for connection in tuple(self.connections):
-            connection.close()
-
-    def _close_longest_idle(self) -> bool:
-        """Close the connections that the sweep has seen idle the longest. They stop counting at once: the loop reports
-        their end later, and each new client would close as many again."""
-        idle = [each for each in self.connections if each.is_replaceable]
-        idle.sort(key=lambda each: math.inf if each.idle_since is None else each.idle_since)
-        for each in idle[: 1 + self.settings.max_connections // 20]:
-            self.connections.discard(each)
-            each.close()
-        return bool(idle)
-
-
 REAP_INTERVAL = 1.0
 """Seconds between two searches for connections to pods that were idle for too long."""
 
@@ -251,8 +148,8 @@ class ServedGraph:
     continuable_models: Sequence[str] = ()
 
 
-class DataServer(Clients):
-    """Listens between `start` and `stop`."""
+class DataServer:
+    """The data port: its connections and the service of their requests. It listens between `start` and `stop`."""
 
     def __init__(
         self,
@@ -263,12 +160,26 @@ class DataServer(Clients):
         hung_up: CountClosed = uncounted,
     ) -> None:
         """`pool` has the connections to pods; it is closed with the server."""
+        self.settings = settings
+        self.now = clock.now
+        self._clock = clock
         self._sweep = Sweep(clock, math.inf)
         self._sweep.watched.add(self)
         self._bodies = BodyReader(settings, self._sweep)
-        super().__init__(settings, clock, self._bodies.buffers, hung_up)
-        self._clock = clock
+        self.buffers = self._bodies.buffers
+        """Limits the buffers of all connections; see `ClientConnection.count`."""
         self.pool = pool
+        self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
+        """Ids for requests without one."""
+        self.connections: set[ClientConnection] = set()
+        self.buffer = memoryview(bytearray(READ_SIZE))
+        self._loop = asyncio.get_running_loop()
+        self.heads = Heads(self._loop)
+        self.hung_up = hung_up
+        self._no_idle_at = -IDLE_SEARCH_INTERVAL
+        self._is_over = False
+        self._turned_away = 0
+        self._last_file = open_files_limit() - RESERVED_FILES
         self.served = served
         self.service: Service[HttpRequest] = self.service_of(self._bodies, hung_up)
         self.context: RelayContext
@@ -276,6 +187,7 @@ class DataServer(Clients):
         self.use(served)
         origins = served.security.cors.origins
         self.serve = Cors(origins, self._serve, self._permitted).serve if origins else self._serve
+        """Runs as a task and ends with `ClientConnection.request_ended`."""
         self._tasks = Tasks()
         self._port_servers: list[asyncio.Server]
 
@@ -330,6 +242,67 @@ class DataServer(Clients):
         served = self.served
         return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
 
+    def connect(self) -> ClientConnection:
+        """Return the protocol of an accepted connection."""
+        return ClientConnection(self, self._loop)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether any request is being read or served."""
+        return any(connection.client_request is not None or connection.is_fresh for connection in self.connections)
+
+    def has_capacity(self, descriptor: int) -> bool:
+        """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
+        None is accepted after the shutdown, though the loop may have accepted it just before. The kernel assigns the
+        lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes new
+        connections silently."""
+        if self._is_over:
+            return False
+        is_out_of_files = descriptor >= self._last_file
+        if len(self.connections) < self.settings.max_connections and not is_out_of_files:
+            return True
+        now = self.now()
+        if now - self._no_idle_at >= IDLE_SEARCH_INTERVAL:
+            if self._close_longest_idle():
+                return True
+            self._no_idle_at = now
+        if is_out_of_files:
+            report_out_of_files(CANNOT_ACCEPT)
+        else:
+            self._turned_away += 1
+        self.hung_up(CloseReason.OUT_OF_FILES if is_out_of_files else CloseReason.MAX_CONNECTIONS, 1)
+        return False
+
+    def check(self, now: float) -> None:
+        """Check all connections; called by the sweep, which costs less than a timer per connection."""
+        check_all(self.connections, now, ClientConnection.internal_error)
+        if self._turned_away:
+            limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
+            log.warning("rejected %d connections: listen.maxConnections (%d) reached", turned_away, limit)
+
+    async def shutdown(self, timeout: float) -> None:
+        """Give requests `timeout` seconds to end, and as many again after they were cancelled."""
+        self._is_over = True
+        for cancel in (False, True):
+            running = [connection.task for connection in self.connections if connection.task is not None]
+            if cancel:
+                for task in running:
+                    task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=timeout)
+        for connection in tuple(self.connections):
+            connection.close()
+
+    def _close_longest_idle(self) -> bool:
+        """Close the connections that the sweep has seen idle the longest. They stop counting at once: the loop reports
+        their end later, and each new client would close as many again."""
+        idle = [each for each in self.connections if each.is_replaceable]
+        idle.sort(key=lambda each: math.inf if each.idle_since is None else each.idle_since)
+        for each in idle[: 1 + self.settings.max_connections // 20]:
+            self.connections.discard(each)
+            each.close()
+        return bool(idle)
+
     async def stop(self, grace: float) -> None:
         """Accept no new connections. Requests in flight have `grace` seconds to end; then they are aborted, or refused
         if nothing was sent."""
@@ -340,7 +313,9 @@ class DataServer(Clients):
             await asyncio.sleep(0)
         end = asyncio.get_running_loop().time() + grace
         while self.busy and asyncio.get_running_loop().time() < end:
-            self.close_idle()
+            for connection in tuple(self.connections):
+                if connection.idle and not connection.is_fresh:  # fresh ones get a moment for their first request
+                    connection.close()
             await asyncio.sleep(0.02)
         self._evict()
         await asyncio.sleep(0)
@@ -349,11 +324,13 @@ class DataServer(Clients):
         self.pool.close()
 
     def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
-        """Requests that are refused by their head or need no pod do not wait for their
-        bodies."""
+        """Authenticate a request by its head and acquire memory for its body, of `size` bytes, which comes in several
+        reads. Return False to serve it at once, with a stream for its body: requests that are refused by their head or
+        need no pod do not wait for their bodies."""
         return self.service.authenticate_now(client_request) and self._bodies.prepare_collecting(client_request, size)
 
     def unserved(self, client_request: HttpRequest, why: RequestError | Ending) -> None:
+        """End a request that was not served: it could not be read, or its connection ended."""
         self.service.unserved(client_request, why)
 
     def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError
+from proxy.core.listener import NO_LISTENERS
 from proxy.core.ports import ManualClock
-from proxy.http.body import MemoryBudget
+from proxy.gateway import Gateway
 from proxy.http.client_connection import ClientConnection
 from proxy.http.request import BodyBroken, HttpRequest
-from proxy.http.server import Clients
-from proxy.http.settings import ListenSettings
+from proxy.http.server import DataServer, ServedGraph
+from proxy.http.settings import ListenSettings, SecuritySettings
+from proxy.http.upstream.pool import UpstreamPool
+from proxy.reliability.settings import Timeouts
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 
@@ -98,11 +102,13 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
     def unserved(client_request: HttpRequest, why: RequestError | Ending) -> None:
         seen.refusals += 1
 
-    clients = Clients(ListenSettings(), ManualClock(), MemoryBudget(1_000_000))
-    clients.serve = serve
-    clients.prepare_collecting = lambda client_request, size: size <= collected  # type: ignore[method-assign]
-    clients.unserved = unserved  # type: ignore[method-assign]
-    connection, sock = clients.connect(), Socket()
+    clock = ManualClock()
+    graph = ServedGraph(cast(Gateway, None), SecuritySettings(), Timeouts(), NO_LISTENERS, lambda *_: False)
+    server = DataServer(ListenSettings(), graph, clock, UpstreamPool(1.0, clock))
+    server.serve = serve
+    server.prepare_collecting = lambda client_request, size: size <= collected  # type: ignore[method-assign]
+    server.unserved = unserved  # type: ignore[method-assign]
+    connection, sock = server.connect(), Socket()
     connection.connection_made(sock)
     for piece in pieces:
         while not sock.reading and not sock.closed:
