@@ -240,7 +240,7 @@ class App:
             connections,
             lambda why, number: cells[why].add(number),
         )
-        self._picker = _picker_of(self._settings, server, self._process.addresses, self._clock)
+        self._picker = _picker_of(self._settings, server, self._process.addresses)
 
     async def _works(self, endpoint: Endpoint) -> bool | None:
         """Return whether the engine generates a token; None if the check cannot run."""
@@ -475,13 +475,11 @@ class App:
             scheduling.forget(endpoint)
 
 
-def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> PickerServer | None:
+def _picker_of(settings: Settings, server: DataServer, addresses: Addresses) -> PickerServer | None:
     """Return the ext_proc server; None if its port is not configured. It shares the body budget, the listeners and the
     connections to pods with the data port."""
     if not settings.extproc.is_on:
         return None
-    from proxy.extproc.request import StreamedBodyReader
     from proxy.extproc.server import PickerServer
 
-    bodies = StreamedBodyReader(settings.listen, server.budget)
-    return PickerServer(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.context, clock)
+    return PickerServer(settings.extproc, server, addresses)

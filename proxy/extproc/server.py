@@ -14,17 +14,14 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.extproc import messages
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import GO_AWAY, GrpcFrames, go_on, immediate, pieces_of
 from proxy.extproc.relay import EnvoyRelay
-from proxy.extproc.request import GatewayRequest, Stream
+from proxy.extproc.request import GatewayRequest, Stream, StreamedBodyReader
 from proxy.extproc.settings import ExtProcSettings
-from proxy.http.response import RelayContext
-from proxy.http.server import listen_on, port_of
-from proxy.http.service import Service
+from proxy.http.server import DataServer, listen_on, port_of
 from proxy.http.settings import ServerTls, server_context
 
 READY = ("", "readiness", messages.SERVICE)
@@ -41,21 +38,13 @@ CUT = "the response is incomplete"
 class PickerServer:
     """The gRPC server. It listens between `start` and `stop`."""
 
-    def __init__(
-        self,
-        settings: ExtProcSettings,
-        make_service: Callable[[], Service[GatewayRequest]],
-        addresses: Addresses,
-        context: Callable[[], RelayContext],
-        clock: Clock,
-    ) -> None:
-        """`make_service` is called again by `renew`, and `context` for each request."""
-        self._make_service = make_service
-        self.service = make_service()
+    def __init__(self, settings: ExtProcSettings, data_server: DataServer, addresses: Addresses) -> None:
+        """`data_server` has the graph by which requests are served."""
         self._settings = settings
+        self._data_server = data_server
         self._addresses = addresses
-        self._context = context
-        self._clock = clock
+        self._bodies = StreamedBodyReader(data_server.settings, data_server.budget)
+        self.service = data_server.service_of(self._bodies)
         self._tasks = Tasks()
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._server: Any = None
@@ -81,7 +70,7 @@ class PickerServer:
 
     def renew(self) -> None:
         """Serve new requests under the configuration that is in use now."""
-        is_stopping, self.service = self.service.stopping, self._make_service()
+        is_stopping, self.service = self.service.stopping, self._data_server.service_of(self._bodies)
         self.service.stopping = is_stopping
 
     @property
@@ -130,7 +119,7 @@ class PickerServer:
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write)
-        client_request = GatewayRequest(stream, self._ids, self._clock.now())
+        client_request = GatewayRequest(stream, self._ids, self._data_server.now())
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
@@ -148,7 +137,7 @@ class PickerServer:
         await asyncio.wait((serving,))
 
     async def _serve(self, client_request: GatewayRequest, context: Any) -> None:
-        relay = EnvoyRelay(client_request, self._context(), self._addresses, self._settings.fallbacks)
+        relay = EnvoyRelay(client_request, self._data_server.context, self._addresses, self._settings.fallbacks)
         try:
             await self.service.serve(client_request, relay)
         finally:

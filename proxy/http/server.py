@@ -92,10 +92,8 @@ class Handshakes:
     that was started, is gone, and led to no connection. uvloop frees it at once; asyncio leaves it to garbage
     collection."""
 
-    def __init__(self, connect: Callable[[], asyncio.BaseProtocol], failed: Callable[[int], None]) -> None:
-        """`failed` is called with the number of failures since the last check."""
-        self._connect = connect
-        self._failed = failed
+    def __init__(self, server: DataServer) -> None:
+        self._server = server
         self._open: WeakSet[Handshake] = WeakSet()
         self._begun = 0
         """Handshakes that have succeeded or were reported separately."""
@@ -109,13 +107,13 @@ class Handshakes:
     def succeeded(self, handshake: Handshake) -> asyncio.BaseProtocol:
         self._open.discard(handshake)
         self._begun -= 1
-        return self._connect()
+        return self._server.connect()
 
     def check(self, now: float) -> None:
         """Count failed handshakes; called by the sweep."""
         if failed := self._begun - len(self._open):
             self._begun -= failed
-            self._failed(failed)
+            self._server.hung_up(CloseReason.TLS_HANDSHAKE, failed)
 
 
 READ_SIZE = 256 * 1024
@@ -198,7 +196,7 @@ class DataServer:
         accept: Callable[[], asyncio.BaseProtocol] = self.connect
         if settings.tls is not None:
             tls = server_context(settings.tls, "listen.tls")
-            accept = handshakes = Handshakes(accept, partial(self.hung_up, CloseReason.TLS_HANDSHAKE))
+            accept = handshakes = Handshakes(self)
             self._sweep.watched.add(handshakes)
         self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, tls)
         self._tasks.keep(self._sweep.run, "stall-sweep")
@@ -239,8 +237,7 @@ class DataServer:
 
     def service_of(self, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
-        served = self.served
-        return Service(served.gateway, served.security, served.authenticator, bodies, served.listeners, hung_up)
+        return Service(self.served, bodies, hung_up)
 
     def connect(self) -> ClientConnection:
         """Return the protocol of an accepted connection."""

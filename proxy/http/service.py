@@ -14,19 +14,16 @@ import orjson
 import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
-from proxy.core.listener import Listeners
 from proxy.core.ports import ClientRequest, Identity, allows
 from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
 from proxy.http.relay import TrackedRelay
 from proxy.http.request import HttpRequest
-from proxy.http.settings import SecuritySettings
 from proxy.openai.errors import render
 
 if TYPE_CHECKING:
-    from proxy.auth.authenticator import Authenticator
-    from proxy.gateway import Gateway
+    from proxy.http.server import ServedGraph
 
 log = logging.getLogger(__name__)
 
@@ -137,24 +134,13 @@ class Service(Generic[C]):
     """Serves requests under one configuration. While `stopping`, health checks report that no new requests are
     accepted."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        security: SecuritySettings,
-        authenticator: Authenticator | None,
-        bodies: Bodies[C],
-        listeners: Listeners,
-        hung_up: CountClosed = uncounted,
-    ) -> None:
-        """Without an authenticator, requests need no key."""
-        self.listeners = listeners
+    def __init__(self, served: ServedGraph, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> None:
         self.stopping = False
-        self._gateway = gateway
+        self._gateway, self._listeners, self._authenticator = served.gateway, served.listeners, served.authenticator
         self._bodies = bodies
         self._hung_up = hung_up
-        self._paths = Paths(security.relay_paths)
+        self._paths = Paths(served.security.relay_paths)
         self._relayed = self._paths.relayed
-        self._authenticator = authenticator
 
     def authenticate_now(self, client_request: C) -> bool:
         """Authenticate a request for a pod by its head, before its body has come. Return False for other requests, and
@@ -223,13 +209,13 @@ class Service(Generic[C]):
 
     def ended(self, client_request: C, outcome: Ending | Reason, attempt: Attempt | None) -> None:
         """Call the listeners. `attempt` is the last one, if there was any."""
-        for listener in self.listeners.request_ended:
+        for listener in self._listeners.request_ended:
             try:
                 listener(
                     client_request, client_request.sent_status or CLIENT_LEFT, outcome, attempt, client_request.sent
                 )
             except Exception:  # noqa: BLE001  # the other listeners are still called
-                self.listeners.failed(listener, client_request.id)
+                self._listeners.failed(listener, client_request.id)
 
     def refuse(self, client_request: C, error: RequestError) -> None:
         if (why := CLOSED_AFTER.get(type(error))) is not None:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -517,7 +518,8 @@ async def test_a_listener_that_fails_is_logged_once_and_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with rig() as port, port.client() as client:
-        port.server.service.listeners = Listeners([Broken(), *port.server.service.listeners.all])
+        served = port.server.served
+        port.server.use(replace(served, listeners=Listeners([Broken(), *served.listeners.all])))
         for _ in range(2):
             client.send(HEALTH)
             assert b" 200 " in await client.response()
