@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc.aio
 
-from proxy.core.errors import BadGateway, BadRequest, BodyTooLarge, RequestError
+from proxy.core.errors import BadGateway, BadRequest, BodyTimeout, BodyTooLarge, RequestError
 from proxy.core.ports import Identity
 from proxy.extproc.addresses import SUBSET, subset_of
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
-from proxy.http.body import MemoryBudget, Upload, body_timed_out, too_large
+from proxy.http.body import BODY_LATE, MemoryBudget, Upload, too_large
 from proxy.http.head import INTERNAL, INTERNAL_PREFIXES, Pairs
 from proxy.http.paths import split_target
 from proxy.http.settings import ListenSettings
@@ -179,7 +179,7 @@ def _instead_of_a_body(kind: str, message: Any) -> RequestError:
     if status == "413":
         return BodyTooLarge(LARGER)
     if status == "408":
-        return body_timed_out()
+        return BodyTimeout(BODY_LATE)
     if status.startswith("5"):
         return BadGateway("The gateway gave the request up before its body was complete; retry shortly.")
     return BadRequest(f"{kind} came before the end of the request's body")
@@ -224,7 +224,7 @@ class StreamedBodyReader:
                 await self._reserve(client_request, size)
                 pieces.append(piece)
         except TimeoutError:
-            raise body_timed_out() from None
+            raise BodyTimeout(BODY_LATE) from None
         client_request.body = b"".join(pieces)
 
     async def _reserve(self, client_request: GatewayRequest, size: int) -> None:

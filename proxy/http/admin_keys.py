@@ -31,13 +31,9 @@ key. All other paths need one, including unknown ones."""
 OPEN_FOLDER = "/dashboard/assets/"
 """Files of the dashboard page."""
 
-LOCALHOST = "localhost"
-
 LONGEST_SHOWN_HOST = 100
 """Characters of a refused host name that the error repeats."""
 
-ANYBODY = "anybody"
-OF_THE_SETTINGS = "admin.apiKey"
 UNKNOWN = "a stranger"
 WHO = web.RequestKey("who", str)
 
@@ -64,7 +60,7 @@ def serving_hosts(hosts: Hosts, keys: Keys) -> Any:
         if request.path not in PROBES and (request.path == METRICS or not any(keys())):
             for name in request.headers.getall("host", [""]):  # not `request.host`, which has a default
                 host = host_name(name)
-                if host != LOCALHOST and host not in hosts() and not is_address.__wrapped__(host):
+                if host != "localhost" and host not in hosts() and not is_address.__wrapped__(host):
                     raise MisdirectedRequest(
                         f"The admin port does not serve the host name {name[:LONGEST_SHOWN_HOST]!r}. Use an IP address "
                         "or localhost, or add the name to admin.hosts in the configuration."
@@ -81,12 +77,12 @@ def requiring(keys: Keys) -> Any:
     async def name_of(request: web.Request) -> str:
         api_key, admins = keys()
         if api_key is not None and _holds(api_key.encode(), request):
-            return OF_THE_SETTINGS
+            return "admin.apiKey"
         if admins is not None:
             return (await admins.authenticate(request.headers, "admin")).name
         if api_key is not None:
             raise Unauthorized("The admin port needs its key: send `Authorization: Bearer <admin.apiKey>`.")
-        return ANYBODY
+        return "anybody"
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

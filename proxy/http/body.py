@@ -39,6 +39,10 @@ only the rest."""
 UNCOUNTED = 4 * 1024
 """Bytes that each connection may buffer without counting against the budget; most heads are smaller."""
 
+BODY_LATE = "The request body did not arrive in time."
+MANY_BODIES = "Too many large request bodies are being read; try again shortly."
+NO_MEMORY = "Too much of other requests is held in memory; try again shortly."
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -137,7 +141,7 @@ class MemoryBudget:
             turn = next(reversed(self._growing))
             self._end_growing(turn)
             if not turn.done():
-                turn.set_exception(too_many_bodies())
+                turn.set_exception(Saturated(MANY_BODIES))
 
 
 class Upload:
@@ -159,7 +163,7 @@ class Upload:
             async with asyncio.timeout(self._settings.body_timeout):
                 piece = await self._payload.readany()
         except TimeoutError:
-            raise body_timed_out() from None
+            raise BodyTimeout(BODY_LATE) from None
         except BodyBroken as error:
             raise _malformed(error) from None
         self._size += len(piece)
@@ -226,8 +230,8 @@ class BodyReader:
                     await self._collect(client_request, payload, declared, progress)
         except TimeoutError:
             if progress.queued:
-                raise too_many_bodies() from None
-            raise body_timed_out() from None
+                raise Saturated(MANY_BODIES) from None
+            raise BodyTimeout(BODY_LATE) from None
         except BodyBroken as error:
             raise _malformed(error) from None
         finally:
@@ -288,7 +292,7 @@ class BodyReader:
             came = len(client_request.body) if client_request.payload is None else client_request.payload.total_bytes
             buffered = max(0, came - client_request.retained - UNCOUNTED)
             if not self.buffers.acquire_within(buffered):
-                raise too_many_bodies()
+                raise Saturated(MANY_BODIES)
             is_coming = client_request.payload is not None and not client_request.payload.is_eof()
             if is_coming:
                 client_request.connection.pause_reading()
@@ -330,18 +334,6 @@ class _Progress:
 def is_too_slow(received: int, seconds: float, limit: float, rate: int) -> bool:
     """Return whether a body arrives below the minimum rate: byte by byte, it would hold memory for days."""
     return received < rate * (seconds - limit)
-
-
-def body_timed_out() -> BodyTimeout:
-    return BodyTimeout("The request body did not arrive in time.")
-
-
-def too_many_bodies() -> Saturated:
-    return Saturated("Too many large request bodies are being read; try again shortly.")
-
-
-def no_memory() -> Saturated:
-    return Saturated("Too much of other requests is held in memory; try again shortly.")
 
 
 def too_large(limit: int) -> BodyTooLarge:

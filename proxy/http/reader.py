@@ -11,8 +11,8 @@ from aiohttp.http_exceptions import LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from proxy.core.errors import HeadTimeout, HeadTooLarge, InvalidHttp, RequestError
-from proxy.http.body import JOINED, UNCOUNTED, body_timed_out, is_too_slow, no_memory
+from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, InvalidHttp, RequestError, Saturated
+from proxy.http.body import BODY_LATE, JOINED, NO_MEMORY, UNCOUNTED, is_too_slow
 from proxy.http.request import (
     HEAD_END,
     HEAD_LIMIT,
@@ -92,7 +92,7 @@ class ContentLengthReader(RequestReader):
         if len(head) > UNCOUNTED:
             connection.head_size = len(head)
             if not connection.count():
-                connection.refuse(client_request, no_memory())
+                connection.refuse(client_request, Saturated(NO_MEMORY))
                 return
         if len(rest) == size:
             client_request.body = rest
@@ -106,12 +106,11 @@ class ContentLengthReader(RequestReader):
         if client_request is None:
             return False
         settings, received = self._server.settings, (client_request.content_length or 0) - self._left
-        if is_too_slow(received, now - client_request.received_at, settings.body_timeout, settings.min_body_rate):
-            self._connection.refuse(client_request, body_timed_out())
-        elif self._quiet_since is None:
+        if self._quiet_since is None:
             self._quiet_since = now
-        elif now - self._quiet_since > settings.body_timeout:
-            self._connection.refuse(client_request, body_timed_out())
+        is_slow = is_too_slow(received, now - client_request.received_at, settings.body_timeout, settings.min_body_rate)
+        if is_slow or now - self._quiet_since > settings.body_timeout:
+            self._connection.refuse(client_request, BodyTimeout(BODY_LATE))
         return True
 
     def _start_in_part(self, client_request: HttpRequest, data: bytes, size: int) -> None:
@@ -317,7 +316,7 @@ class GeneralReader(RequestReader):
         if self._head > UNCOUNTED:
             self._connection.head_size = HEAD_COPIES * self._head
             if not self._connection.count():
-                self._refuse(no_memory())
+                self._refuse(Saturated(NO_MEMORY))
                 return False
         return True
 

@@ -172,7 +172,13 @@ class Response(Receiver):
             else:
                 self._framing = UntilClose()
                 client_request.closing = True
-            if transforms := self._transforms(head):
+            transforms: Sequence[ResponseTransform] = ()
+            is_named = self.reads_head and head.status < 300  # errors contain the model only in their text
+            if head.events:
+                transforms = event_transforms(self._attempt, self._continuation, is_named)
+            elif is_named and _is_json(head):
+                transforms = transforms_of(self._attempt)
+            if transforms:
                 self._framing = Pipeline(transforms, client_request.speaks_11)
         self._undecided = self._events or head.declines or head.status in UNSURE
 
@@ -401,13 +407,6 @@ class Response(Receiver):
     def _has_started(self) -> bool:
         """Whether the client has received a part of the response."""
         return self._resumes or self._attempt.status is not None
-
-    def _transforms(self, head: ResponseHead) -> Sequence[ResponseTransform]:
-        """Return the transforms for a body of unknown length. Errors contain the model only in their text."""
-        is_named = self.reads_head and head.status < 300
-        if head.events:
-            return event_transforms(self._attempt, self._continuation, is_named)
-        return transforms_of(self._attempt) if is_named and _is_json(head) else ()
 
     def _flush_meter(self) -> None:
         self._connection.meter.flush(self._attempt)
