@@ -155,7 +155,7 @@ class EnvoyRelay(TrackedRelay):
             raise TriedByGateway("the gateway went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
-        client_request, stream = self._client_request, self._stream
+        client_request, stream = self._gateway_request, self._stream
         fields = fields_of(head.response_headers.headers)
         attempt.status = _status(fields.get(":status", "200"))
         hides_models = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
@@ -240,8 +240,8 @@ class EnvoyRelay(TrackedRelay):
         or by kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
-            if self._client_request.sent_status:
-                self._client_request.abort()
+            if self._gateway_request.sent_status:
+                self._gateway_request.abort()
             return Ending.EVICTED
         return Ending.CLIENT_GONE
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
@@ -46,7 +44,6 @@ class PickerServer:
         self._bodies = StreamedBodyReader(data_server.settings, data_server.budget)
         self.service = data_server.service_of(self._bodies)
         self._tasks = Tasks()
-        self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._server: Any = None
         self._front: GatewayListener
         self._directory: tempfile.TemporaryDirectory[str]
@@ -119,7 +116,7 @@ class PickerServer:
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write)
-        client_request = GatewayRequest(stream, self._ids, self._data_server.now())
+        client_request = GatewayRequest(stream, self._data_server.ids, self._data_server.now())
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:

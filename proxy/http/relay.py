@@ -54,10 +54,10 @@ the request arrived. An engine that crashes as quickly is detected on the fresh 
 class TrackedRelay(Relay):
     """What relays to clients have in common, on the data port and through gateways. `attempt` is the last attempt."""
 
-    __slots__ = ("_client_request", "_context", "attempt")
+    __slots__ = ("_context", "attempt", "client_request")
 
     def __init__(self, client_request: HttpRequest, context: RelayContext) -> None:
-        self._client_request = client_request
+        self.client_request = client_request
         self._context = context
         self.attempt: Attempt | None = None
 
@@ -66,7 +66,7 @@ class TrackedRelay(Relay):
         try:
             pod = context.pool[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
-            headers = [each for each in self._client_request.raw_headers if each[0].lower() != b"accept-encoding"]
+            headers = [each for each in self.client_request.raw_headers if each[0].lower() != b"accept-encoding"]
             head = self._head(attempt, pod.address, body, headers)  # a compressed response could not be read here
             used, raced = pod.acquire(), None
             while True:
@@ -122,13 +122,13 @@ class TrackedRelay(Relay):
 
     def _cancelled(self) -> Ending:
         """Return the ending of an attempt that is cancelled: by its client, or for another request or a stop."""
-        return Ending.CLIENT_GONE if self._client_request.has_left else Ending.EVICTED
+        return Ending.CLIENT_GONE if self.client_request.has_left else Ending.EVICTED
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         self.attempt = attempt
         kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
-        headers = [("content-type", kind), ("x-request-id", self._client_request.id), *attempt.response_headers]
-        self._client_request.respond(attempt.status or 502, headers, body)
+        headers = [("content-type", kind), ("x-request-id", self.client_request.id), *attempt.response_headers]
+        self.client_request.respond(attempt.status or 502, headers, body)
 
     def end(self) -> None:
         """End a partial response that no pod continues."""
@@ -148,7 +148,7 @@ class TrackedRelay(Relay):
         self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
     ) -> bytes:
         """Return the head for the pod. `read` is the client's head, if it was parsed from HTTP/1.1."""
-        client_request, key, rank = self._client_request, attempt.endpoint.api_key, attempt.endpoint.rank
+        client_request, key, rank = self.client_request, attempt.endpoint.api_key, attempt.endpoint.rank
         if body and client_request.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (client_request.id_line, len(body))
         else:
@@ -176,7 +176,7 @@ class TrackedRelay(Relay):
 
     def _framing(self, longer: int) -> bytes:
         """Return the framing of a streamed body that is this many bytes longer than the client's, or of no body."""
-        client_request = self._client_request
+        client_request = self.client_request
         if client_request.upload is not None:
             if client_request.chunked:
                 return b"transfer-encoding: chunked\r\n"
@@ -192,10 +192,10 @@ class ClientRelay(TrackedRelay):
     __slots__ = ()
 
     def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
-        client_request = self._client_request
+        client_request = self.client_request
         if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
             return None
-        return ResponseRace(self, client_request, self._context, begins)
+        return ResponseRace(self, self._context, begins)
 
     async def relay(
         self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
@@ -205,7 +205,7 @@ class ClientRelay(TrackedRelay):
         request again on a fresh one."""
         if context is None:
             context, self.attempt = self._context, attempt
-        client_request = self._client_request
+        client_request = self.client_request
         upload, continuation, timer = client_request.upload, None, None
         if context.continuable_models and upload is None:
             continuation = client_request.continuation
@@ -258,7 +258,7 @@ class ClientRelay(TrackedRelay):
                 timer.cancel()
 
     def end(self) -> None:
-        client_request = self._client_request
+        client_request = self.client_request
         if client_request.continuation is not None and not client_request.transport.is_closing():
             out = client_request.continuation.end(stream_error(client_request.path, LOST))
             if out:
@@ -268,7 +268,7 @@ class ClientRelay(TrackedRelay):
         self, response: Response, connection: PodConnection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
         """Send the rest of an upload. The response may start, and even end, before that. `body` is the first part."""
-        chunked = self._client_request.chunked
+        chunked = self.client_request.chunked
         connection.request_sent = False
         connection.send(response, head, chunk(body) if chunked else body)
         async with Tasks() as tasks:
@@ -316,10 +316,8 @@ class ResponseRace:
     """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces
     itself before it starts; at that moment the other attempts are ended, so none of them writes."""
 
-    def __init__(
-        self, relay: ClientRelay, client_request: HttpRequest, context: RelayContext, begins: Callable[[Attempt], None]
-    ) -> None:
-        self.client_request = client_request
+    def __init__(self, relay: ClientRelay, context: RelayContext, begins: Callable[[Attempt], None]) -> None:
+        self.client_request = relay.client_request
         self.winner: Attempt | None = None
         self._relay = relay
         self._context = replace(context, retries_instead=self._retries_instead)

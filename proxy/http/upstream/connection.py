@@ -237,7 +237,9 @@ class PodConnection(asyncio.Protocol):
             try:
                 feed(data)
             except HttpParserUpgrade:
-                self._upgrade(data)
+                receiver = self._receiver
+                if receiver is not None and (rest := self._pass_head(receiver, data)) is not None:
+                    receiver.upgraded(rest)
             except HttpParserError as error:
                 self._break(data, error)
             else:
@@ -384,12 +386,6 @@ class PodConnection(asyncio.Protocol):
         self._receiver = None
         self._write = _unread
         self.receive = self._beginning
-
-    def _upgrade(self, data: bytes) -> None:
-        receiver = self._receiver
-        rest = None if receiver is None else self._pass_head(receiver, data)
-        if receiver is not None and rest is not None:
-            receiver.upgraded(rest)
 
     def _break(self, data: bytes, error: HttpParserError) -> None:
         """Stop after an error of the parser. Bytes after a complete response only cost the connection."""
