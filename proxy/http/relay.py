@@ -109,7 +109,7 @@ class TrackedRelay(Relay):
                     await asyncio.wait((response.whole,), timeout=ASK_AFTER)
                     if response.size != size:
                         size, received_at = response.size, context.clock.now()
-                    if not response.whole.done() and (why := context.reason_to_give_up(attempt, received_at)):
+                    if not response.whole.done() and (why := context.served.reason_to_give_up(attempt, received_at)):
                         raise UpstreamFailed(why)
                 return response.whole.result()
         except TimeoutError:
@@ -207,12 +207,10 @@ class ClientRelay(TrackedRelay):
             context, self.attempt = self._context, attempt
         client_request = self.client_request
         upload, continuation, timer = client_request.upload, None, None
-        if context.continuable_models and upload is None:
+        if (models := context.served.continuable_models) and upload is None:
             continuation = client_request.continuation
             if not client_request.sent_status:
-                continuation = client_request.continuation = make_continuable(
-                    continuation, attempt, context.continuable_models
-                )
+                continuation = client_request.continuation = make_continuable(continuation, attempt, models)
         body = attempt.request.body
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
@@ -320,8 +318,8 @@ class ResponseRace:
         self.client_request = relay.client_request
         self.winner: Attempt | None = None
         self._relay = relay
-        self._context = replace(context, retries_instead=self._retries_instead)
-        self._retries_alone = context.retries_instead
+        self._context = replace(context, served=replace(context.served, retries_instead=self._retries_instead))
+        self._retries_alone = context.served.retries_instead
         self._begins = begins
         self._lanes: list[AttemptLane] = []
 

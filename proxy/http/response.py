@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,10 +38,10 @@ from proxy.http.upstream.connection import MOST_PASSED, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
 from proxy.openai.events import ends_whole, usage_from
-from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
     from proxy.http.relay import AttemptLane
+    from proxy.http.server import ServedGraph
 
 ASK_AFTER = 1.0
 """Seconds of silence after which the pod's state decides whether to keep waiting."""
@@ -60,17 +60,10 @@ class RelayContext:
     """What all relays of a server share."""
 
     pool: UpstreamPool
-    timeouts: Timeouts
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Looking up the running loop costs a system call before Python 3.12."""
-    retries_instead: Callable[[Attempt, int], bool]
-    """Return whether to retry on another pod instead of relaying a response of this status."""
-    reason_to_give_up: Callable[[Attempt, float], str]
-    """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
-    waiting."""
-    continuable_models: Sequence[str] = ()
-    """Patterns of models whose responses another pod can continue."""
+    served: ServedGraph
 
 
 class Response(Receiver):
@@ -352,7 +345,7 @@ class Response(Receiver):
 
     def check(self, now: float) -> None:
         """End a stalled response; called by the sweep. `now` is monotonic seconds."""
-        timeouts, attempt = self._context.timeouts, self._attempt
+        timeouts, attempt = self._context.served.timeouts, self._attempt
         request = attempt.request
         passed = self._passed + self._connection.passed
         if passed != self._seen or self.paused or not self._connection.request_sent:
@@ -364,7 +357,7 @@ class Response(Receiver):
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - received_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - received_at > ASK_AFTER and (why := self._context.reason_to_give_up(attempt, received_at)):
+        elif now - received_at > ASK_AFTER and (why := self._context.served.reason_to_give_up(attempt, received_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -472,7 +465,8 @@ class Response(Receiver):
         if self._resumes or isinstance(error, RankOutOfRange):
             return error
         upload = self._client_request.upload
-        if (upload is not None and upload.begun) or not self._context.retries_instead(self._attempt, error.status):
+        retries_instead = self._context.served.retries_instead
+        if (upload is not None and upload.begun) or not retries_instead(self._attempt, error.status):
             return None
         return error
 

@@ -133,17 +133,20 @@ TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServedGraph:
-    """How requests are served under one configuration. `RelayContext` describes `retries_instead`, `reason_to_give_up`
-    and `continuable_models`. Without an authenticator no keys are required."""
+    """How requests are served under one configuration. Without an authenticator no keys are required."""
 
     gateway: Gateway
     security: SecuritySettings
     timeouts: Timeouts
     listeners: Listeners
     retries_instead: Callable[[Attempt, int], bool]
+    """Return whether to retry on another pod instead of relaying a response of this status."""
     reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, received_at: ""
+    """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
+    waiting."""
     authenticator: Authenticator | None = None
     continuable_models: Sequence[str] = ()
+    """Patterns of models whose responses another pod can continue."""
 
 
 class DataServer:
@@ -225,15 +228,7 @@ class DataServer:
         ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
         self._sweep.shortest = min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
         self.pool.connect_timeout = timeouts.connect
-        self.context = RelayContext(
-            self.pool,
-            timeouts,
-            self._clock,
-            self._loop,
-            served.retries_instead,
-            served.reason_to_give_up,
-            served.continuable_models,
-        )
+        self.context = RelayContext(self.pool, self._clock, self._loop, served)
 
     def service_of(self, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
