@@ -136,7 +136,7 @@ class Service(Generic[C]):
 
     def __init__(self, served: ServedGraph, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> None:
         self.stopping = False
-        self._gateway, self._listeners, self._authenticator = served.gateway, served.listeners, served.authenticator
+        self._gateway, self.listeners, self._authenticator = served.gateway, served.listeners, served.authenticator
         self._bodies = bodies
         self._hung_up = hung_up
         self._paths = Paths(served.security.relay_paths)
@@ -209,13 +209,13 @@ class Service(Generic[C]):
 
     def ended(self, client_request: C, outcome: Ending | Reason, attempt: Attempt | None) -> None:
         """Call the listeners. `attempt` is the last one, if there was any."""
-        for listener in self._listeners.request_ended:
+        for listener in self.listeners.request_ended:
             try:
                 listener(
                     client_request, client_request.sent_status or CLIENT_LEFT, outcome, attempt, client_request.sent
                 )
             except Exception:  # noqa: BLE001  # the other listeners are still called
-                self._listeners.failed(listener, client_request.id)
+                self.listeners.failed(listener, client_request.id)
 
     def refuse(self, client_request: C, error: RequestError) -> None:
         if (why := CLOSED_AFTER.get(type(error))) is not None:
