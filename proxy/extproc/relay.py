@@ -287,26 +287,23 @@ class ResponseBody:
         changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
         self.meter = ResponseMeter()
-        self._framing: Framing | None = None
+        self._framing: Framing = UntilClose()
         if events and (changed or attempt.request.asks_usage):
             self._framing = Pipeline(event_transforms(attempt, named=changed), chunked=False)
         elif changed and "json" in content_type:
             self._framing = WholeBody(transforms_of(attempt, whole=True))
-        self.changes = self._framing is not None
+        self.changes = not isinstance(self._framing, UntilClose)
         self._can_end_with_error = events and not sized
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Return the bytes for the client after the next piece."""
         meter, framing, bodies = self.meter, self._framing, [body] if body else []
         meter.pieces += bodies
-        if framing is None:
-            out = body
-        else:
-            out = framing.finish(b"", bodies, True) if last else framing.feed(b"", bodies, [])
+        out = framing.finish(b"", bodies, True) if last else framing.feed(b"", bodies, [])
         if last and self._can_end_with_error and meter.is_truncated(self._attempt):
             self.is_truncated = True
             event = stream_error(self._attempt.request.path, LOST)
-            out += (framing or UntilClose()).end_with(event, meter.tail + b"".join(meter.pieces)) or b""
+            out += framing.end_with(event, meter.tail + b"".join(meter.pieces)) or b""
         if last:
             meter.finish(self._attempt)
         elif len(meter.pieces) > MOST_PIECES:
