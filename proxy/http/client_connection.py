@@ -13,7 +13,7 @@ from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
 from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, reset
-from proxy.http.reader import ContentLengthReader, GeneralReader, RequestReader
+from proxy.http.reader import ContentLengthReader, RequestReader
 from proxy.http.request import HttpRequest
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.connected = True
         self.sink: Sink | None = None
         self.writing_paused = False
-        self._reader: RequestReader = ContentLengthReader(self, server, loop)
-        self.consume: Callable[[memoryview], object] = self._reader.feed
+        self.reader: RequestReader = ContentLengthReader(self, server, loop)
+        self.consume: Callable[[memoryview], object] = self.reader.feed
         """What bytes go to. They are overwritten by the next read."""
         self.client_request: HttpRequest | None = None
         """The request that is being collected or served."""
@@ -169,11 +169,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._counted += more
         return True
 
-    def switch_to_general(self, data: memoryview) -> None:
-        """Pass this read and all later ones to a general reader."""
-        self._reader = GeneralReader(self, self._server, self._loop)
-        self._reader.feed(data)
-
     def refuse(self, client_request: HttpRequest, error: RequestError) -> None:
         """Refuse a request that did not arrive completely."""
         self.client_request = None
@@ -184,8 +179,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """Read nothing more from this connection."""
-        self._reader = RequestReader()
-        self.consume = self._reader.feed
+        self.reader = RequestReader()
+        self.consume = self.reader.feed
         self._tail = b""
         self._deferred = False
         self.head_size = 0
@@ -217,7 +212,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         the last response pending. Only the sweep knows what a general reader holds."""
         if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
             return False
-        return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
+        return self.idle_since is not None or not (self.is_fresh or self.reader.keeps)
 
     def request_ended(self, client_request: HttpRequest) -> None:
         """End every served request."""
@@ -230,17 +225,17 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._linger()
         elif client_request.closing or not client_request.sent_status:
             self.close()
-        elif self._tail or self._reader.keeps or self.writing_paused:
+        elif self._tail or self.reader.keeps or self.writing_paused:
             try:
                 self._go_on()
             except Exception as error:  # noqa: BLE001  # logged there
                 self.internal_error(error)
         else:
-            self.consume = self._reader.feed
+            self.consume = self.reader.feed
 
     def become_tunnel(self, tunnel: Tunnel) -> None:
         """Pass all bytes after the upgrade request to `tunnel`."""
-        tail = self._reader.leftover() + self._tail
+        tail = self.reader.leftover() + self._tail
         self.forget()
         self.consume = tunnel.feed_data
         if tail:
@@ -271,7 +266,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.sink.check(now)
         elif self._lingering is not None:
             self._lingering.check(now)
-        elif self._reader.check(now):
+        elif self.reader.check(now):
             pass
         elif self.idle_since is None:
             self.idle_since = now
@@ -305,9 +300,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._counted:
             self.count()
         self.resume_reading()
-        self.consume = self._reader.feed
-        if tail or self._reader.keeps:
-            self._reader.feed(memoryview(tail))
+        self.consume = self.reader.feed
+        if tail or self.reader.keeps:
+            self.reader.feed(memoryview(tail))
 
     def _give_up(self, why: RequestError | Ending) -> None:
         """End a request that is not being served yet. A task that is cancelled before its first step cannot release

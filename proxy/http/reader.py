@@ -85,7 +85,8 @@ class ContentLengthReader(RequestReader):
             head, end, rest = data.tobytes().partition(HEAD_END)
         read = server.heads.read(head) if end else None
         if read is None:
-            connection.switch_to_general(data)
+            connection.reader = GeneralReader(connection, server, self._loop)
+            connection.reader.feed(data)
             return
         message, length = read
         client_request, size = HttpRequest(message, length, connection, server.ids, server.now()), length or 0
@@ -260,7 +261,11 @@ class GeneralReader(RequestReader):
             self._stopped = True
             connection.consume = connection.hold
         elif not messages:
-            return self._check_framing(client_request.payload, len(data))
+            self._fed += len(data)
+            # A chunk of one byte takes six bytes; more are extensions, which no other limit counts.
+            if self._fed > FRAMING_LIMIT + FRAMING_RATIO * client_request.payload.total_bytes:
+                self._refuse_invalid(_unread("its chunks are more framing than body"))
+                return False
         else:
             connection.consume = self.feed
         return True
@@ -318,15 +323,6 @@ class GeneralReader(RequestReader):
             if not self._connection.count():
                 self._refuse(Saturated(NO_MEMORY))
                 return False
-        return True
-
-    def _check_framing(self, body: Body, size: int) -> bool:
-        """Refuse a body with many chunk extensions and return False. A chunk of one byte takes six bytes; more are
-        extensions, which no other limit counts."""
-        self._fed += size
-        if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
-            self._refuse_invalid(_unread("its chunks are more framing than body"))
-            return False
         return True
 
     def _refuse_invalid(self, error: RequestError) -> None:

@@ -241,7 +241,10 @@ class PodConnection(asyncio.Protocol):
                 if receiver is not None and (rest := self._pass_head(receiver, data)) is not None:
                     receiver.upgraded(rest)
             except HttpParserError as error:
-                self._break(data, error)
+                if self.receive == self._end:  # bytes after a complete response only cost the connection
+                    self._end(data, exact=False)
+                else:
+                    self._fail(InvalidResponse(f"not an HTTP response: {error}"))
             else:
                 receive = self.receive
                 if receive is not None:
@@ -386,13 +389,6 @@ class PodConnection(asyncio.Protocol):
         self._receiver = None
         self._write = _unread
         self.receive = self._beginning
-
-    def _break(self, data: bytes, error: HttpParserError) -> None:
-        """Stop after an error of the parser. Bytes after a complete response only cost the connection."""
-        if self.receive == self._end:
-            self._end(data, exact=False)
-        else:
-            self._fail(InvalidResponse(f"not an HTTP response: {error}"))
 
     def _fail(self, error: UpstreamFailed) -> None:
         receiver = self._receiver

@@ -112,7 +112,7 @@ async def test_a_client_with_a_running_request_is_not_closed_for_others() -> Non
         request = post(close=False)
         client.send(request[:20])
         (connection,) = port.server.connections
-        await until(lambda: connection._reader.keeps)
+        await until(lambda: connection.reader.keeps)
         connection.idle_since = None
         assert (await port.ask(post())).raw == b""
         client.send(request[20:])
