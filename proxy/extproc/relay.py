@@ -62,18 +62,18 @@ class EnvoyRelay(TrackedRelay):
         self._fallbacks = fallbacks
         self._held: deque[tuple[str, Any]] = deque()
         """Messages of the response that were read before the reply to its head."""
-        self._head: Any = None
+        self._response: Any = None
         """The head of the pod's response."""
 
     async def relay(self, attempt: Attempt) -> None:
         """See the port. If the gateway used another pod, the next attempt is on that pod."""
         self.attempt = attempt
         try:
-            if self._head is None:
+            if self._response is None:
                 await self._send(attempt)
-                self._head = await self._response_head(attempt)
-                self._judge(self._head, attempt)
-            await self._pass(self._head, attempt)
+                self._response = await self._response_head(attempt)
+                self._judge(self._response, attempt)
+            await self._pass(self._response, attempt)
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
