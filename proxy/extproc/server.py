@@ -109,7 +109,7 @@ class PickerServer:
 
     async def _process(self, _: object, context: Any) -> None:
         """Serve one request while its stream is read: the end of the stream ends it in any state."""
-        head = await context.read()
+        head = await _next(context)
         if head is not grpc.aio.EOF and head.HasField("response_headers"):
             await _pass_on(head, context)
             return
@@ -120,7 +120,7 @@ class PickerServer:
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await _next(context)) is not grpc.aio.EOF:
                 if not serving.done():
                     await stream.messages.put(message)
             with suppress(TimeoutError):  # if its first write is cancelled, gRPC cannot end the stream
@@ -150,6 +150,15 @@ class PickerServer:
         return messages.HealthCheckResponse(status=messages.SERVING if ready else messages.NOT_SERVING)
 
 
+async def _next(context: Any) -> Any:
+    """Return the gateway's next message, or EOF. End the stream at a message of a kind that this version does not know:
+    the gateway would wait for a reply to it."""
+    message = await context.read()
+    if message is not grpc.aio.EOF and message.WhichOneof("kind") is None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the kind of a message is unknown")
+    return message
+
+
 async def _pass_on(message: Any, context: Any) -> None:
     """Pass on the gateway's own response to a request that did not come here: one of the gateway itself, or of a filter
     before this one that authenticates, say. `message` is the first of the stream."""
@@ -162,7 +171,7 @@ async def _pass_on(message: Any, context: Any) -> None:
                 await stream.write(reply)
         else:
             await stream.write(go_on(kind))
-        message = await context.read()
+        message = await _next(context)
 
 
 QUIET = 1.0

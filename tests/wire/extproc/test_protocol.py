@@ -348,6 +348,22 @@ async def test_a_stream_with_an_invalid_start_is_ended() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("begins", ["request", "response"])
+async def test_a_message_of_an_unknown_kind_ends_the_stream(begins: str) -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        if begins == "request":
+            await one.head()
+        else:
+            await one.say(response_headers={"headers": headers({":status": "401"})})
+            await one.hear()
+        await one.say()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one.hear()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await until(lambda: s.app.ledger.in_flight == 0)
+
+
 async def test_a_pod_with_a_key_gets_it_and_a_url_path_is_prefixed() -> None:
     async with gateway(BLIND, [{"apiKey": "sk-pod"}] * 2) as (s, channel):
         for endpoint in s.app.fleet.endpoints:
