@@ -202,7 +202,7 @@ DOOMED, SPARED = "-1000", "0"
 
 MERGE = {"content-type": "application/merge-patch+json"}
 
-_BUSY, _TOO_MANY, _GONE = 409, 429, 404
+_CONFLICT, _TOO_MANY, _GONE = 409, 429, 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ async def _json(
 def _outcome_of_patch(status: int, url: str) -> ScalingOutcome:
     if status < 300:
         return ScalingOutcome.OK
-    if status in (_BUSY, _TOO_MANY):
+    if status in (_CONFLICT, _TOO_MANY):
         return ScalingOutcome.BUSY
     log.warning("%s: the API server responded %d", url, status)
     return ScalingOutcome.REFUSED if status in (401, 403, 404, 422) else ScalingOutcome.ERROR
@@ -337,9 +337,6 @@ class Compose(RoleActuator):
         return await run([*self.program, *project, *directory, *up], self.timeout)
 
 
-CONFLICT = 409
-
-
 @dataclass(frozen=True, slots=True)
 class Webhook(RoleActuator):
     """The actuator that sends the order to a URL. `sent_at` in the body identifies old orders; `x-signature` is
@@ -361,6 +358,6 @@ class Webhook(RoleActuator):
         )
         if 200 <= response.status < 300:
             return ScalingOutcome.OK
-        if response.status == CONFLICT:
+        if response.status == _CONFLICT:
             return ScalingOutcome.BUSY
         return ScalingOutcome.REFUSED if 400 <= response.status < 500 else ScalingOutcome.ERROR

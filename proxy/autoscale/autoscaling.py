@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -186,19 +187,20 @@ class Autoscaling:
             self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
 
 
+@dataclass(slots=True)
 class Leadership:
     """Leader election: whether this process scales. Always true if no other process can."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._until = self._wall_until = inf
+    clock: Clock
+    _until: float = inf
+    _wall_until: float = inf
 
     @property
     def is_ours(self) -> bool:
         """Return whether this process holds the lease. A process that was suspended has lost it before it can renew it.
         The monotonic clock stands still while the machine is suspended, and the wall clock may be set back, so both
         count."""
-        return self._clock.now() < self._until and self._clock.wall() < self._wall_until
+        return self.clock.now() < self._until and self.clock.wall() < self._wall_until
 
     async def share(self, stack: AsyncExitStack, lease: Lease, every: float, margin: float = 0.0) -> None:
         """Acquire the lease, and renew it every so many seconds. No action starts in the last `margin` seconds of the
@@ -211,7 +213,7 @@ class Leadership:
     async def _keep(self, lease: Lease, every: float, margin: float) -> None:
         was_ours = False
         while True:
-            requested_at, wall = self._clock.now(), self._clock.wall()
+            requested_at, wall = self.clock.now(), self.clock.wall()
             taken = await lease.acquire()
             if taken is not was_ours:
                 log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")

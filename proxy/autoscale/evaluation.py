@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from proxy.autoscale.distribution import distribute
-from proxy.autoscale.policy import EXPANSION, Result, Role, RoleSituation, number, of_role, reading
+from proxy.autoscale.policy import EXPANSION, Result, Role, RoleSituation, mapped, number, of_role, reading
 from proxy.autoscale.recommender import Recommendation, Recommender
 from proxy.autoscale.settings import ScalingPolicy
-from proxy.autoscale.validation import mapped, names_of, read_coordination, read_roles
+from proxy.autoscale.validation import names_of, read_coordination, read_roles
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 

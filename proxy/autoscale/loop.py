@@ -54,6 +54,7 @@ class ScalingDecision:
     def as_dict(self) -> dict[str, Any]:
         """Return the decision ready for JSON, with all data to repeat it under another policy."""
         found = self.recommendation
+        result = found.result if found else None
         return {
             "pool": self.pool,
             "decision_id": self.id,
@@ -63,29 +64,19 @@ class ScalingDecision:
             "panic": found is not None and found.panic,
             "gated": found is not None and found.gated,
             "over_budget": found is not None and found.over_budget,
-            "total": self._total(),
-            "coordination": self._coordination(),
+            "total": {
+                "current": sum(one.current for one in self.situations.values()),
+                "raw": found.raw if found else None,
+                "corrected": found.corrected if found else None,
+                "min": sum(low for low, _ in self.bounds.values()),
+                "max": sum(high for _, high in self.bounds.values()),
+            },
+            "coordination": {
+                "applied": result.applied if result else None,
+                "band_satisfied": result.band_satisfied if result else None,
+                "reasons": [reason.value for reason in result.reasons] if result else [],
+            },
             "roles": {name: self._role(name) for name in self.bounds},
-        }
-
-    def _total(self) -> dict[str, Any]:
-        found = self.recommendation
-        return {
-            "current": sum(one.current for one in self.situations.values()),
-            "raw": found.raw if found else None,
-            "corrected": found.corrected if found else None,
-            "min": sum(low for low, _ in self.bounds.values()),
-            "max": sum(high for _, high in self.bounds.values()),
-        }
-
-    def _coordination(self) -> dict[str, Any]:
-        if self.recommendation is None:
-            return {"applied": None, "band_satisfied": None, "reasons": []}
-        result = self.recommendation.result
-        return {
-            "applied": result.applied,
-            "band_satisfied": result.band_satisfied,
-            "reasons": [reason.value for reason in result.reasons],
         }
 
     def _role(self, name: str) -> dict[str, Any]:

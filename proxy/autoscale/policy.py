@@ -166,10 +166,13 @@ def readings(value: Any) -> Any:
     return [reading(one) for one in value] if isinstance(value, list | tuple) else reading(value)
 
 
+def mapped(written: Any) -> Mapping[Any, Any]:
+    return written if isinstance(written, Mapping) else {}
+
+
 def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
     """Return the values of a role in {role: {signal: value}}."""
-    found = metrics.get(role) if isinstance(metrics, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return mapped(mapped(metrics).get(role))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from proxy.autoscale.behavior import Behavior
 from proxy.autoscale.demand import Metric
 from proxy.autoscale.distribution import are_hindered, bounded, read_bands
-from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Baseline, Coordination, Role
-from proxy.autoscale.validation import listed, mapped, names_of, read_coordination, read_roles
+from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Baseline, Coordination, Role, mapped
+from proxy.autoscale.validation import listed, names_of, read_coordination, read_roles
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Duration, Invalid, camel, join, param

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from proxy.autoscale.policy import ANY_ROLE, SATURATION, Coordination, Role, Signal, number, reading
+from proxy.autoscale.policy import ANY_ROLE, SATURATION, Coordination, Role, Signal, mapped, number, reading
 from proxy.core.errors import Problem
 from proxy.core.params import join, param, read, suggestion
 
@@ -60,10 +60,6 @@ def names_of(written: Any) -> list[str]:
 
 def listed(written: Any) -> list[Any]:
     return written if isinstance(written, list) else []
-
-
-def mapped(written: Any) -> Mapping[Any, Any]:
-    return written if isinstance(written, Mapping) else {}
 
 
 def read_roles(written: Any, path: str = "roles") -> tuple[list[Role], list[Problem]]:

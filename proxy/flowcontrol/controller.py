@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from types import TracebackType
 from typing import final
@@ -296,43 +296,41 @@ class FlowControl(Gate):
 
 
 @final
+@dataclass(eq=False, slots=True)
 class QueueTicket:
     """A request from its arrival at the queue to its end."""
 
-    __slots__ = ("_control", "_task", "attempts", "endpoint", "is_evicted", "request", "turn", "waiting")
-
-    def __init__(self, control: FlowControl, request: InferenceRequest) -> None:
-        self._control = control
-        self.request = request
-        self.is_evicted = False
-        self.waiting: Waiting
-        self.turn: asyncio.Future[QueueFull | None]
-        """Resolves on admission with None, or with the refusal."""
-        self.endpoint: Endpoint | None = None
-        self.attempts: tuple[Attempt, ...] = ()
-        """Attempts that respond, where service is counted."""
-        self._task: asyncio.Task[None] | None = None
+    control: FlowControl
+    request: InferenceRequest
+    waiting: Waiting = field(init=False)
+    turn: asyncio.Future[QueueFull | None] = field(init=False)
+    """Resolves on admission with None, or with the refusal."""
+    endpoint: Endpoint | None = field(init=False, default=None)
+    attempts: tuple[Attempt, ...] = field(init=False, default=())
+    """Attempts that respond, where service is counted."""
+    is_evicted: bool = field(init=False, default=False)
+    _task: asyncio.Task[None] | None = field(init=False, default=None)
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
         self.turn = asyncio.get_running_loop().create_future()
-        await self._control.enter(self)
+        await self.control.enter(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._control.leave(self)
+        self.control.leave(self)
         if not self.is_evicted or not isinstance(error, asyncio.CancelledError) or self._task is None:
             return
         if self._task.uncancel() == 0:  # else the client cancelled at the same time
             evicted = Evicted("The request was ended for a more urgent one.")
-            raise self._control.refusal(self.waiting, evicted) from None
+            raise self.control.refusal(self.waiting, evicted) from None
 
     def end_waiting(self, refusal: QueueFull | None) -> None:
         if self.turn.done():
             return
         if refusal is None:
-            self._control.let_go_on(self)
+            self.control.let_go_on(self)
         self.turn.set_result(refusal)
 
     def evict(self) -> None:
