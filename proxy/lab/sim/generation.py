@@ -140,7 +140,11 @@ def generation(
     service, transfer = request.service, TransferRequest(request.id, body, request.fault)
     media = service.embeddings.missing(media_in(body), body)
     if service.config.role == "encode":
-        return _encoding(request, media, is_lost=transfer.is_lost)
+        if not media:
+            raise SimError("This instance encodes images, video and audio, and the request has none.")
+        placeholder = Sequence(b" enc", SamplingParams(max_tokens=1), media=media)
+        service.embeddings.keep(placeholder, is_lost=transfer.is_lost)
+        return Generation(request, [placeholder])
     choices = fields.positive(body, "n", 1)
     root = cache_root(model, fields.cache_salt(body))
     adapter = None if model == service.config.model else model
@@ -177,15 +181,6 @@ def _named_rank(config: SimConfig, request: SimRequest, body: Json) -> int | Non
     if not 0 <= rank < config.data_parallel_size:
         raise SimError(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
     return rank
-
-
-def _encoding(request: SimRequest, media: tuple[int, ...], *, is_lost: bool) -> Generation:
-    """Return the generation of an encode pod, whose text is a placeholder."""
-    if not media:
-        raise SimError("This instance encodes images, video and audio, and the request has none.")
-    sequence = Sequence(b" enc", SamplingParams(max_tokens=1), media=media)
-    request.service.embeddings.keep(sequence, is_lost=is_lost)
-    return Generation(request, [sequence])
 
 
 def _for_choice(config: SimConfig, sampling: SamplingParams, prompt: bytes, choice: int) -> SamplingParams:

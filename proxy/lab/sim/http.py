@@ -42,7 +42,7 @@ class RequestRecord:
     cut: bool = False
     fault: str | None = None
     rank: int | None = None
-    """Return the data-parallel rank of its first sequence."""
+    """The data-parallel rank of its first sequence."""
     sequences: list[SequenceProgress] = field(default_factory=list)
 
     @property

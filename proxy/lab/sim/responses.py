@@ -12,6 +12,9 @@ from proxy.lab.sim.generation import Generation, Writer, generation, sampling_of
 from proxy.lab.sim.http import EventStream, Routes, SimRequest, event, json_response
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence, render_chat
 
+STATUSES = {None: "cancelled", Finish.ERROR: "failed", Finish.LENGTH: "incomplete", Finish.STOP: "completed"}
+"""Status of an ended response by its finish reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
@@ -35,13 +38,7 @@ class StoredResponse:
 
     @property
     def status(self) -> str:
-        if self.sequence.phase is not Phase.ENDED:
-            return "in_progress"
-        if self.sequence.finish is None:
-            return "cancelled"
-        if self.sequence.finish is Finish.ERROR:
-            return "failed"
-        return "incomplete" if self.sequence.finish is Finish.LENGTH else "completed"
+        return STATUSES[self.sequence.finish] if self.sequence.phase is Phase.ENDED else "in_progress"
 
     @property
     def text(self) -> str:

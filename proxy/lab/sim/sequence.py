@@ -192,7 +192,7 @@ class Sequence:
     finish: Finish | None = None
     progress: SequenceProgress = field(init=False)
     tokens: int = field(init=False)
-    """Return the number of tokens of prompt and response together."""
+    """The number of tokens of prompt and response together."""
     _text: bytearray = field(init=False)
     _shown: int = field(init=False)
     _hash: xxh3_64 | None = field(init=False, default=None)
