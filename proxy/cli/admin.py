@@ -155,7 +155,11 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     "pods", metavar="POD...", nargs=-1, required=True, shell_complete=pods_in("starting", "ready", "ejected")
 )
 @click.option(
-    "--wait", metavar="TIME", default="0s", callback=_seconds, help="For the last request of each; 10m at most.  [0s]"
+    "--wait",
+    metavar="TIME",
+    default="0s",
+    callback=_seconds,
+    help="For the last request of each pod, as 30s or 5m; 10m at most.  [0s]",
 )
 @url_option
 @key_option

@@ -15,7 +15,7 @@ from proxy.app import App
 from proxy.cli.admin import plugin_types
 from proxy.cli.options import config_option, output_option, pod_option, reader, write
 from proxy.cluster import redis_transport
-from proxy.config.reference import PluginReference, plugins_page, reference, settings_page, spell
+from proxy.config.reference import PluginReference, plugins_page, reference, settings_page, spell, with_units
 from proxy.config.schema import schema as written
 from proxy.config.warnings import unusable, warnings
 from proxy.core.errors import ConfigError
@@ -31,7 +31,8 @@ from proxy.telemetry.metrics import Catalogue
 @click.option("--reference", is_flag=True, help="Print all settings there are: the page docs/configuration.md.")
 def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: bool) -> None:
     """Check a configuration; if it is good, print every value in effect and whether the file says so, it is a
-    default, or it was injected. What is allowed and hardly meant is a warning.
+    default, or it was injected. With --json durations are in seconds and sizes in bytes. What is allowed and hardly
+    meant is a warning.
 
     \b
     kvlane check -c kvlane.yaml
@@ -52,7 +53,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     if as_json:
         click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
     else:
-        _print(described)
+        _print(with_units(described, Registry.discover()))
         click.secho("The configuration is good.", fg="green", err=True)
     for caution in warnings(settings):
         click.secho(f"Warning: {caution}", fg="yellow", err=True)

@@ -224,7 +224,11 @@ def _plain(value: Any) -> str:
 @key_option
 @click.option("--id", "name", help="Of a decision, or the x-request-id of a request.")
 @click.option("--last", is_flag=True, help="The latest decision that the filters leave.")
-@click.option("--slow", metavar="TIME", help="Decisions with a longer time to the first byte, as 2s or 0.5.")
+@click.option(
+    "--slow",
+    metavar="TIME",
+    help="Decisions with a longer time to the first byte, as 500ms, 2s or a number of seconds.",
+)
 @click.option("--pod", shell_complete=pods_in(), help="Decisions about this pod.")
 @click.option("--tenant", help="Decisions about this tenant.")
 @click.option("--outcome", help="Requests that ended so: complete, upstream-failed, timed-out, in-flight, ...")

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from proxy.core import params
 from proxy.core.params import Duration, Moment, Size, plain, yaml_key
 from proxy.core.plugin import Plugin, points_of
-from proxy.core.registry import parameters_of
+from proxy.core.registry import Registry, parameters_of
 from proxy.core.request import DataKey
 from proxy.scheduling.build import PORTS
 from proxy.settings import DERIVED, Settings
@@ -181,9 +181,7 @@ def _shown(kind: Any, value: Any) -> str:
     if value is dataclasses.MISSING:
         return REQUIRED
     if kind is Duration and value:
-        units = ((size, unit) for size, unit in _DURATIONS if value >= size and (value % size == 0 or size <= 1))
-        size, unit = next(units, (0.001, "ms"))
-        return f"`{value / size:g}{unit}`"
+        return f"`{_in_units(kind, value)}`"
     if isinstance(value, Enum):
         return f"`{value.value}`"
     if isinstance(value, bool):
@@ -192,9 +190,46 @@ def _shown(kind: Any, value: Any) -> str:
         return ""
     if isinstance(value, tuple | frozenset):
         return ", ".join(f"`{one}`" for one in plain(value))
+    return f"`{_in_units(kind, value) if kind is Size else spell(plain(value))}`"
+
+
+def _in_units(kind: Any, value: float) -> str:
+    """Return a Duration or a Size as YAML has it, in the largest unit that gives a whole number."""
     if kind is Size:
-        return next((f"`{value // size}{unit}`" for size, unit in _SIZES if value and value % size == 0), f"`{value}`")
-    return f"`{spell(plain(value))}`"
+        return next((f"{value // size}{unit}" for size, unit in _SIZES if value and value % size == 0), str(value))
+    units = ((size, unit) for size, unit in _DURATIONS if value >= size and (value % size == 0 or size <= 1))
+    size, unit = next(units, (0.001, "ms"))
+    return f"{value / size:.12g}{unit}" if value else "0s"
+
+
+def with_units(effective: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
+    """Return the effective values of a configuration, or of a pool, with durations and sizes in units."""
+    plugins = [
+        {**one, "parameters": _with_units(one["parameters"], registry.get(one["type"]))}
+        for one in effective["scheduling"]["plugins"]
+    ]
+    changed: dict[str, Any] = {"scheduling": {**effective["scheduling"], "plugins": plugins}}
+    if "pools" in effective:
+        changed["pools"] = {name: with_units(pool, registry) for name, pool in effective["pools"].items()}
+    return {**_with_units(effective, Settings), **changed}
+
+
+def _with_units(value: Any, kind: Any) -> Any:
+    """Return a plain value of this type, or a value with its origin, in units."""
+    kind = _without_none(kind)
+    if isinstance(value, Mapping):
+        if value.keys() == {"value", "origin"}:
+            return {**value, "value": _with_units(value["value"], kind)}
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        kinds = {yaml_key(item): params.hints(kind)[item.name] for item in fields}
+        others = next(reversed(get_args(kind)), None)
+        return {key: _with_units(item, kinds.get(key, others)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_units(item, next(iter(get_args(kind)), None)) for item in value]
+    if kind not in (Duration, Size) or not isinstance(value, int | float):
+        return value
+    text = _in_units(kind, value)
+    return f"{text}B" if text.isdecimal() and value else text
 
 
 def _doc(cls: type) -> str:

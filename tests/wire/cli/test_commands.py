@@ -51,7 +51,9 @@ def test_check_prints_effective_values_and_marks_defaults() -> None:
     assert result.exit_code == 0
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert "port: 8123" in lines
-    assert "maxBody: 67108864  # default" in lines
+    assert "maxBody: 64MiB  # default" in lines
+    assert "keepAlive: 3630s  # default" in lines
+    assert "interval: 250ms  # default" in lines
     assert "blockSizeTokens: 64" in lines
     assert "autoTune: true  # default" in lines
     assert result.stderr == "The configuration is good.\n"
