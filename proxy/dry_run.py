@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConfigError, RequestError
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
-from proxy.core.ports import Identity
+from proxy.core.ports import NOT_REFUSED, Identity, Refusal
 from proxy.core.request import CycleState, InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.fleet.bindings import steer
@@ -142,6 +142,7 @@ class UnsentRequest:
     query: str = ""
     identity: Identity | None = None
     upload: object | None = None
+    refusal: Refusal = NOT_REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
+    LONGEST_NAME,
     NO_POD,
     Forbidden,
     NoEndpoints,
@@ -99,25 +100,29 @@ class Gateway:
             parsed = await self.parser.parse_apart(client_request.path, client_request.body, content_type)
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(client_request, parsed, model, self.request_timeout)
-        if self.authorizer is not None:
-            request = self.authorizer.resolve(request, client_request.identity)
-            if client_request.identity is not None and client_request.identity.models is not None:
-                self._check_models(client_request, client_request.identity.models, parsed, request)
-        if self.ask_for_usage:
-            request = with_usage(request)
-        if self.failover.poison.quarantined:
-            self.failover.poison.check(request)  # after all rewrites: a body without a prompt is its own fingerprint
         try:
-            if request.naming is None:
-                await self.pools.send(request, parsed, relay)
-            else:
-                await self._send(request, parsed, relay)
-            return
-        except (UnknownModel, NoEndpoints) as error:
-            stored = parsed.previous_response_id
-            if stored or isinstance(error, ShuttingDown) or not await self._is_served_after_reread(request):
-                raise
-        await self._send(with_fresh_state(request), parsed, relay)
+            if self.authorizer is not None:
+                request = self.authorizer.resolve(request, client_request.identity)
+                if client_request.identity is not None and client_request.identity.models is not None:
+                    self._check_models(client_request, client_request.identity.models, parsed, request)
+            if self.ask_for_usage:
+                request = with_usage(request)
+            if self.failover.poison.quarantined:  # after all rewrites: a body without a prompt is its own fingerprint
+                self.failover.poison.check(request)
+            try:
+                if request.naming is None:
+                    await self.pools.send(request, parsed, relay)
+                else:
+                    await self._send(request, parsed, relay)
+                return
+            except (UnknownModel, NoEndpoints) as error:
+                stored = parsed.previous_response_id
+                if stored or isinstance(error, ShuttingDown) or not await self._is_served_after_reread(request):
+                    raise
+            await self._send(with_fresh_state(request), parsed, relay)
+        except RequestError as error:
+            error.model = model[:LONGEST_NAME]
+            raise
 
     def health(self) -> bool:
         """Return whether a pod can serve requests."""

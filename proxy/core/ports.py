@@ -187,6 +187,16 @@ class ClientRequest(Protocol):
     def identity(self) -> Identity | None:
         """The authenticated sender; None without authentication."""
 
+    @property
+    def refusal(self) -> Refusal:
+        """Why kvlane refused the request; NOT_REFUSED if it did not."""
+
+
+Refusal = tuple[str, str]
+"""The message of an error of kvlane, and the model that the client requested; empty if it is not known."""
+
+NOT_REFUSED: Refusal = ("", "")
+
 
 class Poster(Protocol):
     """Sends kvlane's own requests to pods."""

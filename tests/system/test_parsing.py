@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
-from proxy.core.ports import Identity
+from proxy.core.ports import NOT_REFUSED, Identity, Refusal
 from proxy.openai.parse import parse
 from proxy.parsing import (
     MOST,
@@ -227,6 +227,7 @@ class Sent:
     id: str = "id"
     received_at: float = 0.0
     identity: Identity | None = None
+    refusal: Refusal = NOT_REFUSED
 
 
 FORM = {"content-type": "multipart/form-data; boundary=B"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 from yarl import URL
@@ -25,6 +26,18 @@ CONTROL = (
     "/admin/requests",
     "/admin/reset",
 )
+
+
+async def test_the_access_log_says_why_a_request_was_refused_and_for_which_model(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with stack(1, settings={"telemetry": {"accessLog": True}}) as s:
+        response, payload = await s.post(CHAT, {"model": "nope", "messages": []})
+        await s.idle()
+    (line,) = map(json.loads, capfd.readouterr().out.splitlines())
+    assert response.status == line["status"] == 404
+    assert (line["model"], line["error"]) == ("nope", payload["error"]["message"])
+    assert line["attempts"] == 0
 
 
 async def test_an_unknown_path_is_not_found_and_reaches_no_pod() -> None:
