@@ -394,7 +394,7 @@ class App:
         await self._server.start(self._sockets())
         stack.push_async_callback(self._stop_serving)
         if self._picker is not None:
-            await self._picker.start(self._sockets_for_gateways())
+            await self._picker.start(self._sockets_for_envoy())
         await known()
 
     async def _start_scaling(self, stack: AsyncExitStack) -> None:
@@ -421,7 +421,7 @@ class App:
     def _sockets(self) -> Sequence[socket.socket]:
         return ()
 
-    def _sockets_for_gateways(self) -> Sequence[socket.socket]:
+    def _sockets_for_envoy(self) -> Sequence[socket.socket]:
         return ()
 
     def _log_writer(self) -> Callable[[bytes], int]:

@@ -116,11 +116,11 @@ class Supervisor:
             # connections wait in the sockets until the first worker serves
             sockets = bound(stack, settings.listen.host, settings.listen.port, self._number_of_workers)
             self.port: int = sockets[0][0].getsockname()[1]
-            for_gateways: list[list[socket.socket]] = [[] for _ in sockets]
+            for_envoy: list[list[socket.socket]] = [[] for _ in sockets]
             if settings.extproc.port is not None:
-                for_gateways = bound(stack, settings.extproc.host, settings.extproc.port, len(sockets))
-                self.picker_port = for_gateways[0][0].getsockname()[1]
-            self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
+                for_envoy = bound(stack, settings.extproc.host, settings.extproc.port, len(sockets))
+                self.picker_port = for_envoy[0][0].getsockname()[1]
+            self._sockets = [sock for seat in (*sockets, *for_envoy) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
             tasks.keep(lambda: probe_loop_lag(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             self._session = await stack.enter_async_context(outbound.session(None, decompress=False))
@@ -132,7 +132,7 @@ class Supervisor:
             await self._open_admin(stack)
             stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
-            await self._workers.start(sockets, for_gateways, settings)
+            await self._workers.start(sockets, for_envoy, settings)
             self._has_started = True
             await self._polling.first_contact()
             await self.autoscaling.start(stack)

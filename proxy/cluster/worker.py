@@ -120,8 +120,8 @@ class Worker(SharingApp):
     def _sockets(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.sockets]
 
-    def _sockets_for_gateways(self) -> Sequence[socket.socket]:
-        return [socket.socket(fileno=number) for number in self._setup.for_gateways]
+    def _sockets_for_envoy(self) -> Sequence[socket.socket]:
+        return [socket.socket(fileno=number) for number in self._setup.for_envoy]
 
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(write_locked, sys.stdout.fileno())

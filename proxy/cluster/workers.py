@@ -75,7 +75,7 @@ class Setup:
     """The seat of the worker, out of `workers`. Its successor has the same seat."""
     workers: int = 1
     sockets: Sequence[int] = ()
-    for_gateways: Sequence[int] = ()
+    for_envoy: Sequence[int] = ()
     """Listening sockets of the port for gateways."""
 
     def packed(self) -> str:
@@ -229,12 +229,12 @@ class Workers:
     async def start(
         self,
         sockets: Sequence[Sequence[socket.socket]],
-        for_gateways: Sequence[Sequence[socket.socket]],
+        for_envoy: Sequence[Sequence[socket.socket]],
         settings: Settings,
     ) -> None:
-        """Start the workers and wait until one serves in every seat. Raise StartFailed. `sockets` and `for_gateways`
+        """Start the workers and wait until one serves in every seat. Raise StartFailed. `sockets` and `for_envoy`
         are listening sockets by seat; they stay open here."""
-        self._sockets, self._for_gateways, self._settings = sockets, for_gateways, settings
+        self._sockets, self._for_envoy, self._settings = sockets, for_envoy, settings
         self._tasks.keep(self._check_for_silence, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, settings) for seat in range(len(self._sockets)))):
             self._seated[child.seat] = child
@@ -333,7 +333,7 @@ class Workers:
 
     async def _start_worker(self, seat: int, settings: Settings) -> Child:
         ours, theirs = socket.socketpair()
-        sockets, for_gateways = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_gateways))
+        sockets, for_envoy = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_envoy))
         setup = Setup(
             packed_settings(settings.source),
             next(self._numbers),
@@ -341,7 +341,7 @@ class Workers:
             seat,
             len(self._sockets),
             sockets,
-            for_gateways,
+            for_envoy,
         )
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -352,7 +352,7 @@ class Workers:
                 "--worker-fd",
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(), *sockets, *for_gateways),
+                pass_fds=(theirs.fileno(), *sockets, *for_envoy),
             )
         assert process.stdin is not None
         process.stdin.write(setup.packed().encode())

@@ -63,8 +63,8 @@ class Attempt:
 
     error: str = ""
     """Why the attempt failed, for the access log. On the class, because only failed attempts have one."""
-    is_by_gateway: bool = False
-    """Whether the gateway in front responded itself, so that the status is not that of the pod."""
+    is_by_envoy: bool = False
+    """Whether Envoy, in front of kvlane, responded itself, so that the status is not that of the pod."""
 
     def __init__(
         self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float

@@ -280,17 +280,17 @@ class OutOfFiles(ConnectFailed):
     """This process or its machine has no free file descriptor. The pod is not at fault."""
 
 
-class TriedByGateway(ConnectFailed):
-    """The gateway in front has tried other pods itself: `then` serves the request, or no pod does."""
+class TriedByEnvoy(ConnectFailed):
+    """Envoy, in front of kvlane, has tried other pods itself: `then` serves the request, or no pod does."""
 
     def __init__(self, message: str, then: Endpoint | None) -> None:
         super().__init__(message)
         self.then = then
 
 
-class GatewayOverflow(ConnectFailed):
-    """A circuit breaker of the gateway in front is open: it has as many requests as it permits itself. The pod is not
-    at fault."""
+class EnvoyOverflow(ConnectFailed):
+    """A circuit breaker of Envoy, in front of kvlane, is open: it has as many requests as it permits itself. The pod is
+    not at fault."""
 
 
 class StreamInterrupted(UpstreamFailed):

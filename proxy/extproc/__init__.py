@@ -1,2 +1,3 @@
-"""kvlane as the endpoint picker of an Envoy-based gateway: the gateway sends the requests, and kvlane chooses the
-pods."""
+"""kvlane as the endpoint picker of an Envoy-based gateway: Envoy sends the requests, and kvlane chooses the pods.
+
+In this package "gateway" means that Envoy; elsewhere it means kvlane's data path, `proxy.gateway`."""

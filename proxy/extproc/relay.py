@@ -11,9 +11,9 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     BadGateway,
-    GatewayOverflow,
+    EnvoyOverflow,
     GatewayTimeout,
-    TriedByGateway,
+    TriedByEnvoy,
     UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -35,7 +35,7 @@ from proxy.extproc.messages import (
     with_destination,
     with_fields,
 )
-from proxy.extproc.request import GatewayRequest, attributes_of, fields_of, metadata_of
+from proxy.extproc.request import EnvoyRequest, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing, UntilClose
 from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for
@@ -52,7 +52,7 @@ class EnvoyRelay(TrackedRelay):
     """The relay of a request of a gateway; an attempt that is not for the client (`collect`) goes around it."""
 
     def __init__(
-        self, client_request: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int
+        self, client_request: EnvoyRequest, context: RelayContext, addresses: Addresses, fallbacks: int
     ) -> None:
         """`fallbacks` is the largest number of fallback pods that are sent to the gateway."""
         super().__init__(cast(HttpRequest, client_request), context)  # it reads only the head
@@ -77,7 +77,7 @@ class EnvoyRelay(TrackedRelay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
-        except (TriedByGateway, GatewayOverflow, BadGateway, UnknownModel):
+        except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel):
             attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
@@ -139,20 +139,20 @@ class EnvoyRelay(TrackedRelay):
         return message
 
     def _judge(self, head: Any, attempt: Attempt) -> None:
-        """Check that the chosen pod responded. Raise TriedByGateway, GatewayOverflow, BadGateway or
+        """Check that the chosen pod responded. Raise TriedByEnvoy, EnvoyOverflow, BadGateway or
         GatewayTimeout."""
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise failure(details)
         if details and details != BY_POD:
-            attempt.is_by_gateway = True
+            attempt.is_by_envoy = True
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
         if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
         same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
         responder = self._addresses.at(address, same_rank)
         if responder is not None:
-            raise TriedByGateway("the gateway went on to another pod", responder)
+            raise TriedByEnvoy("the gateway went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         client_request, stream = self._gateway_request, self._stream
@@ -263,9 +263,9 @@ NOT_REACHED = ("no_healthy_upstream", "connection_failure", "connection_timeout"
 def failure(details: str) -> UpstreamFailed | BadGateway | GatewayTimeout:
     """Return the error for a response of the gateway itself, from its response code details."""
     if "{overflow" in details:
-        return GatewayOverflow(f"the gateway has reached a limit: {details}")
+        return EnvoyOverflow(f"the gateway has reached a limit: {details}")
     if any(each in details for each in NOT_REACHED):
-        return TriedByGateway(f"the gateway has no connection: {details}", None)
+        return TriedByEnvoy(f"the gateway has no connection: {details}", None)
     if "timeout" in details or "max_stream_duration" in details:
         return GatewayTimeout("The pod did not respond in time.")
     return BadGateway("The pod closed the connection, or sent no valid response; retry shortly.")

@@ -19,7 +19,7 @@ from proxy.http.paths import split_target
 from proxy.http.settings import ListenSettings
 
 
-class GatewayRequest:
+class EnvoyRequest:
     """Implements `http.service.IncomingRequest`; lives as long as the request. A response of kvlane itself is kept in
     `local` until it is sent to the gateway."""
 
@@ -205,10 +205,10 @@ class StreamedBodyReader:
         self._budget = budget
         self.give_back = budget.give
 
-    def acquire_complete(self, client_request: GatewayRequest) -> bool:
+    def acquire_complete(self, client_request: EnvoyRequest) -> bool:
         return False
 
-    async def read(self, client_request: GatewayRequest) -> None:
+    async def read(self, client_request: EnvoyRequest) -> None:
         """Read the body. Raise BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
         if "upgrade" in client_request.headers:
             raise BadRequest("Upgrades are not supported through a gateway; connect to kvlane directly.")
@@ -228,7 +228,7 @@ class StreamedBodyReader:
             raise BodyTimeout(BODY_LATE) from None
         client_request.body = b"".join(pieces)
 
-    async def _reserve(self, client_request: GatewayRequest, size: int) -> None:
+    async def _reserve(self, client_request: EnvoyRequest, size: int) -> None:
         """Reserve memory for this part of a body. A body of declared length is reserved as a whole: bodies with half of
         their memory would wait for each other."""
         if size > self._settings.max_body:
@@ -243,7 +243,7 @@ MOST_DIGITS = 18
 """Largest number of digits of a declared length."""
 
 
-def _declared(client_request: GatewayRequest) -> int:
+def _declared(client_request: EnvoyRequest) -> int:
     """Return the declared length; 0 without one. Raise BadRequest for an invalid one."""
     length = client_request.headers.get("content-length") or "0"
     if not (length.isascii() and length.isdigit() and len(length) <= MOST_DIGITS):

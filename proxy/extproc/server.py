@@ -17,7 +17,7 @@ from proxy.extproc import messages
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import GO_AWAY, GrpcFrames, go_on, immediate, pieces_of
 from proxy.extproc.relay import EnvoyRelay
-from proxy.extproc.request import GatewayRequest, Stream, StreamedBodyReader
+from proxy.extproc.request import EnvoyRequest, Stream, StreamedBodyReader
 from proxy.extproc.settings import ExtProcSettings
 from proxy.http.server import DataServer, listen_on, port_of
 from proxy.http.settings import ServerTls, server_context
@@ -45,7 +45,7 @@ class PickerServer:
         self.service = data_server.service_of(self._bodies)
         self._tasks = Tasks()
         self._server: Any = None
-        self._front: GatewayListener
+        self._front: EnvoyListener
         self._directory: tempfile.TemporaryDirectory[str]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
@@ -53,7 +53,7 @@ class PickerServer:
         available."""
         settings = self._settings
         self._directory = tempfile.TemporaryDirectory(prefix="kvlane-")
-        self._front = GatewayListener(f"{self._directory.name}/picker.sock")
+        self._front = EnvoyListener(f"{self._directory.name}/picker.sock")
         try:
             await self._front.start(settings.host, settings.port or 0, settings.tls, sockets)
             server = grpc.aio.server(options=UNLIMITED)
@@ -116,7 +116,7 @@ class PickerServer:
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write)
-        client_request = GatewayRequest(stream, self._data_server.ids, self._data_server.now())
+        client_request = EnvoyRequest(stream, self._data_server.ids, self._data_server.now())
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
@@ -133,7 +133,7 @@ class PickerServer:
                 asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_complete else 0.0, serving.cancel)
         await asyncio.wait((serving,))
 
-    async def _serve(self, client_request: GatewayRequest, context: Any) -> None:
+    async def _serve(self, client_request: EnvoyRequest, context: Any) -> None:
         relay = EnvoyRelay(client_request, self._data_server.context, self._addresses, self._settings.fallbacks)
         try:
             await self.service.serve(client_request, relay)
@@ -181,20 +181,20 @@ CHECK_INTERVAL = 0.02
 """Seconds."""
 
 
-class GatewayListener:
+class EnvoyListener:
     """A listener for the connections of gateways. It accepts between `start` and `leave`, and ends with `close`."""
 
     def __init__(self, path: str) -> None:
         """`path` is the path of gRPC's socket."""
         self.path = path
         self.tasks = Tasks()
-        self.open: set[GatewayConnection] = set()
+        self.open: set[EnvoyConnection] = set()
         self._port_servers: list[asyncio.Server] = []
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen on bound `sockets`, else on host and port. Raise OSError for an unavailable port or certificate."""
         context = None if tls is None else server_context(tls, "extproc.tls", ("h2",))
-        self._port_servers = await listen_on(lambda: GatewayConnection(self), host, port, sockets, context)
+        self._port_servers = await listen_on(lambda: EnvoyConnection(self), host, port, sockets, context)
 
     @property
     def port(self) -> int:
@@ -258,10 +258,10 @@ class End(asyncio.Protocol):
             self._transport.close()
 
 
-class GatewayConnection(End):
+class EnvoyConnection(End):
     """The end of a gateway."""
 
-    def __init__(self, front: GatewayListener) -> None:
+    def __init__(self, front: EnvoyListener) -> None:
         self._front = front
         self._early = bytearray()
         """Bytes received before the other end exists. They are read at once, because uvloop reads even if reading was

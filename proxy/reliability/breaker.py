@@ -13,7 +13,7 @@ from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
     Declined,
-    GatewayOverflow,
+    EnvoyOverflow,
     OutOfFiles,
     RankOutOfRange,
     UpstreamFailed,
@@ -119,7 +119,7 @@ class Breakers(Listener):
         if circuit is not None and attempt in circuit.probes:
             circuit.probes.discard(attempt)
             self.fleet.uneject(endpoint, PROBED)
-        if isinstance(error, OutOfFiles | GatewayOverflow):
+        if isinstance(error, OutOfFiles | EnvoyOverflow):
             return
         if isinstance(error, ConnectFailed):
             self._eject_for(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
@@ -256,4 +256,4 @@ def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bo
     if error is not None:
         return isinstance(error, UpstreamFailed | BadGateway)
     failed = attempt.ending is Ending.UPSTREAM_FAILED or attempt.ending is Ending.TIMED_OUT
-    return failed or (attempt.status is not None and attempt.status >= 500 and not attempt.is_by_gateway)
+    return failed or (attempt.status is not None and attempt.status >= 500 and not attempt.is_by_envoy)

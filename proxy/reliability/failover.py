@@ -18,8 +18,8 @@ from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
     Declined,
+    EnvoyOverflow,
     FileLimitReached,
-    GatewayOverflow,
     GatewayTimeout,
     OutOfFiles,
     RankOutOfRange,
@@ -27,7 +27,7 @@ from proxy.core.errors import (
     Saturated,
     StreamInterrupted,
     SuspectedPoison,
-    TriedByGateway,
+    TriedByEnvoy,
     UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -274,13 +274,13 @@ class Failover:
     async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
         one. With `is_optional` the stage can be skipped: only one other pod is tried."""
-        if isinstance(error, TriedByGateway):  # the gateway in front has already moved on
+        if isinstance(error, TriedByEnvoy):  # Envoy has already moved on
             if error.then is None:
                 raise _gave_up(attempt, error)
             return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self.clock.now())
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
-        if isinstance(error, GatewayOverflow):
+        if isinstance(error, EnvoyOverflow):
             raise Saturated("The gateway has reached its limit of requests; retry shortly.") from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"

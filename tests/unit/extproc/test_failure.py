@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.errors import BadGateway, GatewayOverflow, GatewayTimeout, TriedByGateway
+from proxy.core.errors import BadGateway, EnvoyOverflow, GatewayTimeout, TriedByEnvoy
 from proxy.extproc.relay import failure
 
 BEFORE = "upstream_reset_before_response_started{%s}"
@@ -13,12 +13,12 @@ BEFORE = "upstream_reset_before_response_started{%s}"
 @pytest.mark.parametrize(
     ("details", "expected"),
     [
-        ("no_healthy_upstream", TriedByGateway),
-        (BEFORE % "connection_failure", TriedByGateway),
-        (BEFORE % "remote_connection_failure|delayed_connect_error:_111", TriedByGateway),
-        (BEFORE % "connection_timeout", TriedByGateway),
-        (BEFORE % "remote_refused_stream_reset", TriedByGateway),
-        (BEFORE % "overflow", GatewayOverflow),
+        ("no_healthy_upstream", TriedByEnvoy),
+        (BEFORE % "connection_failure", TriedByEnvoy),
+        (BEFORE % "remote_connection_failure|delayed_connect_error:_111", TriedByEnvoy),
+        (BEFORE % "connection_timeout", TriedByEnvoy),
+        (BEFORE % "remote_refused_stream_reset", TriedByEnvoy),
+        (BEFORE % "overflow", EnvoyOverflow),
         (BEFORE % "connection_termination", BadGateway),
         (BEFORE % "protocol_error", BadGateway),
         (BEFORE % "remote_reset", BadGateway),

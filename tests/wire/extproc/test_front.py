@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from proxy.extproc.messages import GO_AWAY, GrpcFrames
-from proxy.extproc.server import CHECK_INTERVAL, GatewayListener
+from proxy.extproc.server import CHECK_INTERVAL, EnvoyListener
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import BODY, gateway, set_by, talk
 
@@ -56,7 +56,7 @@ def test_the_first_frame_boundary_is_found_from_any_position(start: int) -> None
 
 
 @asynccontextmanager
-async def before(path: Path, raw: bytes) -> AsyncIterator[tuple[GatewayListener, asyncio.Queue[asyncio.StreamWriter]]]:
+async def before(path: Path, raw: bytes) -> AsyncIterator[tuple[EnvoyListener, asyncio.Queue[asyncio.StreamWriter]]]:
     """Run a front before a server that sends `raw` at once. Yield it and its connections."""
     inside: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
@@ -68,7 +68,7 @@ async def before(path: Path, raw: bytes) -> AsyncIterator[tuple[GatewayListener,
         writer.close()
 
     server = await asyncio.start_unix_server(accepted, str(path))
-    one = GatewayListener(str(path))
+    one = EnvoyListener(str(path))
     await one.start("127.0.0.1", 0, None)
     try:
         yield one, inside
@@ -115,7 +115,7 @@ async def test_a_lost_connection_on_one_side_closes_the_other(tmp_path: Path) ->
 
 
 async def test_without_an_inner_server_the_connection_ends(tmp_path: Path) -> None:
-    one = GatewayListener(str(tmp_path / "nobody"))
+    one = EnvoyListener(str(tmp_path / "nobody"))
     await one.start("127.0.0.1", 0, None)
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
     with contextlib.suppress(ConnectionError):
