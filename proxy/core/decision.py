@@ -44,8 +44,10 @@ class ProfileResult(NamedTuple):
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints, best first."""
-        return tuple(map(_endpoint, self.ranked))
+        return tuple(map(_ENDPOINT, self.ranked))
 
+
+_ENDPOINT, _SCORE = itemgetter(0), itemgetter(1)
 
 SPLIT = "split"
 
@@ -78,9 +80,6 @@ class Decision(NamedTuple):
         return (self.target, *self.fallbacks)
 
 
-_endpoint = itemgetter(0)
-
-
 T = TypeVar("T")
 
 Took = Callable[[str, str, str, float], None]
@@ -88,8 +87,6 @@ Took = Callable[[str, str, str, float], None]
 
 EVERY = 64
 """Of this many decisions one is recorded to time the plugins, because recording is slow."""
-
-_ENDPOINT, _SCORE = itemgetter(0), itemgetter(1)
 
 
 @dataclass(slots=True)

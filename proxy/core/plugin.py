@@ -2,9 +2,9 @@
 
 A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
 port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
-shadow, retry and dry run, scorers once more where one of them is at fault. State moves in PreRequest and PostResponse.
-Plugins see endpoints as a tuple. Nothing that a plugin returns or raises breaks another plugin or the request: its
-faults are counted, logged once a minute, and replaced by a default.
+shadow, retry and dry run. State moves in PreRequest and PostResponse. Plugins see endpoints as a tuple. Nothing that a
+plugin returns or raises breaks another plugin or the request: its faults are counted, logged once a minute, and
+replaced by a default.
 """
 
 from __future__ import annotations
