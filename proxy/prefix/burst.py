@@ -98,19 +98,17 @@ class _Placing:
         target = self._like_minded(first, shared) or self._least_loaded(first, taken)
         left = iter(unit)
         while run := list(islice(left, self._capacity(target, taken))):
-            self._put(run, target, first.blocks - shared.get(target, 0), is_first=target not in taken)
+            for sample in run:
+                sample.assigned, sample.leads = target, False
+            run[0].leads = is_first = target not in taken
+            if not rules.by_tokens:
+                self._load[target] += len(run)
+            elif is_first:
+                self._load[target] += max(0, first.blocks - shared.get(target, 0))
             taken[target] += len(run)
             target = self._least_loaded(first, taken)
         for pod in taken:
             self._held.setdefault(pod, set()).update(*first.chains)
-
-    def _put(self, run: Unit, target: Endpoint, blocks: int, is_first: bool) -> None:
-        for number, sample in enumerate(run):
-            sample.assigned, sample.leads = target, is_first and number == 0
-        if not self._rules.by_tokens:
-            self._load[target] += len(run)
-        elif is_first:
-            self._load[target] += max(0, blocks)
 
     def _capacity(self, target: Endpoint, taken: Mapping[Endpoint, int]) -> int | None:
         """Return how many of a unit a pod takes at once; None: all. Where every pod is full, each gets one in turn."""

@@ -115,7 +115,10 @@ def test_the_deprecated_api_version_and_parser_key_are_accepted() -> None:
 
 
 def test_gates_are_known_by_name_and_value() -> None:
-    assert faults(read({"featureGates": ["flowControl", "haPopulateNonLeaderDatastore=false"]})) == []
+    limit = {"flowControl": {"maxRequests": 3}}
+    document = read({"featureGates": ["flowControl", "haPopulateNonLeaderDatastore=false"], **limit})
+    assert (faults(document), document.flow_control["maxQueued"]) == ([], 3)
+    assert read({"featureGates": ["flowControl=false"], **limit}).flow_control == {}
     assert faults(read({"featureGates": ["flowControl="]})) == [
         "featureGates[0]: 'flowControl' must be true or false, not ''"
     ]
