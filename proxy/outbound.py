@@ -35,13 +35,12 @@ def session(
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | bool = True,
     socket_path: str = "",
-    connect: float | None = None,
     silence: float | None = None,
     decompress: bool = True,
 ) -> aiohttp.ClientSession:
-    """Return a session with timeouts in seconds: `timeout` for a whole request, `connect` to connect, and `silence`
-    between two reads. `socket_path` is a unix socket that is used for every host."""
-    limits = aiohttp.ClientTimeout(total=timeout, sock_connect=connect, sock_read=silence)
+    """Return a session with timeouts in seconds: `timeout` for a whole request, and `silence` between two reads.
+    `socket_path` is a unix socket that is used for every host."""
+    limits = aiohttp.ClientTimeout(total=timeout, sock_read=silence)
     connector: aiohttp.BaseConnector
     if socket_path:
         connector = aiohttp.UnixConnector(socket_path)

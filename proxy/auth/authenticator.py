@@ -83,7 +83,7 @@ class Authenticator:
         """Return the identity, after fetching the issuer's keys if necessary. Raise also IssuerUnreachable."""
         identity = self.find(headers, scope)
         if identity is None and self.tokens is not None:
-            await self.tokens.refresh_keys()
+            await self.tokens.keys.refresh()
             identity = self.find(headers, scope)
         if identity is None:
             raise IssuerUnreachable
@@ -152,7 +152,7 @@ class Keys:
         self.limits: dict[str, Limits] = {}
         """Limits that keys define themselves, by the name that their identities refer to."""
         for key in keys:
-            digest = _digest_of(key)
+            digest = bytes.fromhex((key.hash or hashed((key.key or "").strip())).partition(":")[2])
             if digest in self._known:
                 raise ValueError(f"apiKeys: '{self._known[digest][0].name}' and '{key.name}' are the same key")
             self._known[digest] = key, self._identity(key)
@@ -203,11 +203,6 @@ def new_key() -> str:
 def hashed(secret: str) -> str:
     """Return the hash for a configuration. A key is random, so a slow hash function would add nothing."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _digest_of(key: ApiKey) -> bytes:
-    text = key.hash or hashed((key.key or "").strip())
-    return bytes.fromhex(text.partition(":")[2])
 
 
 INTERVAL = 1.0

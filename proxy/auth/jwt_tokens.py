@@ -54,15 +54,15 @@ class JwtVerifier:
         self._settings = settings
         self._limits = limits
         self._clock = clock
-        self._keys = keys
+        self.keys = keys
         self._seen: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._version = keys.version
         """Of the keys that the tokens in `_seen` were checked with."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
         """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerUnreachable."""
-        if self._keys.version != self._version:  # tokens may be signed by keys that the issuer has withdrawn
-            self._version = self._keys.version
+        if self.keys.version != self._version:  # tokens may be signed by keys that the issuer has withdrawn
+            self._version = self.keys.version
             self._seen.clear()
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         seen = self._seen.get(digest)
@@ -77,9 +77,6 @@ class JwtVerifier:
             raise Forbidden(f"The token of '{seen.identity.name}' has no scope '{scope}'.")
         return seen.identity
 
-    async def refresh_keys(self) -> None:
-        await self._keys.refresh()
-
     def _checked(self, token: str) -> VerifiedToken | None:
         """Return None if its key is unknown and may be fetched."""
         if len(token) > LONGEST:
@@ -91,11 +88,11 @@ class JwtVerifier:
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in self._settings.algorithms:
             raise Unauthorized("The token is not signed by an algorithm that is accepted here.")
-        key = self._keys.find(kid)
+        key = self.keys.find(kid)
         if key is None:
-            if self._keys.may_refresh:
+            if self.keys.may_refresh:
                 return None
-            if not self._keys.are_current:
+            if not self.keys.are_current:
                 raise IssuerUnreachable
             raise Unauthorized(NOT_SIGNED)
         if key.algorithm not in (None, algorithm):

@@ -165,14 +165,14 @@ LATE = 60.0
 
 
 class Bucket:
-    """A token bucket of `most`, refilled evenly within `seconds`. Later corrections may overdraw it."""
+    """A token bucket of `most`, refilled evenly within a minute. Later corrections may overdraw it."""
 
     __slots__ = ("_at", "_per_second", "left", "most")
 
-    def __init__(self, most: float, now: float, seconds: float = 60.0) -> None:
+    def __init__(self, most: float, now: float) -> None:
         self.most = most
         self.left = most
-        self._per_second = most / seconds
+        self._per_second = most / 60.0
         self._at = now
 
     def wait(self, amount: float, now: float) -> float:

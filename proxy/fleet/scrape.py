@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -250,11 +250,7 @@ def _adapters(found: Sequence[Sample]) -> tuple[frozenset[str], frozenset[str], 
 
 
 def _names(listed: str) -> frozenset[str]:
-    return frozenset(_stripped(listed.split(",")))
-
-
-def _stripped(names: Iterable[str]) -> Iterable[str]:
-    return (name.strip() for name in names if name.strip())
+    return frozenset(name for each in listed.split(",") if (name := each.strip()))
 
 
 def _attributes(dialect: Dialect, samples: Samples) -> dict[str, float]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, join_ranks, update
 from proxy.core.ports import Clock
@@ -74,17 +74,16 @@ class Fleet(NamedModels):
     on_changed: Hook = _nothing
     slow_start: SlowStart | None = None
     grace: float = 120.0
-    panic_percent: InitVar[float] = 50.0
     pools: Sequence[str] = (DEFAULT_POOL,)
     """All pools; see `form`."""
     draining: Sequence[Endpoint] = ()
 
-    def __post_init__(self, panic_percent: float) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self._settings = FleetSettings(panic_percent=panic_percent)
+        self._settings = FleetSettings()
         self._endpoints: dict[str, Endpoint] = {}
         self._record_by: dict[Endpoint, PodRecord] = {}
-        self._ejections = Ejections(self._records, self._update_state, panic_percent)
+        self._ejections = Ejections(self._records, self._update_state, self._settings.panic_percent)
         self._successors = Successors(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: ServingPods | None = None
@@ -167,9 +166,7 @@ class Fleet(NamedModels):
             record = None
         if record is None:
             return self._join(pod, source, pool)
-        if (
-            source != OPERATOR or record.leave_by is not None
-        ):  # a configured pod stays configured when an operator adds it again
+        if source != OPERATOR or record.leave_by is not None:  # a configured pod stays configured if added again
             record.source = source
         record.leave_by = None
         self._successors.forget(record)

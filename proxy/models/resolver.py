@@ -170,7 +170,8 @@ class Resolver:
             return named, ""
         model = self._settings.aliases.get(request.model, request.model)
         for rule in self._rules:
-            if rule.model in ("", model, request.model) and _has(request.headers, rule):
+            has_headers = all(request.headers.get(name) == value for name, value in rule.headers.items())
+            if has_headers and rule.model in ("", model, request.model):
                 drawn = self._draw(rule, request.headers)
                 self._count_rewrite(rule.name or rule.model or ANY, drawn.model)
                 return drawn.model, drawn.pool
@@ -220,10 +221,6 @@ def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError)
 
 def _first(headers: Mapping[str, str], names: Sequence[str]) -> str:
     return next((value[:MOST_TENANT_CHARACTERS] for name in names if (value := headers.get(name))), "")
-
-
-def _has(headers: Mapping[str, str], rule: Rewrite) -> bool:
-    return all(headers.get(name) == value for name, value in rule.headers.items())
 
 
 def _rewritten(request: InferenceRequest, model: str) -> bytes:

@@ -85,7 +85,12 @@ def read_slice(item: Object) -> tuple[PodSeen, ...]:
     """An endpoint has the labels of its slice, which are the labels of the service. A slice has one set of ports: pods
     whose ports of the same name have other numbers, as in a rollout that changes one, are in another."""
     metadata = item["metadata"]
-    own = {key: value for key, value in texts(metadata, "labels").items() if not _is_of_slices(key)}
+    labels = texts(metadata, "labels")
+    own = {
+        key: value
+        for key, value in labels.items()
+        if key != SERVICE_LABEL and not key.startswith("endpointslice.kubernetes.io/")
+    }
     ports = tuple(_port(one["port"]) for one in item.get("ports") or () if one.get("port") and _is_tcp(one))
     return tuple(_endpoints(item.get("endpoints") or (), own, text(metadata, "creationTimestamp"), ports))
 
@@ -124,10 +129,6 @@ def _endpoints(items: Any, labels: Mapping[str, str], born: str, ports: tuple[in
 
 def _place(node: str = "", zone: str = "", host: str = "") -> dict[str, str]:
     return {key: value for key, value in ((HOST_NAME, node), (ZONE, zone), (HOST_ADDRESS, host)) if value}
-
-
-def _is_of_slices(label: str) -> bool:
-    return label == SERVICE_LABEL or label.startswith("endpointslice.kubernetes.io/")
 
 
 def _is_tcp(port: Mapping[str, Any]) -> bool:

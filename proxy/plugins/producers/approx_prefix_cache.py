@@ -85,7 +85,9 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if not self.auto_tune and self.block_size_tokens <= 0:
             raise ValueError("blockSizeTokens must be more than 0 while autoTune is false")
         self._block_size = max(self.block_size_tokens, SMALLEST_BLOCK)
-        self._max_blocks = self._block_limit()
+        self._max_blocks = self.max_prefix_blocks_to_match or UNLIMITED
+        if self.max_prefix_tokens_to_match:
+            self._max_blocks = max(1, self.max_prefix_tokens_to_match // self._block_size)
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._capacity_of = lru_cache(self._capacity)
         self._key: DataKey[ChainMatch] = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
@@ -203,11 +205,6 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         """Return the number of own blocks that fit into a KV cache of `tokens` tokens. `tokens` is 0 for a pod that
         does not report it: then the configured capacity applies."""
         return tokens // self._block_size if self.auto_tune and tokens > 0 else self._fixed_capacity
-
-    def _block_limit(self) -> int:
-        if self.max_prefix_tokens_to_match:
-            return max(1, self.max_prefix_tokens_to_match // self._block_size)
-        return self.max_prefix_blocks_to_match or UNLIMITED
 
 
 def _is_computed(attempt: Attempt) -> bool:

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
-from proxy.core.plugin import DataProducer, PreRequest, plugin
+from proxy.core.plugin import DataProducer, PreRequest, plugin, reads
 from proxy.core.ports import InstanceName
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch
+from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, PrefixMatch
 
 
 @plugin("exact-or-approx-prefix-cache-producer")
@@ -25,25 +24,23 @@ class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    exact_producer_name: str = param("precise-prefix-cache-producer", "producer of exact matches")
-    approx_producer_name: str = param("approx-prefix-cache-producer", "producer of approximate matches")
+    exact: DataKey[PrefixMatch] = reads(
+        PREFIX_MATCH.of("precise-prefix-cache-producer"), "exactProducerName", "producer of exact matches"
+    )
+    approx: DataKey[PrefixMatch] = reads(
+        PREFIX_MATCH.of("approx-prefix-cache-producer"), "approxProducerName", "producer of approximate matches"
+    )
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)
-        self._exact = PREFIX_MATCH.of(self.exact_producer_name)
-        self._approx = PREFIX_MATCH.of(self.approx_producer_name)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (self._key,)
 
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        return (self._exact, self._approx)
-
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
-        exact, approx = state.read(self._exact), state.read(self._approx)
+        exact, approx = state.read(self.exact), state.read(self.approx)
         match = exact or approx
         if isinstance(exact, ExactMatch) and approx is not None:
             match = ExactOrApproxMatch(exact, approx)
