@@ -81,7 +81,7 @@ def test_the_server_comes_from_kubernetes(host: str, url: str, monkeypatch: pyte
 def test_an_invalid_server_url_is_refused_with_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
         load(ApiServer, {"server": "kubernetes.default"}, "pods.kubernetes")
-    assert "pods.kubernetes: server: 'kubernetes.default' is not a URL" in str(caught.value)
+    assert "pods.kubernetes.server: 'kubernetes.default' is not a URL" in str(caught.value)
 
 
 def test_core_kinds_have_another_path_than_grouped_ones() -> None:

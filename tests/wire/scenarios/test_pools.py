@@ -344,7 +344,7 @@ async def test_the_record_names_the_pool_except_the_default_one(tmp_path: Path) 
         ({"large": []}, "pools.large"),
         ([], "pools"),
         ({"large": {"pods": {"warmup": {"prompts": -1}}}}, "pools.large.pods.warmup.prompts"),
-        ({"large": {"disaggregation": {"connector": "x"}}}, "pools.large.disaggregation"),
+        ({"large": {"disaggregation": {"connector": "x"}}}, "pools.large.disaggregation.connector"),
         ({"large": {"pods": {"static": [{"url": "http://x:1"}]}}}, "pools.large.pods.static[0].name"),
         ({"large": {"models": {}}}, "pools.large"),
     ],
