@@ -22,7 +22,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, free_ports, say, table
+from rig import PATH, free_ports, healthy, say, table
 
 from proxy.cli import demo
 from tests.helpers.extproc.gateway import envoy, ext_proc
@@ -53,7 +53,7 @@ def main() -> None:
 async def measure(requests: int) -> dict[str, dict[str, Any]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = await stack.enter_async_context(demo._pods())
+        urls = await stack.enter_async_context(demo._pods(demo.comparison_of(1)))
         port, admin, picker = free_ports(3)
         process = await _kvlane(folder, urls, port, admin, picker)
         stack.callback(process.terminate)
@@ -86,7 +86,7 @@ async def _kvlane(folder: Path, urls: list[str], port: int, admin: int, picker: 
     }
     file.write_text(json.dumps(given))
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "proxy", "serve", "-c", str(file), cwd=ROOT)
-    await demo._healthy([f"http://127.0.0.1:{port}"], process)
+    await healthy([f"http://127.0.0.1:{port}"])
     return process
 
 

@@ -208,7 +208,7 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
         scheduling.scheduler.schedule,
     )
     if not kept:
-        return lambda: schedule(request, parts.endpoints, 0, recorder.record(request, next(recorder.skips)))
+        return lambda: schedule(request, parts.endpoints, recorder.record(request, next(recorder.skips)))
     explained = parts.keeping(scheduling)
 
     def decide() -> None:

@@ -47,7 +47,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, Outcome, free_ports, say, tables
+from rig import PATH, Outcome, free_ports, healthy, say, tables
 
 from proxy.cli import demo
 from proxy.cluster.redis_transport import RedisConnection
@@ -233,7 +233,7 @@ async def _pods(*options: str) -> AsyncIterator[list[str]]:
     )
     try:
         urls = [f"http://127.0.0.1:{port + index}" for index in range(4)]
-        await demo._healthy(urls, process)
+        await healthy(urls)
         yield urls
     finally:
         if process.returncode is None:

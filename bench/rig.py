@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -21,6 +22,8 @@ from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
+
+import aiohttp
 
 HERE = Path(__file__).resolve().parent
 PATH = "/v1/chat/completions"
@@ -290,6 +293,17 @@ def fetched(port: int, path: str) -> bytes:
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().read()
+
+
+async def healthy(urls: list[str]) -> None:
+    """Return when each of them responds to /health."""
+    async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
+        for url in urls:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{url}/health"):
+                        break
+                await asyncio.sleep(0.1)
 
 
 def free_ports(count: int) -> list[int]:

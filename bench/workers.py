@@ -31,7 +31,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, Engines, Outcome, Program, Rig, Running, Site, chat, post_script, prose, say, tables
+from rig import PATH, Engines, Outcome, Program, Rig, Running, Site, chat, healthy, post_script, prose, say, tables
 
 from proxy.cli import demo
 from proxy.cluster.messages import BROKER, Packet
@@ -92,20 +92,10 @@ def simulated() -> Iterator[list[str]]:
         process.wait()
 
 
-async def _healthy(urls: list[str]) -> None:
-    async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
-        for url in urls:
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{url}/health"):
-                        break
-                await asyncio.sleep(0.1)
-
-
 async def _round(
     urls: list[str], workers: int, shares: bool, seed: int, options: argparse.Namespace, outcome: Outcome
 ) -> None:
-    await _healthy(urls)
+    await healthy(urls)
     settings = from_mapping(
         {
             "listen": {"host": "127.0.0.1", "port": 0},

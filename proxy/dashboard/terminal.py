@@ -202,7 +202,7 @@ def _who(picture: FleetPicture, wrong: str) -> Text:
     config, states = about.get("config") or {}, Counter(pod.condition for pod in pods)
     parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(pods)} pods"]
     parts += [f"{count} {state}" for state, count in states.most_common()]
-    parts += [f"configuration {config['version']}"] if "version" in config else []
+    parts += [f"configuration {config['number']}"] if "number" in config else []
     parts += ["PANIC: all are asked"] if about.get("panics") else []
     parts += ["STOPPING"] if about.get("stopping") else []
     return Text(" · ".join(parts), style="bold")
