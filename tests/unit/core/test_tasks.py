@@ -96,7 +96,7 @@ def test_no_endless_coroutine_of_the_program_is_started_without_the_keeper() -> 
     failure is that of the task around it, which is kept."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")) if "sim" not in path.parts}
     endless = {name for tree in trees.values() for name in _endless(tree)}
-    assert {"probe_loop_lag", "_reap", "reload_on_signal", "_discover"} <= endless  # the search finds them
+    assert {"probe_loop_lag", "keep_reaping", "reload_on_signal", "_discover"} <= endless  # the search finds them
     bare = [
         f"{path.relative_to(PACKAGE)}:{call.lineno}: {name}()"
         for path, tree in trees.items()
