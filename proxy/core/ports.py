@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from random import Random as Random
 from types import TracebackType
-from typing import Any, Literal, NewType, Protocol
+from typing import Any, ClassVar, Literal, NewType, Protocol
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
@@ -218,6 +218,8 @@ class Gate(Listener):
     """Admission before scheduling: a request may wait here or be refused."""
 
     __slots__ = ()
+    holds_for_retries: ClassVar[bool] = False
+    """Whether `narrow` also restricts the pods of later attempts."""
 
     def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
         """Return the context of the request, whose entry waits for admission. Entering it raises RequestError."""

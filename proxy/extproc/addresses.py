@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
@@ -81,6 +81,8 @@ def subset_of(metadata: Mapping[str, Any]) -> str | None:
 
 class SubsetGate(Gate):
     """A gate that keeps the pods that the gateway allows for the request."""
+
+    holds_for_retries: ClassVar[bool] = True
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses

@@ -109,7 +109,7 @@ class PickerServer:
 
     async def _process(self, _: object, context: Any) -> None:
         """Serve one request while its stream is read: the end of the stream ends it in any state."""
-        head = await _next(context)
+        head = await context.read()
         if head is not grpc.aio.EOF and head.HasField("response_headers"):
             await _pass_on(head, context)
             return
@@ -120,7 +120,7 @@ class PickerServer:
         serving = self._tasks.start(self._serve(client_request, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
-            while (message := await _next(context)) is not grpc.aio.EOF:
+            while (message := await context.read()) is not grpc.aio.EOF and is_known(message):
                 if not serving.done():
                     await stream.messages.put(message)
             with suppress(TimeoutError):  # if its first write is cancelled, gRPC cannot end the stream
@@ -132,6 +132,8 @@ class PickerServer:
                 # Without an await: this task may be cancelled too, at any of them.
                 asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_complete else 0.0, serving.cancel)
         await asyncio.wait((serving,))
+        if message is not grpc.aio.EOF:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNKNOWN)
 
     async def _serve(self, client_request: EnvoyRequest, context: Any) -> None:
         relay = EnvoyRelay(client_request, self._data_server.context, self._addresses, self._settings.fallbacks)
@@ -150,13 +152,13 @@ class PickerServer:
         return messages.HealthCheckResponse(status=messages.SERVING if ready else messages.NOT_SERVING)
 
 
-async def _next(context: Any) -> Any:
-    """Return the gateway's next message, or EOF. End the stream at a message of a kind that this version does not know:
-    the gateway would wait for a reply to it."""
-    message = await context.read()
-    if message is not grpc.aio.EOF and message.WhichOneof("kind") is None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the kind of a message is unknown")
-    return message
+UNKNOWN = "the kind of a message is unknown"
+
+
+def is_known(message: Any) -> bool:
+    """Return whether this version knows the kind of the message. The gateway waits for a reply to any, so the stream
+    ends with one of another kind."""
+    return message.WhichOneof("kind") is not None
 
 
 async def _pass_on(message: Any, context: Any) -> None:
@@ -165,13 +167,15 @@ async def _pass_on(message: Any, context: Any) -> None:
     stream = Stream(message, context.write)
     stream.is_complete = True
     while message is not grpc.aio.EOF:
+        if not is_known(message):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNKNOWN)
         kind, piece = message.WhichOneof("kind"), message.response_body
         if kind == "response_body":
             for reply in pieces_of(stream.response_mode, piece.body, piece.end_of_stream, piece.body):
                 await stream.write(reply)
         else:
             await stream.write(go_on(kind))
-        message = await _next(context)
+        message = await context.read()
 
 
 QUIET = 1.0

@@ -5,6 +5,7 @@ one of them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest
@@ -20,6 +21,8 @@ ENGINES_WITH_FIELD = ("sglang",)
 
 class RankGate(Gate):
     """Restricts a request to the rank that its client names, if `security.clientRanks` permits that."""
+
+    holds_for_retries: ClassVar[bool] = True
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """Raise BadRequest if no endpoint has that rank."""
