@@ -143,12 +143,12 @@ ServeIn = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
 class Pools:
     """All pools, in the order in which they are tried. `send` serves a request in one of them. It is one of three
     functions, so that requests pay for no step that the configuration does not have: `_to_one` with several pools,
-    `_through_gates` with one pool that has gates, `serve_in` (`Gateway._serve_in`) with neither."""
+    `_through_gates` with one pool that has gates, `serve_in` (`Gateway._serve_in_pool`) with neither."""
 
     def __init__(self, pools: Sequence[Pool], bindings: Bindings, serve_in: ServeIn) -> None:
         first, *others = self._pools = pools
         self._bindings = bindings
-        self._serve_in = serve_in
+        self._serve_in_pool = serve_in
         self._named = {pool.name: pool for pool in pools}
         self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else serve_in, first)
 
@@ -191,7 +191,7 @@ class Pools:
         async with AsyncExitStack() as stack:
             for gate in pool.gates:
                 await stack.enter_async_context(gate.admit(request))
-            await self._serve_in(pool, request, parsed, relay)
+            await self._serve_in_pool(pool, request, parsed, relay)
 
     def _holding(self, parsed: Parsed) -> Pool | None:
         """Return the only pool with the stored response that the request refers to."""

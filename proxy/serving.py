@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy import outbound
-from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
+from proxy.auth.authenticator import Authenticator, AuthorizingResolver, authenticator_of
 from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
@@ -405,9 +405,9 @@ class _Build:
 
     def _gateway(self) -> Gateway:
         process, settings, limits = self.process, self.settings, self.limits
-        admission: Admission | Resolver | None = self.resolver
+        resolver: AuthorizingResolver | Resolver | None = self.resolver
         if self.authenticator is not None:
-            admission = Admission(self.resolver, None if limits is None else limits.counts_tokens)
+            resolver = AuthorizingResolver(self.resolver, None if limits is None else limits.counts_tokens)
         wants = None if self.explained is None else self.explained.wants
         return Gateway(
             process.fleet,
@@ -419,7 +419,7 @@ class _Build:
             request_timeout=settings.reliability.timeouts.request,
             expose_endpoint=settings.security.expose_endpoint,
             ask_for_usage=settings.telemetry.ask_for_usage,
-            authorizer=admission,
+            resolver=resolver,
             model_names=self.resolver,
             model_reads=process.model_reads,
             recorder=DecisionRecorder(process.observation.observer.plugin_took, wants),

@@ -256,8 +256,9 @@ class KeyFile:
         return read
 
 
-class Admission:
-    """Authorises models and notes the identity; then the resolver of the models runs, if there is one."""
+class AuthorizingResolver:
+    """Checks that the key may use the model and notes the identity; then calls the resolver of the models, if there is
+    one."""
 
     def __init__(self, models: Resolver | None = None, counts_tokens: Callable[[Identity], bool] | None = None) -> None:
         """`counts_tokens`: whether pods must report usage for this identity; None: never."""

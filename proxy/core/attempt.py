@@ -23,6 +23,7 @@ class Ending(Enum):
     UPSTREAM_FAILED = "upstream-failed"
     TIMED_OUT = "timed-out"
     EVICTED = "evicted"
+    """kvlane ended it: for a request of higher priority, for another attempt of the request, or because it stops."""
 
 
 class Stage(Enum):
@@ -92,7 +93,8 @@ class Attempt:
         self.sent_at: float | None = None
         """When the request was last written to a connection of the pod; None: nothing was sent."""
         self.status: int | None = None
-        """The status that the pod sent; None unless its response was relayed: not for one that was retried instead."""
+        """The status that the pod sent. It is set once the response goes to the client, so not by a response that is
+        retried instead. `Relay.collect`, which relays nothing, sets it for every response."""
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None
         self.chunks: int = 0
@@ -104,7 +106,7 @@ class Attempt:
         self.charge: tuple[int, int] | None = None
         """Prompt and completion tokens that `fleet.ledger`, which alone sets it, counts on the pod for this attempt."""
         self.retries: Any = None
-        """Failed attempts of the current round of retries; read and written by `reliability.failover` only."""
+        """`RetryState` of the request, carried from attempt to attempt; only `reliability.failover` reads its data."""
         self.is_continuation: bool = False
         """Whether it continues a response that another attempt started."""
         self.predicted_cached_tokens: int | None = None
@@ -134,7 +136,7 @@ class Crashes:
     """Pods that accepted no connection afterwards, in order. A pod that restarted and crashed again is in it twice."""
     suspected: list[Endpoint] = field(default_factory=list)
     """Pods that closed the connection and may still be alive."""
-    had_close_race: bool = False
+    met_closing_connection: bool = False
     """Whether the request already met a pod that was closing an idle connection. A second time is no coincidence."""
     fingerprint: bytes = b""
     """Identifies the request as the client sent it, even if a later attempt asks for the rest of a stream; empty until

@@ -324,7 +324,7 @@ class RankOutOfRange(Declined):
 
 
 class UpstreamTimedOut(UpstreamFailed):
-    """The pod sent no first byte in time."""
+    """A limit on time passed before the response was complete."""
 
 
 @dataclass(frozen=True, slots=True)

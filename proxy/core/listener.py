@@ -1,8 +1,8 @@
 """The events in the life of a request, and the listeners that observe them.
 
-Everything that observes requests is a `Listener` in one ordered list: the ledger, breakers, bindings, metrics, access
-log, traces, kept decisions, the recorder, prompts of warm-ups, gates and the hooks of plugins. A listener runs on the
-event loop, in the tick of the event, and must not wait.
+Whatever observes requests is a `Listener` in one ordered list: the listeners of all pools (`_listeners` in serving.py),
+then the gates of the pool. The hooks of plugins are no listeners; they are called after all listeners. A listener runs
+on the event loop, in the tick of the event, and must not wait.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Listener:
         """The scheduler chose none of the candidates."""
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """An attempt is about to be sent, in the tick of its decision."""
+        """An attempt is about to be sent, in the tick in which its endpoint was chosen."""
 
-    def probe_started(self, attempt: Attempt) -> None:
+    def started_on_watched_pod(self, attempt: Attempt) -> None:
         """An attempt starts on a pod on which others have failed (`Endpoint.is_watched`); comes after
         `attempt_started`."""
 
     def first_byte(self, attempt: Attempt) -> None:
         """The first byte of the body of a pod's response arrived; `status` and `first_byte_at` are set."""
 
-    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
+    def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt ended that is evidence about its pod. Called before `attempt_ended`, for every attempt except a
         complete response with status 200 on a pod that is not watched (`Endpoint.is_watched`): so also for other
         statuses, for clients that left, and for successes on a pod that breakers watch."""
@@ -113,11 +113,15 @@ class Listeners:
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
         self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
-        self.probe_started = tuple(each.probe_started for each in _overriding(self.all, "probe_started"))
+        self.started_on_watched_pod = tuple(
+            each.started_on_watched_pod for each in _overriding(self.all, "started_on_watched_pod")
+        )
         self.first_byte: tuple[Callable[[Attempt], object], ...] = tuple(
             each.first_byte for each in _overriding(self.all, "first_byte")
         )
-        self.attempt_judged = tuple(each.attempt_judged for each in _overriding(self.all, "attempt_judged"))
+        self.ended_with_evidence = tuple(
+            each.ended_with_evidence for each in _overriding(self.all, "ended_with_evidence")
+        )
         self.response_stored = tuple(each.response_stored for each in _overriding(self.all, "response_stored"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))

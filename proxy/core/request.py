@@ -135,11 +135,11 @@ class Naming:
 
 @frozen
 class InferenceRequest:
-    """What the client wants; immutable: `changed` makes a copy, for example with another model. `body` are the client's
-    bytes (empty for a streamed upload), `headers` have lower-case names, `max_tokens` is the client's limit on the
-    response (0: none), `received_at` is monotonic seconds, and so is `deadline`, by which the response must be
-    complete. `asks_usage`: kvlane has added a request for usage to the body, so the relay takes usage out of the
-    stream. `naming`: None if the model's name stands for itself."""
+    """What the client wants; immutable: `changed` makes a copy, for example with another model. `body` has the bytes
+    for the pod; of a streamed upload, the first part. `headers` have lower-case names, `max_tokens` is the client's
+    limit on the response (0: none), `received_at` is monotonic seconds, and so is `deadline`, by which the response
+    must be complete. `asks_usage`: kvlane has added a request for usage to the body, so the relay takes usage out of
+    the stream. `naming`: None if the model's name stands for itself."""
 
     id: str
     path: str

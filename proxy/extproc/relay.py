@@ -66,7 +66,7 @@ class EnvoyRelay(TrackedRelay):
         """The head of the pod's response."""
 
     async def relay(self, attempt: Attempt) -> None:
-        """See the port. If the gateway used another pod, the next attempt is on that pod."""
+        """See `core.ports.Relay.relay`. If Envoy used another pod, the next attempt is on that pod."""
         self.attempt = attempt
         try:
             if self._response is None:

@@ -102,7 +102,7 @@ class ReadsAfterNotFound(Listener):
     def __init__(self, reads: ModelReads) -> None:
         self._reads = reads
 
-    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
+    def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         status = error.status if isinstance(error, Declined) else attempt.status
         if status == NOT_FOUND and attempt.request.model:
             self._reads.read_soon(attempt.endpoint)

@@ -215,7 +215,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self.idle_since is not None or not (self.is_fresh or self.reader.keeps)
 
     def request_ended(self, client_request: HttpRequest) -> None:
-        """End every served request."""
+        """Release what a request held that has been served; then read the next one, or close the connection."""
         self.client_request = self.task = self.idle_since = None
         self.is_fresh = False
         if self.head_size:
@@ -249,7 +249,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.socket.close()
             self._give_up(Ending.EVICTED)
 
-    def evict(self) -> None:
+    def stop(self) -> None:
         """End a request without a pod because the proxy stops."""
         self.forget()
         self._give_up(ShuttingDown())

@@ -169,7 +169,7 @@ _DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL
 @lru_cache(maxsize=256)
 def _fates(names: bytes, has_pod_key: bool) -> tuple[tuple[bool, ...], tuple[bool, ...] | None]:
     """Return which of a client's fields pass to a pod, and which list others that do not: Connection, None if absent.
-    `names` are joined by colons, which names do not contain. The first Authorization passes unless the request is
+    `names` are joined by colons, which names do not contain. The first Authorization passes unless
     `has_pod_key`."""
     passed = []
     lowered = names.lower().split(b":")
@@ -218,9 +218,9 @@ def needs_more(head: ResponseHead, beginning: bytes) -> bool:
     return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
 
 
-def refusal(head: ResponseHead, beginning: bytes, rank: int | None = None) -> Declined | None:
-    """Return why the pod does not serve the request; None if it does, or finds fault with the request. A 404 is a
-    refusal only for a model that the pod does not have, and a 400 only for a `rank` that it does not have."""
+def declined_or_none(head: ResponseHead, beginning: bytes, rank: int | None = None) -> Declined | None:
+    """Return why the pod declines the request; None if it serves it, or finds fault with it. With a 404 it declines
+    only for a model that it does not have, and with a 400 only for a `rank` that it does not have."""
     if head.declines or (head.status == NOT_FOUND and says_that_model_is_missing(beginning)):
         return declined_with(head, beginning)
     if head.status == NOT_FOUND:

@@ -202,8 +202,8 @@ ERROR = b'data: {"error"'
 
 
 class Continuation:
-    """A response whose parts several pods may send. It belongs to the client request and outlives the
-    attempts."""
+    """A response whose parts several pods may send. The client request holds it. Until a response has started each
+    attempt gets a new one; the attempts after that share the last one."""
 
     def __init__(self, request: InferenceRequest, continuable: ContinuableRequest) -> None:
         self.request = request
@@ -270,11 +270,11 @@ class Continuation:
         return interrupted
 
 
-class RestRefused(UpstreamFailed):
+class RestDeclined(UpstreamFailed):
     """A pod responded in one piece to the request for the rest, so no pod will send it."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"it refused the rest of the response: {status}")
+        super().__init__(f"it declined the rest of the response: {status}")
         self.refusal = BadRequest(f"The rest of this response was refused: {status}.")
 
 

@@ -197,8 +197,9 @@ SPACED = "between method, target and version is one space each"
 
 
 class GeneralReader(RequestReader):
-    """The reader of all requests of a connection from the first one that is not for ContentLengthReader: heads in
-    several reads, chunked bodies. It holds all bytes except those between the end of a body and its response."""
+    """The reader of a connection after ContentLengthReader, from the first request on that the latter cannot read, such
+    as a head in several reads or a chunked body. It receives all bytes, except between the end of a body and the
+    response: the connection holds these."""
 
     __slots__ = ("_begun_at", "_connection", "_fed", "_first", "_head", "_parser", "_server", "_stopped")
 

@@ -28,11 +28,11 @@ from proxy.http.head import (
     BAD_REQUEST,
     RawHeaders,
     ResponseHead,
+    declined_or_none,
     encode_pairs,
     first_lines,
     header_line,
     passing,
-    refusal,
 )
 from proxy.http.pipeline import make_continuable
 from proxy.http.rank import RANK_HEADER, body_for
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from proxy.http.client_connection import ClientConnection, Sink
 
 
-CLOSE_RACE = 0.01
+CLOSED_WITHIN = 0.01
 """Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
 the request arrived. An engine that crashes as quickly is detected on the fresh connection, which it refuses."""
 
@@ -68,9 +68,9 @@ class TrackedRelay(Relay):
             body = body_for(attempt.endpoint, attempt.request.body)
             headers = [each for each in self.client_request.raw_headers if each[0].lower() != b"accept-encoding"]
             head = self._head(attempt, pod.address, body, headers)  # a compressed response could not be read here
-            used, raced = pod.acquire(), None
+            used, first_error = pod.acquire(), None
             while True:
-                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
+                connection = used or await _connect(context.pool, pod, first_error, attempt.request.deadline)
                 attempt.sent_at = context.clock.now()
                 response = Collected(connection)
                 connection.send(response, head, body)
@@ -78,16 +78,16 @@ class TrackedRelay(Relay):
                     response_head, content = await self._whole(response, attempt, seconds)
                     break
                 except Disconnected as error:
-                    if used is None or not self._note_close_race(attempt, error):
+                    if used is None or not self._note_closing_connection(attempt, error):
                         raise
-                    raced, used = error.with_traceback(None), None
+                    first_error, used = error.with_traceback(None), None
             ResponseMeter().finish_at_once(attempt, content)
             attempt.status = response_head.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
             if response_head.declines or response_head.status == BAD_REQUEST:
-                refused = refusal(response_head, content, attempt.endpoint.rank)
-                if refused is not None:
-                    raise refused
+                declined = declined_or_none(response_head, content, attempt.endpoint.rank)
+                if declined is not None:
+                    raise declined
             attempt.ending = Ending.COMPLETE
             return content
         except asyncio.CancelledError:
@@ -133,15 +133,15 @@ class TrackedRelay(Relay):
     def end(self) -> None:
         """End a partial response that no pod continues."""
 
-    def _note_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
+    def _note_closing_connection(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Note on the request that the pod was closing an idle connection when the request arrived, and so has not seen
         it. Return whether that is so, for the first time."""
         if not isinstance(error, Disconnected) or not error.silent:
             return False
-        if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSE_RACE:
+        if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSED_WITHIN:
             return False
         crashes = crashes_of(attempt.request)
-        was_first, crashes.had_close_race = not crashes.had_close_race, True
+        was_first, crashes.met_closing_connection = not crashes.met_closing_connection, True
         return was_first
 
     def _head(
@@ -200,9 +200,9 @@ class ClientRelay(TrackedRelay):
     async def relay(
         self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
     ) -> None:
-        """See the port. Also raise RequestError if the client's upload broke off or cannot be sent again. `context` and
-        `lane` are given for one of several concurrent attempts. If the pod was closing the idle connection, send the
-        request again on a fresh one."""
+        """See `core.ports.Relay.relay`. Also raise RequestError if the client's upload broke off or cannot be sent
+        again. `context` and `lane` are given for one of several concurrent attempts. If the pod was closing the idle
+        connection, send the request again on a fresh one."""
         if context is None:
             context, self.attempt = self._context, attempt
         client_request = self.client_request
@@ -220,9 +220,9 @@ class ClientRelay(TrackedRelay):
         try:
             pod = context.pool[attempt.endpoint.url]
             head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
-            used, raced = pod.acquire() if upload is None else None, None
+            used, first_error = pod.acquire() if upload is None else None, None
             while True:
-                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
+                connection = used or await _connect(context.pool, pod, first_error, attempt.request.deadline)
                 response = Response(client_request, attempt, context, connection, lane)
                 if continuation is not None:
                     response.continue_with(continuation)
@@ -240,9 +240,9 @@ class ClientRelay(TrackedRelay):
                     raise
                 if error is None:
                     return
-                if used is None or not self._note_close_race(attempt, error):
+                if used is None or not self._note_closing_connection(attempt, error):
                     raise error
-                raced, used, attempt.ending = error, None, None
+                first_error, used, attempt.ending = error, None, None
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._cancelled()
             raise
@@ -281,16 +281,16 @@ def _end_at(deadline: float, outlet: ClientConnection | AttemptLane) -> None:
         outlet.sink.check(math.nextafter(deadline, math.inf))
 
 
-async def _connected(
-    pool: UpstreamPool, pod: PodConnections, raced: KvlaneError | None, deadline: float
+async def _connect(
+    pool: UpstreamPool, pod: PodConnections, first_error: KvlaneError | None, deadline: float
 ) -> PodConnection:
-    """Return a fresh connection. If the pod no longer accepts connections, raise `raced`, the error of the first try:
-    the pod may have received the request and crashed."""
+    """Return a fresh connection. If the pod no longer accepts connections, raise `first_error`, that of the idle
+    connection: the pod may have received the request and crashed."""
     try:
         return await pool.connect(pod, deadline)
     except ConnectFailed as error:
-        if raced is not None and not isinstance(error, OutOfFiles):
-            raise raced from None
+        if first_error is not None and not isinstance(error, OutOfFiles):
+            raise first_error from None
         raise
 
 
@@ -366,13 +366,13 @@ class ResponseRace:
 
     # what the server calls
 
-    def evict(self) -> None:
+    def stop(self) -> None:
         sinks = self._sinks()
         for sink in sinks:
             if isinstance(sink, Response):
-                sink.evict()
+                sink.stop()
         if not sinks:  # all attempts wait for their connections
-            self.client_request.connection.evict()
+            self.client_request.connection.stop()
 
     def _sinks(self) -> list[Sink]:
         return [lane.sink for lane in self._lanes if lane.sink is not None]

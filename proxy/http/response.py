@@ -22,12 +22,21 @@ from proxy.core.ports import Clock
 from proxy.http.client_connection import Tunnel
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
-from proxy.http.head import BAD_REQUEST, BODYLESS, NOT_FOUND, UNSURE, ResponseHead, header_line, needs_more, refusal
+from proxy.http.head import (
+    BAD_REQUEST,
+    BODYLESS,
+    NOT_FOUND,
+    UNSURE,
+    ResponseHead,
+    declined_or_none,
+    header_line,
+    needs_more,
+)
 from proxy.http.pipeline import (
     Continuation,
     Pipeline,
     ResponseTransform,
-    RestRefused,
+    RestDeclined,
     WholeBody,
     event_transforms,
     is_changed,
@@ -76,7 +85,7 @@ class Response(Receiver):
     - `finished`: the pod's last read. COMPLETE, unless the stream is truncated or reports a failure: then `failed`.
     - `failed`: the pod failed or was too slow. Before the start `done` gets the error, and another pod is tried. After
       it `_leave_open` lets another pod continue the stream, if one can; else `_end_incomplete` tells the client.
-    - `evict`, as kvlane stops, and `abandon`, as the relay is cancelled: `_end_incomplete` after the start.
+    - `stop`, as kvlane stops, and `abandon`, as the relay is cancelled: `_end_incomplete` after the start.
     - `gone`: the client left. CLIENT_GONE, or COMPLETE if it had the last event.
     - `internal_error`: a defect of kvlane. `done` raises it.
 
@@ -305,7 +314,7 @@ class Response(Receiver):
         if resumed is not None and not resumed.done():
             resumed.set_result(None)
 
-    def evict(self) -> None:
+    def stop(self) -> None:
         """End the response because the proxy stops."""
         self.abandon(STOPPED, ShuttingDown())
 
@@ -384,12 +393,12 @@ class Response(Receiver):
     def _start_rest(self, head: ResponseHead) -> None:
         """Start the rest of a response. Raise UpstreamFailed for a head that does not continue it."""
         if head.declines or head.status == NOT_FOUND:
-            raise refusal(head, b"") or Declined(head.status)
+            raise declined_or_none(head, b"") or Declined(head.status)
         if head.status == BAD_REQUEST and self._attempt.endpoint.rank is not None:
             self._events = False  # the body says whether it is the rank
             return
         if head.simple or head.status == BAD_REQUEST:
-            raise RestRefused(head.status)
+            raise RestDeclined(head.status)
         if not head.events or head.status != 200:
             raise InvalidResponse(f"the rest of a response cannot be read: {head.status}")
         if self._continuation is not None and isinstance(self._framing, Pipeline):
@@ -415,7 +424,7 @@ class Response(Receiver):
     def _leave_open(self, continuation: Continuation, error: KvlaneError, ending: Ending) -> bool:
         """End the attempt but not the stream, with the error by which the gateway asks another pod for the rest. Return
         False and do nothing if no pod can send the rest."""
-        if isinstance(error, RestRefused):
+        if isinstance(error, RestDeclined):
             for_gateway: KvlaneError | None = error.refusal
         elif self._resumes and self._attempt.status is None:
             for_gateway = error
@@ -459,9 +468,9 @@ class Response(Receiver):
 
     def _declined(self, head: ResponseHead, beginning: bytes) -> UpstreamFailed | None:
         """Return the error of a response for which another pod can be tried."""
-        error = refusal(head, beginning, self._attempt.endpoint.rank)
+        error = declined_or_none(head, beginning, self._attempt.endpoint.rank)
         if error is None:
-            return RestRefused(head.status) if self._resumes and head.status == BAD_REQUEST else None
+            return RestDeclined(head.status) if self._resumes and head.status == BAD_REQUEST else None
         if self._resumes or isinstance(error, RankOutOfRange):
             return error
         upload = self._client_request.upload

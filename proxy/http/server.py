@@ -96,7 +96,7 @@ class Handshakes:
         self._server = server
         self._open: WeakSet[Handshake] = WeakSet()
         self._begun = 0
-        """Handshakes that have succeeded or were reported separately."""
+        """Handshakes begun that have neither succeeded nor been reported as failed."""
 
     def __call__(self) -> Handshake:
         handshake = Handshake(self)
@@ -187,7 +187,7 @@ class DataServer:
         """What the relays of new requests share."""
         self.use(served)
         origins = served.security.cors.origins
-        self.serve = Cors(origins, self._serve, self._permitted).serve if origins else self._serve
+        self.serve = Cors(origins, self._serve, self._end_preflight).serve if origins else self._serve
         """Runs as a task and ends with `ClientConnection.request_ended`."""
         self._tasks = Tasks()
         self._port_servers: list[asyncio.Server]
@@ -309,7 +309,7 @@ class DataServer:
                 if connection.idle and not connection.is_fresh:  # fresh ones get a moment for their first request
                     connection.close()
             await asyncio.sleep(0.02)
-        self._evict()
+        self._stop_requests()
         await asyncio.sleep(0)
         await self.shutdown(0.1)
         await self._tasks.stop()
@@ -328,16 +328,16 @@ class DataServer:
     def _serve(self, client_request: HttpRequest) -> Coroutine[Any, Any, None]:
         return self.service.serve(client_request, ClientRelay(client_request, self.context))
 
-    def _permitted(self, client_request: HttpRequest) -> None:
-        """Serve a request that was authenticated instead of `_serve`."""
+    def _end_preflight(self, client_request: HttpRequest) -> None:
+        """End a preflight request that `Cors` has responded to."""
         self.service.ended(client_request, Ending.COMPLETE, None)
         client_request.end()
 
-    def _evict(self) -> None:
+    def _stop_requests(self) -> None:
         """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections
         would make some responses look complete."""
         for connection in tuple(self.connections):
             if isinstance(connection.sink, Response | ResponseRace):
-                connection.sink.evict()
+                connection.sink.stop()
             elif connection.sink is None:
-                connection.evict()
+                connection.stop()

@@ -104,7 +104,8 @@ class Resolver:
         )
 
     async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
-        """See the port. A final error has the model name that the client sent."""
+        """Send the request under each of its models in turn, until a pod serves it. A final error has the model name
+        that the client sent."""
         naming = request.naming
         while naming is not None:
             try:

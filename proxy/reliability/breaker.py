@@ -96,7 +96,7 @@ class Breakers(Listener):
             return "closed"
         return "half-open" if circuit.is_half_open else "open"
 
-    def probe_started(self, attempt: Attempt) -> None:
+    def started_on_watched_pod(self, attempt: Attempt) -> None:
         """Let no request follow a probe of a half-open pod."""
         circuit = self._circuits.get(attempt.endpoint.lead)
         if circuit is not None and circuit.is_half_open:
@@ -111,7 +111,7 @@ class Breakers(Listener):
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
             self._recover(attempt.endpoint.lead)
 
-    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
+    def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         endpoint = attempt.endpoint.lead
         if endpoint.state is GONE:
             return

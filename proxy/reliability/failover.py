@@ -130,7 +130,7 @@ class Poison(Listener):
     _broken: deque[tuple[float, Endpoint, Crashes]] = field(init=False, default_factory=deque)
     """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
 
-    def attempt_judged(self, attempt: Attempt, error: BaseException | None) -> None:
+    def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         """Record an attempt that failed after its pod was connected, whether or not the client received a part."""
         if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
             return
@@ -154,7 +154,7 @@ class Poison(Listener):
         for endpoint in tuple(crashes.suspected):
             if not await self.is_alive(endpoint) and crashes.confirm(endpoint):
                 was_alone = len(crashes.crashed) == 2 and self._was_alone(crashes, endpoint)
-                number = max(self._count(crashes.fingerprint, attempt.started_at), len(crashes.crashed))
+                number = max(self._count_crash(crashes.fingerprint, attempt.started_at), len(crashes.crashed))
                 is_proven = is_proven or was_alone or number >= MOST_CRASHES
         if is_proven:
             self._quarantine(crashes.fingerprint)
@@ -176,7 +176,7 @@ class Poison(Listener):
         others = (at >= since and pod is endpoint and whose is not crashes for at, pod, whose in self._broken)
         return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
-    def _count(self, fingerprint: bytes, started_at: float) -> int:
+    def _count_crash(self, fingerprint: bytes, started_at: float) -> int:
         """Count a crash under an attempt that started at this time. Return the number within QUARANTINE_SECONDS. Equal
         requests that run at the same time prove no more than one of them: only an attempt after the last crash counts.
         """
@@ -214,11 +214,11 @@ TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
 
 Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]
-"""Return the preferred ones of the pods, best first; at least one."""
+"""Return the pods with free capacity, in their order; all of them if none has capacity."""
 
 Others = Callable[[Attempt, Sequence[Endpoint]], Sequence[Endpoint]]
-"""Return the ready pods of the pool except the given ones, best first. The decision knows only the pods that were ready
-and had their full share when it was made."""
+"""Return the ready pods of the pool except the given ones, best first. The candidates of the decision lack the pods
+that were not ready when it was made, and the pods in slow start that did not take part in it."""
 
 
 @dataclass(slots=True)
@@ -261,7 +261,7 @@ class Failover:
     def retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether to retry instead of relaying a response of this status."""
         state = attempt.retries or RetryState()
-        if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(attempt.request):
+        if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallback_models(attempt.request):
             return True
         if status == NOT_FOUND and sees_some_models(attempt.request):
             return True  # the pod's own 404 may name models that the key may not see
@@ -297,11 +297,11 @@ class Failover:
         is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
         if (
             (_is_without_model(error) and not any(_lists_model(endpoint, attempt) for endpoint in left))
-            or (_has_fallbacks(attempt.request) and isinstance(error, Declined) and not left)
+            or (_has_fallback_models(attempt.request) and isinstance(error, Declined) and not left)
             or (is_optional and (is_second or not left))
         ):
             raise _gave_up(attempt, error)
-        wait = self._count(state, attempt, error, has_others=bool(left))
+        wait = self._count_failure(state, attempt, error, has_others=bool(left))
         endpoint = self._choose(state, attempt, error)
         if self.clock.now() + wait >= attempt.request.deadline:
             raise GatewayTimeout("No pod responded before the deadline of the request.") from error
@@ -331,9 +331,9 @@ class Failover:
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(other)
 
-    def _count(self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool) -> float:
-        """Count the failure and return the backoff in seconds; 0 after a pod that accepted no connection while an
-        untried one is left."""
+    def _count_failure(self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool) -> float:
+        """Count the failure, take a retry of the budget, and return the backoff in seconds. Raise RequestError if no
+        retry is allowed. A pod that accepted no connection, while an untried one is left, is not counted: return 0."""
         unreached = isinstance(error, ConnectFailed | RankOutOfRange)
         if not isinstance(error, Declined) and _cause(error) not in self.settings.on:
             raise _gave_up(attempt, error)
@@ -376,7 +376,7 @@ class Failover:
         return elsewhere or (self.others(attempt, tried) if decision.profile else ()) or left
 
 
-def _has_fallbacks(request: InferenceRequest) -> bool:
+def _has_fallback_models(request: InferenceRequest) -> bool:
     return request.naming is not None and bool(request.naming.fallbacks)
 
 

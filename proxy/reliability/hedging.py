@@ -111,10 +111,10 @@ class Hedging:
     def around(self, serve_in: ServeIn, scope_of: AttemptScope) -> ServeIn:
         """Return `serve_in` with a hedge for each request that may have one."""
 
-        def placed(pool: HedgedPool, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
+        def serve_hedged(pool: HedgedPool, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
             return serve_in(pool, request, parsed, relay, sender=self._of(pool, request, relay, scope_of))
 
-        return placed
+        return serve_hedged
 
     def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, scope_of: AttemptScope) -> Hedge | None:
         wanted = request.priority >= self.settings.priority_at_least and bool(request.body)

@@ -33,9 +33,7 @@ def world() -> World:
     """Pods `a` and `b` serve `m`, `z` serves `n`."""
     made = World(names="ab")
     made.fleet.reached(made.fleet.add(PodSettings("http://z:1", "z", models=("n",))))
-    made.gateway.authorizer = made.gateway.model_names = Resolver(
-        params.load(ModelSettings, SETTINGS), random.Random(1)
-    )
+    made.gateway.resolver = made.gateway.model_names = Resolver(params.load(ModelSettings, SETTINGS), random.Random(1))
     return made
 
 

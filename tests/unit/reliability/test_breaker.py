@@ -60,7 +60,7 @@ class World(BreakerPeers):
     def start(self) -> Attempt:
         attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         if self.pod.is_watched:
-            self.breakers.probe_started(attempt)
+            self.breakers.started_on_watched_pod(attempt)
         return attempt
 
     def end(
@@ -72,7 +72,7 @@ class World(BreakerPeers):
     ) -> None:
         attempt.status = None if error else status
         attempt.ending = Ending.UPSTREAM_FAILED if error else ending
-        self.breakers.attempt_judged(attempt, error)
+        self.breakers.ended_with_evidence(attempt, error)
 
     def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
         for _ in range(times):
@@ -158,7 +158,7 @@ def test_a_deadline_of_the_client_does_not_count(
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     world.clock.advance(0.1)
     attempt.status, attempt.ending = None if error else 200, Ending.TIMED_OUT
-    world.breakers.attempt_judged(attempt, error)
+    world.breakers.ended_with_evidence(attempt, error)
     assert world.state == state
 
 
@@ -167,7 +167,7 @@ def test_a_timeout_before_the_clients_deadline_counts() -> None:
     request = InferenceRequest("r", "/", "m", headers={TIME_LIMIT: "100000"}, deadline=world.clock.now() + 100)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     attempt.ending = Ending.TIMED_OUT
-    world.breakers.attempt_judged(attempt, UpstreamTimedOut("no first byte within 30 s"))
+    world.breakers.ended_with_evidence(attempt, UpstreamTimedOut("no first byte within 30 s"))
     assert world.state == "open"
 
 

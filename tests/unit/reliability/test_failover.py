@@ -362,7 +362,7 @@ def run_with(world: World, name: str, text: bytes = b"innocent") -> None:
     request = world.first(text).request
     attempt = Attempt(request, Decision(pod), pod, 0, world.clock.now())
     attempt.ending = Ending.UPSTREAM_FAILED
-    world.failover.poison.attempt_judged(attempt, None)
+    world.failover.poison.ended_with_evidence(attempt, None)
 
 
 async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:

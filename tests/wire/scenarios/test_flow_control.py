@@ -189,7 +189,7 @@ class TestWithObjectives:
     @asynccontextmanager
     async def stack(self, **section: Any) -> AsyncIterator[Stack]:
         async with stack(1, SLOW, {"flowControl": section}) as s:
-            s.app.serving.gateway.authorizer = ByHeaders()
+            s.app.serving.gateway.resolver = ByHeaders()
             yield s
 
     async def test_an_urgent_request_evicts_a_sheddable_one_without_a_response(self) -> None:

@@ -1,11 +1,11 @@
-"""How long a pod that declines wants to be left alone."""
+"""Responses with which a pod declines a request, and how long it wants to be left alone."""
 
 from __future__ import annotations
 
 import pytest
 
 from proxy.core.errors import RankOutOfRange
-from proxy.http.head import declined_with, read_response_head, refusal
+from proxy.http.head import declined_or_none, declined_with, read_response_head
 
 DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
 
@@ -47,9 +47,9 @@ def test_retry_after_is_read_in_both_forms(lines: list[str], seconds: float | No
         (b"", False),
     ],
 )
-def test_a_404_is_a_refusal_only_for_a_missing_model(body: bytes, is_missing: bool) -> None:
+def test_a_404_declines_only_for_a_missing_model(body: bytes, is_missing: bool) -> None:
     head = read_response_head(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body))
-    error = refusal(head, body)
+    error = declined_or_none(head, body)
     assert (error is not None and error.status == 404) is is_missing
 
 
@@ -68,7 +68,7 @@ def test_a_404_is_a_refusal_only_for_a_missing_model(body: bytes, is_missing: bo
     ],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_400_is_a_refusal_only_for_the_rank_that_was_sent(
+def test_a_400_declines_only_for_the_rank_that_was_sent(
     message: str, rank: int | None, size: int | None, is_stream: bool
 ) -> None:
     body = b'{"error":{"message":"%b","type":"BadRequestError","code":400}}' % message.encode()
@@ -78,5 +78,5 @@ def test_a_400_is_a_refusal_only_for_the_rank_that_was_sent(
         head = read_response_head(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-    error = refusal(head, body, rank)
+    error = declined_or_none(head, body, rank)
     assert (error.size if isinstance(error, RankOutOfRange) else error) == size

@@ -1,4 +1,4 @@
-"""Admission of requests whose sender is known."""
+"""The resolver that checks the models of a key and notes its identity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from proxy.auth.authenticator import Admission
+from proxy.auth.authenticator import AuthorizingResolver
 from proxy.core.errors import UnknownModel
 from proxy.core.ports import IDENTITY, Identity
 from proxy.core.request import InferenceRequest
@@ -29,7 +29,7 @@ class Renaming:
 
 
 def test_the_tenant_and_sender_are_set_for_later_steps() -> None:
-    resolved = Admission().resolve(request(), ACME)
+    resolved = AuthorizingResolver().resolve(request(), ACME)
     assert resolved.tenant == "acme"
     assert resolved.state.read(IDENTITY) is ACME
     assert resolved.body == request().body
@@ -37,22 +37,22 @@ def test_the_tenant_and_sender_are_set_for_later_steps() -> None:
 
 def test_a_forbidden_model_does_not_exist() -> None:
     with pytest.raises(UnknownModel):
-        Admission().resolve(request("qwen"), ACME)
+        AuthorizingResolver().resolve(request("qwen"), ACME)
 
 
 def test_models_of_a_key_are_client_names_and_headers_cannot_set_the_tenant() -> None:
-    resolved = Admission(Renaming()).resolve(request(), ACME)
+    resolved = AuthorizingResolver(Renaming()).resolve(request(), ACME)
     assert (resolved.model, resolved.tenant) == ("other", "acme")
 
 
 def test_usage_is_requested_for_keys_with_token_limits() -> None:
-    admission = Admission(counts_tokens=lambda identity: identity is ACME)
-    assert admission.resolve(request(), ACME).asks_usage
-    assert not admission.resolve(request(stream=False), ACME).asks_usage
-    assert not admission.resolve(request(), Identity("other")).asks_usage
+    resolver = AuthorizingResolver(counts_tokens=lambda identity: identity is ACME)
+    assert resolver.resolve(request(), ACME).asks_usage
+    assert not resolver.resolve(request(stream=False), ACME).asks_usage
+    assert not resolver.resolve(request(), Identity("other")).asks_usage
 
 
 def test_requests_without_a_key_pass_if_none_is_configured() -> None:
     incoming = request()
-    assert Admission(counts_tokens=lambda identity: True).resolve(incoming, None) is incoming
-    assert Admission(Renaming(), lambda identity: True).resolve(incoming, None).model == "other"
+    assert AuthorizingResolver(counts_tokens=lambda identity: True).resolve(incoming, None) is incoming
+    assert AuthorizingResolver(Renaming(), lambda identity: True).resolve(incoming, None).model == "other"
