@@ -85,9 +85,9 @@ class Polling:
         return draft.keep(
             ("runner", name),
             lambda: FleetRunner(
-                self._fleet, pool.pods, scraper, clock, self._random, pool.engines, name, lambda *of: self.scraped(*of)
+                self._fleet, pool.pods, scraper, clock, self._random, pool.dialects, name, lambda *of: self.scraped(*of)
             ),
-            settings=(pool.pods, pool.engines),
+            settings=(pool.pods, pool.dialects),
         )
 
     def _build_checks(self, settings: HealthSettings, draft: Draft) -> None:

@@ -22,7 +22,7 @@ from proxy.core.registry import Ports, Registry
 from proxy.core.state import State
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.extproc.settings import ExtProcSettings
-from proxy.fleet.dialects import Engines
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.http.settings import AdminSettings, ListenSettings, SecuritySettings
@@ -44,17 +44,17 @@ _SECTIONS = ("pods", "scheduling", "flowControl", "disaggregation")
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """`scheduling` is the document of that section, `engines` the dialects it knows, `given` what was written."""
+    """`scheduling` is the document of that section, `dialects` the dialects that it knows, `given` what was written."""
 
     pods: PodSources = field(default_factory=PodSources)
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     scheduling: Document = field(default_factory=Document)
-    engines: Engines = field(default_factory=Engines)
+    dialects: Dialects = field(default_factory=Dialects)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-DERIVED = ("scheduling", "pools", "engines", "given", "source")
+DERIVED = ("scheduling", "pools", "dialects", "given", "source")
 """Fields that are not sections of plain values."""
 
 EVERYWHERE = {"0.0.0.0", "::"}
@@ -63,9 +63,9 @@ EVERYWHERE = {"0.0.0.0", "::"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. `scheduling` is the document of that section, `engines` the dialects it knows; `pools`
-    are those beside the one of the top level; `given` is what was written, to tell it from defaults, and `source` all
-    that `from_mapping` made this of."""
+    """The whole configuration. `scheduling` is the document of that section, `dialects` the dialects that it knows;
+    `pools` are those beside the one of the top level; `given` is what was written, to tell it from defaults, and
+    `source` all that `from_mapping` made this of."""
 
     listen: ListenSettings = field(default_factory=ListenSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
@@ -81,7 +81,7 @@ class Settings:
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     extproc: ExtProcSettings = field(default_factory=ExtProcSettings)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    engines: Engines = field(default_factory=Engines)
+    dialects: Dialects = field(default_factory=Dialects)
     given: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class Settings:
         """Return the pools by name; the pool of the top level is the first."""
         return {
             DEFAULT_POOL: PoolSettings(
-                self.pods, self.flow_control, self.disaggregation, self.scheduling, self.engines
+                self.pods, self.flow_control, self.disaggregation, self.scheduling, self.dialects
             ),
             **self.pools,
         }
@@ -163,9 +163,9 @@ def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dic
         rest["pods"] = picker_config.pods_section(pods, layer, own)
     if given := scheduling.flow_control:
         rest["flowControl"] = picker_config.flow_control_section(rest.get("flowControl"), given, own)
-    engines = picker_config.engines(layer.core, own)
+    dialects = picker_config.dialects(layer.core, own)
     problems.extend(Problem(join(path, problem.path), problem.message) for problem in own)
-    return rest, {"scheduling": scheduling, "engines": engines}
+    return rest, {"scheduling": scheduling, "dialects": dialects}
 
 
 def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
@@ -217,7 +217,8 @@ def _contradictions(settings: Settings) -> Iterator[Problem]:
 
 def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems with suggestions that include `scheduling` and `pools`, which the loader does not know."""
-    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given", "source")]
+    hidden = ("dialects", "given", "source")
+    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in hidden]
     fixed = []
     for problem in problems:
         if not problem.path and problem.message.startswith("unknown field '"):

@@ -252,7 +252,7 @@ class SharedScrapes(Shared):
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
         match orjson.loads(body):
-            case [str(name), int(priority), int(source), int(seconds) | float(seconds), int(listed), list(ranks)]:
+            case [str(name), int(priority), int(source), int(seconds) | float(seconds), int(checksum), list(ranks)]:
                 scraped = [read_metrics(values, self._clock.now()) for values in ranks]
             case _:
                 raise InvalidMessage("not a scrape of a pod")
@@ -260,13 +260,13 @@ class SharedScrapes(Shared):
         if pod is None or priority <= self._priority(pod) or source != self._source(pod):
             return
         if refresher := self._polling.refresher_of(pod):
-            refresher.receive(min(seconds, LONGEST_SCRAPE), listed, scraped)
+            refresher.receive(min(seconds, LONGEST_SCRAPE), checksum, scraped)
 
-    def _scraped(self, pod: Endpoint, seconds: float, listed: int) -> None:
+    def _scraped(self, pod: Endpoint, seconds: float, models_checksum: int) -> None:
         if self._replica.place[0] == 1:
             return  # there is no other host
         ranks = [metrics_values(rank, self._clock.now()) for rank in pod.ranks] if seconds else []
-        scrape = pod.pod_name, self._priority(pod), self._source(pod), round(seconds, 3), listed, ranks
+        scrape = pod.pod_name, self._priority(pod), self._source(pod), round(seconds, 3), models_checksum, ranks
         self._replica.publish_to_all(FrameKind.SCRAPE, dumped(scrape))
 
     def _priority(self, pod: Endpoint) -> int:

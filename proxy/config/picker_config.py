@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.core.errors import Problem
-from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
+from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Dialects, Specs, specs
 from proxy.scheduling.document import NOT_YET
 from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig
 
@@ -47,23 +47,23 @@ def flow_control_section(own: Any, given: Mapping[str, Any], faults: Faults) -> 
     return {**given, **own}
 
 
-def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
+def dialects(core: CoreMetrics | None, faults: Faults) -> Dialects:
     """Return the built-in dialects, and the dialects that the document adds or overrides."""
     if core is None:
-        return Engines()
-    dialects = dict(DIALECTS)
+        return Dialects()
+    by_engine = dict(DIALECTS)
     for engine in core.engine_configs:
         path = f"scheduling.plugins.core-metrics-extractor.engineConfigs.{engine.name}"
         try:
-            dialects[engine.name] = _dialect(engine)
+            by_engine[engine.name] = _dialect(engine)
         except ValueError as error:
             faults.append(Problem(path, str(error)))
-    if core.default_engine not in dialects:
+    if core.default_engine not in by_engine:
         path = "scheduling.plugins.core-metrics-extractor.defaultEngine"
-        faults.append(Problem(path, f"'{core.default_engine}' is not one of {', '.join(dialects)}"))
-        return Engines()
+        faults.append(Problem(path, f"'{core.default_engine}' is not one of {', '.join(by_engine)}"))
+        return Dialects()
     labels = dict.fromkeys((core.engine_label_key, *ENGINE_LABELS))
-    return Engines(dialects, tuple(labels), core.default_engine)
+    return Dialects(by_engine, tuple(labels), core.default_engine)
 
 
 def _dialect(engine: EngineConfig) -> Dialect:

@@ -77,7 +77,9 @@ class Metrics:
     """One scrape of a pod; replaced as a whole. `kv_usage` is a share in [0, 1], `blocks` the KV capacity in blocks of
     `block_size` tokens (0: unknown), `prompt_tokens` and `generation_tokens` the tokens of all prompts and responses
     since the engine started (-1: unknown), `sleep_level` 0 while awake, 1 asleep, 2 asleep without weights,
-    `scraped_at` the monotonic seconds at which the scrape was sent."""
+    `scraped_at` the monotonic seconds at which the scrape was sent. `active_models` and `waiting_models` are the LoRA
+    adapters that running and waiting requests use, `max_active_models` is the number of adapters that fit (0:
+    unknown)."""
 
     waiting: int = 0
     running: int = 0
@@ -122,9 +124,10 @@ class Load:
     bench/instructions.py --still`.)
 
     `requests` changes by `Endpoint.charge` alone, which updates the view; `crowding` is requests per unit of the pod's
-    weight. `tokens` are uncached prompt tokens whose prefill has not finished. `recent` is the logarithm of the pod's
-    recent work per unit of weight, decayed exponentially; use it only to compare pods. `remote_requests` and
-    `remote_tokens` are the parts of the peers.
+    weight. `tokens` are uncached prompt tokens whose prefill has not finished, and, if a producer estimates them, the
+    expected output tokens of the requests. `recent` is the logarithm of the pod's recent work per unit of weight,
+    decayed exponentially; use it only to compare pods. `remote_requests` and `remote_tokens` are the parts of the
+    peers.
     """
 
     requests: int = 0

@@ -131,20 +131,20 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
-    """The dialect of a pod: of its engine label if that is known, else of its `engine`. A pod without the setting has
-    the value `vllm` too, so it means `default`; where that is another engine, vLLM pods need the label."""
+class Dialects:
+    """The dialect of each pod: of its engine label if that is known, else of its `engine`. `engine: vllm` cannot be
+    told from an unset `engine`, so both get `default`. If `default` is another engine, mark vLLM pods by the label."""
 
-    dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
+    by_engine: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
     labels: tuple[str, ...] = ENGINE_LABELS
     default: str = DEFAULT_ENGINE
 
     def of(self, endpoint: Endpoint) -> Dialect:
         for label in self.labels:
-            if dialect := self.dialects.get(endpoint.labels.get(label, "")):
+            if dialect := self.by_engine.get(endpoint.labels.get(label, "")):
                 return dialect
-        return self.dialects[self.default if endpoint.engine == DEFAULT_ENGINE else endpoint.engine]
+        return self.by_engine[self.default if endpoint.engine == DEFAULT_ENGINE else endpoint.engine]
 
-    def with_attributes(self, specs: Mapping[str, str]) -> Engines:
+    def with_attributes(self, specs: Mapping[str, str]) -> Dialects:
         """As `Dialect.with_attributes`, for all dialects."""
-        return replace(self, dialects={name: one.with_attributes(specs) for name, one in self.dialects.items()})
+        return replace(self, by_engine={name: one.with_attributes(specs) for name, one in self.by_engine.items()})

@@ -12,7 +12,7 @@ import orjson
 
 from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState, Freshness, Metrics, PodTls
 from proxy.core.ports import Clock
-from proxy.fleet.records import PodRecord
+from proxy.fleet.records import Contact, PodRecord
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet
 
@@ -129,7 +129,7 @@ class Mirror(Fleet):
 
     def _apply_pod(self, values: dict[str, Any]) -> None:
         pod, ranks = _pod_settings(values["pod"]), int(values["ranks"])
-        contact, restarts = EndpointState(values["contact"]), int(values["restarts"])
+        contact, restarts = Contact(values["contact"]), int(values["restarts"])
         record = self._records.get(pod.name)
         if record is not None and (record.endpoint.pool, record.pod.uid) != (values["pool"], pod.uid):
             self._gone(record)
@@ -146,7 +146,7 @@ class Mirror(Fleet):
         if restarts > self._restarts.setdefault(record.name, restarts):
             self._restarts[record.name] = restarts
             self.restarted(record.endpoint)
-        if contact is EndpointState.READY and before is not contact:
+        if contact is Contact.RESPONDS and before is not contact:
             for endpoint in record.endpoints:
                 self._call(self.on_ready, endpoint)
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from proxy.core.endpoint import LIGHT_SLEEP, Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
@@ -19,16 +20,24 @@ RANKS_IGNORED = "ignores data-parallel ranks"
 """A reason that does not eject a pod but makes it one endpoint, in all processes."""
 
 
+class Contact(Enum):
+    """Whether a pod has not responded yet, responds, or refuses connections. The value is the state of the pod unless
+    it drains, sleeps or has an ejection reason."""
+
+    AWAITED = EndpointState.STARTING.value
+    RESPONDS = EndpointState.READY.value
+    REFUSES = EndpointState.EJECTED.value
+
+
 @dataclass(slots=True, eq=False)
 class PodRecord:
     """A pod in the fleet. `endpoints` are its data-parallel ranks, or the single endpoint of a pod without ranks; all
-    have the state of the pod. `contact` is starting, ready or ejected, independent of drains; `leave_by` is set while
-    the pod is being removed."""
+    have the state of the pod. `leave_by` is set while the pod is being removed."""
 
     endpoints: Sequence[Endpoint]
     pod: PodSettings
     source: str
-    contact: EndpointState = EndpointState.STARTING
+    contact: Contact = Contact.AWAITED
     draining: bool = False
     asleep: bool = False
     leave_by: float | None = None
@@ -53,7 +62,8 @@ class PodRecord:
         return self.pod.name
 
     @property
-    def is_ejected(self) -> bool:
+    def has_ejection_reason(self) -> bool:
+        """Whether a reason ejects it, which RANKS_IGNORED does not."""
         return bool(self.ejection_reasons.keys() - {RANKS_IGNORED})
 
     @property
@@ -78,17 +88,17 @@ class PodRecord:
     @property
     def can_serve(self) -> bool:
         """Whether it could have requests."""
-        return self._is_wanted and not self.asleep and self.contact is EndpointState.READY
+        return self._is_wanted and not self.asleep and self.contact is Contact.RESPONDS
 
     @property
     def can_be_woken(self) -> bool:
         is_asleep = self.endpoint.metrics.sleep_level == LIGHT_SLEEP
-        return self._is_wanted and self.contact is EndpointState.READY and is_asleep
+        return self._is_wanted and self.contact is Contact.RESPONDS and is_asleep
 
     @property
     def takes_any(self) -> bool:
         """Whether it has responded and lists no models."""
-        return not self.endpoint.models and self.contact is not EndpointState.STARTING
+        return not self.endpoint.models and self.contact is not Contact.AWAITED
 
     @property
     def first_names(self) -> Iterable[str]:
@@ -194,7 +204,7 @@ class Ejections:
         self.panics &= answering.keys()
 
     def _review_pool(self, pool: str, records: Sequence[PodRecord]) -> None:
-        ejected = sum(1 for record in records if record.is_ejected)
+        ejected = sum(1 for record in records if record.has_ejection_reason)
         panics = ejected * 100 > self.panic_percent * len(records)
         if panics is not (pool in self.panics):
             self.panics ^= {pool}
@@ -226,7 +236,7 @@ class Successors:
         """Let the unwanted pods go, except those whose place only pods take that have not responded yet."""
         kept = [record for record in records if record.leave_by is None and record not in unwanted]
         serving = {_place(record.endpoint) for record in kept if record.endpoint.state is EndpointState.READY}
-        coming = {_place(record.endpoint) for record in kept if record.contact is EndpointState.STARTING} - serving
+        coming = {_place(record.endpoint) for record in kept if record.contact is Contact.AWAITED} - serving
         for record in unwanted:
             is_needed = record.endpoint.state is EndpointState.READY and _place(record.endpoint) in coming
             if is_needed:

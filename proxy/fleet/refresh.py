@@ -14,7 +14,7 @@ from zlib import crc32
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.ports import Clock, Random
-from proxy.fleet.dialects import Engines
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.models import ROUND_EVERY
 from proxy.fleet.scrape import MOST_SAMPLES, Fetcher, parse_in_steps, parse_models
 from proxy.fleet.settings import DcgmSettings, RefreshSettings
@@ -46,23 +46,23 @@ class _NoResponse(Exception):
 
 Scraped = Callable[[Endpoint, float, int], None]
 """Called after a scrape with the pod, the seconds within which another one follows, which are 0 after a failure, and
-a number for its list of models."""
+the checksum of its list of models."""
 
 
 @dataclass(eq=False)
 class Refresher:
-    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it responds.
+    """Scrapes one pod until cancelled. After its own first successful scrape it pauses for as long as another process
+    sends it scrapes of that pod. The pause ends at once when the other process cannot scrape the pod, and when anything
+    but the metrics has changed, such as the engine's process or the list of models.
 
-    While it receives scrapes by another process it does not scrape a pod that it has reached itself. It scrapes the pod
-    at once when the other process cannot, and when anything but the metrics has changed, such as the engine's process
-    or the list of models.
+    A slow pod becomes stale; a pod that refuses connections is ejected until it responds.
     """
 
     _endpoint: Endpoint
-    _sink: Fleet
+    _fleet: Fleet
     _fetcher: Fetcher
     settings: RefreshSettings
-    engines: Engines
+    dialects: Dialects
     """May change; used from the next round on."""
     budget: InitVar[ScrapeBudget]
     _clock: Clock
@@ -79,8 +79,8 @@ class Refresher:
         """The last metrics of each rank."""
         self._received_at = self._received_until = -math.inf
         """When the last scrape by another process was used, and until when it counts."""
-        self._listed = 0
-        """A number for the last list of models."""
+        self._models_checksum = 0
+        """Checksum of the last list of models."""
         self._models_due = clock.now()
         self._models_wanted: asyncio.Future[None] | None = None
         """Done after the next read of the models, which `read_models` has requested."""
@@ -101,12 +101,12 @@ class Refresher:
             self._wake.set()
         return self._models_wanted
 
-    def receive(self, seconds: float, listed: int, ranks: Sequence[tuple[Metrics, int]]) -> None:
+    def receive(self, seconds: float, models_checksum: int, ranks: Sequence[tuple[Metrics, int]]) -> None:
         """Use a scrape by another process: see Scraped, and for each rank its metrics and the requests in flight."""
         if not self._last or self._missed:
             return
         now, metrics = self._clock.now(), [of_rank for of_rank, _ in ranks]
-        has_other_models = listed != self._listed and now >= self._models_due
+        has_other_models = models_checksum != self._models_checksum and now >= self._models_due
         if len(ranks) != len(self._endpoint.ranks) or has_other_models or any(map(_was_restarted, metrics, self._last)):
             self.scrape_itself()
             return
@@ -180,7 +180,7 @@ class Refresher:
             is_due = (responds or not self._reached) and self._clock.now() >= self._models_due
             if is_due or wanted is not None:
                 responds = await self._list_models() or responds
-            if responds or (not self._reached and await self._is_healthy()):
+            if responds or (not self._reached and await self._responds_to_health()):
                 self._on_response()
             if responds and self.settings.dcgm is not None:
                 await self._gpus.ask(self.settings.dcgm)
@@ -197,7 +197,7 @@ class Refresher:
             status, body = await self._get(self.settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            dialect = self.engines.of(endpoint)
+            dialect = self.dialects.of(endpoint)
             scrape = await parse_in_steps(body, dialect, sent_at)
         except _NoResponse as silent:
             self._on_miss(str(silent))
@@ -208,7 +208,7 @@ class Refresher:
         number = len(scrape.ranks) or 1
         if not dialect.lists_all_ranks:
             number = max(number, len(endpoint.ranks))
-        endpoints = self._sink.ranks_seen(endpoint, number)
+        endpoints = self._fleet.ranks_seen(endpoint, number)
         if endpoints[0] is endpoint and sent_at >= self._received_at:  # else its counters may be older
             self._on_metrics(endpoints, scrape.of(endpoints), in_flight)
         return True
@@ -221,8 +221,9 @@ class Refresher:
             if status not in (200, 404):
                 return False
             cards = parse_models(body) if status == 200 else ()
-            self._listed = crc32(repr(sorted((card["id"], str(card.get("root"))) for card in cards)).encode())
-            self._sink.listed(self._endpoint, cards)
+            names = sorted((card["id"], str(card.get("root"))) for card in cards)
+            self._models_checksum = crc32(repr(names).encode())
+            self._fleet.listed(self._endpoint, cards)
         except _NoResponse:
             return False
         except ScrapeError as error:
@@ -235,7 +236,9 @@ class Refresher:
         self._models_due = self._clock.now() + max(MODELS_INTERVAL, _MODELS_ROUNDS * self._budget.interval)
         return status == 200
 
-    async def _is_healthy(self) -> bool:
+    async def _responds_to_health(self) -> bool:
+        """Return whether `/health` is 200, which makes a pod ready that has neither metrics nor a list of models. The
+        path is fixed; `reliability.health.path` is the path of the health checks of ready pods."""
         try:
             status, _ = await self._get(self._endpoint.url + "/health")
         except _NoResponse:
@@ -256,39 +259,39 @@ class Refresher:
         """`in_flight` are the requests on each rank when the scrape was sent; unknown for a new rank."""
         if any(map(_was_restarted, metrics, self._last)):
             log.warning("pod %s was restarted", self._pod)
-            self._sink.restarted(self._endpoint)
+            self._fleet.restarted(self._endpoint)
         if self.settings.dcgm is not None:
             metrics = [replace(each, attributes={**each.attributes, **self._gpus.attributes}) for each in metrics]
         self._use(endpoints, metrics, [*in_flight, *(each.load.requests for each in endpoints[len(in_flight) :])])
         took = self._clock.now() - metrics[0].scraped_at
-        self._scraped(self._endpoint, STALE_AFTER * (self._budget.interval + took), self._listed)
+        self._scraped(self._endpoint, STALE_AFTER * (self._budget.interval + took), self._models_checksum)
 
     def _use(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
         self._missed, self._last = 0, metrics
         for endpoint, of_rank, requests in zip(endpoints, metrics, in_flight, strict=False):
             endpoint.publish(of_rank, requests)
         for endpoint in endpoints:
-            self._sink.refreshed(endpoint)
+            self._fleet.refreshed(endpoint)
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
         if self._missed == 1:
             self._scraped(self._endpoint, 0.0, 0)
-        self._sink.missed(self._endpoint, why)
+        self._fleet.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
             log.warning("pod %s: the metrics are stale: %s", self._pod, why)
             for endpoint in self._endpoint.ranks:
                 stale = replace(endpoint.metrics, freshness=Freshness.STALE)
                 endpoint.publish(stale, endpoint.load.requests)
-                self._sink.refreshed(endpoint)
+                self._fleet.refreshed(endpoint)
 
     def _on_response(self) -> None:
         if self._reached:
             return
         self._reached = True
         if self._refused:
-            self._sink.restarted(self._endpoint)
-        self._sink.reached(self._endpoint)
+            self._fleet.restarted(self._endpoint)
+        self._fleet.reached(self._endpoint)
 
     def _on_refusal(self) -> None:
         """Handle a refused connection: the process and everything in its memory are gone."""
@@ -297,7 +300,7 @@ class Refresher:
         if self._reached:
             self._reached, self._refused, self._last = False, True, ()
             log.warning("pod %s refuses connections", self._pod)
-            self._sink.refused(self._endpoint)
+            self._fleet.refused(self._endpoint)
 
 
 def _finish(future: asyncio.Future[None] | None) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.fleet.dialects import Engines
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.discovery import Source
 from proxy.fleet.refresh import Refresher, ScrapeBudget, Scraped
 from proxy.fleet.scrape import Fetcher
@@ -44,13 +44,13 @@ class FleetRunner:
     _fetcher: Fetcher
     _clock: Clock
     _rng: Random
-    _dialects: Engines = field(default_factory=Engines)
+    _configured_dialects: Dialects = field(default_factory=Dialects)
     pool: str = DEFAULT_POOL
     scraped: Scraped = lambda *_: None
 
     def __post_init__(self) -> None:
         refresh = self._settings.refresh
-        self._engines = self._dialects.with_attributes(refresh.attributes)
+        self._dialects = self._configured_dialects.with_attributes(refresh.attributes)
         self._polled: dict[str, asyncio.Event] = {}
         self._searches: list[asyncio.Task[None]] = []
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
@@ -70,20 +70,20 @@ class FleetRunner:
         await self._tasks.stop()
 
     @property
-    def settings(self) -> tuple[PodSources, Engines]:
+    def settings(self) -> tuple[PodSources, Dialects]:
         """Where they change, pods that both have stay as they are; pods of a source that is gone leave."""
-        return self._settings, self._dialects
+        return self._settings, self._configured_dialects
 
     @settings.setter
-    def settings(self, wanted: tuple[PodSources, Engines]) -> None:
+    def settings(self, wanted: tuple[PodSources, Dialects]) -> None:
         if wanted == self.settings:
             return
-        before, (settings, self._dialects) = self._settings, wanted
+        before, (settings, self._configured_dialects) = self._settings, wanted
         self._settings, refresh = settings, settings.refresh
-        self._engines = self._dialects.with_attributes(refresh.attributes)
+        self._dialects = self._configured_dialects.with_attributes(refresh.attributes)
         self.budget.shortest, self.budget.max_core = refresh.interval, refresh.max_core
         for refresher, _ in self._loops.values():
-            refresher.settings, refresher.engines = refresh, self._engines
+            refresher.settings, refresher.dialects = refresh, self._dialects
         if any(getattr(before, key) != getattr(settings, key) for key in ("file", "dns", "kubernetes")):
             self._discover_by(self._sources(settings))
         self._reconcile(STATIC, settings.static)
@@ -119,7 +119,7 @@ class FleetRunner:
             self._fleet,
             self._fetcher,
             self._settings.refresh,
-            self._engines,
+            self._dialects,
             self.budget,
             self._clock,
             self._rng,

@@ -16,7 +16,8 @@ from proxy.telemetry.exposition import Sample, SampleReader, Samples, ScrapeErro
 PROCESS_START = "process_start_time_seconds"
 
 Card = Mapping[str, Any]
-"""One entry of /v1/models; it has an `id`, everything else is the engine's."""
+"""One entry of /v1/models. kvlane reads `id`; `parent`, which marks a LoRA adapter; and `root`, which is equal for
+several names of one model. The other fields pass to clients."""
 
 _COUNT_LIMIT = 2.0**53
 """Upper limit of counts and sums, so that JSON for other processes can represent them."""
@@ -85,10 +86,10 @@ def _scrape_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Scrape:
 def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
     """Return the values of the rank label in the order of the ranks; empty for a pod without ranks. In vLLM's hybrid
     balancing they do not start at 0, and requests name a rank by its position."""
-    queues = _first(dialect.running, samples)
-    if len(queues) < 2 or not dialect.rank_label:
+    running = _samples_of(dialect.running, samples)
+    if len(running) < 2 or not dialect.rank_label:
         return ()
-    named = {sample.labels.get(dialect.rank_label, "") for sample in queues}
+    named = {sample.labels.get(dialect.rank_label, "") for sample in running}
     numbers = sorted(int(name) for name in named if name.isdecimal() and len(name) < 5)
     if not numbers or (len(numbers) < 2 and dialect.lists_all_ranks):
         return ()
@@ -136,11 +137,11 @@ def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metric
 
 def _read(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
     block_size, blocks = _blocks(dialect, samples)
-    active, waiting, max_active = _adapters(_first(dialect.lora, samples))
+    active, waiting, max_active = _adapters(_samples_of(dialect.lora, samples))
     return Metrics(
         waiting=_count(_total(dialect.waiting, samples)),
         running=_count(_total(dialect.running, samples)),
-        kv_usage=_share(_first(dialect.kv_usage, samples)),
+        kv_usage=_share(_samples_of(dialect.kv_usage, samples)),
         active_models=active,
         waiting_models=waiting,
         max_active_models=max_active,
@@ -149,8 +150,8 @@ def _read(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
         prefix_queries=_total(dialect.prefix_queries, samples),
         prefix_hits=_total(dialect.prefix_hits, samples),
         process_started=max((sample.value for sample in samples.get(PROCESS_START, ())), default=0.0),
-        prompt_tokens=_known(dialect.prompt_tokens, samples),
-        generation_tokens=_known(dialect.generation_tokens, samples),
+        prompt_tokens=_total_or_unknown(dialect.prompt_tokens, samples),
+        generation_tokens=_total_or_unknown(dialect.generation_tokens, samples),
         sleep_level=_sleep_level(dialect, samples),
         attributes=_attributes(dialect, samples),
         scraped_at=scraped_at,
@@ -188,11 +189,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 @cache
 def _reader(dialect: Dialect) -> SampleReader:
-    newest = [spec.name for spec in dialect.lora]
-    return SampleReader(dialect.names | {PROCESS_START}, newest, MOST_SAMPLES)
+    keep_largest = [spec.name for spec in dialect.lora]
+    return SampleReader(dialect.names | {PROCESS_START}, keep_largest, MOST_SAMPLES)
 
 
-def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
+def _samples_of(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
+    """Return the samples of the first alternative that has any."""
     for spec in alternatives:
         if found := spec.select(samples):
             return found
@@ -200,18 +202,18 @@ def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
 
 
 def _total(alternatives: Specs, samples: Samples) -> float:
-    return min(max(0.0, sum(sample.value for sample in _first(alternatives, samples))), _COUNT_LIMIT)
+    return min(max(0.0, sum(sample.value for sample in _samples_of(alternatives, samples))), _COUNT_LIMIT)
 
 
-def _known(alternatives: Specs, samples: Samples) -> float:
+def _total_or_unknown(alternatives: Specs, samples: Samples) -> float:
     """Return the total, or -1 if the exposition has none of these series."""
-    return _total(alternatives, samples) if _first(alternatives, samples) else -1.0
+    return _total(alternatives, samples) if _samples_of(alternatives, samples) else -1.0
 
 
 def _sleep_level(dialect: Dialect, samples: Samples) -> int:
-    if all(sample.value for sample in _first(dialect.awake, samples)):
+    if all(sample.value for sample in _samples_of(dialect.awake, samples)):
         return 0
-    return 2 if any(sample.value for sample in _first(dialect.discarded, samples)) else 1
+    return 2 if any(sample.value for sample in _samples_of(dialect.discarded, samples)) else 1
 
 
 def _share(found: Sequence[Sample]) -> float:
@@ -224,11 +226,11 @@ def _count(value: float) -> int:
 
 def _blocks(dialect: Dialect, samples: Samples) -> tuple[int, int]:
     """Return the tokens per KV block, and the blocks of all ranks together."""
-    labels = [sample.labels for sample in _first(dialect.cache_info, samples)]
+    labels = [sample.labels for sample in _samples_of(dialect.cache_info, samples)]
     if labels:
         sizes = [_number(label.get(dialect.block_size_label)) for label in labels]
         return max(sizes), _count(sum(_number(label.get(dialect.blocks_label)) for label in labels))
-    size = max((sample.value for sample in _first(dialect.block_size, samples)), default=0.0)
+    size = max((sample.value for sample in _samples_of(dialect.block_size, samples)), default=0.0)
     return _count(max(0.0, size)), _count(_total(dialect.blocks, samples))
 
 

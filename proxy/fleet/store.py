@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, join_ranks, update
 from proxy.core.ports import Clock
 from proxy.fleet.models import NamedModels
-from proxy.fleet.records import OWN, RANKS_IGNORED, Ejections, PodRecord, SlowStart, Successors
+from proxy.fleet.records import OWN, RANKS_IGNORED, Contact, Ejections, PodRecord, SlowStart, Successors
 from proxy.fleet.scrape import Card
 from proxy.fleet.settings import PodSettings
 
@@ -304,7 +304,7 @@ class Fleet(NamedModels):
     def reached(self, endpoint: Endpoint) -> None:
         """The pod responds: starting or ejected -> ready."""
         if record := self._record_of(endpoint):
-            record.contact = EndpointState.READY
+            record.contact = Contact.RESPONDS
             self._update_state(record)
             self._ejections.reconsider()
             for each in record.endpoints:
@@ -314,7 +314,7 @@ class Fleet(NamedModels):
     def refused(self, endpoint: Endpoint) -> None:
         """The pod refuses connections: ready -> ejected."""
         if record := self._record_of(endpoint):
-            record.contact = EndpointState.EJECTED
+            record.contact = Contact.REFUSES
             self._update_state(record)
             self._ejections.reconsider()
 
@@ -369,10 +369,10 @@ class Fleet(NamedModels):
         else:
             self._resize(record, size)
 
-    def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
-        """The pod listed its models; None: it has no list."""
+    def listed(self, endpoint: Endpoint, cards: Sequence[Card]) -> None:
+        """The pod listed its models; no cards: it has no list, and serves any model."""
         if record := self._record_of(endpoint):
-            record.cards = cards or ()
+            record.cards = cards
             self._name_models(record)
 
     # Internals.
@@ -482,14 +482,14 @@ class Fleet(NamedModels):
         if len(record.endpoints) > 1 and not record.obeys_ranks:
             self._resize(record, 1)
             return
-        if record.contact is not EndpointState.EJECTED:
+        if record.contact is not Contact.REFUSES:
             record.refused_at = None
         elif record.refused_at is None:
             record.refused_at = self._clock.now()
         leaving = record.draining or record.leave_by is not None
-        state = EndpointState.DRAINING if leaving else record.contact
+        state = EndpointState.DRAINING if leaving else EndpointState(record.contact.value)
         if state is EndpointState.READY and (
-            record.asleep or (record.is_ejected and record.endpoint.pool not in self._ejections.panics)
+            record.asleep or (record.has_ejection_reason and record.endpoint.pool not in self._ejections.panics)
         ):
             state = EndpointState.EJECTED
         if state is not record.endpoint.state:

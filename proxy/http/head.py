@@ -215,7 +215,7 @@ _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 def needs_more(head: ResponseHead, beginning: bytes) -> bool:
     """Return whether more of the body is needed to decide; the reason of an error may be anywhere in it."""
     waits_for_end = head.declines or head.status in UNSURE
-    return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
+    return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_enough_to_judge(beginning))
 
 
 def declined_or_none(head: ResponseHead, beginning: bytes, rank: int | None = None) -> Declined | None:

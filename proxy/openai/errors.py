@@ -107,8 +107,8 @@ _STATUSES = {
 """Statuses of errors without one, by type or code in lower case."""
 
 
-def is_whole(beginning: bytes) -> bool:
-    """Return whether enough of the body has arrived."""
+def is_enough_to_judge(beginning: bytes) -> bool:
+    """Return whether so much of the body has arrived that `declined` can judge it."""
     if beginning.find(b"\n\n") >= 0 or len(beginning) > LONGEST:  # the usual end, found without `re`
         return True
     return EVENT_END.search(beginning) is not None

@@ -13,7 +13,7 @@ import orjson
 from proxy.core.attempt import Usage
 from proxy.core.request import InferenceRequest, changed
 from proxy.openai.bodies import is_light, object_in
-from proxy.openai.parse import GENERATE
+from proxy.openai.parse import SGLANG_GENERATE
 
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -94,12 +94,14 @@ _UNFINISHED = {
 }
 """Events that others follow, and last events, by path."""
 
-_COUNTS = (
+_USAGE_FIELDS = (
     *("prompt_tokens", "completion_tokens"),
     *("prompt_tokens_details", "input_tokens_details", "cached_tokens", "cache_read_input_tokens"),
 )
-_NOT_GIVEN = [None] * 4
-"""What engines give for the last four, unless they count hits."""
+"""The fields of usage: two counts, and the four fields in which engines report cached tokens."""
+
+_NO_CACHED_TOKENS = [None] * 4
+"""The values of the last four fields in usage of an engine that does not report cached tokens."""
 
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[!#-\[\]-~]{1,256})"')
 """Printable ASCII. Other ids are not remembered."""
@@ -108,7 +110,7 @@ _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[!#-\[\]-~]{1,256})"')
 def usage_from(tail: bytes, path: str = "") -> Usage | None:
     """Return the last usage object at the end of a body or stream. Generated text cannot contain one: inside a JSON
     string its quotes are escaped."""
-    if path == GENERATE:
+    if path == SGLANG_GENERATE:
         return _last(tail, tail.rfind(b'"meta_info"'), b'"meta_info"', _META_INFO)
     at = tail.rfind(b'"usage"')  # looked for once: it may be missing
     if at < 0:
@@ -157,13 +159,13 @@ def _usage(text: bytes) -> Usage | None:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    prompt, completion, *cached = map(fields.get, _COUNTS)
+    prompt, completion, *cached = map(fields.get, _USAGE_FIELDS)
     if type(prompt) is not int or type(completion) is not int or prompt < 0 or completion < 0:
         prompt = _count(fields, "prompt_tokens", "input_tokens")
         completion = _count(fields, "completion_tokens", "output_tokens")
         if prompt is None and completion is None:
             return None
-    return Usage(prompt or 0, completion or 0, None if cached == _NOT_GIVEN else _cached(fields))
+    return Usage(prompt or 0, completion or 0, None if cached == _NO_CACHED_TOKENS else _cached(fields))
 
 
 def _cached(fields: dict[str, Any]) -> int | None:
@@ -238,10 +240,10 @@ IN_QUESTION = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"').search
 
 
 class DropUsage:
-    """Stage that removes the usage that kvlane requested. vLLM then sends a chunk with usage and without choices, which
-    contains the `system_fingerprint` that would otherwise be in the last chunk before it. So the last chunk waits for
-    the next one, which arrives at once. A stream of an engine that reports usage in chunks with choices, which it does
-    in every case, is unchanged."""
+    """Transform that removes the usage that kvlane requested. vLLM then sends a chunk with usage and without choices,
+    which contains the `system_fingerprint` that would otherwise be in the last chunk before it. So the last chunk waits
+    for the next one, which arrives at once. A stream of an engine that reports usage in chunks with choices, which it
+    does in every case, is unchanged."""
 
     __slots__ = ("_last", "_passes_all")
 

@@ -78,7 +78,7 @@ MOST_TOKENS = 1e15
 CONVERSATION = 3
 """Messages at least of a conversation that goes on: a question, its response, and the next question."""
 
-GENERATE = "/generate"
+SGLANG_GENERATE = "/generate"
 """SGLang's own API, which has other names for the common fields."""
 
 
@@ -113,7 +113,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
     model, stream, stored, salt = get("model"), get("stream"), get("previous_response_id"), get("cache_salt")
     limit = get("max_completion_tokens") or get("max_tokens") or get("max_output_tokens")
     read = _READERS.get(path)
-    if path == GENERATE:
+    if path == SGLANG_GENERATE:
         limit, salt = _most_new_tokens(fields), fields.get("extra_key")
     return Parsed(
         model if type(model) is str and model.strip() else _model(model),
@@ -254,11 +254,11 @@ def _pairs(fields: Body) -> tuple[bytes, ...]:
     return tuple(first + second for first in queries for second in prompts.texts(documents)) or queries
 
 
-def _generate(fields: Body) -> tuple[bytes, ...]:
+def _token_generate(fields: Body) -> tuple[bytes, ...]:
     return prompts.batch(fields.get("token_ids"), "token_ids")
 
 
-def _sglang(fields: Body) -> tuple[bytes, ...]:
+def _sglang_generate(fields: Body) -> tuple[bytes, ...]:
     ids = fields.get("input_ids")
     return prompts.batch(fields.get("text"), "text") if ids is None else prompts.batch(ids, "input_ids")
 
@@ -287,8 +287,8 @@ _READERS: dict[str, Callable[[Body], tuple[bytes, ...]]] = {
     "/classify": _inputs,
     "/pooling": _inputs,
     "/v1/audio/speech": _inputs,
-    "/inference/v1/generate": _generate,
-    GENERATE: _sglang,
+    "/inference/v1/generate": _token_generate,
+    SGLANG_GENERATE: _sglang_generate,
 }
 
 

@@ -64,9 +64,13 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoreMetrics:
-    default_engine: str = param("vllm", "dialect of pods without the engine label")
+    default_engine: str = param(
+        "vllm", "dialect of pods with neither a known engine label nor an `engine` other than vllm"
+    )
     engine_label_key: str = param("llm-d.ai/engine-type", "label that names a pod's engine")
-    engine_configs: tuple[EngineConfig, ...] = param((), "dialects besides the built-in ones")
+    engine_configs: tuple[EngineConfig, ...] = param(
+        (), "dialects besides the built-in ones; one with the name of a built-in dialect replaces it"
+    )
 
     def __post_init__(self) -> None:
         names = [engine.name for engine in self.engine_configs]

@@ -47,15 +47,17 @@ Samples = Mapping[str, Sequence[Sample]]
 
 class SampleReader:
     """A reader of the samples with some names, or of all samples if no names are given. More than `limit` samples of
-    one name raise ScrapeError. For the `newest` names only the sample with the largest value is kept then: engines add
-    a series for each combination of adapters that was ever in use."""
+    one name raise ScrapeError. `keep_largest` are names: above the limit, of these names only the largest sample is
+    kept, instead of an error. Engines add a series for each combination of adapters that was ever in use."""
 
-    def __init__(self, names: Collection[str] = (), newest: Collection[str] = (), limit: float = math.inf) -> None:
+    def __init__(
+        self, names: Collection[str] = (), keep_largest: Collection[str] = (), limit: float = math.inf
+    ) -> None:
         pattern = alternatives(names) if names else _NAME.pattern
         # One search for all names costs a third of one `find` each. Common beginnings are shared, so that a line is
         # skipped at its first byte that differs.
         self._lines = re.compile(rf"\n({pattern})(?=[{{ \t])([^\n]*)".encode())
-        self._newest = frozenset(newest)
+        self._keep_largest = frozenset(keep_largest)
         self._limit = limit
 
     def read(self, text: bytes) -> dict[str, list[Sample]]:
@@ -83,7 +85,7 @@ class SampleReader:
                 if (sample := _sample(line)) is not None:
                     samples.setdefault(name.decode(), []).append(sample)
             for name, found in samples.items():
-                if len(found) > self._limit and name not in self._newest:
+                if len(found) > self._limit and name not in self._keep_largest:
                     raise ScrapeError(f"the exposition has more than {self._limit} series of {name}")
                 if len(found) > self._limit:
                     found[:] = [max(found, key=lambda sample: sample.value)]

@@ -102,9 +102,9 @@ def test_a_dialect_reads_the_metrics_of_its_engine(tmp_path: Path) -> None:
     checked = copy.checked({"pods": {"static": [{"url": "http://localhost:1", "engine": "lmdeploy"}]}})
     assert checked.returncode == 0, checked.stderr
     script = (
-        "from proxy.fleet.dialects import Engines\n"
+        "from proxy.fleet.dialects import Dialects\n"
         "from proxy.core.endpoint import Endpoint\n"
-        "print('lmdeploy:num_requests_waiting' in Engines().of(Endpoint('pod-0', engine='lmdeploy')).names)\n"
+        "print('lmdeploy:num_requests_waiting' in Dialects().of(Endpoint('pod-0', engine='lmdeploy')).names)\n"
     )
     ended = copy.run("-c", script)
     assert ended.stdout.strip() == "True", ended.stderr

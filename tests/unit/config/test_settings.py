@@ -315,7 +315,7 @@ requestHandler: {{parsers: [{{pluginRef: sglanghttp-parser}}]}}
 def check_picker(settings: Settings) -> None:
     refresh = settings.pods.refresh
     assert (refresh.interval, refresh.path, refresh.port) == (Duration(2), "/m", 9100)
-    assert "awake" in dict(settings.engines.dialects["own"].attributes)
+    assert "awake" in dict(settings.dialects.by_engine["own"].attributes)
     assert settings.pods.file == "/etc/pods.yaml"
     assert [profile.name for profile in settings.scheduling.profiles or ()] == ["default"]
 

@@ -176,7 +176,7 @@ def test_unchanged_values_are_not_published() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.published.clear()
-    pair.origin.listed(endpoint, None)
+    pair.origin.listed(endpoint, ())
     pair.origin.reached(endpoint)
     assert pair.published == []
 

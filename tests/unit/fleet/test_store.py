@@ -43,7 +43,7 @@ class Calls:
 
     def ready(self, name: str, *models: str, **keys: object) -> Endpoint:
         endpoint = self.fleet.add(pod(name, **keys))
-        self.fleet.listed(endpoint, cards(*models) if models else None)
+        self.fleet.listed(endpoint, cards(*models))
         self.fleet.reached(endpoint)
         return endpoint
 

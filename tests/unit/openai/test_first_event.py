@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from proxy.openai.errors import LONGEST, declined, is_whole, says_that_model_is_missing
+from proxy.openai.errors import LONGEST, declined, is_enough_to_judge, says_that_model_is_missing
 
 BUSY = "The engine is currently busy and cannot accept new requests."
 
@@ -91,8 +91,8 @@ def test_any_other_event_starts_the_response(event: bytes) -> None:
 
 
 def test_an_overlong_first_event_starts_the_response() -> None:
-    assert not is_whole(b"x" * LONGEST)
-    assert is_whole(b"x" * LONGEST + b"x")
+    assert not is_enough_to_judge(b"x" * LONGEST)
+    assert is_enough_to_judge(b"x" * LONGEST + b"x")
     assert declined(b"data: " + b"x" * LONGEST + b"error") is None
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.core.attempt import Usage
 from proxy.openai.events import response_id_from, usage_from
-from proxy.openai.parse import GENERATE
+from proxy.openai.parse import SGLANG_GENERATE
 
 CHAT_USAGE = (
     b'{"usage":{"prompt_tokens":5,"total_tokens":8,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}'
@@ -83,5 +83,5 @@ def test_sglangs_own_api_reports_cumulative_usage() -> None:
         b'"prompt_tokens":6,"completion_tokens":%d,"cached_tokens":4}}'
     )
     stream = b"\n\n".join((event % (b"null", 1), event % (b'{"type":"length","length":2}', 2), b"data: [DONE]", b""))
-    assert usage_from(stream, GENERATE) == Usage(6, 2, 4)
-    assert usage_from(stream[: stream.index(b"\n\n")], GENERATE) == Usage(6, 1, 4)
+    assert usage_from(stream, SGLANG_GENERATE) == Usage(6, 2, 4)
+    assert usage_from(stream[: stream.index(b"\n\n")], SGLANG_GENERATE) == Usage(6, 1, 4)

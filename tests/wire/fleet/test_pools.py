@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import SystemClock
-from proxy.fleet.dialects import Engines
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.records import SlowStart
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import PodSettings, PodSources
@@ -136,7 +136,7 @@ async def test_each_pool_is_scraped_by_its_own_runner() -> None:
             assert await second.first_contact(5)
             assert {endpoint.name: endpoint.pool for endpoint in fleet.ready} == {"a": "default", "b": "large"}
             without_pods = PodSources(refresh=FAST)
-            first.settings = without_pods, Engines()
+            first.settings = without_pods, Dialects()
             assert [endpoint.name for endpoint in fleet.endpoints] == ["b"]
             fleet.settings = FleetSettings(("default", "large"), {("static of large", "large"): ()})
             assert fleet.endpoints == []

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.ports import SystemClock
-from proxy.fleet.dialects import Engines
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.refresh import Refresher, ScrapeBudget
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.fleet.store import Fleet
@@ -55,7 +55,7 @@ async def refreshing(
     endpoint = fleet.add(settings)
     async with PooledFetcher(timeout, clock) as fetcher:
         refresher = Refresher(
-            endpoint, fleet, fetcher, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
+            endpoint, fleet, fetcher, refresh or RefreshSettings(), Dialects(), budget, clock, random.Random(1)
         )
         it = Refreshed(fleet, endpoint, refresher, budget)
         task = asyncio.get_running_loop().create_task(refresher.run())
