@@ -17,7 +17,6 @@ from proxy.core.errors import (
     Forbidden,
     NoEndpoints,
     RequestError,
-    ShuttingDown,
     UnknownModel,
     UpstreamFailed,
 )
@@ -117,9 +116,8 @@ class Gateway:
                 else:
                     await self._send(request, parsed, relay)
                 return
-            except (UnknownModel, NoEndpoints) as error:
-                stored = parsed.previous_response_id
-                if stored or isinstance(error, ShuttingDown) or not await self._is_served_after_reread(request):
+            except (UnknownModel, NoEndpoints):
+                if parsed.previous_response_id or not await self._is_served_after_reread(request):
                     raise
             await self._send(with_fresh_state(request), parsed, relay)
         except RequestError as error:
@@ -239,11 +237,11 @@ class Gateway:
         try:
             decision = pool.scheduling.scheduler.schedule(request, candidates, record)
         except RequestError as error:
-            for refused in pool.listeners.refused:
+            for not_scheduled in pool.listeners.not_scheduled:
                 try:
-                    refused(request, candidates, error, record)
+                    not_scheduled(request, candidates, error, record)
                 except Exception:  # noqa: BLE001  # the client gets the error below
-                    pool.listeners.failed(refused, request.id)
+                    pool.listeners.failed(not_scheduled, request.id)
             raise
         if self.fleet.draining:
             decision = steer(request, decision, self.fleet.draining)

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from proxy.core.decision import DecisionRecord
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
-from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
+from proxy.core.errors import AllFailed, NoEndpoints
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.plugin import DataProducer
 from proxy.core.ports import Gate, Relay
@@ -181,8 +181,8 @@ class Pools:
             try:
                 await self._through_gates(pool, request, parsed, relay)
                 return
-            except (NoEndpoints, AllFailed) as error:
-                pool = None if isinstance(error, ShuttingDown) or self._holding(parsed) else self._next(request, tried)
+            except (NoEndpoints, AllFailed):
+                pool = None if self._holding(parsed) else self._next(request, tried)
                 if pool is None:
                     raise
             request = with_fresh_state(request)

@@ -170,8 +170,8 @@ class Saturated(RequestError, status=429, code="saturated", reason=Reason.SATURA
 
 
 class QueueFull(Saturated, code="queue_full"):
-    """Flow control can neither admit nor queue the request. `retry_after` is the expected time until there is
-    capacity."""
+    """A refusal of flow control: the request was not queued, left the queue without a pod, was aborted on its pod, or
+    was shed. `retry_after` is the expected time until there is capacity, if it is known."""
 
 
 class WaitedTooLong(QueueFull, code="queue_timeout", reason=Reason.TTL_EXPIRED):
@@ -183,16 +183,18 @@ class DeadlineExceeded(QueueFull, code="deadline", reason=Reason.DEADLINE):
 
 
 class Displaced(QueueFull, code="queue_full", reason=Reason.DISPLACED):
-    """A request of higher priority took its place in the queue."""
+    """A more urgent request, or one of a tenant with fewer queued requests, took its place in the full queue."""
 
 
 class Evicted(QueueFull, code="evicted", reason=Reason.EVICTED):
     """The request was aborted on a pod in favour of another one."""
 
 
-class RateLimited(Saturated, code="rate_limit_exceeded", reason=Reason.RATE_LIMITED):
-    """A key or tenant has reached a limit. `retry_after` is the time until the next request; `headers` report the
-    rest."""
+class RateLimited(RequestError, status=429, code="rate_limit_exceeded", reason=Reason.RATE_LIMITED):
+    """A key or tenant has reached a limit. `retry_after` is the time until the next request; `headers` report the rest.
+    Not Saturated: another model or pool cannot help."""
+
+    retry_after: float
 
     def __init__(self, message: str, retry_after: float, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
@@ -215,7 +217,9 @@ class AllFailed(BadGateway):
 NO_POD = "No pod is ready. Retry shortly."
 
 
-class ShuttingDown(NoEndpoints, code="shutting_down", reason=Reason.SHUTTING_DOWN):
+class ShuttingDown(RequestError, status=503, code="shutting_down", reason=Reason.SHUTTING_DOWN, retry_after=1.0):
+    """This process stops. Not NoEndpoints: another model or pool cannot help."""
+
     def __init__(self) -> None:
         super().__init__("The proxy is shutting down. Retry shortly.")
 

@@ -41,14 +41,14 @@ class Listener:
     ) -> None:
         """A pod was chosen among `candidates`. `started`: when the scheduler was asked, in monotonic seconds."""
 
-    def refused(
+    def not_scheduled(
         self,
         request: InferenceRequest,
         candidates: Sequence[Endpoint],
         error: RequestError,
         record: DecisionRecord | None,
     ) -> None:
-        """The scheduler chose none of the candidates."""
+        """The scheduler chose none of the candidates and raised `error`. Not called for refusals before or after."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         """An attempt is about to be sent, in the tick in which its endpoint was chosen."""
@@ -111,7 +111,7 @@ class Listeners:
         self._failed: set[str] = set()
         self.all = tuple(listeners)
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
-        self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
+        self.not_scheduled = tuple(each.not_scheduled for each in _overriding(self.all, "not_scheduled"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
         self.started_on_watched_pod = tuple(
             each.started_on_watched_pod for each in _overriding(self.all, "started_on_watched_pod")

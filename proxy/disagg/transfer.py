@@ -88,7 +88,8 @@ class SplitRequests:
         if not (decision.prefill or decision.encode):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise NoEndpoints(
-                    f"These pods serve no request alone, and this one was not split: {decision.split_outcome}."
+                    "The request needs a prefill and a decode pod, but was not split between them:"
+                    f" {decision.split_outcome}."
                 )
             return decision, None
         fields, why = None, "many-values"
@@ -100,7 +101,9 @@ class SplitRequests:
         if fields is None or why:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
-                raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
+                raise BadRequest(
+                    f"The request needs a prefill and a decode pod, but cannot be split between them: {why}."
+                )
             return decision._replace(prefill=(), encode=(), split_outcome=why), None
         return decision, SplitRequest(self, fields, relay, scope_of)
 

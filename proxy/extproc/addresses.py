@@ -80,7 +80,7 @@ def subset_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 class SubsetGate(Gate):
-    """A gate that keeps the pods that the gateway allows for the request."""
+    """A gate that keeps the pods that Envoy allows for the request."""
 
     holds_for_retries: ClassVar[bool] = True
 
@@ -95,5 +95,5 @@ class SubsetGate(Gate):
         meant = {address.strip() for address in subset.split(",")}
         left = [endpoint for endpoint in endpoints if meant & self._addresses.known(endpoint)]
         if not left:
-            raise NoEndpoints("None of the pods that the gateway allows for this request is ready; try again shortly.")
+            raise NoEndpoints("None of the pods that Envoy allows for this request is ready; try again shortly.")
         return left

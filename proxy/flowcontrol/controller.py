@@ -19,7 +19,7 @@ from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
 from proxy.flowcontrol.capacity import Capacity, SharedCaps
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
-from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
+from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad
 from proxy.latency.forecast import LATENCY, objectives
 from proxy.telemetry.metrics import Catalogue
 
@@ -28,6 +28,8 @@ LONGEST_RETRY_AFTER = 60.0
 
 EVICTION_PAUSE = 1.0
 """Seconds until pods report the effect of an eviction."""
+
+DISPLACED = "A more urgent request, or one of a tenant with fewer queued requests, took its place."
 
 
 class FlowControl(Gate):
@@ -272,7 +274,7 @@ class FlowControl(Gate):
             if last is None or not fits:
                 raise self.refusal(waiting, QueueFull("The queue is full: too many requests wait for a pod."))
             last.band.drop(last)
-            last.leave(self.refusal(last, Displaced("The request left the queue for another tenant's request.")))
+            last.leave(self.refusal(last, Displaced(DISPLACED)))
 
     async def _wait(self, ticket: QueueTicket) -> None:
         """Wait for admission. Raise QueueFull."""
@@ -285,8 +287,11 @@ class FlowControl(Gate):
         except TimeoutError:
             if ticket in self._inside:
                 return
-            kind = WaitedTooLong if expires <= needed else DeadlineExceeded
-            raise self.refusal(waiting, kind("The request waited too long for a pod.")) from None
+            if expires <= needed:
+                late: QueueFull = WaitedTooLong(f"No pod had capacity within {waiting.band.timeout:g} s.")
+            else:
+                late = DeadlineExceeded("No pod had capacity before the deadline of the request.")
+            raise self.refusal(waiting, late) from None
         if refusal is not None:
             raise refusal
 
@@ -383,16 +388,17 @@ COLD = 0.02
 class SheddingGate(Gate):
     """Refuses requests of negative priority, after the predictions for the request have been made."""
 
-    settings: Shedding
+    settings: FlowControlSettings
     random: Random
     series: FlowSeries
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if request.priority < 0:
-            by_load = self.settings.by_load
+            shedding = self.settings.shedding
+            by_load = shedding.by_load
             if by_load is not None and self.random.random() < chance(by_load, endpoints):
                 raise self._refusal(request, "The pods are too busy for requests of negative priority.")
-            if self.settings.missed_objectives and would_miss(request, endpoints):
+            if shedding.missed_objectives and would_miss(request, endpoints):
                 raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
         return endpoints
 
@@ -401,7 +407,7 @@ class SheddingGate(Gate):
         return request.priority >= 0
 
     def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
-        self.series.refused(str(request.priority), Reason.SATURATED)
+        self.series.refused(self.settings.band_name(request.priority), Reason.SATURATED)
         return QueueFull(message, reason=Reason.SATURATED)
 
 

@@ -119,6 +119,10 @@ class FlowControlSettings:
     def sheds(self) -> bool:
         return self.shedding.by_load is not None or self.shedding.missed_objectives
 
+    def band_name(self, priority: int) -> str:
+        """Return the name in metrics of the band of a priority."""
+        return next((band.name for band in self.bands if band.priority == priority and band.name), str(priority))
+
     def part(self, workers: int) -> FlowControlSettings:
         """Return the settings of one of several workers: each has a share of the queue. Caps stay common to all."""
         if workers == 1:

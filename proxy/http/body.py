@@ -41,7 +41,7 @@ UNCOUNTED = 4 * 1024
 
 BODY_LATE = "The request body did not arrive in time."
 MANY_BODIES = "Too many large request bodies are being read; try again shortly."
-NO_MEMORY = "Too much of other requests is held in memory; try again shortly."
+NO_MEMORY = "The proxy's memory for requests is used up; try again shortly."
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

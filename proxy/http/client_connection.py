@@ -259,7 +259,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """End stalled requests and connections. `now` is monotonic seconds."""
         if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
-            self._server.hung_up(CloseReason.SEND_TIMEOUT, 1)
+            self._server.count_closed(CloseReason.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
             if self.sink is not None:

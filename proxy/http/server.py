@@ -113,7 +113,7 @@ class Handshakes:
         """Count failed handshakes; called by the sweep."""
         if failed := self._begun - len(self._open):
             self._begun -= failed
-            self._server.hung_up(CloseReason.TLS_HANDSHAKE, failed)
+            self._server.count_closed(CloseReason.TLS_HANDSHAKE, failed)
 
 
 READ_SIZE = 256 * 1024
@@ -158,7 +158,7 @@ class DataServer:
         served: ServedGraph,
         clock: Clock,
         pool: UpstreamPool,
-        hung_up: CountClosed = uncounted,
+        count_closed: CountClosed = uncounted,
     ) -> None:
         """`pool` has the connections to pods; it is closed with the server."""
         self.settings = settings
@@ -176,13 +176,13 @@ class DataServer:
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._loop = asyncio.get_running_loop()
         self.heads = Heads(self._loop)
-        self.hung_up = hung_up
+        self.count_closed = count_closed
         self._no_idle_at = -IDLE_SEARCH_INTERVAL
         self._is_over = False
         self._turned_away = 0
         self._last_file = open_files_limit() - RESERVED_FILES
         self.served = served
-        self.service: Service[HttpRequest] = self.service_of(self._bodies, hung_up)
+        self.service: Service[HttpRequest] = self.service_of(self._bodies, count_closed)
         self.context: RelayContext
         """What the relays of new requests share."""
         self.use(served)
@@ -222,7 +222,7 @@ class DataServer:
     def use(self, served: ServedGraph) -> None:
         """Serve new requests under this configuration; running ones keep theirs. CORS does not change."""
         self.served = served
-        is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self.hung_up)
+        is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self.count_closed)
         self.service.stopping = is_stopping
         timeouts, listen = served.timeouts, self.settings
         ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
@@ -230,9 +230,9 @@ class DataServer:
         self.pool.connect_timeout = timeouts.connect
         self.context = RelayContext(self.pool, self._clock, self._loop, served)
 
-    def service_of(self, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> Service[C]:
+    def service_of(self, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
-        return Service(self.served, bodies, hung_up)
+        return Service(self.served, bodies, count_closed)
 
     def connect(self) -> ClientConnection:
         """Return the protocol of an accepted connection."""
@@ -262,7 +262,7 @@ class DataServer:
             report_out_of_files(CANNOT_ACCEPT)
         else:
             self._turned_away += 1
-        self.hung_up(CloseReason.OUT_OF_FILES if is_out_of_files else CloseReason.MAX_CONNECTIONS, 1)
+        self.count_closed(CloseReason.OUT_OF_FILES if is_out_of_files else CloseReason.MAX_CONNECTIONS, 1)
         return False
 
     def check(self, now: float) -> None:

@@ -135,11 +135,11 @@ class Service(Generic[C]):
     """Serves requests under one configuration. While `stopping`, health checks report that no new requests are
     accepted."""
 
-    def __init__(self, served: ServedGraph, bodies: Bodies[C], hung_up: CountClosed = uncounted) -> None:
+    def __init__(self, served: ServedGraph, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> None:
         self.stopping = False
         self._gateway, self.listeners, self._authenticator = served.gateway, served.listeners, served.authenticator
         self._bodies = bodies
-        self._hung_up = hung_up
+        self._count_closed = count_closed
         self._paths = Paths(served.security.relay_paths)
         self._relayed = self._paths.relayed
 
@@ -221,7 +221,7 @@ class Service(Generic[C]):
     def refuse(self, client_request: C, error: RequestError) -> None:
         client_request.refusal = (error.message, error.model)
         if (why := CLOSED_AFTER.get(type(error))) is not None:
-            self._hung_up(why, 1)
+            self._count_closed(why, 1)
         if client_request.sent_status:
             client_request.abort()
         else:

@@ -222,7 +222,7 @@ class ListenSettings:
     retained_bodies: Size = param(
         Size(512 * MIB),
         "memory for request bodies, request heads and pipelined requests of all clients; beyond it kvlane "
-        "stops reading until some is free",
+        "stops reading until some is free; a request that cannot get memory gets 429 `rejected-saturated`",
         at_least=1,
     )
     kept_upload: Size = param(

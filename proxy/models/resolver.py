@@ -16,11 +16,9 @@ from proxy.core.errors import (
     AllFailed,
     BadRequest,
     NoEndpoints,
-    RateLimited,
     Reason,
     RequestError,
     Saturated,
-    ShuttingDown,
     UnknownModel,
     UpstreamFailed,
 )
@@ -112,7 +110,7 @@ class Resolver:
                 await send(request)
                 return
             except (NoEndpoints, UnknownModel, Saturated, AllFailed) as error:
-                if isinstance(error, RateLimited | ShuttingDown) or error.reason is Reason.EVICTED:
+                if error.reason is Reason.EVICTED:
                     raise
                 failure = error
             request = await self._instead(request, naming, failure)

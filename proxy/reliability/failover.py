@@ -281,7 +281,7 @@ class Failover:
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, EnvoyOverflow):
-            raise Saturated("The gateway has reached its limit of requests; retry shortly.") from error
+            raise Saturated("A circuit breaker of Envoy is open: it has too many requests; retry shortly.") from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)

@@ -163,7 +163,7 @@ class Explained(Listener):
             request.state.write(ENTRY, entry)
             self.log.add(entry)
 
-    def refused(
+    def not_scheduled(
         self,
         request: InferenceRequest,
         candidates: Sequence[Endpoint],

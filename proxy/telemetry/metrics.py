@@ -245,10 +245,10 @@ class Catalogue:
             "Requests, by outcome: the ending of the response, or refused.",
             ("model", "path", "outcome", "status"),
         )
-        self.refused = counter("refused", "Requests that kvlane refused, by x-kvlane-reason.", ("reason",))
+        self.refused = counter("refused", "Errors that kvlane itself sent, by x-kvlane-reason.", ("reason",))
         self.hung_up = counter(
             "client_connections_refused",
-            "Connections to the data port that kvlane closed before a request was served, by reason.",
+            "Connections to the data port that kvlane closed because of the client or a limit, by reason.",
             ("reason",),
         )
         self.ttft = histogram(

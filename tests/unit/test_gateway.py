@@ -268,7 +268,7 @@ class Faulty(Listener):
     def decided(self, *_: object) -> None:
         explode()
 
-    def refused(self, *_: object) -> None:
+    def not_scheduled(self, *_: object) -> None:
         explode()
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -299,7 +299,7 @@ async def test_a_failing_listener_at_a_refusal_does_not_change_its_error(caplog:
         await world.gateway.serve(FakeClientRequest(), relay)
     assert relay.attempts == []
     (failure,) = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert failure.startswith("listener Faulty.refused failed ")
+    assert failure.startswith("listener Faulty.not_scheduled failed ")
     world.assert_that_nothing_is_left()
 
 

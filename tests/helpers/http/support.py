@@ -327,7 +327,7 @@ async def rig(
         ),
         clock or SystemClock(),
         UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
-        hung_up=lambda why, number: hung_up.update({why: number}),
+        count_closed=lambda why, number: hung_up.update({why: number}),
     )
     await server.start()
     try:

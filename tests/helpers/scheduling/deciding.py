@@ -69,7 +69,7 @@ class World:
         try:
             decision = self.scheduling.scheduler.schedule(request, pods, record)
         except RequestError as error:
-            self.explained.refused(request, pods, error, record)
+            self.explained.not_scheduled(request, pods, error, record)
             raise
         self.explained.decided(request, pods, decision, self.clock.now(), record)
         return decision

@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import QueueFull, Reason
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.controller import SheddingGate, chance
-from proxy.flowcontrol.settings import ShedByLoad, Shedding
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY
 from tests.unit.flowcontrol.test_controller import Watcher
 
@@ -72,15 +72,22 @@ def request(priority: int = -1, forecast: Forecast | None = None, **headers: str
     return made
 
 
-def refused(settings: Shedding, incoming: InferenceRequest, endpoints: Sequence[Endpoint], drawn: float = 0.5) -> bool:
+def refused(
+    settings: Shedding,
+    incoming: InferenceRequest,
+    endpoints: Sequence[Endpoint],
+    drawn: float = 0.5,
+    bands: Sequence[BandSettings] = (),
+    counted_as: str = "-1",
+) -> bool:
     watcher = Watcher()
-    gate = SheddingGate(settings, Chance(drawn), watcher)
+    gate = SheddingGate(FlowControlSettings(shedding=settings, bands=tuple(bands)), Chance(drawn), watcher)
     refusal = None
     try:
         assert gate.narrow(incoming, endpoints) == endpoints
     except QueueFull as error:
         refusal = error.reason
-    assert watcher.not_served == ([] if refusal is None else [(str(incoming.priority), refusal.value)])
+    assert watcher.not_served == ([] if refusal is None else [(counted_as, refusal.value)])
     return refusal is Reason.SATURATED
 
 
@@ -106,6 +113,11 @@ class TestByLoad:
         assert refused(self.SETTINGS, request(-1), busy)
         assert not refused(self.SETTINGS, request(0), busy)
         assert not refused(self.SETTINGS, request(-1), pods(0, 0, kv_usage=0.0), drawn=0.0)
+
+    def test_a_refused_request_is_counted_under_the_name_of_its_band(self) -> None:
+        bands = [BandSettings(0), BandSettings(-1, name="batch"), BandSettings(-3)]
+        for priority, name in ((-1, "batch"), (-3, "-3"), (-2, "-2")):
+            assert refused(self.SETTINGS, request(priority), pods(5, 5), bands=bands, counted_as=name)
 
 
 class TestMissedObjectives:
