@@ -68,7 +68,7 @@ class Stack:
 
     async def idle(self) -> None:
         """Until neither the proxy nor a pod has anything in flight."""
-        await until(lambda: not self.app.ledger.in_flight and all(pod.requests.idle for pod in self.pods))
+        await until(lambda: not self.app.ledger.in_flight and all(pod.requests.idle.is_set() for pod in self.pods))
         assert all(endpoint.load.requests == endpoint.load.tokens == 0 for endpoint in self.app.fleet.endpoints)
 
 
