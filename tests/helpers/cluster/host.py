@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from proxy.cluster import reads, workers
 from proxy.cluster.supervisor import Supervisor
+from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet, SimPod
 from proxy.settings import Settings, from_mapping
@@ -155,4 +157,13 @@ async def host(
         Supervisor(configured(sim, **sections), workers) as supervisor,
         aiohttp.ClientSession() as admin_http,
     ):
+        await until_workers_show(supervisor, lambda lines: _known_ready(supervisor.fleet.ready) <= lines)
         yield Host(sim, supervisor, admin_http)
+
+
+def _known_ready(ready: Iterable[Endpoint]) -> set[str]:
+    """The lines of a worker that knows what the supervisor knows; news reach it some milliseconds later."""
+    return {
+        ready_pods(number, pool)
+        for pool, number in Counter(pod.pool for pod in {endpoint.lead for endpoint in ready}).items()
+    }
