@@ -26,7 +26,7 @@ from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileE
 from proxy.scheduling.explained_decision import DecisionEntry, imagined, short
 from proxy.scheduling.layout import declares
 from proxy.scheduling.scheduler import Scheduler
-from proxy.serving import Process, permitted
+from proxy.serving import Process, narrowing
 
 PATHS: Mapping[str, str] = {
     "messages": "/v1/chat/completions",
@@ -217,7 +217,7 @@ class OwnDecisions:
         await production.run(request, pool.pods.endpoints_for(request.model))
         candidates = pool.pods.endpoints_for(request.model)
         if candidates:
-            candidates = permitted(pool.gates, request, candidates)
+            candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
         record = DecisionRecord()
         try:
             outcome: Decision | RequestError = self._scheduled(

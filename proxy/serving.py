@@ -43,7 +43,7 @@ from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.polling import Polling, fleet_settings
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.failover import Failover, Poison, RetryBudget
+from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
@@ -360,13 +360,10 @@ class _Build:
         budget = draft.keep("retry-budget", made, percent=percent)
         first = next(iter(schedulings.values()))
 
-        def narrow(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-            return permitted(self.gates.get(endpoints[0].pool, ()), request, endpoints)
-
         def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
             """Return ready pods that were no candidates of the decision."""
             request, pool = attempt.request, attempt.endpoint.pool
-            pods = [
+            pods: Sequence[Endpoint] = [
                 pod
                 for pod in fleet.ready
                 if pod.pool == pool and pod not in tried and (not pod.models or request.model in pod.models)
@@ -374,7 +371,10 @@ class _Build:
             if not pods:
                 return ()
             try:
-                return schedulings.get(pool, first).scheduler.schedule(request, narrow(request, pods)).candidates()
+                for gate in self.gates.get(pool, ()):
+                    if gate.holds_for_retries:
+                        pods = gate.narrow(request, pods)
+                return schedulings.get(pool, first).scheduler.schedule(request, pods).candidates()
             except RequestError:
                 return ()
 
@@ -385,7 +385,7 @@ class _Build:
             budget,
             draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
             process.timer.sleep,
-            narrow,
+            narrowing(self.flow_controls),
             others,
             process.catalogue.continuations.cell().add,
         )
@@ -485,9 +485,11 @@ class _Prompts(Listener):
             shared.see(attempt.request)
 
 
-def permitted(gates: Sequence[Gate], request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-    """Return the endpoints that the gates permit for each attempt. Raise RequestError without one."""
-    for gate in gates:
-        if gate.holds_for_retries:
-            endpoints = gate.narrow(request, endpoints)
-    return endpoints
+def narrowing(flow_controls: Mapping[str, FlowControl]) -> Narrow:
+    """Return a function that keeps the pods with free capacity, of pods of one pool."""
+
+    def narrow(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        flow_control = flow_controls.get(endpoints[0].pool)
+        return endpoints if flow_control is None else flow_control.narrow(request, endpoints)
+
+    return narrow

@@ -219,7 +219,7 @@ class Gate(Listener):
 
     __slots__ = ()
     holds_for_retries: ClassVar[bool] = False
-    """Whether `narrow` also restricts the pods of later attempts."""
+    """Whether `narrow` restricts every attempt, and has no side effects: retries look for pods before they use one."""
 
     def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
         """Return the context of the request, whose entry waits for admission. Entering it raises RequestError."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
 from types import TracebackType
-from typing import ClassVar, final
+from typing import final
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
@@ -39,8 +39,6 @@ class FlowControl(Gate):
     The highest band goes first. Where the pods of one model are full, requests for other models overtake; where all
     pods together are full, no request is admitted.
     """
-
-    holds_for_retries: ClassVar[bool] = True
 
     def __init__(self, settings: FlowControlSettings, fleet: Pods, clock: Clock, series: FlowSeries) -> None:
         self._settings = settings

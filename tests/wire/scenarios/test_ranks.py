@@ -280,17 +280,25 @@ async def test_a_client_can_choose_the_rank_where_security_permits_it() -> None:
             await r.ask("x", {"X-Data-Parallel-Rank": "7"})
 
 
-async def test_a_retry_keeps_the_rank_that_the_client_chose() -> None:
-    settings = {**FAST, "security": {"clientRanks": True}, "reliability": {"breaker": {"failures": 1000}}}
-    async with RankedPod(4) as bad, RankedPod(2) as good:
+@asynccontextmanager
+async def with_a_failing_pod(
+    good_ranks: int, settings: dict[str, Any]
+) -> AsyncIterator[tuple[Ranks, RankedPod, RankedPod]]:
+    """A pod of four ranks that fails every request, and a good one."""
+    async with RankedPod(4) as bad, RankedPod(good_ranks) as good:
         bad.status = 500
         async with running([bad.url, good.url], settings) as app, aiohttp.ClientSession() as http:
-            await until(lambda: len(app.fleet.ready) == 6)
-            r = Ranks(app, http)
-            for number in range(10):
-                assert (await r.ask(f"{number}", {"X-Data-Parallel-Rank": "1"}))[0] == "pod-1/1"
-            with pytest.raises(AssertionError):
-                await r.ask("x", {"X-Data-Parallel-Rank": "3"})
+            await until(lambda: len(app.fleet.ready) == 4 + good_ranks)
+            yield Ranks(app, http), bad, good
+
+
+async def test_a_retry_keeps_the_rank_that_the_client_chose() -> None:
+    settings = {**FAST, "security": {"clientRanks": True}, "reliability": {"breaker": {"failures": 1000}}}
+    async with with_a_failing_pod(2, settings) as (r, bad, good):
+        for number in range(10):
+            assert (await r.ask(f"{number}", {"X-Data-Parallel-Rank": "1"}))[0] == "pod-1/1"
+        with pytest.raises(AssertionError):
+            await r.ask("x", {"X-Data-Parallel-Rank": "3"})
         assert set(good.requested_ranks) == {1}
         assert bad.requested_ranks[-1] == 3
 
@@ -301,13 +309,9 @@ async def test_a_retry_goes_to_another_pod_not_to_another_rank() -> None:
         "reliability": {"breaker": {"failures": 1000}},
         "scheduling": scored_by({"active-request-scorer": 1}),
     }
-    async with RankedPod(4) as bad, RankedPod(1) as good:
-        bad.status = 500
-        async with running([bad.url, good.url], settings) as app, aiohttp.ClientSession() as http:
-            await until(lambda: len(app.fleet.ready) == 5)
-            r = Ranks(app, http)
-            for number in range(20):
-                assert (await r.ask(f"{number}"))[0] == "pod-1"
+    async with with_a_failing_pod(1, settings) as (r, bad, _):
+        for number in range(20):
+            assert (await r.ask(f"{number}"))[0] == "pod-1"
         assert 0 < len(bad.requests) <= 20
 
 
