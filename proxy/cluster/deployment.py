@@ -33,7 +33,7 @@ from proxy.cluster.replica import BEATS, Replica
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock, Random
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import Tasks, run_together
 from proxy.telemetry.metrics import Catalogue
 
 log = logging.getLogger(__name__)
@@ -219,12 +219,9 @@ class Deployment:
         """Use a connection until it is lost."""
         self._start(connection)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(connection.lost())
-                group.create_task(self._send_queue(connection))
-                group.create_task(self._watch_echoes())
-        except* StoreLost as errors:
-            self._lost(errors.exceptions[0])
+            await run_together(connection.lost(), self._send_queue(connection), self._watch_echoes())
+        except StoreLost as error:
+            self._lost(error)
 
     async def _send_queue(self, connection: StoreConnection) -> None:
         while True:
@@ -258,7 +255,7 @@ class Deployment:
         self._direct = None if self._gathered_for else connection
         self._replica.hello()
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, error: StoreLost) -> None:
         if self.is_connected:
             self.series.losses.add()
             self.shares.lost()

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from proxy.core.ports import Timer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before a failed endless task is restarted; each pause is twice the one before."""
@@ -72,6 +74,21 @@ class Tasks:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+
+async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Run coroutines at once and return their results. At the first error, cancel the others and raise that error.
+
+    Used instead of `asyncio.TaskGroup`: after a failure in one, Python 3.11.2 (Debian 12) leaves the surrounding task
+    with a pending cancellation, and each later `asyncio.timeout` of that task raises CancelledError, not TimeoutError.
+    """
+    running = [asyncio.get_running_loop().create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _kept(work: Callable[[], Coroutine[Any, Any, None]], kind: str, name: str) -> None:

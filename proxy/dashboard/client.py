@@ -18,6 +18,7 @@ from proxy import outbound
 from proxy.autoscale.measures import quantile_between
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
+from proxy.core.tasks import run_together
 from proxy.telemetry.exposition import Sample, SampleReader, ScrapeError
 
 WINDOW = 10.0
@@ -352,9 +353,7 @@ class FeedClient:
 
     async def read(self, pods: Iterable[PodView]) -> None:
         """Read the metrics of the pods, and of the ranks inside."""
-        async with asyncio.TaskGroup() as group:
-            for pod in list(pods)[:MOST_PODS]:
-                group.create_task(self._read_pod(pod))
+        await run_together(*(self._read_pod(pod) for pod in list(pods)[:MOST_PODS]))
 
     async def _read_pod(self, pod: PodView) -> None:
         """Read the metrics of a pod. Ranks behind one port share an exposition; ranks with own ports have one each."""

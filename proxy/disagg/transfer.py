@@ -25,7 +25,7 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import AttemptScope, Clock, Random, Relay
 from proxy.core.request import InferenceRequest, changed
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import Tasks, run_together
 from proxy.disagg.connector import Connector, Split
 from proxy.disagg.connectors import connector_named
 from proxy.disagg.requests import (
@@ -289,7 +289,8 @@ class SplitRequest:
         begun, lost = asyncio.Event(), list[UpstreamFailed]()
         attempt.listeners, attempt.cached_to_report = attempt.listeners.at_first_byte(lambda _: begun.set()), NOT_YET
         try:
-            async with asyncio.TaskGroup() as group:
+            # The body waits for the relay, so no failure leaves a pending cancellation; see `run_together`.
+            async with asyncio.TaskGroup() as group:  # noqa: TID251
                 prefilling = group.create_task(self._prefill(attempt, prefill, begun, lost))
                 try:
                     await self._relay_with(attempt, split.decode or {})
@@ -350,16 +351,12 @@ class SplitRequest:
         bodies = encode_bodies(attempt.request.path, self.fields) if pods else []
         if not bodies:
             return {}
-        try:
-            async with asyncio.TaskGroup() as group:
-                encoding = []
-                for number, body in enumerate(bodies):
-                    at = number % len(pods)
-                    one = self._attempt(attempt, Stage.ENCODE, pods[at:] + pods[:at], body)
-                    encoding.append(group.create_task(self._collect(one)))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        found = [each for task in encoding if (each := task.result()) is not None and each[0].status == 200]
+        attempts = []
+        for number, body in enumerate(bodies):
+            at = number % len(pods)
+            attempts.append(self._attempt(attempt, Stage.ENCODE, pods[at:] + pods[:at], body))
+        collected = await run_together(*map(self._collect, attempts))
+        found = [each for each in collected if each is not None and each[0].status == 200]
         return merged([fields for _, body in found if (fields := fields_of_pod(body)) is not None])
 
     async def _collect(

@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import Tasks, run_together
 from proxy.fleet.settings import WarmupSettings
 from proxy.openai.prompts import PromptHead, head
 
@@ -65,9 +65,7 @@ class Warmup:
             await asyncio.sleep(STAGGER * self._rng.random())
             began = self._clock.now()
             left = deque(self._prompts.hottest(endpoint.models))
-            async with asyncio.TaskGroup() as group:
-                lanes = [group.create_task(self._lane(endpoint, left)) for _ in range(CONCURRENCY)]
-            sent = sum(lane.result() for lane in lanes)
+            sent = sum(await run_together(*(self._lane(endpoint, left) for _ in range(CONCURRENCY))))
             if sent:
                 log.info("pod %s: warmed up with %d prompts in %.1f s", endpoint.name, sent, self._clock.now() - began)
         finally:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core.ports import Clock, Random
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import Tasks, run_together
 from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource, text
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 
@@ -49,9 +48,7 @@ class ClusterNames:
         await self._tasks.stop()
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._objectives.run())
-            group.create_task(self._rewrites.run())
+        await run_together(self._objectives.run(), self._rewrites.run())
 
     def added_to(self, settings: ModelSettings) -> ModelSettings:
         """Return the settings with these added. The file takes precedence; of rewrites, older objects do."""

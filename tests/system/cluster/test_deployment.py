@@ -13,6 +13,7 @@ from typing import Any, Literal
 import orjson
 import pytest
 
+from proxy.cluster import redis_transport
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.membership import member_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, message, packet, record
@@ -224,6 +225,19 @@ async def test_a_hanging_store_is_detected_and_used_again_when_it_resumes(deploy
     one.dispatch(3)
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 3 and one.deployment.is_connected and two.deployment.is_connected)
+
+
+async def test_a_store_that_stalls_for_longer_than_an_attempt_to_connect_is_used_again(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_transport, "OPEN_TIMEOUT", 0.1)
+    wall = await deployed.wall()
+    one = await deployed.join(wall.url, lease=SHORT)
+    await until(lambda: one.deployment.is_connected)
+    wall.up()
+    await until(lambda: "TimeoutError" in one.deployment.status().get("why", ""))
+    wall.down()
+    await until(lambda: one.deployment.is_connected)
 
 
 async def test_no_request_waits_for_a_missing_store(deployed: Deployed) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core import tasks
-from proxy.core.tasks import Tasks
+from proxy.core.tasks import Tasks, run_together
 from tests.helpers.waiting import until
 
 PACKAGE = Path(tasks.__file__).parents[1]
@@ -91,8 +91,38 @@ async def test_a_kept_task_that_returns_or_is_cancelled_has_ended() -> None:
     assert loop.runs == 2
 
 
+async def test_work_that_runs_together_returns_all_results() -> None:
+    async def later(value: int) -> int:
+        await asyncio.sleep(0.001 * (3 - value))
+        return value
+
+    assert await run_together(later(1), later(2)) == [1, 2]
+    assert await run_together() == []
+
+
+async def test_the_first_error_of_work_that_runs_together_ends_the_rest_and_leaves_timeouts_intact() -> None:
+    ended = []
+
+    async def fails() -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError("no")
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("the rest")
+
+    with pytest.raises(ValueError, match="no"):
+        await run_together(goes_on(), fails())
+    assert ended == ["the rest"]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(60)
+
+
 def test_no_endless_coroutine_of_the_program_is_started_without_the_keeper() -> None:
-    """`Tasks.start(f(), …)` and `create_task(f())` are for work that ends. A TaskGroup may have endless work: its
+    """`Tasks.start(f(), …)` and `create_task(f())` are for work that ends. `run_together` may have endless work: its
     failure is that of the task around it, which is kept."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")) if "sim" not in path.parts}
     endless = {name for tree in trees.values() for name in _endless(tree)}
@@ -125,13 +155,10 @@ def _started(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Assign) and isinstance(call.value, ast.Call) and _name(call.value) not in AMBIGUOUS:
             yield call.value, _name(call.value)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            of_a_group = isinstance(call.func.value, ast.Name) and call.func.value.id == "group"
-            if call.func.attr in ("start", "create_task", "ensure_future") and not of_a_group:
-                for argument in call.args:
-                    for inner in ast.walk(argument):
-                        if isinstance(inner, ast.Call):
-                            yield inner, _name(inner)
+        if isinstance(call, ast.Call) and _name(call) in ("start", "create_task", "ensure_future"):
+            for inner in (inner for argument in call.args for inner in ast.walk(argument)):
+                if isinstance(inner, ast.Call):
+                    yield inner, _name(inner)
 
 
 def _name(call: ast.Call) -> str:
