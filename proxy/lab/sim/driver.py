@@ -10,7 +10,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from proxy.core.tasks import run_together
 from proxy.lab.sim.engine import EngineStep, SimEngine
 from proxy.lab.sim.sequence import Output, Sequence
 
@@ -120,7 +119,9 @@ class EngineDriver:
         self._slowness, self._slow_until = (factor, seconds), self.now() + seconds
 
     async def run(self) -> None:
-        await run_together(*(self._run(group, work) for group, work in self._groups))
+        async with asyncio.TaskGroup() as tasks:  # noqa: TID251  # this task has no timeouts
+            for group, work in self._groups:
+                tasks.create_task(self._run(group, work), name="steps of an engine")
 
     def _wake(self) -> None:
         for _, work in self._groups:
