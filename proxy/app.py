@@ -108,14 +108,7 @@ class App:
         self._own_signals = self._process.signals
         self._observation = self._process.observation
         self.autoscaling = Autoscaling(
-            settings.autoscale,
-            settings.replicas,
-            self.fleet,
-            self._own_signals,
-            catalogue,
-            clock,
-            rng,
-            self._cached_blocks,
+            settings.autoscale, settings.replicas, self.fleet, self._own_signals, catalogue, clock, rng
         )
         self._observation.readers.extend((self._read_queues, self._own_signals.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
@@ -435,9 +428,6 @@ class App:
         return {}
 
     # Events of the fleet, passed to the packages that need them.
-
-    def _cached_blocks(self, endpoint: Endpoint) -> int:
-        return sum(index.blocks(endpoint) for index in self._indexes())
 
     def _ready(self, endpoint: Endpoint) -> None:
         self.ledger.level(endpoint, self.fleet.within(endpoint.pool).ready)

@@ -23,7 +23,7 @@ from proxy.telemetry.metrics import Catalogue
 if TYPE_CHECKING:
     from proxy.autoscale.loop import ScalingDecision
     from proxy.autoscale.recommender import Recommendation
-    from proxy.autoscale.scaled_pool import Blocks, ScaledPool
+    from proxy.autoscale.scaled_pool import ScaledPool
     from proxy.cluster.redis_transport import Lease
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ class Autoscaling:
         catalogue: Catalogue,
         clock: Clock,
         rng: Random,
-        blocks: Blocks = lambda endpoint: 0,
     ) -> None:
         self._replicas = replicas
         self._settings = settings
@@ -55,7 +54,7 @@ class Autoscaling:
         def make_pool(name: str, settings: ScalingPolicy) -> ScaledPool:
             from proxy.autoscale.scaled_pool import ScaledPool  # with its actuators, only if a pool has a policy
 
-            return ScaledPool(name, settings, fleet, signals, clock, rng, blocks, lambda: self.lead.is_ours, self._ask)
+            return ScaledPool(name, settings, fleet, signals, clock, rng, lambda: self.lead.is_ours, self._ask)
 
         self._make_pool = make_pool
         self._tasks: Tasks | None = None

@@ -26,8 +26,6 @@ and not that all are gone."""
 
 _ORDINAL = re.compile(r"-(\d+)$")
 
-Blocks = Callable[[Endpoint], int]
-
 
 class ScaledPool:
     """The autoscaler of one pool. Its state survives reloads: it lives from the first policy of the pool to the
@@ -41,18 +39,15 @@ class ScaledPool:
         signals: SignalSource,
         clock: Clock,
         rng: Random,
-        blocks: Blocks,
         leads: Callable[[], bool],
         ask: Ask,
     ) -> None:
-        """`blocks` returns the known prefix blocks of a pod; `leads` whether this proxy holds the scaling lease; `ask`
-        evaluates queries."""
+        """`leads` returns whether this proxy holds the scaling lease; `ask` evaluates queries."""
         self.name = name
         self._fleet = fleet
         self._signals = signals
         self._clock = clock
         self._random = rng
-        self._blocks = blocks
         self._leads = leads
         self._began = clock.now()
         self._seen: set[str] = set()
@@ -173,7 +168,7 @@ class ScaledPool:
             ready=bool(_ready(ranks)),
             draining=_is_draining(ranks),
             inflight=sum(rank.load.requests for rank in ranks),
-            cached_blocks=sum(map(self._blocks, ranks)),
+            cached_blocks=sum(map(self._signals.cached_blocks, ranks)),
             ordinal=int(ordinal[1]) if ordinal else None,
             started=max(rank.metrics.process_started for rank in ranks),
             url=ranks[0].url,

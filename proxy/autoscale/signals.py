@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from proxy.autoscale.measures import Buckets, KnownLoad, Recent, replicas_of_role, role_of
 from proxy.autoscale.settings import ScalingPolicy
 from proxy.core.attempt import Attempt, Stage
+from proxy.core.endpoint import Endpoint
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.fleet.store import Fleet
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue
@@ -34,6 +36,8 @@ class Signals:
         self.backlogs: dict[Role, float] = {}
         """Waiting prefill in seconds by role. A role is missing while its backlog is unknown."""
         self.ttfts: dict[Role, Buckets] = {}
+        self.cached_blocks: dict[str, int] = {}
+        """Blocks of prompts in the cache of each endpoint, by its name. Each process knows all of them."""
 
     @staticmethod
     def sum(of: Iterable[Signals]) -> Signals:
@@ -46,16 +50,18 @@ class Signals:
             for role, buckets in signals.ttfts.items():
                 before = dict(sums.ttfts.get(role, ()))
                 sums.ttfts[role] = [(bound, number + before.get(bound, 0.0)) for bound, number in buckets]
+            for endpoint, blocks in signals.cached_blocks.items():
+                sums.cached_blocks[endpoint] = max(blocks, sums.cached_blocks.get(endpoint, 0))
         return sums
 
     def as_json(self) -> Any:
         """Return JSON values. The last bound of a histogram, which is infinite, becomes null in JSON."""
-        return self.queued, list(self.backlogs.items()), list(self.ttfts.items())
+        return self.queued, list(self.backlogs.items()), list(self.ttfts.items()), self.cached_blocks
 
     @staticmethod
     def read(values: Any) -> Signals:
         found = Signals()
-        found.queued, backlogs, ttfts = values
+        found.queued, backlogs, ttfts, found.cached_blocks = values
         found.backlogs = {(pool, role): seconds for (pool, role), seconds in backlogs}
         for (pool, role), buckets in ttfts:
             found.ttfts[pool, role] = [(inf if most is None else most, number) for most, number in buckets]
@@ -91,6 +97,9 @@ class SignalSource:
         signals, key = self.signals, (pool, role)
         ttft = self._recent.setdefault(key, Recent()).percentile(now, signals.ttfts.get(key, ()))
         return KnownLoad(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
+
+    def cached_blocks(self, endpoint: Endpoint) -> int:
+        return self.signals.cached_blocks.get(endpoint.name, 0)
 
     def read(self) -> None:
         gauge = self.catalogue.prefill_backlog
@@ -133,7 +142,15 @@ class OwnSignals(SignalSource, Listener):
             found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
+        for endpoint in self.fleet.endpoints if self.pools else ():
+            if endpoint.pool in self.pools and (blocks := self._blocks(endpoint)):
+                found.cached_blocks[endpoint.name] = blocks
         return found
+
+    def _blocks(self, endpoint: Endpoint) -> int:
+        scheduling = self.schedulings().get(endpoint.pool)
+        found = () if scheduling is None else scheduling.plugins(ApproxPrefixCacheProducer)
+        return sum(producer.index.blocks(endpoint) for producer in found)
 
     def _observe(self, attempt: Attempt, at: float) -> None:
         endpoint = attempt.endpoint

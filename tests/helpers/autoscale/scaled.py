@@ -106,7 +106,6 @@ class Rig:
             self.signals,
             self.clock,
             random.Random(1),
-            lambda endpoint: 0,
             lambda: self.leads,
             self.ask,
         )

@@ -64,6 +64,18 @@ async def test_a_pod_is_removed_when_no_worker_has_a_request_on_it(tmp_path: Pat
             assert await it.chat(f"another one {number}") != victim.name
 
 
+async def test_the_pod_with_fewer_cached_blocks_is_removed(tmp_path: Path) -> None:
+    file = tmp_path / "orders"
+    async with host(2, pods=2, **policy(file, low=2)) as it:
+        kept = await it.chat("the same words " * 100)
+        pool = it.supervisor.autoscaling.pools["default"]
+        await until(lambda: any(replica.cached_blocks for replica in pool.replicas("vllm")))
+        assert [replica.name for replica in pool.replicas("vllm") if replica.cached_blocks] == [kept]
+        await it.supervisor.reload(configured(it.sim, **policy(file)))
+        await until(lambda: file.exists() and file.read_text().endswith("\n"))
+        assert json.loads(file.read_text()) == ["1", *({"pod-0", "pod-1"} - {kept})]
+
+
 async def test_signals_of_workers_are_summed() -> None:
     async with host(2, pods=2, **policy()) as it:
         for number in range(10):

@@ -25,6 +25,7 @@ def signals(slow: int, fast: int) -> Signals:
     found = Signals()
     found.queued, found.backlogs = {"default": 3}, {ROLE: 0.5}
     found.ttfts = {ROLE: [(0.1, float(fast)), (inf, float(fast + slow))]}
+    found.cached_blocks = {"pod-0": 10 * slow}
     return found
 
 
@@ -54,6 +55,11 @@ def test_workers_are_added_up_and_what_they_say_survives_its_way() -> None:
     assert found.queued == {"default": 6}
     assert found.backlogs == {ROLE: 1.0}
     assert found.ttfts == {ROLE: [(0.1, 6.0), (inf, 7.0)]}
+
+
+def test_blocks_that_several_workers_know_are_counted_once() -> None:
+    found = Signals.sum(Signals.read(as_json(signals(slow, 0))) for slow in (3, 4, 0))
+    assert found.cached_blocks == {"pod-0": 40}
 
 
 async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
