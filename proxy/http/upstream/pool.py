@@ -279,9 +279,16 @@ class PooledFetcher:
 
     def __init__(self, timeout: float, clock: Clock, trust: PodTlsContexts | None = None) -> None:
         """`timeout`: seconds for one exchange. `trust`: see `UpstreamPool`."""
-        self.timeout = timeout
         self._pool = UpstreamPool(timeout, clock, idle_limit=FETCH_IDLE_LIMIT, trust=trust)
         self._tasks = Tasks()
+
+    @property
+    def timeout(self) -> float:
+        return self._pool.connect_timeout
+
+    @timeout.setter
+    def timeout(self, timeout: float) -> None:
+        self._pool.connect_timeout = timeout
 
     async def __aenter__(self) -> PooledFetcher:
         self._tasks.keep(partial(self._pool.keep_reaping, REAP_INTERVAL), "idle-connections-of-scrapes")

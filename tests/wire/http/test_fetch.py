@@ -22,7 +22,7 @@ from proxy.core.errors import (
 from proxy.core.ports import ManualClock
 from proxy.http.upstream.pool import FETCH_IDLE_LIMIT, LONGEST, PooledFetcher
 from tests.helpers.http.support import Pod, Received, Script, answering, chunk, plain
-from tests.helpers.ports import free_port
+from tests.helpers.ports import free_port, full_address
 
 PATIENCE = 10.0
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -171,6 +171,14 @@ async def test_a_pod_that_takes_too_long_is_given_up_and_notices(raw: bytes) -> 
             await it.get()
         await asyncio.wait_for(left.wait(), PATIENCE)
         assert await it.get() == (200, b"up")
+
+
+async def test_a_changed_timeout_applies_to_connecting_too() -> None:
+    with full_address() as (host, port):
+        async with PooledFetcher(0.01, ManualClock()) as fetcher:
+            fetcher.timeout = 0.2
+            with pytest.raises(UpstreamFailed, match=r"within 0\.2 s"):
+                await fetcher.get(f"http://{host}:{port}/metrics", None)
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:
