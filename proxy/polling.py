@@ -30,12 +30,13 @@ SCRAPES_PER_CHECK = 4
 
 def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
     """`is_polling`: this process adds and removes the configured pods."""
-    static = {}
-    for name, pool in settings.all_pools.items() if is_polling else ():
+    static, pools = {}, settings.all_pools
+    for name, pool in pools.items() if is_polling else ():
         static[named(STATIC, name), name] = frozenset(pod.name for pod in pool.pods.static)
     breaker = settings.reliability.breaker
+    dialects = {name: pool.dialects for name, pool in pools.items()}
     return FleetSettings(
-        tuple(settings.all_pools), static, breaker.panic_percent, breaker.slow_start, settings.models.wake.enabled
+        tuple(pools), static, breaker.panic_percent, breaker.slow_start, settings.models.wake.enabled, dialects
     )
 
 

@@ -132,18 +132,23 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class Dialects:
-    """The dialect of each pod: of its engine label if that is known, else of its `engine`. `engine: vllm` cannot be
-    told from an unset `engine`, so both get `default`. If `default` is another engine, mark vLLM pods by the label."""
+    """The engine and dialect of a pod: of its engine label if that is known, else of its `engine`. `engine: vllm` and
+    an unset `engine` are the same, so both get `default`. If `default` is another engine, mark vLLM pods by the
+    label."""
 
     by_engine: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
     labels: tuple[str, ...] = ENGINE_LABELS
     default: str = DEFAULT_ENGINE
 
-    def of(self, endpoint: Endpoint) -> Dialect:
+    def engine(self, labels: Mapping[str, str], engine: str) -> str:
+        """Return the engine of a pod with these labels and this `engine`."""
         for label in self.labels:
-            if dialect := self.by_engine.get(endpoint.labels.get(label, "")):
-                return dialect
-        return self.by_engine[self.default if endpoint.engine == DEFAULT_ENGINE else endpoint.engine]
+            if (named := labels.get(label, "")) in self.by_engine:
+                return named
+        return self.default if engine == DEFAULT_ENGINE else engine
+
+    def of(self, endpoint: Endpoint) -> Dialect:
+        return self.by_engine[self.engine(endpoint.labels, endpoint.engine)]
 
     def with_attributes(self, specs: Mapping[str, str]) -> Dialects:
         """As `Dialect.with_attributes`, for all dialects."""

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, join_ranks, update
 from proxy.core.ports import Clock
+from proxy.fleet.dialects import Dialects
 from proxy.fleet.models import NamedModels
 from proxy.fleet.records import OWN, RANKS_IGNORED, Contact, Ejections, PodRecord, SlowStart, Successors
 from proxy.fleet.scrape import Card
@@ -32,13 +33,14 @@ def _nothing(endpoint: Endpoint) -> None:
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
     """`static`: the names of the pods by source and pool. Others leave before a source adds any, so that a pod can move
-    from one pool to another. `slow_start` is in seconds."""
+    from one pool to another. `slow_start` is in seconds. `dialects`, by pool, decide the engine of each pod."""
 
     pools: Sequence[str] = (DEFAULT_POOL,)
     static: Mapping[tuple[str, str], Collection[str]] = field(default_factory=dict)
     panic_percent: float = 50.0
     slow_start: float = 0.0
     wakes: bool = False
+    dialects: Mapping[str, Dialects] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -95,12 +97,14 @@ class Fleet(NamedModels):
 
     @settings.setter
     def settings(self, settings: FleetSettings) -> None:
-        self._settings = settings
+        before, self._settings = self._settings, settings
         self.wakes = settings.wakes
         self.form(settings.pools)
         for (source, pool), names in settings.static.items():
             known = [one for one in self._records.values() if (one.source, one.endpoint.pool) == (source, pool)]
             self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
+        for record in self._records.values() if settings.dialects != before.dialects else ():
+            self._update(record, record.pod)
         if self.slow_start is not None:
             self.slow_start.seconds = settings.slow_start
             self._serving = None
@@ -396,6 +400,7 @@ class Fleet(NamedModels):
         if before.data_parallel != pod.data_parallel:
             self.ranks_seen(record.endpoint, len(record.endpoints))
         role = pod.role or pod.labels.get(ROLE_LABEL, "")
+        dialects = self._settings.dialects.get(record.endpoint.pool, Dialects())
         for endpoint in record.endpoints:
             update(
                 endpoint,
@@ -403,7 +408,7 @@ class Fleet(NamedModels):
                 role=role,
                 labels={ROLE_LABEL: role, **pod.labels} if role else pod.labels,
                 weight=pod.weight,
-                engine=pod.engine,
+                engine=dialects.engine(pod.labels, pod.engine),
                 api_key=pod.api_key,
                 tls=pod.tls,
             )

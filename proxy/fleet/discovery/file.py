@@ -7,12 +7,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.files import WatchedFiles
 from proxy.core.params import Invalid, build, join, param
-from proxy.fleet.dialects import DEFAULT_ENGINE, ENGINE_LABELS, Engine
 from proxy.fleet.discovery import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
 from proxy.yaml_source import read_data, text_of
@@ -37,15 +36,11 @@ class _AddressEntry:
             raise ValueError(f"port: {self.port!r} is not a port")
 
     def pod(self) -> PodSettings:
-        """Return the settings of the pod. The engine label sets `engine`, which an entry does not have: `Dialects`
-        reads the label itself, but traces, /admin/pods and the rank in the body of a request depend on `engine`."""
         namespace = "" if self.namespace == _DEFAULT_NAMESPACE else f"{self.namespace}/"
-        engines = [self.labels.get(label) for label in ENGINE_LABELS]
         return PodSettings(
             url=f"http://{bracketed(self.address.strip('[]'))}:{self.port}",
             name=f"{namespace}{self.name}" if self.name else "",
             labels=self.labels,
-            engine=next((engine for engine in get_args(Engine) if engine in engines), DEFAULT_ENGINE),
         )
 
 

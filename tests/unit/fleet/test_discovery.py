@@ -30,11 +30,11 @@ def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses() -> None:
 - {address: "[fd00::2]", port: "8000", labels: {llm-d.ai/engine-type: unheard-of}}
 """
     pods = parse_pods(text)
-    assert [(pod.name, pod.url, pod.engine) for pod in pods] == [
-        ("p0", "http://10.0.0.1:8000", "vllm"),
-        ("team/p1", "http://vllm.example:8001", "vllm"),
-        ("p2", "http://[fd00::1]:8000", "sglang"),
-        ("[fd00::2]:8000", "http://[fd00::2]:8000", "vllm"),
+    assert [(pod.name, pod.url) for pod in pods] == [
+        ("p0", "http://10.0.0.1:8000"),
+        ("team/p1", "http://vllm.example:8001"),
+        ("p2", "http://[fd00::1]:8000"),
+        ("[fd00::2]:8000", "http://[fd00::2]:8000"),
     ]
     assert pods[0].labels == {"llm-d.ai/role": "prefill"}
 

@@ -7,9 +7,10 @@ import pytest
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadRequest
 from proxy.core.ports import ManualClock
+from proxy.fleet.dialects import ENGINE_LABELS, Dialects
 from proxy.fleet.models import MOST_KNOWN
 from proxy.fleet.settings import PodSettings
-from proxy.fleet.store import Fleet
+from proxy.fleet.store import Fleet, FleetSettings
 
 
 def pod(name: str, **keys: object) -> PodSettings:
@@ -275,6 +276,15 @@ def test_reconciling_adds_updates_and_removes_the_pods_of_one_source() -> None:
         {"x": "y", "llm-d.ai/role": "decode"},
         "sglang",
     )
+
+
+def test_the_engine_of_a_pod_follows_its_label_and_a_changed_key_of_the_label() -> None:
+    fleet = Calls().fleet
+    a = fleet.add(pod("a", labels={"llm-d.ai/engine-type": "sglang", "runs": "llamacpp"}))
+    b = fleet.add(pod("b", labels={"llm-d.ai/engine-type": "unheard-of"}, engine="trtllm-serve"))
+    assert (a.engine, b.engine) == ("sglang", "trtllm-serve")
+    fleet.settings = FleetSettings(dialects={"default": Dialects(labels=("runs", *ENGINE_LABELS))})
+    assert (a.engine, b.engine) == ("llamacpp", "trtllm-serve")
 
 
 def test_a_pod_whose_name_was_added_through_the_admin_port_is_not_added(caplog: pytest.LogCaptureFixture) -> None:

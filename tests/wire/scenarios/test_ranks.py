@@ -76,8 +76,16 @@ async def test_the_request_has_one_rank_that_a_client_cannot_set() -> None:
         assert "rank" not in body.decode()
 
 
-async def test_sglang_gets_the_rank_in_the_body_too() -> None:
-    async with RankedPod(2, engine="sglang") as pod, ranks(pod, engine="sglang") as r:
+OWN_KEY = {"type": "core-metrics-extractor", "parameters": {"engineLabelKey": "runs"}}
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [{"engine": "sglang"}, {"labels": {"llm-d.ai/engine-type": "sglang"}}, {"labels": {"runs": "sglang"}}],
+)
+async def test_sglang_gets_the_rank_in_the_body_too(marked: dict[str, Any]) -> None:
+    own_key = {"scheduling": {"plugins": [{"type": "max-score-picker"}, OWN_KEY]}}
+    async with RankedPod(2, engine="sglang") as pod, ranks(pod, own_key, **marked) as r:
         name, _ = await r.ask("x", data_parallel_rank=1, temperature=0)
         rank, headers, body = pod.requests[-1]
         assert name == f"pod-0/{rank}"
