@@ -99,7 +99,9 @@ async def test_replaced_workers_finish_their_requests_while_others_serve() -> No
         running = talk(channel)
         assert "x-request-id" in await asks(running)
         await it.reload(listen={"host": "127.0.0.1", "port": 0, "maxBody": "1MiB"}, extproc=gateways())
-        assert not before & {await worker_of(it) for _ in range(10)}
+        async with asyncio.timeout(PATIENCE):
+            while before & {await worker_of(it) for _ in range(10)}:
+                pass  # a worker accepts connections until it has received SIGTERM
         assert (await running.hear()).WhichOneof("kind") == "request_body"
         await running.say(response_headers={"headers": {"headers": [{"key": ":status", "raw_value": b"200"}]}})
         assert (await running.hear()).WhichOneof("kind") == "response_headers"
