@@ -323,12 +323,12 @@ class Replica:
         self.questions.forget(peer)
 
     def _in_flight(self, to: bytes | None) -> Records:
+        if to is not None and to.startswith(self.host):
+            yield from self._snapshot()  # first, because ejections of unknown pods are lost
         for value in self.state.values:
             yield from value.in_flight()
         if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
             yield FrameKind.REMEMBERS, b""
-        if to is not None and to.startswith(self.host):
-            yield from self._snapshot()
 
     def _send(self, say: PacketKind, body: bytes, to: bytes | None = None) -> None:
         if to is None and say is not PacketKind.LOCAL:

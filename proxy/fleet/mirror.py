@@ -137,12 +137,14 @@ class Mirror(Fleet):
         if record is None:
             self._join(pod, values["source"], values["pool"])
             record = self._records[pod.name]
-        before, record.contact = record.contact, contact
+        before, could_serve, record.contact = record.contact, record.can_serve, contact
         record.source, record.draining, record.cards = values["source"], values["draining"], values["cards"]
         record.leave_by = math.inf if values["leaving"] else None
         if len(record.endpoints) != ranks:
             self._resize(record, ranks)
         self._update(record, pod)
+        if record.can_serve is not could_serve:
+            self._ejections.reconsider()
         if restarts > self._restarts.setdefault(record.name, restarts):
             self._restarts[record.name] = restarts
             self.restarted(record.endpoint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -134,6 +136,17 @@ async def test_all_workers_know_the_ejections_of_the_supervisor() -> None:
         await until(lambda: not w.ejection_reasons())
         await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") in lines)
         assert "pod-0" in await w.ask_all()
+
+
+async def test_a_worker_that_starts_later_knows_the_ejections_of_the_supervisor() -> None:
+    async with world(health={"interval": "50ms", "timeout": "30s"}) as w:
+        w.engines[0].is_unwell = True
+        await until(lambda: bool(w.ejection_reasons()))
+        killed = w.supervisor.pids[0]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: killed not in w.supervisor.pids and w.supervisor.serving == 2)
+        await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") not in lines)
+        assert await w.ask_all() == {"pod-1", "pod-2"}
 
 
 def breaker(state: str) -> str:

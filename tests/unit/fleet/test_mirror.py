@@ -218,6 +218,24 @@ def test_ejections_at_an_origin_do_not_change_the_reported_state() -> None:
     assert [news for news, _ in pair.published] == []
 
 
+def test_a_mirror_applies_the_panic_threshold_when_pods_come_and_go() -> None:
+    pair = Pair()
+    a, b = pair.ready("a"), pair.ready("b")
+    pair.tell()
+    pair.mirror.eject(pair.seen("a"), "fails")
+    assert pair.seen("a").state is EndpointState.EJECTED
+    pair.origin.refused(b)
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.READY, "all pods that respond would be ejected"
+    pair.origin.reached(b)
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.EJECTED
+    pair.origin.remove("b")
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.READY
+    assert a.state is EndpointState.READY, "the mirror alone ejects it"
+
+
 def test_a_pod_of_the_same_name_with_another_uid_is_new_in_mirrors() -> None:
     pair = Pair()
     pair.ready("a", uid="1")
