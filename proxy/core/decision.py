@@ -69,12 +69,8 @@ class Decision(NamedTuple):
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
-        return cls.from_ranking(result.profile, result.endpoints)
-
-    @classmethod
-    def from_ranking(cls, profile: str, ranked: Sequence[Endpoint]) -> Decision:
-        """Return the decision for the best endpoint of a profile's ranking."""
-        return cls(ranked[0], tuple(ranked[1:]), profile)
+        best, *others = result.endpoints
+        return cls(best, tuple(others), result.profile)
 
     def candidates(self) -> Sequence[Endpoint]:
         return (self.target, *self.fallbacks)

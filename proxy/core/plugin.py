@@ -94,6 +94,12 @@ class Filter(Plugin, Protocol):
     exhausts: ClassVar[bool] = False
     """True if the removed endpoints are busy rather than unsuitable: an empty result is then a 429 instead of a 503."""
 
+    @property
+    def keeps_up_to(self) -> int:
+        """A number of endpoints. For this many or fewer the filter would keep all, so it need not be called. Read at
+        start-up."""
+        return 0
+
     def filter(
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
     ) -> Sequence[Endpoint]: ...

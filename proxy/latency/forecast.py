@@ -72,8 +72,6 @@ def objectives(request: InferenceRequest) -> Objectives | None:
     """Return the objectives of a request, or None. A header counts if it is a positive number of milliseconds; an
     objective per token applies to streams only."""
     headers = request.headers
-    if HEADERS.isdisjoint(headers):
-        return None
     ttft, tpot = _seconds(headers, TTFT_HEADERS), _seconds(headers, TPOT_HEADERS) if request.stream else None
     return None if ttft is None and tpot is None else Objectives(ttft, tpot)
 

@@ -4,8 +4,9 @@ fewer cached tokens than predicted."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from proxy.core.attempt import Attempt
@@ -190,11 +191,10 @@ ENOUGH_ATTEMPTS = 4
 MOST_ATTEMPTS = 1000
 """Largest number of attempts that a window stores of a pod without usable counters."""
 
-
-def figures(attempt: Attempt) -> Figures:
-    """Return the figures of an attempt with predicted hits whose first byte has arrived."""
-    prompt = attempt.request.prompt
-    return (attempt.started_at, attempt.first_byte_at, attempt.predicted_cached_tokens, prompt.tokens)
+figures: Callable[[Attempt], Figures] = attrgetter(
+    "started_at", "first_byte_at", "predicted_cached_tokens", "request.prompt.tokens"
+)
+"""Return the figures of an attempt with predicted hits whose first byte has arrived."""
 
 
 class HitWindow:

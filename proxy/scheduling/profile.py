@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -32,9 +32,15 @@ class Profile:
     picker: GuardedPicker
     shadow: bool = False
     _run: ProfileRun = field(init=False)
+    _keeps_up_to: int = field(init=False)
+    """For this many endpoints or fewer no filter is called, because all filters would keep all."""
+    _score: Callable[[ProfileRun, InferenceRequest, tuple[Endpoint, ...]], Sequence[float]] = field(init=False)
+    """Returns the totals: the scores of the scorer if there is only one, else the sum of all."""
 
     def __post_init__(self) -> None:
         self._run = ProfileRun(self.name, self.shadow)
+        self._keeps_up_to = min((each.unguarded.keeps_up_to for each in self.filters), default=0)
+        self._score = self.scorers[0].score if self.shares == (1.0,) else self._totals
 
     def run(
         self,
@@ -64,8 +70,10 @@ class Profile:
         `run` does."""
         if record is not None:
             return self.run(request, endpoints, record).endpoints
-        candidates = self._filter(self._run, request, tuple(endpoints))
-        return self.picker.order(self._run, request, candidates, self._totals(self._run, request, candidates))
+        run, candidates = self._run, tuple(endpoints)
+        if not 0 < len(candidates) <= self._keeps_up_to:
+            candidates = self._filter(run, request, candidates)
+        return self.picker.order(run, request, candidates, self._score(run, request, candidates))
 
     def _filter(
         self,
@@ -99,8 +107,6 @@ class Profile:
         record: DecisionRecord | None = None,
     ) -> Sequence[float]:
         """Return the sum of share times score per endpoint."""
-        if record is None and self.shares == (1.0,):
-            return self.scorers[0].score(run, request, endpoints)
         totals = [0.0] * len(endpoints)
         for scorer, share in zip(self.scorers, self.shares, strict=True):
             if record is None:

@@ -57,7 +57,8 @@ class Scheduler:
             endpoints = tuple(endpoints)
             decision = self._discussed(request, endpoints, record)
         else:
-            decision = Decision.from_ranking(self._only.name, self._only.order(request, endpoints, record))
+            best, *others = self._only.order(request, endpoints, record)
+            decision = Decision(best, tuple(others), self._only.name)
         if self._shadows:
             return decision._replace(shadows=tuple(self._shadowed(request, endpoints, record)))
         return decision
@@ -96,7 +97,7 @@ class Scheduler:
             self._faults.report(self._name, UNUSABLE, f"{error}; profile {default.name} decides")
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
             self._faults.report(self._name, RAISED, f"failed; profile {default.name} decides", error)
-        return Decision.from_ranking(default.name, default.order(request, endpoints, record))
+        return Decision.from_result(default.run(request, endpoints, record))
 
     def _planned(
         self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord | None

@@ -26,6 +26,10 @@ class CandidateSamplingFilter(Filter):
     max_candidates: int = param(128, "largest number of pods that are scored", at_least=2)
     match: DataKey[PrefixMatch] = reads_prefix_match()
 
+    @property
+    def keeps_up_to(self) -> int:
+        return self.max_candidates
+
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         most = self.max_candidates
         if len(endpoints) <= most:

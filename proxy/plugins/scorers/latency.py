@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.latency.forecast import STAGE_COST, LatencyForecast, Objectives, objectives, reads_forecast
+from proxy.latency.forecast import HEADERS, STAGE_COST, LatencyForecast, Objectives, objectives, reads_forecast
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Smallest difference of costs, in seconds and as a share. Smaller differences count as equal, so that random errors do
@@ -58,8 +58,7 @@ class LatencyScorer(Scorer):
         cost = request.state.read(STAGE_COST)
         if cost is not None:
             return self._by_cost(list(map(cost, endpoints)))
-        wanted = objectives(request)
-        if wanted is not None:
+        if not HEADERS.isdisjoint(request.headers) and (wanted := objectives(request)) is not None:
             return self._keeping(wanted, forecast, endpoints)
         return self._by_cost(forecast.costs(endpoints))
 

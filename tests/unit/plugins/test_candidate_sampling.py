@@ -45,6 +45,7 @@ def kept(pods: Sequence[Endpoint], match: PrefixMatch | None, most: int = 16, se
 def test_a_small_fleet_is_scored_completely(pods: int) -> None:
     endpoints = fleet(pods)
     assert kept(endpoints, Held({})) == endpoints
+    assert pods <= CandidateSamplingFilter(Random(), 16).keeps_up_to
 
 
 def test_of_a_large_fleet_a_sample_without_repetition_is_scored() -> None:

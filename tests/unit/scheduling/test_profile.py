@@ -1,16 +1,27 @@
 """Filter, score, pick."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.decision import ScoredEndpoint
+from proxy.core.decision import DecisionRecord, ScoredEndpoint
 from proxy.core.errors import NoEndpoints, Saturated
 from proxy.core.plugin import Filter, Picker, Scorer
 from proxy.scheduling.profile import shares
 from tests.helpers.scheduling.situations import Fixed, Keep, KeepIdle, counted, pod, profile, request
 
 A, B, C = pod("a"), pod("b"), pod("c")
+
+
+@dataclass(frozen=True, slots=True)
+class OfMany(Keep):
+    """As `Keep`, and says that it keeps all of two."""
+
+    @property
+    def keeps_up_to(self) -> int:
+        return 2
 
 
 def test_filters_run_in_order_on_the_remaining_pods() -> None:
@@ -34,6 +45,20 @@ def test_without_scorers_all_score_0() -> None:
 def test_an_order_is_of_the_endpoints_that_the_filter_keeps() -> None:
     only = profile("only", ("first", Keep(("a",))))
     assert [one.name for one in only.order(request(), [pod("a"), pod("b"), pod("c")])] == ["a"]
+
+
+def test_a_filter_that_keeps_all_of_so_few_endpoints_is_called_for_more_and_for_a_record() -> None:
+    only = profile("only", ("first", OfMany(("a",))))
+    assert len(only.order(request(), [A, B])) == 2
+    assert len(only.order(request(), [A, B], DecisionRecord())) == 1
+    assert len(only.order(request(), [A, B, C])) == 1
+    with pytest.raises(NoEndpoints):
+        only.order(request(), [])
+
+
+def test_every_filter_is_called_if_one_might_remove_endpoints() -> None:
+    only = profile("only", ("first", OfMany(("a", "b"))), ("second", Keep(("b",))))
+    assert list(only.order(request(), [A, B])) == [B]
 
 
 def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:
