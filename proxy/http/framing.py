@@ -87,12 +87,9 @@ class WholeChunks(Framing):
     them. Nearly all reads end with a chunk and cost two comparisons. A chunk larger than HELD_LIMIT is sent as chunks
     of its reads from then on."""
 
-    __slots__ = ("_held", "_splitting", "in_step")
-
-    def __init__(self) -> None:
-        self._held = b""
-        self._splitting = False
-        self.in_step = True
+    in_step = True
+    _held = b""
+    _splitting = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         if self.in_step and marks and marks[-1] and raw.endswith(b"\r\n"):

@@ -45,7 +45,7 @@ from proxy.http.pipeline import (
 from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import MOST_PASSED, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
+from proxy.openai.errors import ABORTED, ENDING, aborted, serves, stream_error
 from proxy.openai.events import ends_whole, usage_from
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RelayContext:
 class Response(Receiver):
     """The response of one attempt, from sending the request to its ending.
 
-    States: waiting for the head -> held back, while the start of the body decides whether the pod declines (`_decide`)
+    States: waiting for the head -> held back, while the start of the body decides whether the pod declines (`_decided`)
     -> started, once the head has gone to the client (`_start_response` sets `attempt.status`) -> ended. It ends once,
     and `attempt.ending` says how:
 
@@ -111,7 +111,7 @@ class Response(Receiver):
     """Number of pieces of the meter that have gone through the pipeline."""
     _passed = 0
     """Bytes of the body that were read, including the framing."""
-    _flush_at = 0
+    _flush_at = MOST_PASSED
     _seen = 0
     _seen_at = 0.0
 
@@ -176,7 +176,7 @@ class Response(Receiver):
                 client_request.closing = True
             transforms: Sequence[ResponseTransform] = ()
             is_named = self.reads_head and head.status < 300  # errors contain the model only in their text
-            if head.events:
+            if head.events and (is_named or self._continuation is not None or self._attempt.request.asks_usage):
                 transforms = event_transforms(self._attempt, self._continuation, is_named)
             elif is_named and _is_json(head):
                 transforms = transforms_of(self._attempt)
@@ -187,25 +187,29 @@ class Response(Receiver):
     def received(self, raw: bytes) -> None:
         """Relay a read that is not the last. From the second on, reads of whole chunks go straight from the pod's
         connection to the client's socket (`pass_chunks`)."""
-        if self._undecided and self.head is not None:
-            self._decide(self.head, raw)
-            return
-        connection, attempt, framing = self._connection, self._attempt, self._framing
+        head, connection, attempt, framing = self.head, self._connection, self._attempt, self._framing
         meter = connection.meter
+        if self._undecided and head is not None:
+            raw = self._held = self._held + raw
+            beginning = b"".join(meter.pieces)
+            if not (head.status == 200 and serves(beginning)) and not self._decided(head, beginning):
+                return
+            self._undecided = False
         out = framing.feed(raw, meter.pieces[self._fed :] if self._fed else meter.pieces, meter.marks)
+        self._fed = len(meter.pieces)
         self._passed += len(raw)
-        if self.head is not None:
+        if head is not None:
             if not out and isinstance(framing, WholeBody):
-                self._fed = len(meter.pieces)
                 connection.receive = self.received
                 return
-            out = self._start_response(self.head) + out
+            out = self._start_response(head) + out
             self.head = None
         if out:
             self._client_request.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.note_first_byte(self._context.clock.now())
-        self._flush_meter()
+        if self._passed + connection.passed >= self._flush_at:
+            self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
         elif isinstance(framing, Pipeline):
@@ -412,7 +416,7 @@ class Response(Receiver):
 
     def _flush_meter(self) -> None:
         self._connection.meter.flush(self._attempt)
-        self._flush_at = self._passed + MOST_PASSED
+        self._flush_at = self._passed + self._connection.passed + MOST_PASSED
         self._fed = 0
 
     def _check_engine(self, continuation: Continuation) -> None:
@@ -439,18 +443,15 @@ class Response(Receiver):
         self._end_attempt(ending, for_gateway)
         return True
 
-    def _decide(self, head: ResponseHead, raw: bytes) -> None:
-        self._held += raw
-        beginning = b"".join(self._connection.meter.pieces)
+    def _decided(self, head: ResponseHead, beginning: bytes) -> bool:
+        """Return whether the response goes to the client. Fail if the pod declines."""
         if needs_more(head, beginning) and len(self._held) <= HELD_LIMIT:
-            return
+            return False
         error = self._declined(head, beginning)
-        if error is None:
-            self._undecided = False
-            self.received(self._held)
-        else:
+        if error is not None:
             self._connection.abort()
             self.failed(error)
+        return error is None
 
     def _end_truncated(self, head: ResponseHead | None, raw: bytes, exact: bool) -> None:
         """Handle a response that ended in valid HTTP but incomplete, as if the pod had broken off. The remaining bytes

@@ -6,8 +6,10 @@ import gzip
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.openai.errors import LONGEST, declined, is_enough_to_judge, says_that_model_is_missing
+from proxy.openai.errors import ABORTED, LONGEST, declined, is_enough_to_judge, says_that_model_is_missing, serves
 
 BUSY = "The engine is currently busy and cannot accept new requests."
 
@@ -94,6 +96,26 @@ def test_an_overlong_first_event_starts_the_response() -> None:
     assert not is_enough_to_judge(b"x" * LONGEST)
     assert is_enough_to_judge(b"x" * LONGEST + b"x")
     assert declined(b"data: " + b"x" * LONGEST + b"error") is None
+
+
+PARTS = [b"data: ", b"event: error", b"error", b"word", b"\n", b"\r", ABORTED, b'{"error":{"code":503}}', b'{"code":1}']
+
+
+@given(st.lists(st.sampled_from(PARTS)).map(b"".join))
+def test_a_stream_that_certainly_serves_is_not_declined(parts: bytes) -> None:
+    beginning = b"data: " + parts
+    if serves(beginning):
+        assert is_enough_to_judge(beginning)
+        assert declined(beginning) is None
+
+
+def test_a_usual_stream_certainly_serves_once_its_first_event_is_complete() -> None:
+    event = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
+    assert serves(event)
+    assert serves(event + b"data: error\n\n")
+    assert not serves(event[:-1])
+    assert not serves(b"data: error\n\n" + event)
+    assert not serves(event.replace(b"null", b'"abort"'))
 
 
 def test_a_response_aborted_before_its_first_event_is_a_refusal() -> None:
