@@ -88,9 +88,9 @@ async def main(options: argparse.Namespace) -> None:
         few = await _crossing(port, FEW_EVENTS)
         many = await _crossing(port, MANY_EVENTS)
     per_event = _per_event(many.functions - few.functions)
-    found = {"frames": whole.frames, "files": whole.files, "stream": few.frames, "per_event": per_event}
+    found = {"frames": whole.frames, "files": whole.files, "stream": few.frames, "stream_files": few.files}
     if options.json:
-        say(json.dumps(found))
+        say(json.dumps({**found, "per_event": per_event}))
         return
     rows = [["", "frames", "files"]]
     rows.append(["a chat request of 1 KB, complete response", str(whole.frames), str(whole.files)])
@@ -98,8 +98,9 @@ async def main(options: argparse.Namespace) -> None:
     rows.append(["one more event", f"{per_event:.2f}", ""])
     say(table(rows))
     if options.list:
-        for (name, function), count in sorted(whole.functions.items()):
-            say(f"{count:4} {name} {function}")
+        say("\ncomplete  streamed")
+        for name, function in sorted(whole.functions | few.functions):
+            say(f"{whole.functions[name, function]:8}  {few.functions[name, function]:8}  {name} {function}")
 
 
 def _per_event(more: Counter[tuple[str, str]]) -> float:
@@ -200,5 +201,7 @@ async def _stream(writer: asyncio.StreamWriter, events: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--list", action="store_true", help="each function with its calls")
+    parser.add_argument(
+        "--list", action="store_true", help="each function with its calls for a complete and for a streamed response"
+    )
     uvloop.run(main(parser.parse_args()))
