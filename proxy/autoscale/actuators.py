@@ -121,7 +121,7 @@ class Guard:
         known, decision = self.roles[order.role], order.decision
         try:
             outcome = await self.hand.scale(order)
-        except Exception:
+        except BaseException:  # also if the loop cuts it off
             self._failed(known)
             raise
         if outcome is ScalingOutcome.OK:

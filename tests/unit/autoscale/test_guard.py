@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +25,14 @@ class Recording(RoleActuator):
         self.orders: list[ScaleOrder] = []
         self.marks: list[tuple[list[str], bool]] = []
         self.outcome = ScalingOutcome.OK
-        self.breaks = False
+        self.breaks = self.hangs = False
 
     async def scale(self, order: ScaleOrder) -> ScalingOutcome:
         self.orders.append(order)
         if self.breaks:
             raise OSError("no way")
+        if self.hangs:
+            await asyncio.Event().wait()
         return self.outcome
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
@@ -186,6 +189,16 @@ async def test_an_actuator_that_raises_counts_as_a_failure() -> None:
     with pytest.raises(OSError, match="no way"):
         await rig.to(4)
     rig.hand.breaks = False
+    assert await rig.to(4) is ScalingOutcome.BUSY
+
+
+async def test_an_actuator_that_is_cut_off_counts_as_a_failure() -> None:
+    rig = Rig()
+    rig.hand.hangs = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await rig.to(4)
+    rig.hand.hangs = False
     assert await rig.to(4) is ScalingOutcome.BUSY
 
 
