@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
 from proxy.fleet.store import Fleet
+
+log = logging.getLogger(__name__)
 
 FIRST_SIGHT = 60.0
 """Seconds for the discovery of pods of a role that is never empty: until then, no pods means that the state is unknown
@@ -89,7 +92,12 @@ class ScaledPool:
     async def step(self) -> ScalingDecision:
         await self._signals.update()
         await self._queries.update(self.settings)
-        decision = await self.loop.step(self._situations())
+        try:
+            situations = self._situations()
+        except Exception:  # nothing was seen: the last values are held, and overrides apply
+            log.warning("autoscale: pool %s cannot be observed", self.name, exc_info=True)
+            situations = {}
+        decision = await self.loop.step(situations)
         self._count(decision)
         for role in decision.situations:
             await self._let_back(decision, role)

@@ -112,6 +112,16 @@ async def test_old_metrics_of_a_pod_are_missing() -> None:
     assert dict(decision.desired) == {"prefill": 1, "decode": 1}
 
 
+async def test_a_pool_with_unusable_metrics_holds_its_values_and_obeys_an_operator() -> None:
+    rig = Rig(decode=2)
+    rig.report_all("decode", kv_usage=1.5e308)  # the mean of two is too large for a float
+    rig.pool.loop.override({"prefill": 3}, ttl=60.0)
+    decision = await rig.step()
+    assert (decision.valid, dict(decision.desired)) == (False, {"prefill": 3})
+    rig.report_all("decode", kv_usage=0.8)
+    assert (await rig.step()).valid
+
+
 async def test_a_changed_policy_keeps_the_observations() -> None:
     rig = Rig(decode=4)
     await rig.step()
