@@ -83,7 +83,7 @@ def production_stack(words: Sequence[str]) -> Imported:
     found, unknown = read_flags(words, arities)
     values: Values = {}
     for flag, uses in {**found, **unknown}.items():
-        values[flag.removeprefix("--").replace("-", "_")] = " ".join(uses[-1]) or True
+        values[flag.removeprefix("--").replace("-", "_")] = " ".join(uses[-1]) if uses[-1] else True
     for key in _FILES:
         if key in values:
             values = {**_dynamic(Path(values[key])), **values}

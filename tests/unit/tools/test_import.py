@@ -210,6 +210,13 @@ class TestTheProductionStack:
         assert plugin in types(made)
         assert ("x-user" in made.text()) == (logic == "session")
 
+    def test_a_flag_with_an_empty_word_is_not_set(self) -> None:
+        empty = ["--session-key", "", "--k8s-label-selector=", "--static-aliases", ""]
+        made = stack([*self.WORDS, "--routing-logic", "session", *empty])
+        assert "x-session-id" in made.text()
+        assert set(made.settings) == {"pods", "scheduling"}
+        assert "kubernetes" not in made.settings["pods"]
+
     def test_labels_become_roles(self) -> None:
         labels = ["--static-model-labels", "p,d", "--prefill-model-labels", "p", "--decode-model-labels", "d"]
         made = stack([*self.WORDS, *labels, "--routing-logic", "disaggregated_prefill"])
