@@ -59,7 +59,11 @@ def _of_addresses(settings: Settings) -> Iterator[str]:
 
 def _of_files(settings: Settings) -> Iterator[str]:
     """Yield a warning for every file that is missing, or that this user cannot read."""
-    for path, name in named_files(settings.source):
+    named = dict(named_files(settings.source))
+    for pool, own in settings.all_pools.items():
+        if own.pods.file is not None:  # which file-discovery may name
+            named.setdefault("pods.file" if pool == DEFAULT_POOL else f"pools.{pool}.pods.file", own.pods.file)
+    for path, name in named.items():
         file, kind = (Path(name).parent, "the folder ") if path.endswith("record.file") else (Path(name), "")
         if not os.access(file, os.R_OK):
             what = "cannot be read by this user" if file.exists() else "does not exist"
@@ -90,10 +94,8 @@ def _tls_sections(settings: Settings) -> Iterator[tuple[str, ServerTls | PodTls 
     yield "admin.tls", settings.admin.tls
     yield "extproc.tls", settings.extproc.tls
     for name, pool in settings.all_pools.items():
-        source, path = settings.source, "pods"
-        if name != DEFAULT_POOL:
-            source, path = settings.source["pools"][name], f"pools.{name}.pods"
+        given, path = (settings.source, "pods") if name == DEFAULT_POOL else (pool.given, f"pools.{name}.pods")
         yield f"{path}.tls", pool.pods.tls
-        for index, pod in enumerate((source.get("pods") or {}).get("static") or ()):
+        for index, pod in enumerate((given.get("pods") or {}).get("static") or ()):
             if "tls" in pod:
                 yield f"{path}.static[{index}].tls", load(PodTls, pod["tls"])

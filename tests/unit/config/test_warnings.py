@@ -37,6 +37,22 @@ def test_every_setting_that_names_a_missing_file_is_named(tmp_path: Path) -> Non
     ]
 
 
+def test_a_missing_file_of_pods_that_a_plugin_names_is_named(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    discovery = {
+        "plugins": [{"type": "file-discovery", "parameters": {"path": gone}}],
+        "dataLayer": {"discovery": {"pluginRef": "file-discovery"}},
+    }
+    settings = from_mapping({"pools": {"spare": {"scheduling": discovery}}, "scheduling": discovery})
+    assert list(warnings(settings)) == [
+        f"{path}pods.file: {gone} does not exist; it provides no pods until it does." for path in ("", "pools.spare.")
+    ]
+
+
+def test_a_pool_without_settings_and_a_pool_named_by_a_number_have_usable_files() -> None:
+    assert list(unusable(from_mapping({"pods": PODS, "pools": {"none": None, 1: {}}}))) == []
+
+
 def test_tls_files_that_exist_must_be_usable(tmp_path: Path) -> None:
     text, other = tmp_path / "text.pem", self_signed(tmp_path / "other.pem")
     text.write_text("no PEM")
