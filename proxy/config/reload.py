@@ -45,6 +45,8 @@ OF_THE_HOST = ("listen.host", "listen.port", "admin.host", "admin.port", "admin.
 
 OF_A_POOL = ("pods", "flow_control", "disaggregation")
 
+_INDEX = re.compile(r"\[\d+\]")
+
 OF_THE_FILE = "can be changed only in the file: the admin port accepts the actuator in effect"
 
 
@@ -163,9 +165,9 @@ class Configurations:
         for name, pool in wanted.autoscale.pools.items():
             if pool.actuator is not None and (name not in known or known[name].actuator != pool.actuator):
                 yield Problem(f"autoscale.pools.{name}.actuator", OF_THE_FILE)
-        files = dict(named_files(self._now.settings.source))
+        files = {(_INDEX.sub("", at), file) for at, file in named_files(self._now.settings.source)}
         for at, file in () if expands else named_files(wanted.source):
-            if files.get(at) != file:
+            if (_INDEX.sub("", at), file) not in files:
                 yield Problem(at, ANOTHER_FILE)
 
     def _applied(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:

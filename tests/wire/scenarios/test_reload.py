@@ -18,6 +18,7 @@ from proxy.lab.sim.config import StepTiming
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.settings import Settings, from_mapping
+from tests.helpers.http.authority import self_signed
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
@@ -404,6 +405,14 @@ async def test_an_admin_port_without_a_key_reads_only_files_in_effect(sections: 
             assert "admin.apiKey" in payload["error"]["message"]
             assert "password" not in str(payload)
         assert (await s.operate("GET", "/admin/config"))[1]["version"]["number"] == 1
+
+
+async def test_a_pod_may_leave_while_files_of_the_pods_behind_it_are_in_effect(tmp_path: Path) -> None:
+    tls = {"ca": str(self_signed(tmp_path / "ca.pem"))}
+    pods = [{"url": f"https://127.0.0.1:{port}", "tls": tls} for port in (7, 9)]
+    async with stack(1, settings={"pods": {"static": [{"url": "http://127.0.0.1:5"}, *pods]}}) as s:
+        response, payload = await s.operate("POST", "/admin/config", body(s, pods={"static": pods}))
+        assert response.status == 200, payload
 
 
 async def test_the_admin_key_may_name_a_file(tmp_path: Path) -> None:
