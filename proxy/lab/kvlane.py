@@ -16,7 +16,7 @@ from typing import Any
 from proxy.app import App
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.endpoint import Endpoint, Metrics
-from proxy.core.errors import RequestError, UpstreamFailed
+from proxy.core.errors import ConfigError, Problem, RequestError, UpstreamFailed
 from proxy.core.params import Duration
 from proxy.core.ports import Clock, ManualClock, Unconnected
 from proxy.core.ports import Random as RandomPort
@@ -42,6 +42,8 @@ PREFILLED = b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id"
 
 BYTES_PER_EVENT = 220
 """Approximate size of the event of one streamed token."""
+
+WAITS = "may wait for its data, which a replay on a virtual clock cannot do; leave it out"
 
 COUNTED_EVERY = 256
 """Number of requests after which recorded events are counted, so that they do not accumulate."""
@@ -98,7 +100,15 @@ class Kvlane(App, Policy):
     def __init__(
         self, settings: Settings, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random, *, says_cached: bool
     ) -> None:
+        """Raise ConfigError for plugins that a replay cannot run."""
         super().__init__(_simulated(settings), clock=clock, rng=rng)
+        if waiting := [
+            Problem(f"scheduling.plugins.{scheduling.name_of(producer)}", WAITS)
+            for scheduling in self.schedulings.values()
+            for producer in scheduling.producers
+            if producer.waits
+        ]:
+            raise ConfigError(waiting)
         self.scrapes = settings.pods.refresh.interval
         self._says_cached = says_cached
         sizes = Counter(pod.pod for pod in pods)

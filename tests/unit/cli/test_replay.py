@@ -17,6 +17,8 @@ from proxy.lab.record import TraceRecord
 from tests.helpers.lab.traffic import conversations, fleet, head, record, request, written
 from tests.unit.lab.test_tune import BAD
 
+CONFIG = Path(__file__).parents[3] / "config"
+
 RANDOM = "scheduling: {plugins: [{type: random-picker}]}"
 
 
@@ -97,6 +99,16 @@ def test_an_error_is_reported_and_ends_with_2(recorded: Path, arguments: tuple[s
     result = run("replay", recorded, *arguments)
     assert result.exit_code == 2
     assert reason in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "plugin"),
+    [("bursts.yaml", "burst-prefix-cache-producer"), ("endpoint-picker-precise.yaml", "tokenizer")],
+)
+def test_a_plugin_that_waits_is_reported_and_exits_with_2(recorded: Path, config: str, plugin: str) -> None:
+    result = run("replay", recorded, "-c", CONFIG / config)
+    assert result.exit_code == 2
+    assert f"scheduling.plugins.{plugin}: may wait for its data, which a replay" in result.stderr
 
 
 def test_an_invalid_line_is_reported_and_exits_with_2(tmp_path: Path) -> None:
