@@ -266,7 +266,7 @@ class FlowControl(Gate):
             raise self.refusal(
                 waiting, DeadlineExceeded("No pod will have capacity before the deadline of the request.")
             )
-        fits = len(request.body) <= self._settings.max_queued_bytes
+        fits = len(request.body) <= min(self._settings.max_queued_bytes, band.most_bytes)
         while band.is_full_for(request) or queue.is_full_for(waiting):
             last = band.gives_way(waiting) if band.is_full_for(request) else queue.gives_way(waiting)
             if last is None or not fits:

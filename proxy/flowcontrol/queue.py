@@ -193,7 +193,7 @@ class Band:
         self._fairness = settings.fairness or defaults.fairness
         self.counts_tokens = self._fairness == "deficit-round-robin"
         self._most = math.inf if settings.max_queued is None else settings.max_queued
-        self._most_bytes = settings.max_queued_bytes or math.inf
+        self.most_bytes: float = settings.max_queued_bytes or math.inf
         self._shares = defaults.shares
         self._attained = attained
         self._least_service = defaults.least_service
@@ -291,7 +291,7 @@ class Band:
             self._ranked[model].place(flow, *rank)
 
     def is_full_for(self, request: InferenceRequest) -> bool:
-        return self.waiting >= self._most or self.bytes + len(request.body) > self._most_bytes
+        return self.waiting >= self._most or self.bytes + len(request.body) > self.most_bytes
 
     def ahead(self, waiting: Waiting) -> int:
         """Return the estimated number of requests of the band before it: flows have turns of one request."""

@@ -127,8 +127,13 @@ class FlowControlSettings:
         """Return the settings of one of several workers: each has a share of the queue. Caps stay common to all."""
         if workers == 1:
             return self
+
         bands = tuple(
-            replace(band, max_queued=None if band.max_queued is None else _part(band.max_queued, workers))
+            replace(
+                band,
+                max_queued=None if band.max_queued is None else _part(band.max_queued, workers),
+                max_queued_bytes=None if band.max_queued_bytes is None else Size(_part(band.max_queued_bytes, workers)),
+            )
             for band in self.bands
         )
         size = Size(_part(self.max_queued_bytes, workers))

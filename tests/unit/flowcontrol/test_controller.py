@@ -14,7 +14,7 @@ from proxy.core.attempt import Attempt, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.errors import QueueFull, Reason
-from proxy.core.params import Duration
+from proxy.core.params import Duration, Size
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.store import Pods
@@ -440,6 +440,14 @@ async def test_a_body_too_large_for_the_queue_evicts_none() -> None:
         await it.come("a", "b", "c")
         await it.come("large", body=b"x" * 100, priority=5)
         assert list(it.refused) == ["large"]
+
+
+async def test_a_body_too_large_for_its_band_evicts_none() -> None:
+    async with world(max_concurrent=1, bands=(BandSettings(0, max_queued_bytes=Size(40)),)) as it:
+        await it.come("x", "a1", "a2", "a3", tenant="a")
+        await it.come("large", body=b"x" * 41, tenant="b")
+        assert list(it.refused) == ["large"]
+        assert it.refused["large"].reason is Reason.SATURATED
 
 
 async def test_a_request_queued_until_its_deadline_is_refused_for_it() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.cluster.messages import FIRST_NUMBER, FrameKind, InvalidMessage
 from proxy.cluster.shared import SharedQueue
 from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.params import Size
 from proxy.flowcontrol.capacity import Lent, Publish, SharedCaps
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from tests.unit.flowcontrol.test_controller import World, world
@@ -358,7 +359,11 @@ async def test_a_prompt_larger_than_its_part_collects_the_whole_cap() -> None:
 
 
 def test_each_process_has_its_part_of_the_queue() -> None:
-    bands = (BandSettings(0, max_queued=10), BandSettings(-1, max_queued=0), BandSettings(-2))
-    part = FlowControlSettings(max_concurrent=8, max_queued=100, bands=bands).part(3)
-    assert (part.max_concurrent, part.max_queued) == (8, 34)
-    assert [band.max_queued for band in part.bands] == [4, 0, None]
+    bands = (
+        BandSettings(0, max_queued=10),
+        BandSettings(-1, max_queued=0, max_queued_bytes=Size(50)),
+        BandSettings(-2),
+    )
+    part = FlowControlSettings(max_concurrent=8, max_queued=100, max_queued_bytes=Size(200), bands=bands).part(3)
+    assert (part.max_concurrent, part.max_queued, part.max_queued_bytes) == (8, 34, 67)
+    assert [(band.max_queued, band.max_queued_bytes) for band in part.bands] == [(4, None), (0, 17), (None, None)]
