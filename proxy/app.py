@@ -29,7 +29,6 @@ from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.dry_run import OwnDecisions
-from proxy.extproc.addresses import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads
@@ -233,7 +232,7 @@ class App:
             connections,
             lambda why, number: cells[why].add(number),
         )
-        self._picker = _picker_of(self._settings, server, self._process.addresses)
+        self._picker = _picker_of(self._settings, server, self._process)
 
     async def _works(self, endpoint: Endpoint) -> bool | None:
         """Return whether the engine generates a token; None if the check cannot run."""
@@ -465,11 +464,11 @@ class App:
             scheduling.forget(endpoint)
 
 
-def _picker_of(settings: Settings, server: DataServer, addresses: Addresses) -> PickerServer | None:
+def _picker_of(settings: Settings, server: DataServer, process: Process) -> PickerServer | None:
     """Return the ext_proc server; None if its port is not configured. It shares the body budget, the listeners and the
     connections to pods with the data port."""
     if not settings.extproc.is_on:
         return None
     from proxy.extproc.server import PickerServer
 
-    return PickerServer(settings.extproc, server, addresses)
+    return PickerServer(settings.extproc, server, process.addresses)

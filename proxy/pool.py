@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from proxy.core.decision import DecisionRecord
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
@@ -17,12 +18,14 @@ from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.plugin import DataProducer
 from proxy.core.ports import Gate, Relay
 from proxy.core.request import InferenceRequest
-from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.store import Pods
 from proxy.models.resolver import with_fresh_state
 from proxy.openai.parse import Parsed
 from proxy.scheduling.build import Scheduling
+
+if TYPE_CHECKING:
+    from proxy.disagg.transfer import SplitRequests
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from proxy import outbound
@@ -22,8 +22,6 @@ from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
-from proxy.disagg.transfer import SplitRequests
-from proxy.extproc.addresses import Addresses, SubsetGate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
@@ -55,6 +53,8 @@ from proxy.telemetry.observer import Observer
 
 if TYPE_CHECKING:
     from proxy.auth.limits import RateLimiter
+    from proxy.disagg.transfer import SplitRequests
+    from proxy.extproc.addresses import Addresses
     from proxy.fleet.warmup import SharedPrompts, Warmup
     from proxy.flowcontrol.controller import FlowControl
     from proxy.reliability.hedging import Hedging
@@ -136,7 +136,7 @@ class Serving:
     served: ServedGraph
 
 
-@dataclass(slots=True)
+@dataclass
 class Process:
     """What exists once per process under any configuration. A reload replaces `serving`, the graph in use."""
 
@@ -162,12 +162,14 @@ class Process:
     """Number of processes that serve together."""
     parser: BodyParser = field(default_factory=BodyParser)
     tasks: Tasks = field(default_factory=Tasks)
-    addresses: Addresses = field(init=False)
-    """Addresses of pods, as gateways know them."""
     serving: Serving = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.addresses = Addresses(self.clock)
+    @cached_property
+    def addresses(self) -> Addresses:
+        """Addresses of pods, as gateways know them."""
+        from proxy.extproc.addresses import Addresses
+
+        return Addresses(self.clock)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -262,9 +264,12 @@ class _Build:
 
     def _gates(self, pool: str) -> Sequence[Gate]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
-        subset = SubsetGate(process.addresses) if self.settings.extproc.is_on else None
+        subset = shedding = None
+        if self.settings.extproc.is_on:
+            from proxy.extproc.addresses import SubsetGate
+
+            subset = SubsetGate(process.addresses)
         ranks = RankGate() if self.settings.security.client_ranks else None
-        shedding = None
         if settings.sheds:
             from proxy.flowcontrol.controller import FlowSeries, SheddingGate
 
@@ -339,9 +344,16 @@ class _Build:
     # The path of requests.
 
     def _pool(self, name: str, scheduling: Scheduling) -> Pool:
+        pods = pods_of(self.process.fleet, name, len(self.schedulings))
+        split_requests = self._split_requests(name) if scheduling.scheduler.may_split else None
+        return Pool(pods, scheduling, self.gates[name], name, split_requests, self.listeners)
+
+    def _split_requests(self, pool: str) -> SplitRequests:
+        from proxy.disagg.transfer import SplitRequests
+
         process = self.process
-        split_requests = SplitRequests(
-            self.settings.all_pools[name].disaggregation,
+        return SplitRequests(
+            self.settings.all_pools[pool].disaggregation,
             self.failover,
             process.ledger,
             process.clock,
@@ -350,8 +362,6 @@ class _Build:
             process.catalogue.handed_over.cell,
             self.settings.security.expose_endpoint,
         )
-        pods = pods_of(process.fleet, name, len(self.schedulings))
-        return Pool(pods, scheduling, self.gates[name], name, split_requests, self.listeners)
 
     def _failover(self) -> Failover:
         process, draft, retries = self.process, self.draft, self.settings.reliability.retries

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from proxy.autoscale.behavior import Behavior
 from proxy.autoscale.demand import Metric
-from proxy.autoscale.distribution import are_hindered, bounded, read_bands
 from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Baseline, Coordination, Role, mapped
 from proxy.autoscale.validation import listed, names_of, read_coordination, read_roles
 from proxy.core import params
@@ -424,6 +423,8 @@ def _of_behavior(behavior: Behavior, path: str) -> Iterator[Problem]:
 
 
 def _within_reach(pool: ScalingPolicy) -> bool:
+    from proxy.autoscale.distribution import are_hindered, bounded, read_bands  # only if a pool has preferred ratios
+
     roles = bounded([role.sized(None, None) for role in pool.roles], pool.coordination, 1)
     bands, _ = read_bands(pool.coordination.preferred_ratio, roles)
     least, most = max(sum(role.min for role in roles), 1), sum(role.max for role in roles)

@@ -26,7 +26,7 @@ def in_package(package: str, named_by: str) -> Iterator[type[Any]]:
     """Return the classes with a class variable `named_by` of their own."""
     root = importlib.import_module(package)
     for found in pkgutil.walk_packages(root.__path__, package + "."):
-        yield from _in_module(importlib.import_module(found.name), named_by)
+        yield from in_module(importlib.import_module(found.name), named_by)
 
 
 def installed(group: str, named_by: str) -> Iterator[type[Any]]:
@@ -39,12 +39,13 @@ def installed(group: str, named_by: str) -> Iterator[type[Any]]:
             where = f"entry point {entry.name} = {entry.value}"
             raise ConfigError([Problem(where, f"cannot be loaded: {error!r}; repair or uninstall it")]) from error
         if inspect.ismodule(found):
-            yield from _in_module(found, named_by)
+            yield from in_module(found, named_by)
         else:
             yield found
 
 
-def _in_module(module: ModuleType, named_by: str) -> Iterator[type[Any]]:
+def in_module(module: ModuleType, named_by: str) -> Iterator[type[Any]]:
+    """Return the classes of a module, without imported ones, that have a class variable `named_by` of their own."""
     for member in vars(module).values():
         if isinstance(member, type) and member.__module__ == module.__name__ and vars(member).get(named_by):
             yield member

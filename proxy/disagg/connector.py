@@ -19,7 +19,8 @@ class Split(NamedTuple):
 
 
 class Connector(Protocol):
-    """One connector per kind of engine configuration; stateless. A new one is a file in `connectors`."""
+    """One connector per kind of engine configuration; stateless. A new one is a file in `connectors`, with the
+    same name but for the dashes."""
 
     name: ClassVar[str]
     at_once: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from proxy.core.params import Duration, param
-from proxy.disagg.connectors import CONNECTORS, connector_named
+from proxy.disagg.connectors import NAMES, connector_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +14,14 @@ class DisaggregationSettings:
     """Transfer of KV caches from prefill to decode pods, for pools whose profile handler separates the two. All pods
     use the same connector."""
 
-    connector: str = param("nixl", f"connector that the engines are configured with: {', '.join(CONNECTORS)}")
+    connector: str = param("nixl", f"connector that the engines are configured with: {', '.join(NAMES)}")
     prefill_timeout: Duration = param(
         Duration(120.0), "time for the prefill of a prompt; then another pod is tried", more_than=0
     )
 
     def __post_init__(self) -> None:
-        connector_named(self.connector)
+        if self.connector not in NAMES:
+            connector_named(self.connector)
 
 
 HANDLERS = frozenset({"disagg-profile-handler", "pd-profile-handler"})

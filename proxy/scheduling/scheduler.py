@@ -45,6 +45,11 @@ class Scheduler:
         self._shadows = tuple(shadows)
         self._only = self._only_profile()
 
+    @property
+    def may_split(self) -> bool:
+        """Return whether a decision may name pods for several stages of a request."""
+        return self._only is None
+
     def schedule(
         self,
         request: InferenceRequest,

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from proxy.core.endpoint import Metrics
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import connector_named
 from proxy.fleet.dialects import DEFAULT_ENGINE
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.prefix.kv_subscriptions import EVENTS_PORT
@@ -368,7 +368,7 @@ def recommended(pods: Sequence[PodReport]) -> dict[str, Any]:
     if {"prefill", "decode"} <= {pod.transfer.role for pod in pods} and len(connectors) == 1 and "" not in connectors:
         connector = connectors.pop()
         found["disaggregation"] = {"connector": connector}
-        found["scheduling"] = presets.disaggregated(CONNECTORS[connector].needs_pair)
+        found["scheduling"] = presets.disaggregated(connector_named(connector).needs_pair)
     elif exact:
         found["scheduling"] = presets.exact()
     if pods and any(pod.health != 200 for pod in pods):

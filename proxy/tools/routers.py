@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import NAMES, connector_named
 from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
 from proxy.tools.imported import MANY, Converted, Found, Imported, converted, read_flags
@@ -124,10 +124,10 @@ def _roles(imported: Imported, found: Found, engine: str) -> None:
     given = _last(found, "--kv-connector") or "nixl"
     connector = "sglang" if engine else _CONNECTORS.get(given, "")
     if not connector:
-        imported.lacks(f"--kv-connector {given}", f"connectors are {', '.join(CONNECTORS)}")
+        imported.lacks(f"--kv-connector {given}", f"connectors are {', '.join(NAMES)}")
         connector = "nixl"
     imported.put("disaggregation.connector", connector)
-    imported.put("scheduling", presets.disaggregated(CONNECTORS[connector].needs_pair))
+    imported.put("scheduling", presets.disaggregated(connector_named(connector).needs_pair))
     if "--policy" in found:
         _of_roles(imported, "--policy", found["--policy"][-1])
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.endpoint import Endpoint, join_ranks
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import NAMES, connector_named
 from proxy.disagg.requests import for_prefill, why_whole, with_fields, without_transfer
 from proxy.openai.bodies import object_in
 
@@ -63,7 +63,7 @@ def test_a_prefill_pod_that_starts_the_response_gets_the_whole_request() -> None
     body = {"messages": [], **of_the_response, "stream": True, "stream_options": {}, "max_tokens": 9}
     made = orjson.loads(for_prefill(CHAT, body, {}, generates_first_token=True))
     assert made == {"messages": [], **of_the_response, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
-    assert [one.name for one in CONNECTORS.values() if one.generates_first_token] == ["sglang"]
+    assert [one.name for one in map(connector_named, NAMES) if one.generates_first_token] == ["sglang"]
 
 
 def test_transfer_fields_of_clients_reach_no_pod() -> None:
@@ -128,7 +128,7 @@ def test_a_forced_tool_can_be_split_if_the_prefill_pod_starts_the_response() -> 
 
 
 def test_nixl_passes_the_parameters_of_the_prefill_pod_unchanged() -> None:
-    connector = CONNECTORS["nixl"]()
+    connector = connector_named("nixl")()
     split = connector.split("r", PREFILL, DECODE, random.Random(1))
     assert split.prefill["kv_transfer_params"]["do_remote_decode"] is True
     body = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "tp_size": 1}
@@ -138,7 +138,7 @@ def test_nixl_passes_the_parameters_of_the_prefill_pod_unchanged() -> None:
 
 
 def test_sglang_pods_get_the_same_bootstrap_id() -> None:
-    connector = CONNECTORS["sglang"]()
+    connector = connector_named("sglang")()
     split = connector.split("r", PREFILL, DECODE, random.Random(1))
     assert connector.at_once
     assert split.prefill == split.decode
@@ -148,7 +148,7 @@ def test_sglang_pods_get_the_same_bootstrap_id() -> None:
 
 
 def test_mooncake_pods_get_the_same_transfer() -> None:
-    split = CONNECTORS["mooncake"]().split("r", PREFILL, DECODE, random.Random(1))
+    split = connector_named("mooncake")().split("r", PREFILL, DECODE, random.Random(1))
     assert split.decode is not None
     here, away = split.prefill["kv_transfer_params"], split.decode["kv_transfer_params"]
     assert here["transfer_id"] == away["transfer_id"]
@@ -157,7 +157,7 @@ def test_mooncake_pods_get_the_same_transfer() -> None:
 
 
 def test_p2p_nccl_addresses_are_in_the_request_id() -> None:
-    split = CONNECTORS["p2p-nccl"]().split("r", PREFILL, DECODE, random.Random(1))
+    split = connector_named("p2p-nccl")().split("r", PREFILL, DECODE, random.Random(1))
     assert split.request_id is not None
     addresses, _, name = split.request_id.rpartition("_")
     assert addresses == "___prefill_addr_10.0.0.1:9000___decode_addr_fast.local:14579"
@@ -167,7 +167,7 @@ def test_p2p_nccl_addresses_are_in_the_request_id() -> None:
 @pytest.mark.parametrize("client_s", ["r", "team:12", "__x", "a___decode_addr_evil:1_", "9", ""])
 def test_engines_find_their_addresses_with_any_client_id(client_s: str) -> None:
     """By the patterns of vLLM's connector, which are greedy."""
-    split = CONNECTORS["p2p-nccl"]().split(client_s, PREFILL, DECODE, random.Random(1))
+    split = connector_named("p2p-nccl")().split(client_s, PREFILL, DECODE, random.Random(1))
     engine_s = f"chatcmpl-{split.request_id}-0"
     [to_decode] = re.findall(r"___decode_addr_(.*):(\d+)", engine_s)
     [to_prefill] = re.findall(r"___prefill_addr_(.*):(\d+)___", engine_s)
@@ -178,7 +178,7 @@ def test_engines_find_their_addresses_with_any_client_id(client_s: str) -> None:
 def test_transfer_ids_are_unique(name: str) -> None:
     """Transfers of nixl are named by the engine, transfers of shared storage by their content."""
     draw = random.Random(1)
-    splits = [CONNECTORS[name]().split("r", PREFILL, DECODE, draw) for _ in range(20)]
+    splits = [connector_named(name)().split("r", PREFILL, DECODE, draw) for _ in range(20)]
     assert len({(repr(split.prefill), split.request_id) for split in splits}) == 20
 
 
@@ -194,12 +194,12 @@ def test_the_decode_pod_gets_the_prefill_rank() -> None:
     ranks = [Endpoint(f"p/{rank}", PREFILL.url, rank=rank, labels=PREFILL.labels) for rank in range(4)]
     join_ranks(ranks)
     for seed in range(20):
-        split = CONNECTORS["sglang"]().split("r", ranks[3], DECODE, random.Random(seed))
+        split = connector_named("sglang")().split("r", ranks[3], DECODE, random.Random(seed))
         assert split.decode is not None
         assert split.decode["disagg_prefill_dp_rank"] == 3
         assert split.prefill["bootstrap_room"] == split.decode["bootstrap_room"]
         assert split.prefill["bootstrap_room"] % 4 == 3
         assert split.prefill["bootstrap_room"] < 2**63
-    split = CONNECTORS["mooncake"]().split("r", ranks[3], DECODE, random.Random(1))
+    split = connector_named("mooncake")().split("r", ranks[3], DECODE, random.Random(1))
     assert split.decode is not None
     assert split.decode["kv_transfer_params"]["remote_engine_id"] == "e1_dp3"

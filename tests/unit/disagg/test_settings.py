@@ -6,11 +6,11 @@ import pytest
 
 from proxy.core import params
 from proxy.core.errors import ConfigError
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import NAMES
 from proxy.disagg.settings import DisaggregationSettings
 
 
-@pytest.mark.parametrize("name", list(CONNECTORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_connector_can_be_configured(name: str) -> None:
     assert params.load(DisaggregationSettings, {"connector": name}).connector == name
 
