@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -33,11 +34,20 @@ NO_FIELDS: Mapping[str, str] = {}
 HEAD = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 
 
+_TALKS: WeakSet[Talk] = WeakSet()
+"""The talks of the current test. gRPC keeps the connection of a closed channel while a call of it is referenced, and
+kvlane waits a second for it to become quiet."""
+
+
 class Talk:
     """With kvlane, as a gateway."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        _TALKS.add(self)
+
+    def release(self) -> None:
+        del self._call
 
     async def say(self, **fields: Any) -> None:
         await self._call.write(messages.ProcessingRequest(**fields))
@@ -75,6 +85,9 @@ async def gateway(
         grpc.aio.insecure_channel(f"127.0.0.1:{s.app.picker_port}") as channel,
     ):
         yield s, channel
+        await channel.close()
+        while _TALKS:
+            _TALKS.pop().release()
 
 
 def talk(channel: Any) -> Talk:
