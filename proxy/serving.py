@@ -273,7 +273,9 @@ class _Build:
         if settings.sheds:
             from proxy.flowcontrol.controller import FlowSeries, SheddingGate
 
-            shedding = SheddingGate(settings, process.random, FlowSeries(process.catalogue, pool))
+            shedding = SheddingGate(
+                settings, PoolPods(process.fleet, pool), process.random, FlowSeries(process.catalogue, pool)
+            )
         gates = (self.limits, subset, ranks, shedding, self.flow_controls.get(pool))
         return [gate for gate in gates if gate is not None]
 

@@ -222,7 +222,7 @@ class Gate(Listener):
     """Whether `narrow` restricts every attempt, and has no side effects: retries look for pods before they use one."""
 
     def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
-        """Return the context of the request, whose entry waits for admission. Entering it raises RequestError."""
+        """Return the context of the request, whose entry waits for admission. Both may raise RequestError."""
         return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import exp
 from types import TracebackType
@@ -384,20 +385,25 @@ COLD = 0.02
 
 @dataclass(eq=False)
 class SheddingGate(Gate):
-    """Refuses requests of negative priority, after the predictions for the request have been made."""
+    """Refuses requests of negative priority: by the load of the pods before they are queued, and by their objectives
+    after the predictions for them have been made."""
 
     settings: FlowControlSettings
+    pods: Pods
     random: Random
     series: FlowSeries
 
-    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        if request.priority < 0:
-            shedding = self.settings.shedding
-            by_load = shedding.by_load
-            if by_load is not None and self.random.random() < chance(by_load, endpoints):
+    def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
+        by_load = self.settings.shedding.by_load
+        if by_load is not None and request.priority < 0:
+            endpoints = self.pods.endpoints_for(request.model)
+            if endpoints and self.random.random() < chance(by_load, endpoints):
                 raise self._refusal(request, "The pods are too busy for requests of negative priority.")
-            if shedding.missed_objectives and would_miss(request, endpoints):
-                raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
+        return nullcontext()
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if request.priority < 0 and self.settings.shedding.missed_objectives and would_miss(request, endpoints):
+            raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
         return endpoints
 
     def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

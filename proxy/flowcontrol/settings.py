@@ -72,9 +72,9 @@ class ShedByLoad:
 
 @dataclass(frozen=True, slots=True)
 class Shedding:
-    """Which requests of negative priority are refused at once."""
+    """Which requests of negative priority are refused."""
 
-    by_load: ShedByLoad | None = param(None, "refuse a random share of them: k * saturation ^ power")
+    by_load: ShedByLoad | None = param(None, "refuse a random share of them at once: k * saturation ^ power")
     missed_objectives: bool = param(
         False, "refuse requests whose objectives no pod is predicted to keep; needs predicted-latency-producer"
     )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from random import Random
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import QueueFull, Reason
 from proxy.core.request import InferenceRequest
-from proxy.flowcontrol.controller import SheddingGate, chance
+from proxy.fleet.store import Pods
+from proxy.flowcontrol.controller import FlowControl, SheddingGate, chance
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY
+from proxy.openai.parse import Parsed
+from proxy.pool import Pool
 from tests.unit.flowcontrol.test_controller import Watcher
+from tests.unit.test_gateway import ScriptedRelay, World
 
 
 class Chance(Random):
@@ -72,6 +77,16 @@ def request(priority: int = -1, forecast: Forecast | None = None, **headers: str
     return made
 
 
+@dataclass
+class Ready:
+    """Ready pods that serve any model."""
+
+    ready: Sequence[Endpoint]
+
+    def endpoints_for(self, model: str) -> Sequence[Endpoint]:
+        return self.ready
+
+
 def refused(
     settings: Shedding,
     incoming: InferenceRequest,
@@ -81,9 +96,11 @@ def refused(
     counted_as: str = "-1",
 ) -> bool:
     watcher = Watcher()
-    gate = SheddingGate(FlowControlSettings(shedding=settings, bands=tuple(bands)), Chance(drawn), watcher)
+    ready = cast(Pods, Ready(endpoints))
+    gate = SheddingGate(FlowControlSettings(shedding=settings, bands=tuple(bands)), ready, Chance(drawn), watcher)
     refusal = None
     try:
+        gate.admit(incoming)
         assert gate.narrow(incoming, endpoints) == endpoints
     except QueueFull as error:
         refusal = error.reason
@@ -118,6 +135,23 @@ class TestByLoad:
         bands = [BandSettings(0), BandSettings(-1, name="batch"), BandSettings(-3)]
         for priority, name in ((-1, "batch"), (-3, "-3"), (-2, "-2")):
             assert refused(self.SETTINGS, request(priority), pods(5, 5), bands=bands, counted_as=name)
+
+    def test_without_a_ready_pod_nothing_is_refused(self) -> None:
+        assert not refused(self.SETTINGS, request(-1), [])
+
+    async def test_a_request_is_refused_before_it_is_queued(self) -> None:
+        it, watcher = World(names="a"), Watcher()
+        pod = it.fleet.ready[0]
+        pod.publish(Metrics(waiting=5, freshness=Freshness.FRESH), 1)
+        settings = FlowControlSettings(max_concurrent=1, shedding=self.SETTINGS)
+        control = FlowControl(settings, it.fleet, it.clock, watcher)
+        gates = [SheddingGate(settings, it.fleet, Chance(0.5), watcher), control]
+        gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, gates)])
+        async with control.admit(request(0)), asyncio.timeout(5):
+            with pytest.raises(QueueFull, match="too busy"):
+                await gateway.pools.send(request(-1), Parsed("m", b""), ScriptedRelay([]))
+        assert watcher.gone_on == ["0"]
+        assert watcher.not_served == [("-1", "rejected-saturated")]
 
 
 class TestMissedObjectives:
