@@ -66,8 +66,8 @@ class Authenticator:
         return {name: _name_of(f"tenants.{name}", tenant.limits) for name, tenant in self._access.tenants.items()}
 
     def find(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity | None:
-        """Return the identity, or None if the issuer's keys must be fetched first. Raise Unauthorized, or Forbidden
-        for a key without this scope."""
+        """Return the identity, or None if the issuer's keys must be fetched first. Raise Unauthorized, Forbidden for a
+        key without this scope, or IssuerUnreachable."""
         secret = presented_secret(headers)
         if secret is None:
             scheme = headers.get("authorization", "").partition(" ")[0].lower()
@@ -80,13 +80,14 @@ class Authenticator:
         return self.tokens.find(secret, scope)
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
-        """Return the identity, after fetching the issuer's keys if necessary. Raise also IssuerUnreachable."""
+        """Return the identity, after fetching the issuer's keys if necessary. Raise the same errors as `find`."""
         identity = self.find(headers, scope)
-        if identity is None and self.tokens is not None:
-            await self.tokens.keys.refresh()
+        tokens = self.tokens
+        if identity is None and tokens is not None:
+            await tokens.keys.refresh()
             identity = self.find(headers, scope)
         if identity is None:
-            raise IssuerUnreachable
+            raise IssuerUnreachable if tokens is None else tokens.unknown_key()
         return identity
 
     def _replace(self, keys: Sequence[ApiKey]) -> None:

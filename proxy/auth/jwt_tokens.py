@@ -77,6 +77,10 @@ class JwtVerifier:
             raise Forbidden(f"The token of '{seen.identity.name}' has no scope '{scope}'.")
         return seen.identity
 
+    def unknown_key(self) -> Unauthorized | IssuerUnreachable:
+        """Return the error for a token whose key the last read did not find."""
+        return Unauthorized(NOT_SIGNED) if self.keys.are_current else IssuerUnreachable()
+
     def _checked(self, token: str) -> VerifiedToken | None:
         """Return None if its key is unknown and may be fetched."""
         if len(token) > LONGEST:
@@ -92,9 +96,7 @@ class JwtVerifier:
         if key is None:
             if self.keys.may_refresh:
                 return None
-            if not self.keys.are_current:
-                raise IssuerUnreachable
-            raise Unauthorized(NOT_SIGNED)
+            raise self.unknown_key()
         if key.algorithm not in (None, algorithm):
             raise Unauthorized("The token is not signed as its key is meant for.")
         return self._read(self._verified(token, key.key, str(algorithm)))
@@ -240,8 +242,8 @@ class IssuerKeys:
 
     @property
     def are_current(self) -> bool:
-        """Whether the last read succeeded: then the issuer has no other keys."""
-        return bool(self._keys) and not self._failing
+        """Whether the last read succeeded and none is running: then the issuer has no other keys."""
+        return bool(self._keys) and not self._failing and not self._looking
 
     @property
     def may_refresh(self) -> bool:
@@ -249,7 +251,7 @@ class IssuerKeys:
         return self._looking or self._clock.now() - self._refreshed_at >= COOLDOWN
 
     async def refresh(self) -> None:
-        """Fetch the keys again, for at most the time that a request may wait."""
+        """Fetch the keys again, or wait for the read that is running, for at most the time that a request may wait."""
         if not self._looking:
             self._refreshed_at = self._clock.now()
             self._looking = True

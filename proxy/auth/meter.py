@@ -67,10 +67,9 @@ class UsageMeter:
 
     def shortage(self, wanted: Amounts, now: float) -> ExhaustedLimit | None:
         """Return the shortage that lasts longest; None if the request is within all limits."""
-        most = self.limits.concurrent_requests
+        most, longest, found = self.limits.concurrent_requests, 0.0, None
         if most is not None and self.running + sum(self.elsewhere.values()) >= most:
-            return ExhaustedLimit(f"{most} requests at the same time", 1.0)
-        longest, found = 0.0, None
+            longest, found = 1.0, f"{most} requests at the same time"
         for index, bucket in self._buckets:
             wait = bucket.wait(wanted[index], now)
             if wait > longest:

@@ -208,6 +208,16 @@ async def test_unknown_key_ids_do_not_cause_repeated_fetches(issuer: Issuer) -> 
         assert issuer.requests - before == 1
 
 
+async def test_an_unknown_key_id_is_refused_after_a_read_that_was_running(issuer: Issuer) -> None:
+    stranger = Issuer()
+    stranger.rotate("made-up", "ES256")
+    async with world(issuer, algorithms=["RS256", "ES256"]) as w:
+        before = issuer.requests
+        with pytest.raises(Unauthorized, match="issuer has"):  # it waits for the first read
+            await w.ask(stranger.token("made-up"))
+        assert issuer.requests - before == 1
+
+
 async def test_known_keys_stay_while_the_issuer_is_down(caplog: pytest.LogCaptureFixture) -> None:
     issuer = Issuer()
     issuer.rotate("one")

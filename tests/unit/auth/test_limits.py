@@ -126,6 +126,18 @@ async def test_concurrent_requests_are_limited() -> None:
     await world.ask()
 
 
+async def test_the_refusal_names_the_limit_that_lasts_longest() -> None:
+    world = World(concurrent_requests=1, requests_per_minute=1)
+    async with world.gate.admit(world.request()):
+        with pytest.raises(RateLimited, match="1 requests per minute") as refused:
+            await world.ask()
+        assert refused.value.retry_after == pytest.approx(60.0)
+        world.clock.advance(59.5)
+        with pytest.raises(RateLimited, match="1 requests at the same time") as refused:
+            await world.ask()
+        assert refused.value.retry_after == 1.0
+
+
 async def test_a_failed_request_no_longer_counts_as_running() -> None:
     world = World(concurrent_requests=1)
     with pytest.raises(RuntimeError):
@@ -261,9 +273,10 @@ async def test_changed_limits_keep_their_usage() -> None:
     await world.ask(usage=Usage(60, 0))
     async with world.gate.admit(request := world.request()):
         world.send(request)
-        world.named["own"] = Limits(requests_per_minute=3, tokens_per_day=50, concurrent_requests=1)
+        world.named["own"] = Limits(requests_per_minute=3, tokens_per_day=100, concurrent_requests=1)
         with pytest.raises(RateLimited, match="1 requests at the same time"):
             await world.ask()
+    world.named["own"] = Limits(requests_per_minute=3, tokens_per_day=50)
     with pytest.raises(RateLimited, match="50 tokens per day"):
         await world.ask()
     world.named["own"] = Limits(requests_per_minute=3)
