@@ -13,6 +13,7 @@ from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
     Disconnected,
+    GatewayTimeout,
     KvlaneError,
     OutOfFiles,
     RequestError,
@@ -249,6 +250,8 @@ class ClientRelay(TrackedRelay):
         except UpstreamFailed as error:
             attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             if upload is not None and upload.begun:
+                if isinstance(error, UpstreamTimedOut):
+                    raise GatewayTimeout("The pod did not respond to the upload in time.") from error
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
         finally:

@@ -554,6 +554,18 @@ async def test_a_relayed_upload_is_not_sent_twice() -> None:
         assert port.attempt.ending is Ending.UPSTREAM_FAILED
 
 
+async def test_an_upload_that_passes_its_deadline_is_504() -> None:
+    async def script(request: Received) -> None:
+        await request.gone()
+
+    async with Pod(script) as slow, Pod(answering(plain())) as other, rig(slow, other, kept_upload=STREAMED) as port:
+        port.gateway.patience = 0.3
+        response = await port.ask(post(SPEECH, form(300_000), FORM, "x-request-timeout-ms: 300"))
+        assert (response.status, response.all("x-kvlane-reason")) == (504, ["upstream-timed-out"])
+        assert port.attempt.ending is Ending.TIMED_OUT
+        assert other.requests == []
+
+
 async def test_the_response_of_a_pod_that_refuses_a_running_upload_is_passed_on() -> None:
     async def script(request: Received) -> None:
         await request.reader.read(200_000)
