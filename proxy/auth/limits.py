@@ -60,10 +60,11 @@ class RateLimiter(Gate):
         return MeteredRequest(self, request, () if identity is None else self.meters(identity))
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """Charge the attempt that responds, and add OpenAI's headers with the remaining limits to its response."""
+        """Note the attempt whose usage is charged at the end, and add OpenAI's headers with the remaining limits to its
+        response."""
         stay = attempt.request.state.read(METERED)
         if stay is not None and attempt.for_client:
-            stay.attempt = attempt
+            stay.attempts.append(attempt)
             attempt.response_headers.extend(self.headers(stay.meters))
 
     def counts_tokens(self, identity: Identity) -> bool:
@@ -178,14 +179,15 @@ class RateLimiter(Gate):
 class MeteredRequest:
     """A request that is charged to meters, from admission to its end."""
 
-    __slots__ = ("_gate", "_request", "_reserved", "attempt", "meters")
+    __slots__ = ("_gate", "_request", "_reserved", "attempts", "meters")
 
     def __init__(self, gate: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
         self._gate = gate
         self._request = request
         self.meters = meters
         self._reserved: list[Amounts] = []
-        self.attempt: Attempt | None = None
+        self.attempts: list[Attempt] = []
+        """Its attempts that respond to the client. The usage of the last one is charged."""
 
     async def __aenter__(self) -> None:
         gate, request, meters = self._gate, self._request, self.meters
@@ -212,12 +214,10 @@ class MeteredRequest:
         if not reserved:
             return
         now, corrections = gate.clock.now(), []
-        usage = NOTHING if self.attempt is None else _usage(self.attempt, now)
+        was_sent = any(attempt.sent_at is not None for attempt in self.attempts)
+        usage = _usage(self.attempts[-1], now) if was_sent else NOTHING
         for meter, wanted in zip(self.meters, reserved, strict=True):
-            if self.attempt is None:
-                corrections.append(meter.undo(wanted, now))
-            else:
-                corrections.append(meter.end(wanted, usage, now))
+            corrections.append(meter.end(wanted, usage, now) if was_sent else meter.undo(wanted, now))
         if gate.on_spent is not None:
             self._tell(gate.on_spent, corrections)
 

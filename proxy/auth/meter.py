@@ -107,7 +107,7 @@ class UsageMeter:
         return correction
 
     def undo(self, reserved: Amounts, now: float) -> Amounts:
-        """Return the whole reservation of a request that reached no pod. Return the correction, as charged."""
+        """Return the whole reservation of a request that was sent to no pod. Return the correction, as charged."""
         self.running -= 1
         requests, tokens, prompt_tokens, completion_tokens, daily_tokens = reserved
         correction = -requests, -tokens, -prompt_tokens, -completion_tokens, -daily_tokens

@@ -39,9 +39,14 @@ class World:
         return request
 
     def send(self, request: InferenceRequest, usage: Usage | None = None, status: int | None = 200) -> Attempt:
+        attempt = self.start(request)
+        attempt.sent_at, attempt.usage, attempt.status = self.clock.now(), usage, status
+        return attempt
+
+    def start(self, request: InferenceRequest) -> Attempt:
+        """An attempt that is not connected to its pod yet."""
         attempt = Attempt(request, Decision(POD), POD, 0, self.clock.now())
         self.gate.attempt_started(attempt)
-        attempt.usage, attempt.status = usage, status
         return attempt
 
     async def ask(self, key: str = "a", usage: Usage | None = None, status: int | None = 200, **size: Any) -> Attempt:
@@ -99,6 +104,24 @@ async def test_a_request_that_reached_no_pod_costs_nothing() -> None:
             async with world.gate.admit(world.request(tokens=50, max_tokens=50)):
                 raise RuntimeError("no pod is ready")
     await world.ask(tokens=50, max_tokens=50)
+
+
+async def test_a_request_that_was_sent_to_no_pod_costs_nothing() -> None:
+    world = World(requests_per_minute=1, tokens_per_minute=100)
+    for ending in (Ending.UPSTREAM_FAILED, Ending.CLIENT_GONE):
+        async with world.gate.admit(request := world.request(tokens=50, max_tokens=50)):
+            world.start(request).ending = Ending.UPSTREAM_FAILED
+            world.start(request).ending = ending
+    await world.ask(tokens=50, max_tokens=50)
+
+
+async def test_a_request_that_only_its_first_pod_received_costs_a_request() -> None:
+    world = World(requests_per_minute=1, tokens_per_minute=100)
+    async with world.gate.admit(request := world.request(tokens=50, max_tokens=50)):
+        world.send(request, status=None).ending = Ending.UPSTREAM_FAILED
+        world.start(request).ending = Ending.UPSTREAM_FAILED
+    with pytest.raises(RateLimited, match="1 requests per minute"):
+        await world.ask()
 
 
 async def test_cached_tokens_count_with_their_weight() -> None:
@@ -262,7 +285,9 @@ async def test_an_unnamed_tenant_has_the_default_limits() -> None:
     world = World()
     gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world.limited)
     async with gate.admit(request := world.request("a")):
-        gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
+        attempt = Attempt(request, Decision(POD), POD, 0, 0.0)
+        gate.attempt_started(attempt)
+        attempt.sent_at = 0.0
     with pytest.raises(RateLimited, match="'acme'"):
         async with gate.admit(world.request("b")):
             pass
