@@ -45,7 +45,9 @@ class Worker:
         """A request, from the gate to its end, that came to a pod."""
         request = self.request()
         async with self.gate.admit(request):
-            self.gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
+            attempt = Attempt(request, Decision(POD), POD, 0, 0.0)
+            self.gate.attempt_started(attempt)
+            attempt.sent_at = 0.0
             yield
 
     async def ask(self) -> None:
