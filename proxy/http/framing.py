@@ -102,7 +102,7 @@ class WholeChunks(Framing):
         """Trailers are dropped."""
         if self._splitting:
             return chunk(b"".join(bodies)) + LAST_CHUNK
-        raw = self._held + raw
+        raw, self._held = self._held + raw, b""
         if exact and (raw.endswith(b"\r\n0\r\n\r\n") or raw == LAST_CHUNK):
             return raw
         return raw[: _whole(raw)] + LAST_CHUNK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.http.framing import HELD_LIMIT, Rechunked, WholeChunks
+from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Rechunked, WholeChunks
 from tests.helpers.http.support import chunk, event, understand
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -74,6 +74,18 @@ def test_if_only_the_held_part_is_known_the_error_follows_a_blank_line() -> None
     held = reads(chunk(LARGE), 30_000)[0]
     framing.feed(*held)
     assert framing.end_with(b"data: e\n\n", held[1][0][-8192:]) == chunk(b"\n\ndata: e\n\n") + b"0\r\n\r\n"
+
+
+def test_after_the_held_bytes_of_a_stream_that_ends_in_an_event_the_error_follows_a_blank_line() -> None:
+    framing = WholeChunks()
+    raw = event("a") + chunk(b"data: ha") + LAST_CHUNK
+    found = reads(raw, len(event("a")), len(raw) - len(b"\r\n" + LAST_CHUNK))
+    sent = b"".join(framing.feed(*read) for read in found[:2])
+    assert sent == event("a")
+    sent += framing.finish(found[2][0], [], True).removesuffix(LAST_CHUNK)
+    cut = framing.end_with(b"data: error\n\n", b"data: a\n\ndata: ha")
+    assert cut is not None
+    assert understand(HEAD + sent + cut).body == b"data: a\n\ndata: ha\n\ndata: error\n\n"
 
 
 def test_reads_become_chunks_without_chunks() -> None:
