@@ -315,6 +315,7 @@ class GeneralReader(RequestReader):
             return True
         if self._begun_at is None:
             self._begun_at = self._server.now()
+            self._connection.idle_since = None
         self._head += size
         if self._head > HEAD_LIMIT:
             self._refuse(_too_large())

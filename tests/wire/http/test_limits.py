@@ -105,15 +105,17 @@ async def test_many_idle_clients_are_closed_for_as_many_others() -> None:
         assert port.hung_up == {}
 
 
-async def test_a_client_with_a_running_request_is_not_closed_for_others() -> None:
+@pytest.mark.parametrize("is_seen_idle", [False, True])
+async def test_a_client_with_a_running_request_is_not_closed_for_others(is_seen_idle: bool) -> None:
     async with Pod(answering(plain(b"good"))) as pod, rig(pod, max_connections=1) as port, port.client() as client:
         client.send(post(close=False))
         assert (await client.response()).endswith(b"good")
         request = post(close=False)
-        client.send(request[:20])
         (connection,) = port.server.connections
+        await until(lambda: connection.idle)
+        connection.idle_since = port.server.now() if is_seen_idle else None
+        client.send(request[:20])
         await until(lambda: connection.reader.keeps)
-        connection.idle_since = None
         assert (await port.ask(post())).raw == b""
         client.send(request[20:])
         assert (await client.response()).endswith(b"good")
