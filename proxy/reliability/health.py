@@ -234,7 +234,7 @@ class Liveness:
         lost_at = self.pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
             return LOST if now - max(lost_at, received_at) >= SILENT else ""
-        if endpoint not in self._stalled:
+        if endpoint not in self._stalled and endpoint.state is not EndpointState.GONE:
             self._check(endpoint, now)
         if endpoint in self._stalled and attempt.first_byte_at is None and now - received_at >= SILENT:
             return "the pod's engine " + STALLED

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
@@ -179,6 +179,14 @@ async def test_a_restart_ends_the_ejection(world: World) -> None:
     world.liveness.forget(world.pod)
     assert world.reasons == set()
     assert world.check() == ""
+
+
+async def test_nothing_is_kept_of_a_removed_pod_whose_response_is_silent(world: World) -> None:
+    world.stand_still(2)
+    world.liveness.forget(world.pod)
+    update(world.pod, state=EndpointState.GONE)
+    assert world.check() == ""
+    assert world.liveness._progress == {}
 
 
 async def test_a_response_of_an_unreachable_pod_is_given_up_after_its_silence(world: World) -> None:
