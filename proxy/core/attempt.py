@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import KvlaneError, UpstreamTimedOut
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.request import DataKey, InferenceRequest
 
@@ -24,6 +25,11 @@ class Ending(Enum):
     TIMED_OUT = "timed-out"
     EVICTED = "evicted"
     """kvlane ended it: for a request of higher priority, for another attempt of the request, or because it stops."""
+
+
+def ending_of(error: KvlaneError) -> Ending:
+    """Return the ending of an attempt that failed with this error."""
+    return Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
 
 
 class Stage(Enum):

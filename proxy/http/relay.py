@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from proxy.core.attempt import Attempt, Ending, crashes_of
+from proxy.core.attempt import Attempt, Ending, crashes_of, ending_of
 from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
@@ -94,8 +94,8 @@ class TrackedRelay(Relay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._cancelled()
             raise
-        except UpstreamFailed:
-            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
+        except UpstreamFailed as error:
+            attempt.ending = attempt.ending or ending_of(error)
             raise
 
     async def _whole(self, response: Collected, attempt: Attempt, seconds: float) -> tuple[ResponseHead, bytes]:
@@ -114,7 +114,6 @@ class TrackedRelay(Relay):
                         raise UpstreamFailed(why)
                 return response.whole.result()
         except TimeoutError:
-            attempt.ending = Ending.TIMED_OUT
             raise UpstreamTimedOut(f"no response within {seconds:g} s") from None
         finally:
             if not response.whole.done():
@@ -243,12 +242,12 @@ class ClientRelay(TrackedRelay):
                     return
                 if used is None or not self._note_closing_connection(attempt, error):
                     raise error
-                first_error, used, attempt.ending = error, None, None
+                first_error, used, attempt.ending, attempt.error = error, None, None, ""
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._cancelled()
             raise
         except UpstreamFailed as error:
-            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
+            attempt.ending = attempt.ending or ending_of(error)
             if upload is not None and upload.begun:
                 if isinstance(error, UpstreamTimedOut):
                     raise GatewayTimeout("The pod did not respond to the upload in time.") from error

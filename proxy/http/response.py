@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from proxy.core.attempt import COMPLETE, Attempt, Ending
+from proxy.core.attempt import COMPLETE, Attempt, Ending, ending_of
 from proxy.core.errors import (
     Declined,
     InvalidResponse,
@@ -60,6 +60,7 @@ _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
 _CODED = re.compile(rb"(?im)^content-encoding:[ \t]*(?!identity)")
 
 LOST = "The pod stopped responding; this response is incomplete."
+OUT_OF_TIME = "The time limit of the request passed; this response is incomplete."
 STOPPED = "The proxy is shutting down; this response is incomplete."
 EVICTED = "More urgent requests needed the capacity; this response is incomplete."
 
@@ -288,15 +289,16 @@ class Response(Receiver):
         if self._attempt.ending is None:
             self._end_attempt(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
-    def failed(self, error: KvlaneError) -> None:
+    def failed(self, error: KvlaneError, message: str = LOST) -> None:
+        """A client that has a part of the response receives `message`."""
         if self._attempt.ending is not None:
             return
         self._attempt.error = str(error)
-        ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
+        ending = ending_of(error)
         if self._continuation is not None and self._leave_open(self._continuation, error, ending):
             return
         if self._has_started:
-            self._end_incomplete(ending, LOST)
+            self._end_incomplete(ending, message)
             return
         self._attempt.ending = ending
         self._resolve(error)
@@ -365,7 +367,7 @@ class Response(Receiver):
             self._seen, self._seen_at = passed, now
         received_at = self._seen_at or attempt.started_at
         if now > request.deadline:
-            self._time_out(f"no response within {request.deadline - request.received_at:g} s")
+            self._time_out(f"not complete within {request.deadline - request.received_at:g} s", OUT_OF_TIME)
         elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - received_at > timeouts.idle:
@@ -503,9 +505,9 @@ class Response(Receiver):
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
-    def _time_out(self, message: str) -> None:
+    def _time_out(self, why: str, message: str = LOST) -> None:
         self._connection.abort()
-        self.failed(UpstreamTimedOut(message))
+        self.failed(UpstreamTimedOut(why), message)
 
     def _end_incomplete(self, ending: Ending, message: str) -> None:
         """End a partial response so that the client does not take it for complete. If the framing is ended in order,

@@ -30,7 +30,12 @@ async def test_a_request_ends_within_50_ms_of_its_deadline(pieces: tuple[bytes, 
         took = SystemClock().now() - begun
         assert LIMIT <= took < LIMIT + 0.05
         assert port.attempt.ending is Ending.TIMED_OUT
-        assert seen.body.endswith(b"}}\n\n") if pieces else seen.status == 504
+        assert port.attempt.error == f"not complete within {LIMIT:g} s"
+        if pieces:
+            assert b'data: {"error":{"message":"The time limit of the request passed;' in seen.body
+            assert seen.body.endswith(b"}}\n\n")
+        else:
+            assert seen.status == 504
 
 
 async def test_connecting_ends_with_the_deadline() -> None:
@@ -45,6 +50,7 @@ async def test_connecting_ends_with_the_deadline() -> None:
         begun = SystemClock().now()
         assert (await port.ask(post("/v1/chat/completions", b"{}", HEADER))).status == 504
         assert LIMIT <= SystemClock().now() - begun < LIMIT + 0.05
+        assert port.attempt.ending is Ending.TIMED_OUT
 
 
 async def test_a_deadline_after_a_complete_response_keeps_its_connection() -> None:

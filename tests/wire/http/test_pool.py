@@ -69,7 +69,7 @@ async def test_a_reused_connection_that_breaks_under_a_request_is_replaced_once(
             assert (await port.ask(post())).status == 200
         assert pod.connections == 2
         assert len(port.gateway.attempts) == 2
-        assert port.attempt.ending is Ending.COMPLETE
+        assert (port.attempt.ending, port.attempt.error) == (Ending.COMPLETE, "")
 
 
 def breaking_off_kept_ones(clock: ManualClock, seconds: float = 0.0) -> Script:
