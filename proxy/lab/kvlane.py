@@ -43,7 +43,7 @@ PREFILLED = b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id"
 BYTES_PER_EVENT = 220
 """Approximate size of the event of one streamed token."""
 
-WAITS = "may wait for its data, which a replay on a virtual clock cannot do; leave it out"
+WAITS = "may wait for its data, which a replay on a virtual clock cannot do; leave out it and the plugins that read it"
 
 COUNTED_EVERY = 256
 """Number of requests after which recorded events are counted, so that they do not accumulate."""
