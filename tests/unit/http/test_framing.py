@@ -105,3 +105,14 @@ def test_with_any_reads_a_cut_leaves_whole_events_and_the_error(end: int) -> Non
     seen = understand(HEAD + sent + cut)
     assert seen.ending == "complete"
     assert seen.body in (b"data: error\n\n", b"\n\ndata: error\n\n", b"data: a\n\ndata: error\n\n")
+
+
+@pytest.mark.parametrize("cut", range(1, len(event("a") + chunk(b"data: b"))))
+def test_an_incomplete_stream_is_closed_before_the_error_wherever_its_reads_end(cut: int) -> None:
+    framing = WholeChunks()
+    first, (raw, bodies, _) = reads(event("a") + chunk(b"data: b") + b"0\r\n\r\n", cut)
+    sent = framing.feed(*first) + framing.finish(raw, bodies, True).removesuffix(b"0\r\n\r\n")
+    end = framing.end_with(b"data: error\n\n", b"data: a\n\ndata: b")
+    assert end is not None
+    seen = understand(HEAD + sent + end)
+    assert (seen.body, seen.ending) == (b"data: a\n\ndata: b\n\ndata: error\n\n", "complete")
