@@ -83,7 +83,7 @@ def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
         "without work cost": (nullcontext, CONFIG % (0.0, DECODE_COST)),
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
         "without equal costs": (lambda: changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
-        "without speed": (lambda: changed((Rates, "_apply_speed", _at_usual_pace)), ""),
+        "without speed": (lambda: changed((Rates, "_apply_slowness", _at_usual_pace)), ""),
         "without sharing": (lambda: changed((FleetModel, "learn_form", _in_turn)), ""),
         "without slots": (lambda: changed((Sharing, "wait", _no_wait)), ""),
     }
@@ -126,7 +126,7 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-_costs, _dispatch, _apply_speed = Forecast.costs, PodModel.dispatch, Rates._apply_speed
+_costs, _dispatch, _apply_slowness = Forecast.costs, PodModel.dispatch, Rates._apply_slowness
 
 
 def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]:
@@ -147,8 +147,8 @@ def _unreserved(model: PodModel, *attempt: Any) -> Work:
 def _at_usual_pace(rates: Rates) -> None:
     """What is learnt slowly is all that is known."""
     rates._seen = rates._expected = 0.0
-    rates._fleet.speed = 1.0
-    _apply_speed(rates)
+    rates._fleet.slowness = 1.0
+    _apply_slowness(rates)
 
 
 def _in_turn(fleet: FleetModel, in_turn: float, weight: float) -> None:

@@ -25,11 +25,11 @@ MEMORY = 0.98
 CAUTION = 10.0
 """Comparisons that the first ones are reckoned to be among, which show independent ranks."""
 
-PACE_MEMORY = 0.9
-"""What is left of the usual pace of a rank after the next scrape."""
+RATE_MEMORY = 0.9
+"""What is left of the usual step rate of a rank after the next scrape."""
 
 LEAST_RUNNING = 2
-"""Running requests from which on the tokens of a rank show its pace."""
+"""Running requests from which on the tokens of a rank show its step rate."""
 
 LEAST_SHARE = 0.3
 """A smaller share counts as 0: chance makes independent ranks look a little as if they stepped together."""
@@ -52,7 +52,7 @@ class Lockstep:
         self.busy = 0.0
         self._read_at = 0.0
         self._scrapes: dict[Endpoint, Metrics] = {}
-        self._paces: dict[Endpoint, float] = {}
+        self._step_rates: dict[Endpoint, float] = {}
         self._lessons = 0.0
         self._together = self._apart = 0.0
 
@@ -68,42 +68,42 @@ class Lockstep:
         return self.share * (1.0 - self.busy) * others
 
     def scraped(self, scrape: Metrics) -> None:
-        """Compare the paces of the ranks between two scrapes. The scrape of each rank may come here; one suffices."""
+        """Compare the step rates of the ranks between two scrapes. Each rank may pass its scrape; one suffices."""
         if scrape.scraped_at <= self._read_at or scrape.freshness is not Freshness.FRESH:
             return
         self._read_at = scrape.scraped_at
-        self.busy += (1.0 - PACE_MEMORY) * (any(model.queue for model in self.models) - self.busy)
+        self.busy += (1.0 - RATE_MEMORY) * (any(model.queue for model in self.models) - self.busy)
         scrapes = {model.endpoint: model.endpoint.metrics for model in self.models}
         self.rates.set_cached(sum(each.cached_tokens for each in scrapes.values()) / len(scrapes))
-        paces = []
+        ratios = []
         for endpoint, after in scrapes.items():
             before = self._scrapes.get(endpoint)
-            if before is not None and (pace := _pace(before, after)) is not None:
-                usual = self._paces.get(endpoint, pace)
-                self._paces[endpoint] = PACE_MEMORY * usual + (1.0 - PACE_MEMORY) * pace
-                paces.append(pace / usual)
+            if before is not None and (rate := _step_rate(before, after)) is not None:
+                usual = self._step_rates.get(endpoint, rate)
+                self._step_rates[endpoint] = RATE_MEMORY * usual + (1.0 - RATE_MEMORY) * rate
+                ratios.append(rate / usual)
         self._scrapes = scrapes
-        if len(paces) > 1:
-            self._learn(paces)
+        if len(ratios) > 1:
+            self._learn(ratios)
 
     def leave(self, model: PodModel) -> None:
         """The rank is gone."""
         self.models.remove(model)
-        self._paces.pop(model.endpoint, None)
+        self._step_rates.pop(model.endpoint, None)
 
-    def _learn(self, paces: Sequence[float]) -> None:
-        """Learn the share of the variance of the paces that all ranks have in common: the intraclass correlation."""
-        mean = sum(paces) / len(paces)
-        apart = sum((pace - mean) ** 2 for pace in paces) / (len(paces) - 1)
+    def _learn(self, ratios: Sequence[float]) -> None:
+        """Learn the share of the variance of these ratios that all ranks have in common: the intraclass correlation."""
+        mean = sum(ratios) / len(ratios)
+        apart = sum((ratio - mean) ** 2 for ratio in ratios) / (len(ratios) - 1)
         self._lessons = MEMORY * self._lessons + 1.0
         self._apart = MEMORY * self._apart + apart
-        self._together = MEMORY * self._together + max(0.0, (mean - 1.0) ** 2 - apart / len(paces))
+        self._together = MEMORY * self._together + max(0.0, (mean - 1.0) ** 2 - apart / len(ratios))
         common = self._together / (self._together + self._apart) if self._together else 0.0
         share = common * self._lessons / (self._lessons + CAUTION)
         self.share = share if share >= LEAST_SHARE else 0.0
 
 
-def _pace(before: Metrics, after: Metrics) -> float | None:
+def _step_rate(before: Metrics, after: Metrics) -> float | None:
     """Return the steps per second of a rank between two scrapes; None where they do not show it."""
     seconds, tokens = after.scraped_at - before.scraped_at, after.generation_tokens - before.generation_tokens
     if before.generation_tokens < 0 or tokens <= 0 or seconds <= 0:

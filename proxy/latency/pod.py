@@ -20,7 +20,7 @@ from typing import NamedTuple
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
 from proxy.latency.lockstep import WORK_PRICE, WORK_SECONDS, Lockstep
-from proxy.latency.rates import TURN_SECONDS, FleetModel, Rates
+from proxy.latency.rates import FADE_INTERVAL, FleetModel, Rates
 from proxy.latency.sharing import Forms, Sharing
 
 COARSE = 2
@@ -123,7 +123,7 @@ class PodModel:
     due: float = 0.0
     """When its first token is expected."""
     patience: float = 0.0
-    """Seconds of further wait for each second that it is overdue, negative."""
+    """Seconds of further wait per second that it is overdue; negated, because it multiplies a negative time left."""
     valid_until: float = 0.0
     """When to catch up even if nothing has come from the pod."""
     rest: float = 0.0
@@ -297,7 +297,7 @@ class PodModel:
         else:
             self.rest = ahead * per_token + (RESIDUE * self.step if running > 0 else 0.0)
             self.head, self.patience, self.due = None, 0.0, 0.0
-            self.valid_until = now + TURN_SECONDS  # an unused pod changes by fading, which its view does not show
+            self.valid_until = now + FADE_INTERVAL  # an unused pod changes by fading, which its view does not show
         if self._in_turn < 1.0:
             self._publish_mixed(now)
 
@@ -311,7 +311,7 @@ class PodModel:
         rates = self.rates
         self.step = step = rates.step + rates.per_running * running
         self.tpot = step + rates.per_running
-        self._terms = self.own = (rates.fixed + rates.speed * step, rates.per_token, rates.per_pair)
+        self._terms = self.own = (rates.fixed + rates.slowness * step, rates.per_token, rates.per_pair)
         self._in_turn = in_turn = self._fleet.in_turn
         if in_turn < 1.0:  # otherwise lessons alone read it
             self.sharing.refresh(running)
@@ -490,8 +490,8 @@ class PodModel:
             self._learn_pace(work, work.first_token_at, work.first_token_at, tokens, now)
         elif usage is not None and not work.shows:
             fleet.observe_sizes(work.tokens, tokens)
-            whole = expected / rates.speed + max(0, tokens - 1) * (self.step + rates.per_running)
-            rates.observe_speed(whole, now - attempt.started_at)
+            whole = expected / rates.slowness + max(0, tokens - 1) * (self.step + rates.per_running)
+            rates.observe_slowness(whole, now - attempt.started_at)
             self._invalidate()
 
     def _learn_pace(self, work: Work, first: float | None, counted: float, tokens: int, now: float) -> None:

@@ -24,16 +24,16 @@ SOLVE_EVERY = 8
 PREFILL_ALLOWANCE, DECODE_ALLOWANCE = 0.05, 0.002
 """Error in seconds that even the shortest prefill, and a token, may have."""
 
-SPEED_MEMORY = 0.8
+SLOWNESS_MEMORY = 0.8
 MOST_SURPRISE = 3.0
-"""A single observation changes the speed as if it was off by this factor at most."""
+"""A single observation changes the slowness as if it was off by this factor at most."""
 
-SPEED_SECONDS, TERMS_SECONDS = 5.0, 60.0
-"""Time constants with which the speed, and the coefficients, fade while a pod is not used; see `SilentPod`."""
+SLOWNESS_SECONDS, TERMS_SECONDS = 5.0, 60.0
+"""Time constants with which the slowness, and the coefficients, fade while a pod is not used; see `SilentPod`."""
 
-SLOWEST, FASTEST = 10.0, 0.1
+MOST_SLOWNESS, LEAST_SLOWNESS = 10.0, 0.1
 PRIOR_SECONDS = 0.01
-"""Seconds of prefill on a pod that are taken to have had the fleet's speed."""
+"""Seconds of prefill on a pod that are taken to have had the fleet's slowness."""
 
 LEAST_STEP = 0.001
 
@@ -51,29 +51,31 @@ FIRST_SHARING = (0.0, 0.1, 0.1)
 """Of a pod that shares itself among prompts: 100 us per token, of the prompt and of the prompts beside it."""
 
 SHRINK = (0.1, 0.0, 0.01)
-"""What tokens can explain is attributed to neither the request nor its length."""
+"""The `shrink` of a prefill: between tokens, the fixed time and the pairs, tokens get the weight."""
 
 SHARING_SHRINK = (0.0, 0.01, 0.0)
-"""Prompts of a single length do not tell what tokens cost."""
+"""The `shrink` of `sharing`: prompts of a single length do not show the cost of a token."""
 
 FIRST_FORM, FORM_MEMORY = 0.2, 0.99
-"""That prompts are computed in turn counts as much as lessons with this weight; see `FleetModel.learn_form`."""
+"""At first the fleet is taken to compute prompts in turn, as if lessons of this weight had shown it; and the share of
+the past that it keeps with each lesson. See `FleetModel.learn_form`."""
 
 LEAST_IN_TURN, MOST_IN_TURN = 0.15, 0.7
 """Smaller shares count as 0 and larger ones as 1: chance makes pods that compute in turn look a little different."""
 
 FIRST_REACH, FURTHER = 4.0, 2.0
-"""That prompts are not computed in turn holds for queues of this length, and up to this many times the longest one that
-has shown it. Without a limit one of 256 pods that looked as if its queue cost nothing got 160 times the mean."""
+"""`FleetModel.in_turn` applies to queues up to this length, and up to this many times the longest queue whose prompts
+were computed side by side; see `FleetModel.in_turn_of`. Without a limit one of 256 pods that looked as if its queue
+cost nothing got 160 times the mean."""
 
 FIRST_OUTPUT, FIRST_PROMPT, SIZE_MEMORY = 200.0, 1000.0, 0.98
 ERROR_MEMORY = 0.98
-FLEET_SPEED_MEMORY = 0.98
-FIRST_SPEED = (0.001, 0.001)
+FLEET_SLOWNESS_MEMORY = 0.98
+FIRST_SLOWNESS = (0.001, 0.001)
 """Observed and expected seconds of prompts."""
 
 NEWS = 0.05
-"""Pods without observations of their own are updated when the fleet's speed has changed by this share."""
+"""Pods without observations of their own are updated when the fleet's slowness has changed by this share."""
 
 LEAST_JUDGED = 20
 TOLERATED = 0.01
@@ -82,7 +84,7 @@ TOLERATED = 0.01
 QUIET_SECONDS = 5.0
 """What a pod has shown starts to fade after this time."""
 
-TURN_SECONDS = 1.0
+FADE_INTERVAL = 1.0
 """Fading is applied at this interval, because it takes 0.1 ms."""
 
 
@@ -104,14 +106,14 @@ class FleetModel:
         """Mean tokens of a response."""
         self.prompt = FIRST_PROMPT
         """Mean uncached tokens of a prompt."""
-        self.speed = 1.0
+        self.slowness = 1.0
         """Mean of observed over expected seconds of recent prompts."""
         self.judged = 0
         """Predictions compared with observations."""
         self.lessons = 0
         """Observations of all pods; `SilentPod` reads whether any pod shows its speed."""
-        self._took, self._expected = FIRST_SPEED
-        self._published_speed = 1.0
+        self._took, self._expected = FIRST_SLOWNESS
+        self._published_slowness = 1.0
         self._off = self._seen = 0.0
 
     @property
@@ -125,13 +127,13 @@ class FleetModel:
         self._off = ERROR_MEMORY * self._off + max(0.0, abs(predicted - seen) - TOLERATED)
         self._seen = ERROR_MEMORY * self._seen + seen
 
-    def observe_speed(self, expected: float, seconds: float) -> None:
+    def observe_slowness(self, expected: float, seconds: float) -> None:
         self.lessons += 1
-        self._took = FLEET_SPEED_MEMORY * self._took + seconds
-        self._expected = FLEET_SPEED_MEMORY * self._expected + expected
-        self.speed = speed = self._took / self._expected
-        if abs(speed - self._published_speed) > NEWS * self._published_speed:
-            self._published_speed = speed
+        self._took = FLEET_SLOWNESS_MEMORY * self._took + seconds
+        self._expected = FLEET_SLOWNESS_MEMORY * self._expected + expected
+        self.slowness = slowness = self._took / self._expected
+        if abs(slowness - self._published_slowness) > NEWS * self._published_slowness:
+            self._published_slowness = slowness
             self.news()
 
     def learn_form(self, in_turn: float, weight: float) -> None:
@@ -144,7 +146,7 @@ class FleetModel:
         self.in_turn = 0.0 if share < LEAST_IN_TURN else 1.0 if share > MOST_IN_TURN else share
 
     def learn_reach(self, queue: int, is_shared: bool) -> None:
-        """The prompts before one were shown to be computed beside it, or in turn."""
+        """Learn up to which queue length prompts are computed side by side. `is_shared`: this queue was."""
         reach = FURTHER * (queue + 1) if is_shared else FIRST_REACH
         self._reach = max(reach, FIRST_REACH, FORM_MEMORY * self._reach)
 
@@ -184,7 +186,7 @@ class SilentPod:
             self._age += now - before
             if self._age > QUIET_SECONDS:
                 self._missed += now - before
-        if self._missed < TURN_SECONDS:
+        if self._missed < FADE_INTERVAL:
             return 0.0
         missed, self._missed = self._missed, 0.0
         return missed
@@ -193,9 +195,9 @@ class SilentPod:
 class Rates:
     """The speeds of one pod. Lives as long as the pod's memory.
 
-    A prefill takes fixed + speed * step + tokens * per_token + pairs * per_pair seconds, and a response token
-    step + running * per_running. The coefficients are learnt slowly; `speed`, the recent observed over expected time,
-    multiplies the coefficients of a prefill and follows a change at once.
+    A prefill takes fixed + slowness * step + tokens * per_token + pairs * per_pair seconds, and a response token
+    step + running * per_running. The coefficients are learnt slowly; `slowness`, the recent observed over expected
+    time, multiplies the coefficients of a prefill and follows a change at once.
     """
 
     def __init__(self, fleet: FleetModel) -> None:
@@ -213,7 +215,7 @@ class Rates:
         self.step = max(LEAST_STEP, step + per_held * self._held)
         self.per_running = per_running * RUNNING_SCALE
         self.alone = max(LEAST_STEP, step) + self.per_running
-        self._apply_speed()
+        self._apply_slowness()
 
     def set_cached(self, tokens: float) -> None:
         """Set the tokens in the pod's KV cache: attention to them makes steps longer."""
@@ -222,7 +224,7 @@ class Rates:
 
     def fade(self, seconds: float) -> None:
         """Forget as much as in this time without observations; `refresh` follows."""
-        left = exp(-seconds / SPEED_SECONDS)
+        left = exp(-seconds / SLOWNESS_SECONDS)
         self._seen *= left
         self._expected *= left
         left = exp(-seconds / TERMS_SECONDS)
@@ -233,7 +235,7 @@ class Rates:
         """Learn from prompts whose first tokens came out of one engine step. The pod worked on all of them for
         `seconds`, and `steps` of these pass in engine steps whatever the lengths of the prompts."""
         features = (1.0, tokens * TOKEN_SCALE, pairs * PAIR_SCALE)
-        self.observe_speed(steps + self.prefill.predict(features), seconds)
+        self.observe_slowness(steps + self.prefill.predict(features), seconds)
         if self.prefill.observe(features, max(0.0, seconds - steps), PREFILL_ALLOWANCE):
             self._fleet.news()
             self.refresh()
@@ -246,20 +248,20 @@ class Rates:
             self._fleet.news()
             self.refresh()
 
-    def observe_speed(self, expected: float, seconds: float) -> None:
+    def observe_slowness(self, expected: float, seconds: float) -> None:
         """Compare what the coefficients predict with what was observed."""
         self.fading.is_news = True
-        usual = self.speed * expected
+        usual = self.slowness * expected
         within = min(MOST_SURPRISE * usual, max(usual / MOST_SURPRISE, seconds))
-        self._seen = SPEED_MEMORY * self._seen + within
-        self._expected = SPEED_MEMORY * self._expected + expected
-        self._fleet.observe_speed(expected, within)
-        self._apply_speed()
+        self._seen = SLOWNESS_MEMORY * self._seen + within
+        self._expected = SLOWNESS_MEMORY * self._expected + expected
+        self._fleet.observe_slowness(expected, within)
+        self._apply_slowness()
 
-    def _apply_speed(self) -> None:
-        seen, expected = self._seen + PRIOR_SECONDS * self._fleet.speed, self._expected + PRIOR_SECONDS
-        self.speed = speed = min(SLOWEST, max(FASTEST, seen / expected))
+    def _apply_slowness(self) -> None:
+        seen, expected = self._seen + PRIOR_SECONDS * self._fleet.slowness, self._expected + PRIOR_SECONDS
+        self.slowness = slowness = min(MOST_SLOWNESS, max(LEAST_SLOWNESS, seen / expected))
         fixed, per_token, per_pair = self.prefill.coefficients
-        self.fixed = speed * fixed
-        self.per_token = speed * per_token * TOKEN_SCALE
-        self.per_pair = speed * per_pair * PAIR_SCALE
+        self.fixed = slowness * fixed
+        self.per_token = slowness * per_token * TOKEN_SCALE
+        self.per_pair = slowness * per_pair * PAIR_SCALE

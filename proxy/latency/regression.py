@@ -20,7 +20,7 @@ INERTIA = 1e-3
 
 
 SOLVE_EAGERLY = 4
-"""It is solved at the latest when there is one observation more for each so many that there were."""
+"""Coefficients are solved at the latest when the unsolved observations are a quarter of all."""
 
 FORGOTTEN = 0.01
 """Observations with less weight than this are not faded further."""
@@ -44,10 +44,10 @@ class Regression:
         every: int = 1,
     ) -> None:
         """`prior` counts as much as `trust` observations, and is all there is before the first: another regression, as
-        it is at any time, or coefficients. `memory` is how much of the past is kept with each observation. `shrink`
-        draws each coefficient to 0 by this share of what is known of it: where two would explain the same, the other
-        does. It is solved with `every` so many observations: sums are cheap, solving is not. Features are to be scaled
-        to about 1."""
+        it is at any time, or coefficients. `memory` is how much of the past is kept with each observation. `shrink`:
+        extra ridge per coefficient, as a share of its diagonal entry. Of two features that explain the same, the one
+        without it gets the weight. Coefficients are solved after every `every` observations: sums are cheap, solving is
+        not. Features are to be scaled to about 1."""
         self._prior = prior if isinstance(prior, Regression) else None
         self._coefficients: Sequence[float] = prior.coefficients if isinstance(prior, Regression) else prior
         self._memory = memory

@@ -132,7 +132,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         if pod is None or pod.rates.prefill.observed < LEAST_OBSERVED:
             return None
         rates = pod.rates
-        return rates.fixed + rates.speed * rates.step + self.fleet.prompt * rates.per_token, rates.alone
+        return rates.fixed + rates.slowness * rates.step + self.fleet.prompt * rates.per_token, rates.alone
 
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """Return the models of these pods, updated with all observations."""

@@ -138,7 +138,7 @@ def test_a_slow_pod_is_detected_by_complete_responses() -> None:
             pod.model.end(work, pod.now)
             pod.now += 0.5
             pod.model.catch_up(pod.now)
-    assert slow.model.rates.speed > 2 * quick.model.rates.speed
+    assert slow.model.rates.slowness > 2 * quick.model.rates.slowness
 
 
 def test_prompts_that_finish_in_the_same_step_are_one_observation() -> None:
