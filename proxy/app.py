@@ -145,7 +145,7 @@ class App:
         before, (settings, left) = self._settings, servable(self._settings, wanted)
         serving, draft = self._build(settings)
         self._use(serving, draft)
-        self._server.use(serving.served)
+        self._server.use(serving.data_port)
         if self._picker is not None:
             self._picker.renew()
         await self.state.finish_commit()
@@ -224,10 +224,10 @@ class App:
 
     def _make_server(self) -> None:
         cells = {why: self._catalogue.hung_up.cell(why.value) for why in CloseReason}  # a rate sees the first of each
-        served, connections = self.serving.served, self._process.connections
+        config, connections = self.serving.data_port, self._process.connections
         self._server = server = DataServer(
             self._settings.listen,
-            served,
+            config,
             self._clock,
             connections,
             lambda why, number: cells[why].add(number),

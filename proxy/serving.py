@@ -30,7 +30,7 @@ from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
 from proxy.gateway import Gateway
 from proxy.http.rank import RankGate
-from proxy.http.server import ServedGraph
+from proxy.http.server import DataPortConfig
 from proxy.http.settings import PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.latency.forecast import LATENCY
@@ -133,7 +133,7 @@ class Serving:
     schedulings: Mapping[str, Scheduling]
     resolver: Resolver | None
     gateway: Gateway
-    served: ServedGraph
+    data_port: DataPortConfig
 
 
 @dataclass
@@ -235,7 +235,7 @@ class _Build:
             self.schedulings,
             self.resolver,
             self.gateway,
-            self._served(),
+            self._data_port(),
         )
 
     # Admission.
@@ -438,9 +438,9 @@ class _Build:
             parser=process.parser,
         )
 
-    def _served(self) -> ServedGraph:
+    def _data_port(self) -> DataPortConfig:
         process, settings = self.process, self.settings
-        return ServedGraph(
+        return DataPortConfig(
             self.gateway,
             settings.security,
             settings.reliability.timeouts,

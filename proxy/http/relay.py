@@ -110,7 +110,7 @@ class TrackedRelay(Relay):
                     await asyncio.wait((response.whole,), timeout=ASK_AFTER)
                     if response.size != size:
                         size, received_at = response.size, context.clock.now()
-                    if not response.whole.done() and (why := context.served.reason_to_give_up(attempt, received_at)):
+                    if not response.whole.done() and (why := context.config.reason_to_give_up(attempt, received_at)):
                         raise UpstreamFailed(why)
                 return response.whole.result()
         except TimeoutError:
@@ -207,7 +207,7 @@ class ClientRelay(TrackedRelay):
             context, self.attempt = self._context, attempt
         client_request = self.client_request
         upload, continuation, timer = client_request.upload, None, None
-        if (models := context.served.continuable_models) and upload is None:
+        if (models := context.config.continuable_models) and upload is None:
             continuation = client_request.continuation
             if not client_request.sent_status:
                 continuation = client_request.continuation = make_continuable(continuation, attempt, models)
@@ -320,8 +320,8 @@ class ResponseRace:
         self.client_request = relay.client_request
         self.winner: Attempt | None = None
         self._relay = relay
-        self._context = replace(context, served=replace(context.served, retries_instead=self._retries_instead))
-        self._retries_alone = context.served.retries_instead
+        self._context = replace(context, config=replace(context.config, retries_instead=self._retries_instead))
+        self._retries_alone = context.config.retries_instead
         self._begins = begins
         self._lanes: list[AttemptLane] = []
 

@@ -50,7 +50,7 @@ from proxy.openai.events import ends_whole, usage_from
 
 if TYPE_CHECKING:
     from proxy.http.relay import AttemptLane
-    from proxy.http.server import ServedGraph
+    from proxy.http.server import DataPortConfig
 
 ASK_AFTER = 1.0
 """Seconds of silence after which the pod's state decides whether to keep waiting."""
@@ -73,7 +73,7 @@ class RelayContext:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Looking up the running loop costs a system call before Python 3.12."""
-    served: ServedGraph
+    config: DataPortConfig
 
 
 class Response(Receiver):
@@ -360,7 +360,7 @@ class Response(Receiver):
 
     def check(self, now: float) -> None:
         """End a stalled response; called by the sweep. `now` is monotonic seconds."""
-        timeouts, attempt = self._context.served.timeouts, self._attempt
+        timeouts, attempt = self._context.config.timeouts, self._attempt
         request = attempt.request
         passed = self._passed + self._connection.passed
         if passed != self._seen or self.paused or not self._connection.request_sent:
@@ -372,7 +372,7 @@ class Response(Receiver):
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - received_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - received_at > ASK_AFTER and (why := self._context.served.reason_to_give_up(attempt, received_at)):
+        elif now - received_at > ASK_AFTER and (why := self._context.config.reason_to_give_up(attempt, received_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -477,7 +477,7 @@ class Response(Receiver):
         if self._resumes or isinstance(error, RankOutOfRange):
             return error
         upload = self._client_request.upload
-        retries_instead = self._context.served.retries_instead
+        retries_instead = self._context.config.retries_instead
         if (upload is not None and upload.begun) or not retries_instead(self._attempt, error.status):
             return None
         return error

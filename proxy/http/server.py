@@ -132,8 +132,8 @@ TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ServedGraph:
-    """How requests are served under one configuration. Without an authenticator no keys are required."""
+class DataPortConfig:
+    """What one configuration sets for the data port. Without an authenticator no keys are required."""
 
     gateway: Gateway
     security: SecuritySettings
@@ -155,7 +155,7 @@ class DataServer:
     def __init__(
         self,
         settings: ListenSettings,
-        served: ServedGraph,
+        config: DataPortConfig,
         clock: Clock,
         pool: UpstreamPool,
         count_closed: CountClosed = uncounted,
@@ -181,12 +181,12 @@ class DataServer:
         self._is_over = False
         self._turned_away = 0
         self._last_file = open_files_limit() - RESERVED_FILES
-        self.served = served
+        self.config = config
         self.service: Service[HttpRequest] = self.service_of(self._bodies, count_closed)
         self.context: RelayContext
         """What the relays of new requests share."""
-        self.use(served)
-        origins = served.security.cors.origins
+        self.use(config)
+        origins = config.security.cors.origins
         self.serve = Cors(origins, self._serve, self._end_preflight).serve if origins else self._serve
         """Runs as a task and ends with `ClientConnection.request_ended`."""
         self._tasks = Tasks()
@@ -219,20 +219,20 @@ class DataServer:
         """Bytes of request bodies, heads and pipelined requests that count against `listen.retainedBodies`."""
         return self._bodies.budget.used + self._bodies.buffers.used
 
-    def use(self, served: ServedGraph) -> None:
+    def use(self, config: DataPortConfig) -> None:
         """Serve new requests under this configuration; running ones keep theirs. CORS does not change."""
-        self.served = served
+        self.config = config
         is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self.count_closed)
         self.service.stopping = is_stopping
-        timeouts, listen = served.timeouts, self.settings
+        timeouts, listen = config.timeouts, self.settings
         ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
         self._sweep.shortest = min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
         self.pool.connect_timeout = timeouts.connect
-        self.context = RelayContext(self.pool, self._clock, self._loop, served)
+        self.context = RelayContext(self.pool, self._clock, self._loop, config)
 
     def service_of(self, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
-        return Service(self.served, bodies, count_closed)
+        return Service(self.config, bodies, count_closed)
 
     def connect(self) -> ClientConnection:
         """Return the protocol of an accepted connection."""

@@ -23,7 +23,7 @@ from proxy.http.request import HttpRequest
 from proxy.openai.errors import render
 
 if TYPE_CHECKING:
-    from proxy.http.server import ServedGraph
+    from proxy.http.server import DataPortConfig
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +135,12 @@ class Service(Generic[C]):
     """Serves requests under one configuration. While `stopping`, health checks report that no new requests are
     accepted."""
 
-    def __init__(self, served: ServedGraph, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> None:
+    def __init__(self, config: DataPortConfig, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> None:
         self.stopping = False
-        self._gateway, self.listeners, self._authenticator = served.gateway, served.listeners, served.authenticator
+        self._gateway, self.listeners, self._authenticator = config.gateway, config.listeners, config.authenticator
         self._bodies = bodies
         self._count_closed = count_closed
-        self._paths = Paths(served.security.relay_paths)
+        self._paths = Paths(config.security.relay_paths)
         self._relayed = self._paths.relayed
 
     def authenticate_now(self, client_request: C) -> bool:

@@ -26,7 +26,7 @@ from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway
 from proxy.http.client_connection import ClientConnection
 from proxy.http.guards import CloseReason
-from proxy.http.server import DataServer, ServedGraph
+from proxy.http.server import DataPortConfig, DataServer
 from proxy.http.settings import ListenSettings, PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -322,7 +322,7 @@ async def rig(
     hung_up: Counter[CloseReason] = Counter()
     server = DataServer(
         ListenSettings(host="127.0.0.1", port=0, **listen),
-        ServedGraph(
+        DataPortConfig(
             cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.retries_instead
         ),
         clock or SystemClock(),

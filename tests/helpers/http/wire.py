@@ -14,7 +14,7 @@ from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Naming
 from proxy.gateway import Gateway
 from proxy.http.response import RelayContext, Response
-from proxy.http.server import ServedGraph
+from proxy.http.server import DataPortConfig
 from proxy.http.settings import SecuritySettings
 from proxy.http.upstream.connection import PodConnection
 from proxy.http.upstream.pool import UpstreamPool
@@ -104,10 +104,10 @@ class RelayedResponse:
         """The reason to give up the response."""
         self.checks: list[float] = []
         """The time of the last received byte, at each check."""
-        served = ServedGraph(
+        config = DataPortConfig(
             cast(Gateway, None), SecuritySettings(), Timeouts(), NO_LISTENERS, self._retries_instead, self._give_up
         )
-        self.context = RelayContext(pool, clock, asyncio.get_running_loop(), served)
+        self.context = RelayContext(pool, clock, asyncio.get_running_loop(), config)
         caller = cast(Any, Caller(self.client, speaks_11))
         self.response = Response(caller, self.attempt, self.context, self.connection)
         self.connection.send(self.response, b"POST", b"")

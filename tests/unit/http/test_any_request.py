@@ -17,7 +17,7 @@ from proxy.core.ports import ManualClock
 from proxy.gateway import Gateway
 from proxy.http.client_connection import ClientConnection
 from proxy.http.request import BodyBroken, HttpRequest
-from proxy.http.server import DataServer, ServedGraph
+from proxy.http.server import DataPortConfig, DataServer
 from proxy.http.settings import ListenSettings, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -103,7 +103,7 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
         seen.refusals += 1
 
     clock = ManualClock()
-    graph = ServedGraph(cast(Gateway, None), SecuritySettings(), Timeouts(), NO_LISTENERS, lambda *_: False)
+    graph = DataPortConfig(cast(Gateway, None), SecuritySettings(), Timeouts(), NO_LISTENERS, lambda *_: False)
     server = DataServer(ListenSettings(), graph, clock, UpstreamPool(1.0, clock))
     server.serve = serve
     server.prepare_collecting = lambda client_request, size: size <= collected  # type: ignore[method-assign]

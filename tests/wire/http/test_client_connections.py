@@ -518,7 +518,7 @@ async def test_a_listener_that_fails_is_logged_once_and_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with rig() as port, port.client() as client:
-        served = port.server.served
+        served = port.server.config
         port.server.use(replace(served, listeners=Listeners([Broken(), *served.listeners.all])))
         for _ in range(2):
             client.send(HEALTH)

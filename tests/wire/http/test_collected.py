@@ -210,7 +210,7 @@ async def test_an_error_while_a_response_is_awaited_ends_the_request_and_the_pod
         raise ZeroDivisionError
 
     async with Pod(slow) as pod, collecting(pod) as (port, _):
-        port.server.use(replace(port.server.served, reason_to_give_up=breaks))
+        port.server.use(replace(port.server.config, reason_to_give_up=breaks))
         assert (await port.ask(post())).status == 500
         await asyncio.wait_for(left.wait(), PATIENCE)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -265,7 +265,7 @@ async def test_a_pod_given_up_while_it_computes_sees_the_request_end() -> None:
         left.set()
 
     async with Pod(slow) as pod, collecting(pod) as (port, gateway):
-        port.server.use(replace(port.server.served, reason_to_give_up=lambda attempt, received_at: "its engine died"))
+        port.server.use(replace(port.server.config, reason_to_give_up=lambda attempt, received_at: "its engine died"))
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
         assert isinstance(gateway.error, UpstreamFailed)

@@ -15,7 +15,7 @@ from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.listener import Listeners
 from proxy.core.ports import Identity, SystemClock
 from proxy.gateway import Gateway
-from proxy.http.server import DataServer, ServedGraph
+from proxy.http.server import DataPortConfig, DataServer
 from proxy.http.settings import ListenSettings, SecuritySettings
 from proxy.http.upstream.pool import UpstreamPool
 from tests.helpers.http.support import CHAT, PATIENT, FakeGateway, Noted, Pod, Rig, answering, plain, post
@@ -59,7 +59,7 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     authenticator = Authenticator()
     server = DataServer(
         ListenSettings(host="127.0.0.1", port=0, **listen),
-        ServedGraph(
+        DataPortConfig(
             cast(Gateway, gateway),
             SecuritySettings(),
             PATIENT,
