@@ -224,12 +224,12 @@ class App:
 
     def _make_server(self) -> None:
         cells = {why: self._catalogue.hung_up.cell(why.value) for why in CloseReason}  # a rate sees the first of each
-        config, connections = self.serving.data_port, self._process.connections
+        config, upstream = self.serving.data_port, self._process.upstream
         self._server = server = DataServer(
             self._settings.listen,
             config,
             self._clock,
-            connections,
+            upstream,
             lambda why, number: cells[why].add(number),
         )
         self._picker = _picker_of(self._settings, server, self._process)
@@ -447,7 +447,7 @@ class App:
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._process.connections.forget(endpoint.url)
+        self._process.upstream.forget(endpoint.url)
 
     def _missed(self, endpoint: Endpoint) -> None:
         self._observation.endpoints.scrape_failed(endpoint)

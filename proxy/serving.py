@@ -148,7 +148,7 @@ class Process:
     ledger: Ledger
     bindings: Bindings
     trust: PodTlsContexts
-    connections: UpstreamPool
+    upstream: UpstreamPool
     breakers: Breakers
     liveness: Liveness
     observation: Observation
@@ -395,7 +395,7 @@ class _Build:
             clock,
             process.random,
             budget,
-            draft.get("poison", lambda: Poison(clock, process.connections.takes_connections, process.tasks)),
+            draft.get("poison", lambda: Poison(clock, process.upstream.takes_connections, process.tasks)),
             process.timer.sleep,
             narrowing(self.flow_controls),
             others,

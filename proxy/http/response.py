@@ -69,7 +69,7 @@ EVICTED = "More urgent requests needed the capacity; this response is incomplete
 class RelayContext:
     """What all relays of a server share."""
 
-    pool: UpstreamPool
+    upstream: UpstreamPool
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Looking up the running loop costs a system call before Python 3.12."""

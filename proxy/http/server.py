@@ -157,10 +157,10 @@ class DataServer:
         settings: ListenSettings,
         config: DataPortConfig,
         clock: Clock,
-        pool: UpstreamPool,
+        upstream: UpstreamPool,
         count_closed: CountClosed = uncounted,
     ) -> None:
-        """`pool` has the connections to pods; it is closed with the server."""
+        """`upstream` has the connections to pods; it is closed with the server."""
         self.settings = settings
         self.now = clock.now
         self._clock = clock
@@ -169,7 +169,7 @@ class DataServer:
         self._bodies = BodyReader(settings, self._sweep)
         self.buffers = self._bodies.buffers
         """Limits the buffers of all connections; see `ClientConnection.count`."""
-        self.pool = pool
+        self.upstream = upstream
         self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
         """Ids for requests without one."""
         self.connections: set[ClientConnection] = set()
@@ -203,7 +203,7 @@ class DataServer:
             self._sweep.watched.add(handshakes)
         self._port_servers = await listen_on(accept, settings.host, settings.port, sockets, tls)
         self._tasks.keep(self._sweep.run, "stall-sweep")
-        self._tasks.keep(partial(self.pool.keep_reaping, REAP_INTERVAL), "idle-connections")
+        self._tasks.keep(partial(self.upstream.keep_reaping, REAP_INTERVAL), "idle-connections")
 
     @property
     def port(self) -> int:
@@ -227,8 +227,8 @@ class DataServer:
         timeouts, listen = config.timeouts, self.settings
         ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
         self._sweep.shortest = min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
-        self.pool.connect_timeout = timeouts.connect
-        self.context = RelayContext(self.pool, self._clock, self._loop, config)
+        self.upstream.connect_timeout = timeouts.connect
+        self.context = RelayContext(self.upstream, self._clock, self._loop, config)
 
     def service_of(self, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> Service[C]:
         """Return the service of a port with these bodies."""
@@ -313,7 +313,7 @@ class DataServer:
         await asyncio.sleep(0)
         await self.shutdown(0.1)
         await self._tasks.stop()
-        self.pool.close()
+        self.upstream.close()
 
     def prepare_collecting(self, client_request: HttpRequest, size: int) -> bool:
         """Authenticate a request by its head and acquire memory for its body, of `size` bytes, which comes in several

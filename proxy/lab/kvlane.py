@@ -125,7 +125,7 @@ class Kvlane(App, Policy):
         process = super()._make_process(settings, registry)
         process.parser = _InlineParser()
         process.tasks = _NoTasks()
-        process.connections = _NoConnections(0.0, self._clock, trust=process.trust)
+        process.upstream = _NoConnections(0.0, self._clock, trust=process.trust)
         return process
 
     def _ports(self, pool: str, draft: Draft) -> Ports:

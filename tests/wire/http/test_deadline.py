@@ -46,7 +46,7 @@ async def test_connecting_ends_with_the_deadline() -> None:
     async with Pod(lambda request: request.gone()) as pod, rig(pod, timeouts=timeouts(connect=60.0)) as port:
         port.gateway.patience = LIMIT
         update(pod.endpoint, url=pod.endpoint.url.replace("127.0.0.1", "pod.invalid"))
-        port.server.pool._resolve = never  # type: ignore[assignment]
+        port.server.upstream._resolve = never  # type: ignore[assignment]
         begun = SystemClock().now()
         assert (await port.ask(post("/v1/chat/completions", b"{}", HEADER))).status == 504
         assert LIMIT <= SystemClock().now() - begun < LIMIT + 0.05

@@ -49,7 +49,7 @@ async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     await port.until_ended()
     assert port.attempt.ending is not None
     await until(lambda: not port.server.connections)
-    assert not [pod for pod in port.server.pool.values() if pod.idle]
+    assert not [pod for pod in port.server.upstream.values() if pod.idle]
     await until(lambda: logged(caplog))
     (record,) = logged(caplog)
     assert port.attempt.request.id in record.getMessage()

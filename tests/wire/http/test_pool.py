@@ -164,7 +164,7 @@ async def test_a_connection_closed_while_idle_is_noticed() -> None:
         await port.ask(post())
         pod.requests[0].writer.transport.abort()
         await asyncio.sleep(0.02)
-        assert port.server.pool[pod.endpoint.url].acquire() is None
+        assert port.server.upstream[pod.endpoint.url].acquire() is None
 
 
 class FullClient(Receiver):
@@ -196,7 +196,7 @@ async def test_a_pod_that_sends_unrequested_bytes_loses_the_connection() -> None
         await port.ask(post())
         pod.requests[0].writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
         await asyncio.sleep(0.02)
-        assert port.server.pool[pod.endpoint.url].acquire() is None
+        assert port.server.upstream[pod.endpoint.url].acquire() is None
 
 
 async def test_a_long_idle_connection_is_closed() -> None:
