@@ -8,6 +8,7 @@ import inspect
 import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -22,11 +23,12 @@ from proxy.core.ports import Clock
 log = logging.getLogger(__name__)
 
 
-def in_package(package: str, named_by: str) -> Iterator[type[Any]]:
+@cache
+def in_package(package: str, named_by: str) -> tuple[type[Any], ...]:
     """Return the classes with a class variable `named_by` of their own."""
     root = importlib.import_module(package)
-    for found in pkgutil.walk_packages(root.__path__, package + "."):
-        yield from in_module(importlib.import_module(found.name), named_by)
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(root.__path__, package + ".")]
+    return tuple(cls for module in modules for cls in in_module(module, named_by))
 
 
 def installed(group: str, named_by: str) -> Iterator[type[Any]]:

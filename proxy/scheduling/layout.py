@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from types import CodeType
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -280,17 +281,21 @@ def _check_reads(layout: Layout, name: str, made: Plugin) -> None:
     """Report keys that a method names and reads although the plugin does not declare them. Keys that are computed, or
     read by functions outside the class, are not found."""
     declared = {key.kind for key in (*made.provides, *made.requires, *made.uses)}
+    for kind in sorted(_kinds_read_by(type(made)) - declared):
+        layout.complain(f"plugins.{name}", f"reads {kind} without declaring it in its `requires` or `uses`")
+
+
+@cache
+def _kinds_read_by(plugin: type[Plugin]) -> frozenset[str]:
     found: set[str] = set()
-    for cls in type(made).__mro__:
+    for cls in plugin.__mro__:
         for member in vars(cls).values():
             method = getattr(member, "fget", member)
             names = _names_in(getattr(method, "__code__", None))
-            if "read" not in names:
-                continue
-            named = (method.__globals__.get(each) for each in names)
-            found |= {key.kind for key in named if isinstance(key, DataKey) and key.kind not in declared}
-    for kind in sorted(found):
-        layout.complain(f"plugins.{name}", f"reads {kind} without declaring it in its `requires` or `uses`")
+            if "read" in names:
+                named = (method.__globals__.get(each) for each in names)
+                found |= {key.kind for key in named if isinstance(key, DataKey)}
+    return frozenset(found)
 
 
 def _names_in(code: CodeType | None) -> set[str]:
