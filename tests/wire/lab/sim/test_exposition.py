@@ -35,6 +35,11 @@ def test_a_busy_engine_reports_its_load() -> None:
     assert found["process_start_time_seconds"] == 900
 
 
+def test_a_name_of_any_characters_is_escaped() -> None:
+    engine = SimEngine(SimConfig(model='a "model"\\of\nlines'))
+    assert labels(engine, "vllm:num_requests_running")["model_name"] == 'a "model"\\of\nlines'
+
+
 def test_an_engine_counts_tokens_not_requests() -> None:
     engine = SimEngine(SimConfig())
     for _ in range(2):
