@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.helpers import patience
+from tests.helpers import installed, patience
 from tests.helpers.budget import Budget
 
 SYSTEM = "tests/system/"
@@ -42,6 +42,7 @@ sys.dont_write_bytecode = False  # otherwise each process of a test run rewrites
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 patience.install()
+installed.install()
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Any]:
