@@ -193,7 +193,8 @@ class ClientRequest(Protocol):
 
 
 Refusal = tuple[str, str]
-"""The message of an error of kvlane, and the model that the client requested; empty if it is not known."""
+"""Why kvlane sent an error: the failure of the attempt that caused it, or else its message; and the model that the
+client requested, empty if it is not known."""
 
 NOT_REFUSED: Refusal = ("", "")
 

@@ -13,7 +13,7 @@ import orjson
 
 import proxy
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
+from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel, UpstreamFailed
 from proxy.core.ports import ClientRequest, Identity, Refusal, allows
 from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
 from proxy.http.head import Pairs, encode_pairs
@@ -219,7 +219,8 @@ class Service(Generic[C]):
                 self.listeners.failed(listener, client_request.id)
 
     def refuse(self, client_request: C, error: RequestError) -> None:
-        client_request.refusal = (error.message, error.model)
+        cause = error.__cause__
+        client_request.refusal = (str(cause) if isinstance(cause, UpstreamFailed) else error.message, error.model)
         if (why := CLOSED_AFTER.get(type(error))) is not None:
             self._count_closed(why, 1)
         if client_request.sent_status:

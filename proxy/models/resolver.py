@@ -212,7 +212,9 @@ def with_fresh_state(request: InferenceRequest) -> InferenceRequest:
 def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError) -> RequestError:
     """Return the error with the model name that the client sent."""
     if isinstance(error, UnknownModel):
-        return UnknownModel(naming.requested)
+        unknown = UnknownModel(naming.requested)
+        unknown.__cause__ = error.__cause__
+        return unknown
     error.message = error.message.replace(f"`{request.model}`", f"`{naming.requested}`")
     error.args = (error.message,)
     return error

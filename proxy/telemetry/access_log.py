@@ -35,8 +35,8 @@ Called = tuple[str, str, str, float, Identity | None]
 """What a client has asked: (id, method, path, arrival, identity)."""
 
 Last = tuple[str | None, str | None, float | None, Usage | None, int, int, Refusal]
-"""The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error). Only the error of a
-request without an attempt has a model."""
+"""The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error). The error is
+(message, model); its model is empty if there was an attempt."""
 
 Done = tuple[Called, float, int, Ending | Reason, int, Last]
 """A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's response, last attempt)."""

@@ -294,7 +294,9 @@ class Observer(Listener):
         last = NO_ATTEMPT
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
-            error = NOT_REFUSED if outcome is COMPLETE else (attempt.error or client_request.refusal[0], "")
+            error = NOT_REFUSED
+            if outcome is not COMPLETE:
+                error = (client_request.refusal[0] if isinstance(outcome, Reason) else attempt.error, "")
             last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number, error)
         elif outcome is not COMPLETE:
             last = (None, None, None, None, 0, -1, client_request.refusal)

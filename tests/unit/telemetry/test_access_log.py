@@ -121,16 +121,19 @@ async def test_the_line_of_a_refused_request_has_the_message_and_the_requested_m
     assert not {"model", "endpoint"} & unknown.keys()
 
 
-async def test_the_line_of_a_failed_request_has_the_error_of_its_last_attempt() -> None:
+async def test_the_line_of_a_failed_request_has_its_error_and_that_of_a_cut_response_the_error_of_its_attempt() -> None:
     output = Output()
     world = World(log := log_to(output))
     attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
-    attempt.error = "it responded with 503 busy"
+    attempt.error = "it closed the connection"
+    refused = FakeClientRequest(refusal=("No pod is ready.", "llama"))
     async with log:
-        for status, outcome in ((502, Reason.UPSTREAM_FAILED), (200, Ending.COMPLETE)):
-            world.observer.request_ended(FakeClientRequest(), status, outcome, attempt, 0)
+        world.observer.request_ended(refused, 503, Reason.NO_ENDPOINTS, attempt, 0)
+        for outcome in (Ending.UPSTREAM_FAILED, Ending.COMPLETE):
+            world.observer.request_ended(FakeClientRequest(), 200, outcome, attempt, 0)
         world.observer.flush()
-    assert [line.get("error") for line in output.lines] == ["it responded with 503 busy", None]
+    assert [line.get("error") for line in output.lines] == ["No pod is ready.", "it closed the connection", None]
+    assert {line["model"] for line in output.lines} == {"sim"}
 
 
 async def test_prompts_and_keys_are_not_in_the_log() -> None:

@@ -8,6 +8,8 @@ import json
 import pytest
 from yarl import URL
 
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.faults import Fault, FaultKind
 from tests.helpers.scenarios.stack import CHAT, stack
 
 CONTROL = (
@@ -38,6 +40,25 @@ async def test_the_access_log_says_why_a_request_was_refused_and_for_which_model
     assert response.status == line["status"] == 404
     assert (line["model"], line["error"]) == ("nope", payload["error"]["message"])
     assert line["attempts"] == 0
+
+
+async def test_the_access_log_has_the_failure_of_the_pod_or_the_refusal_of_the_fallback_after_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"telemetry": {"accessLog": True}, "models": {"fallbacks": {"big": ["small"]}}}
+    async with stack(2, [SimConfig(model="big"), SimConfig(model="small")], settings) as s:
+        for pod in s.pods:
+            pod.faults.set([Fault(FaultKind.GARBAGE)])
+        await s.post(CHAT, {"model": "small", "messages": []})
+        await s.idle()
+        await s.operate("POST", "/admin/pods/pod-1/drain")
+        _, payload = await s.post(CHAT, {"model": "big", "messages": []})
+        await s.idle()
+    failed, refused = map(json.loads, capfd.readouterr().out.splitlines())
+    assert (failed["outcome"], failed["endpoint"]) == ("upstream-failed", "pod-1")
+    assert "HTTP" in failed["error"]
+    assert (refused["outcome"], refused["endpoint"]) == ("rejected-no-endpoints", "pod-0")
+    assert refused["error"] == payload["error"]["message"]
 
 
 async def test_an_unknown_path_is_not_found_and_reaches_no_pod() -> None:
