@@ -53,7 +53,7 @@ from proxy.reliability.breaker import Breakers
 from proxy.reliability.health import Liveness, generates
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_log import Explaining
-from proxy.serving import Decisions, Process, Serving, build_serving
+from proxy.serving import Process, SchedulingBuilder, Serving, build_serving
 from proxy.settings import PoolSettings, Settings, effective
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.metrics import Catalogue
@@ -215,7 +215,7 @@ class App:
             Liveness(settings.reliability.health, clock, fleet, self._works),
             observation,
             explaining,
-            Decisions(registry, clock, self._ports, observation, explaining),
+            SchedulingBuilder(registry, clock, self._ports, observation, explaining),
             OwnSignals(self._catalogue, fleet, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
             self._make_model_reads(polling),
             polling,
@@ -247,7 +247,7 @@ class App:
 
     @property
     def picker_port(self) -> int | None:
-        """The port for gateways; None if it is not configured."""
+        """The port for Envoy; None if it is not configured."""
         return None if self._picker is None else self._picker.port
 
     @property

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from proxy.reliability.hedging import Hedging
 
 
-class Decisions:
+class SchedulingBuilder:
     """Builds the schedulings of all pools. `schedulings` are in use, by pool. `ports` returns what the plugins of a
     pool use."""
 
@@ -153,7 +153,7 @@ class Process:
     liveness: Liveness
     observation: Observation
     explaining: Explaining
-    decisions: Decisions
+    decisions: SchedulingBuilder
     signals: OwnSignals
     model_reads: ModelReads
     polling: Polling | None
@@ -166,7 +166,7 @@ class Process:
 
     @cached_property
     def addresses(self) -> Addresses:
-        """Addresses of pods, as gateways know them."""
+        """Addresses of pods, as Envoy knows them."""
         from proxy.extproc.addresses import Addresses
 
         return Addresses(self.clock)
@@ -452,7 +452,7 @@ class _Build:
         )
 
     def _listeners(self) -> Listeners:
-        """Return the listeners of all pools. The ledger is first: gates and hooks read the cost of an attempt."""
+        """Return the listeners of all pools. The ledger is first, because gates and hooks read `attempt.charge`."""
         process = self.process
         has_shadows = any(profile.shadow for one in self.schedulings.values() for profile in one.effective.profiles)
         listeners: list[Listener | None] = [

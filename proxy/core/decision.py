@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @frozen
 class ProfileRun:
-    """The identity of one run of a profile; passed to every filter, scorer and picker."""
+    """The name of the profile that runs, and whether it is a shadow; passed to every filter, scorer and picker."""
 
     profile: str
     shadow: bool = False

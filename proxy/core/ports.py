@@ -1,5 +1,5 @@
-"""Interfaces to the outside world. A field of a plugin that is annotated with one of these types is injected by
-`core.registry` and is no YAML parameter."""
+"""Interfaces to the outside world. A field of a plugin that is annotated with one of the types in
+`scheduling.build.PORTS` is injected and is no YAML parameter."""
 
 from __future__ import annotations
 

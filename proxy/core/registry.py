@@ -86,8 +86,8 @@ class Registry:
 
 
 def is_built_in(plugin: Plugin) -> bool:
-    """Return whether the plugin is part of kvlane. Contract tests run all of these, so guards need not check their
-    results."""
+    """Return whether the plugin is part of kvlane. Contract tests run all of these, so guards need not check the
+    results of built-in filters and pickers."""
     return type(plugin).__module__.startswith(f"{BUILT_IN}.")
 
 

@@ -56,7 +56,7 @@ _bound = lru_cache(maxsize=4096)(DataKey[Any])
 
 class CycleState(dict[str, Any]):
     """The data of one request, from parse to PostResponse, by key; see `write` and `read`. A bound write also serves
-    unbound reads; the first one wins."""
+    unbound reads; the first one wins. The name is llm-d's."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class Prompt:
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
     begins: bool = field(init=False, compare=False)
-    """Whether the prompt starts a conversation: it contains no response yet."""
+    """Whether the prompt starts a conversation, so it contains no response of the model."""
 
     def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0, begins: bool = False) -> None:
         """`tokens` are required if `parts` contain only the start of the prompt."""

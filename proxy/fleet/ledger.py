@@ -19,8 +19,8 @@ RECENT_SECONDS = 60.0
 
 class Ledger(Listener):
     """Counts each attempt in exactly once and out exactly once, in any order of calls: what an attempt has added to its
-    pod is stored in the attempt and subtracted from there. It is the first listener, because it reads the cached tokens
-    before prefix blocks are reserved for the attempt."""
+    pod is stored in the attempt and subtracted from there. It is the first listener, because gates and hooks read
+    `attempt.charge`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -47,8 +47,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class MemoryBudget:
-    """A limit on the bytes that the process holds. Requests for memory that hold nothing yet queue; requests that
-    hold a part go first. A single one may exceed the limit. Holders of parts could wait for each other for ever: if
+    """A limit on the bytes that the process holds. Claims without memory queue; claims that hold a part go
+    first. A single claim may exceed the limit. Holders of parts could wait for each other for ever: if
     they hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small`
     bytes, do not wait for others while there is room; others leave `for_small` bytes to them."""
 
@@ -128,7 +128,8 @@ class MemoryBudget:
             queue.popleft()
 
     def _fits(self, size: int, held: int = 0) -> bool:
-        """The reserve for small bodies does not prevent a single large one."""
+        """Return whether `size` more bytes may be taken now by a claim that holds `held`. A body of any size
+        may be taken if it is alone."""
         limit = self._limit if size + held <= self._small else self._for_all
         return self.used - held <= self._for_small or self.used + size <= limit
 

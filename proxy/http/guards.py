@@ -27,8 +27,8 @@ class Sweep:
     """Checks all `watched` objects periodically. Their owners add and remove them."""
 
     def __init__(self, clock: Clock, shortest: float) -> None:
-        """`shortest` is the shortest timeout to check, in seconds. Timeouts are exceeded by a quarter at most, or by a
-        second."""
+        """`shortest` is the shortest timeout to check, in seconds. A timeout is exceeded by one sweep at most, or by
+        two if it counts from the last progress that a sweep has seen."""
         self.watched: set[Watched] = set()
         self._clock = clock
         self.shortest = shortest
@@ -163,7 +163,7 @@ def _acknowledged(sock: Any) -> int | None:
 
 LINGER = 5.0
 LINGER_BYTES = 64 * 1024 * 1024
-"""Limits on how long and how much such a client may keep sending."""
+"""Limits on how long and how much a client may keep sending on a half-closed connection."""
 
 
 class HalfClosed:

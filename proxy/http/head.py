@@ -168,9 +168,9 @@ _DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL
 
 @lru_cache(maxsize=256)
 def _fates(names: bytes, has_pod_key: bool) -> tuple[tuple[bool, ...], tuple[bool, ...] | None]:
-    """Return which of a client's fields pass to a pod, and which list others that do not: Connection, None if absent.
-    `names` are joined by colons, which names do not contain. The first Authorization passes unless
-    `has_pod_key`."""
+    """Return two masks over a client's fields: the fields that pass to a pod, and the fields Connection, whose values
+    name further fields to drop; None without such a field. `names` are joined by colons, which names do not contain.
+    The first Authorization passes unless `has_pod_key`."""
     passed = []
     lowered = names.lower().split(b":")
     for name in lowered:

@@ -37,7 +37,8 @@ USUAL_HEAD = 2 * 1024
 
 
 class RequestReader:
-    """Reads no requests. Others call `start` of their connection for each request, and `refuse` for anything else."""
+    """The base of the readers, which call `start` of their connection for each request, and `refuse` for anything
+    else. By itself it discards all bytes: a connection that closes gets one."""
 
     __slots__ = ()
 

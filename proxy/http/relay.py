@@ -53,7 +53,7 @@ the request arrived. An engine that crashes as quickly is detected on the fresh 
 
 
 class TrackedRelay(Relay):
-    """What relays to clients have in common, on the data port and through gateways. `attempt` is the last attempt."""
+    """What relays to clients have in common, on the data port and through Envoy. `attempt` is the last attempt."""
 
     __slots__ = ("_context", "attempt", "client_request")
 
@@ -102,15 +102,15 @@ class TrackedRelay(Relay):
         """Wait for the response, for `seconds` at most and no longer than the request has. Close the connection if the
         response does not become whole."""
         context, size = self._context, 0
-        received_at = context.clock.now()
-        seconds = min(seconds, attempt.request.deadline - received_at)
+        silent_since = context.clock.now()
+        seconds = min(seconds, attempt.request.deadline - silent_since)
         try:
             async with asyncio.timeout(seconds):
                 while not response.whole.done():
                     await asyncio.wait((response.whole,), timeout=ASK_AFTER)
                     if response.size != size:
-                        size, received_at = response.size, context.clock.now()
-                    if not response.whole.done() and (why := context.config.reason_to_give_up(attempt, received_at)):
+                        size, silent_since = response.size, context.clock.now()
+                    if not response.whole.done() and (why := context.config.reason_to_give_up(attempt, silent_since)):
                         raise UpstreamFailed(why)
                 return response.whole.result()
         except TimeoutError:

@@ -365,14 +365,14 @@ class Response(Receiver):
         passed = self._passed + self._connection.passed
         if passed != self._seen or self.paused or not self._connection.request_sent:
             self._seen, self._seen_at = passed, now
-        received_at = self._seen_at or attempt.started_at
+        silent_since = self._seen_at or attempt.started_at
         if now > request.deadline:
             self._time_out(f"not complete within {request.deadline - request.received_at:g} s", OUT_OF_TIME)
         elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
-        elif request.stream and attempt.first_byte_at is not None and now - received_at > timeouts.idle:
+        elif request.stream and attempt.first_byte_at is not None and now - silent_since > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - received_at > ASK_AFTER and (why := self._context.config.reason_to_give_up(attempt, received_at)):
+        elif now - silent_since > ASK_AFTER and (why := self._context.config.reason_to_give_up(attempt, silent_since)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 

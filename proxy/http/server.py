@@ -141,7 +141,7 @@ class DataPortConfig:
     listeners: Listeners
     retries_instead: Callable[[Attempt, int], bool]
     """Return whether to retry on another pod instead of relaying a response of this status."""
-    reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, received_at: ""
+    reason_to_give_up: Callable[[Attempt, float], str] = lambda attempt, silent_since: ""
     """Return why to give up a response that has sent nothing since this time in monotonic seconds; empty to keep
     waiting."""
     authenticator: Authenticator | None = None
@@ -245,9 +245,9 @@ class DataServer:
 
     def has_capacity(self, descriptor: int) -> bool:
         """Return whether one more connection, with this descriptor, may stay. If not, the longest idle ones are closed.
-        None is accepted after the shutdown, though the loop may have accepted it just before. The kernel assigns the
-        lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes new
-        connections silently."""
+        No connection may stay after the shutdown, though the loop may have accepted it just before. The kernel assigns
+        the lowest free descriptor, so a high one means that nearly all are in use. At the limit itself uvloop closes
+        new connections silently."""
         if self._is_over:
             return False
         is_out_of_files = descriptor >= self._last_file

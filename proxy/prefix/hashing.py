@@ -109,7 +109,8 @@ def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tu
 @frozen
 class ConversationTurn:
     """The last turn of a conversation: `key` is the last hash of the prompt before the last response, which shares its
-    first `hashes` with the whole; `blocks` end within the response, which takes `response_bytes`."""
+    first `hashes` with the whole. `blocks`: whole blocks from the start of the prompt to the end of that response,
+    which takes `response_bytes`."""
 
     key: int
     hashes: int

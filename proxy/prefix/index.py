@@ -214,7 +214,7 @@ class PrefixIndex:
                 way = self._forest.way(pod, chain, length)
             for holding in reversed(way):
                 holding.pins -= 1
-                if holding.used_at is None and not self._prove(pod, holding, computed, now):
+                if holding.used_at is None and not self._settle_provisional(pod, holding, computed, now):
                     continue
                 if not holding.pins:
                     pod.pinned -= holding.segment.blocks
@@ -322,9 +322,9 @@ class PrefixIndex:
         self._upkeep.due_at = -math.inf
         return chain, at, known, way
 
-    def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
-        """Count down the requests that wait for provisional blocks. Return True if the blocks are confirmed; without
-        waiting requests they are removed."""
+    def _settle_provisional(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
+        """Confirm provisional blocks if they are `computed`; else remove them if no request waits for them. Return
+        whether they are confirmed."""
         if computed:
             holding.used_at = now
         elif not holding.pins:
@@ -344,5 +344,6 @@ class PrefixIndex:
 
 
 def _fits(response: CachedResponse, turn: ConversationTurn) -> bool:
-    """Return whether it may be the response in the prompt, which can be shorter, for example without its reasoning."""
+    """Return whether it may be the response in the prompt, which can be shorter, for example without its reasoning.
+    A token has at least one byte, so a response with more tokens than these bytes cannot be the one in the prompt."""
     return not response.pod.retired and response.tokens <= turn.response_bytes

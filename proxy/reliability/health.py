@@ -177,8 +177,8 @@ STALLED = "makes no progress"
 LOST = "the pod refuses connections or was restarted, and sends nothing"
 
 SILENT = 5.0
-"""Seconds without a byte after which a response of a removed or hung pod is given up. A server that finishes its
-responses before it exits keeps sending bytes."""
+"""Seconds without a byte after which a response of a pod that refuses connections, was restarted or hangs is given up.
+A server that finishes its responses before it exits keeps sending bytes."""
 
 GAP = 5.0
 """Seconds without a check of a silent response after which earlier observations of its pod are discarded."""
@@ -228,15 +228,15 @@ class Liveness:
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.stop()
 
-    def reason_to_give_up(self, attempt: Attempt, received_at: float) -> str:
-        """Return why to give up a response that has sent nothing since `received_at`; empty to keep waiting."""
+    def reason_to_give_up(self, attempt: Attempt, silent_since: float) -> str:
+        """Return why to give up a response that has sent nothing since `silent_since`; empty to keep waiting."""
         endpoint, now = attempt.endpoint, self.clock.now()
         lost_at = self.pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
-            return LOST if now - max(lost_at, received_at) >= SILENT else ""
+            return LOST if now - max(lost_at, silent_since) >= SILENT else ""
         if endpoint not in self._stalled and endpoint.state is not EndpointState.GONE:
             self._check(endpoint, now)
-        if endpoint in self._stalled and attempt.first_byte_at is None and now - received_at >= SILENT:
+        if endpoint in self._stalled and attempt.first_byte_at is None and now - silent_since >= SILENT:
             return "the pod's engine " + STALLED
         return ""
 

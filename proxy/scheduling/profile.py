@@ -129,8 +129,8 @@ def shares(weights: Sequence[float]) -> list[float]:
 
 
 class _Guard(Plugin, Generic[P]):
-    """Stands for a plugin, and reports its faults under its name in the configuration. Results of built-in plugins are
-    trusted."""
+    """Stands for a plugin, and reports its faults under its name in the configuration. Results of built-in filters
+    and pickers are trusted."""
 
     def __init__(self, plugin: P, name: str, faults: PluginFaults) -> None:
         self.plugin_type = plugin.plugin_type  # type: ignore[misc]

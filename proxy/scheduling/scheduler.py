@@ -26,8 +26,7 @@ llm-d's name of the pods that respond."""
 
 
 class Scheduler:
-    """The scheduler of a pool. It runs the dialogue with the profile handler, if there is one, then the shadow
-    profiles."""
+    """The scheduler of a pool. It runs the profiles that the profile handler yields, then the shadow profiles."""
 
     def __init__(
         self,

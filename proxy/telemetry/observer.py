@@ -230,7 +230,7 @@ class _ModelCells:
 
 
 INTERVAL = 0.2
-"""Seconds between batches: the largest age of the access log and the metrics' cells."""
+"""Seconds between flushes: the largest age of the access log and the metrics' cells."""
 
 BATCH = 256
 """Number of records that are counted and logged without a pause: about a millisecond."""

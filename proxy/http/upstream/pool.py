@@ -226,8 +226,8 @@ def _close(connections: list[PodConnection]) -> None:
 async def dial(
     make: Callable[[], P], host: str, port: int, tls: tuple[ssl.SSLContext, str] | None, resolve: Resolve
 ) -> P:
-    """`tls` has the name that the certificate must have. uvloop tries addresses only in sequence, so they race here.
-    Raise OSError."""
+    """Return the protocol of a new connection. `tls` has the name that the certificate must have. uvloop tries
+    addresses only in sequence, so they race here. Raise OSError."""
     loop = asyncio.get_running_loop()
     context, name = tls or (None, None)
     if is_address(host):

@@ -120,8 +120,8 @@ class RelayedResponse:
         assert self.attempt.first_byte_at is not None
         self.first_bytes.append(self.attempt)
 
-    def _give_up(self, attempt: Attempt, received_at: float) -> str:
-        self.checks.append(received_at)
+    def _give_up(self, attempt: Attempt, silent_since: float) -> str:
+        self.checks.append(silent_since)
         return self.given_up
 
     def read(self, data: bytes) -> None:

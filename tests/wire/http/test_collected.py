@@ -206,7 +206,7 @@ async def test_an_error_while_a_response_is_awaited_ends_the_request_and_the_pod
         await silent(request)
         left.set()
 
-    def breaks(attempt: Attempt, received_at: float) -> str:
+    def breaks(attempt: Attempt, silent_since: float) -> str:
         raise ZeroDivisionError
 
     async with Pod(slow) as pod, collecting(pod) as (port, _):
@@ -265,7 +265,7 @@ async def test_a_pod_given_up_while_it_computes_sees_the_request_end() -> None:
         left.set()
 
     async with Pod(slow) as pod, collecting(pod) as (port, gateway):
-        port.server.use(replace(port.server.config, reason_to_give_up=lambda attempt, received_at: "its engine died"))
+        port.server.use(replace(port.server.config, reason_to_give_up=lambda attempt, silent_since: "its engine died"))
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
         assert isinstance(gateway.error, UpstreamFailed)
