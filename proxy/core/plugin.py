@@ -2,9 +2,9 @@
 
 A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
 port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
-shadow, retry and dry run. State moves in PreRequest and PostResponse. Plugins see endpoints as a tuple. Nothing that a
-plugin returns or raises breaks another plugin or the request: its faults are counted, logged once a minute, and
-replaced by a default.
+shadow, retry and dry run. State changes in PreRequest and PostResponse, except that `derive` of a producer may note
+which prompts have been computed. Plugins see endpoints as a tuple. Nothing that a plugin returns or raises breaks
+another plugin or the request: its faults are counted, logged once a minute, and replaced by a default.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DataProducer(Plugin, Protocol):
 
 
 class Filter(Plugin, Protocol):
-    """Keeps a subset of the endpoints, in their order, or raises a RequestError to refuse the request.
+    """Keeps a subset of the endpoints, or raises a RequestError to refuse the request.
 
     A filter that raises anything else is skipped."""
 

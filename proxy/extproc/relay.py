@@ -289,7 +289,7 @@ class ResponseBody:
         self.meter = ResponseMeter()
         self._framing: Framing = UntilClose()
         if events and (changed or attempt.request.asks_usage):
-            self._framing = Pipeline(event_transforms(attempt, named=changed), chunked=False)
+            self._framing = Pipeline(event_transforms(attempt, is_patched=changed), chunked=False)
         elif changed and "json" in content_type:
             self._framing = WholeBody(transforms_of(attempt, whole=True))
         self.changes = not isinstance(self._framing, UntilClose)

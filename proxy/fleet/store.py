@@ -579,7 +579,7 @@ class ServingPods:
 
 
 class _ByModel(dict[str, tuple[Endpoint, ...]]):
-    """The cache: a hit costs no Python frame, twice per request."""
+    """The cache: a hit costs no Python frame."""
 
     def __init__(self, ready: tuple[Endpoint, ...]) -> None:
         super().__init__({"": ready})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HELD_LIMIT = 64 * 1024
+PIPELINED_LIMIT = 64 * 1024
 """Bytes after the current request at which reading pauses."""
 
 
@@ -153,7 +153,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self._tail += data
         size = len(self._tail)
-        if size > HELD_LIMIT:
+        if size > PIPELINED_LIMIT:
             self.pause_reading()
         if (size > UNCOUNTED or self.head_size) and not self.count():
             self._drop_held()
@@ -195,7 +195,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.socket.pause_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._paused and len(self._tail) <= HELD_LIMIT and not self.socket.is_closing():
+        if self._paused and len(self._tail) <= PIPELINED_LIMIT and not self.socket.is_closing():
             self._paused = False
             self.socket.resume_reading()
 

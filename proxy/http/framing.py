@@ -20,7 +20,7 @@ HELD_LIMIT = 64 * 1024
 
 LAST_CHUNK = b"0\r\n\r\n"
 
-Bodies = Sequence[bytes]
+Pieces = Sequence[bytes]
 Marks = Sequence[int]
 
 
@@ -30,13 +30,14 @@ class Framing:
     __slots__ = ()
 
     in_step = False
-    """Whether the pod's chunks pass unchanged and everything has been sent: a read that ends with a chunk may then
-    bypass the framing. `bodies` and `marks` of the next call may start with the ones of such reads."""
+    """Whether `Receiver.received` may be replaced by a faster function. If the pod's chunks pass unchanged, everything
+    has been sent, so a read that ends with a chunk may bypass the framing. `bodies` and `marks` of the next call may
+    start with the ones of such reads."""
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         return b"".join(bodies)
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         """`exact`: no bytes of another message follow in `raw`."""
         return b"".join(bodies)
 
@@ -51,10 +52,10 @@ class Plain(Framing):
 
     __slots__ = ()
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         return raw
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         return raw if exact else b"".join(bodies[-1:])
 
 
@@ -72,10 +73,10 @@ class Rechunked(Framing):
 
     __slots__ = ()
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         return chunk(b"".join(bodies))
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         return chunk(b"".join(bodies)) + LAST_CHUNK
 
     def end_with(self, event: bytes, tail: bytes) -> bytes | None:
@@ -91,14 +92,14 @@ class WholeChunks(Framing):
     _held = b""
     _splitting = False
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         if self.in_step and marks and marks[-1] and raw.endswith(b"\r\n"):
             return raw
         out = self._feed(raw, bodies, marks)
         self.in_step = not self._held and not self._splitting
         return out
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         """Trailers are dropped."""
         if self._splitting:
             return chunk(b"".join(bodies)) + LAST_CHUNK
@@ -112,7 +113,7 @@ class WholeChunks(Framing):
         sent = tail[: len(tail) - unsent] if unsent < len(tail) or not unsent else b"?"
         return chunk(_after_blank_line(sent) + event) + LAST_CHUNK
 
-    def _feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def _feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         if self._splitting:
             self._splitting = not (marks and marks[-1] and raw.endswith(b"\r\n"))
             return chunk(b"".join(bodies))

@@ -15,7 +15,7 @@ from proxy.core.attempt import NOT_YET, Attempt
 from proxy.core.errors import BadRequest, StreamInterrupted, UpstreamFailed
 from proxy.core.ports import any_matches
 from proxy.core.request import InferenceRequest, changed
-from proxy.http.framing import LAST_CHUNK, Bodies, Framing, Marks, chunk
+from proxy.http.framing import LAST_CHUNK, Framing, Marks, Pieces, chunk
 from proxy.openai.bodies import renamed, renaming
 from proxy.openai.continuation import (
     PATHS,
@@ -57,7 +57,7 @@ class Pipeline(Framing):
         self._has_sent_part = False
         """Whether a part of an incomplete event was sent."""
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         return self.process(b"".join(bodies))
 
     def process(self, body: bytes) -> bytes:
@@ -67,7 +67,7 @@ class Pipeline(Framing):
             events = transform(events, False)
         return self._framed(events)
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         events = self._events(b"".join(bodies))
         if self._begun:
             events.append(bytes(self._begun))
@@ -124,7 +124,7 @@ class WholeBody(Framing):
         """None once the body has become too large to wait for its end."""
         self._size = 0
 
-    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+    def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         if self._pieces is None:
             return b"".join(bodies)
         self._pieces += bodies
@@ -134,7 +134,7 @@ class WholeBody(Framing):
         pieces, self._pieces = self._pieces, None
         return b"".join(pieces)
 
-    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+    def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:
         if self._pieces is None:
             return b"".join(bodies)
         body = b"".join((*self._pieces, *bodies))
@@ -171,16 +171,16 @@ def _report_cached(attempt: Attempt, events: list[bytes], ends: bool) -> list[by
 
 
 def event_transforms(
-    attempt: Attempt, continuation: Continuation | None = None, named: bool = True
+    attempt: Attempt, continuation: Continuation | None = None, is_patched: bool = True
 ) -> list[ResponseTransform]:
-    """Return the transforms of a stream of events; without the transforms of `transforms_of` if it is not `named`."""
+    """Return the transforms of a stream of events, with the ones of `transforms_of` if it `is_patched`."""
     transforms: list[ResponseTransform] = []
     if continuation is not None:
         continuation.is_recorded = True
         transforms.append(continuation.record)
     if attempt.request.asks_usage:
         transforms.append(DropUsage().process)
-    return transforms + transforms_of(attempt) if named else transforms
+    return transforms + transforms_of(attempt) if is_patched else transforms
 
 
 def _at_end(transforms: Sequence[ResponseTransform], events: list[bytes]) -> list[bytes]:

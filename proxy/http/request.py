@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Body = StreamReader
-"""The rest of a body; read it with `readany`."""
+"""A body, or the part that has not been read; read it with `readany`."""
 
 Head = RawRequestMessage
 

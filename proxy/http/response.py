@@ -137,21 +137,21 @@ class Response(Receiver):
         if lane is not None:
             self._lane = lane
         if attempt.request.naming is not None or attempt.cached_to_report is not None:
-            self.reads_head = is_changed(attempt)
+            self.changes_body = is_changed(attempt)
 
     def continue_with(self, continuation: Continuation) -> None:
         """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
         self._continuation = continuation
         if self._client_request.sent_status:
-            self._resumes = self._undecided = self._events = self.reads_head = True
+            self._resumes = self._undecided = self._events = self.changes_body = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
 
     # what the pod's connection calls
 
     def start(self, head: ResponseHead) -> None:
-        """Choose the framing of a body of unknown length, or of no body, and the transforms of its pipeline."""
+        """Choose the framing of the body and the transforms of its pipeline."""
         client_request = self._client_request
         if self._resumes:
             self._start_rest(head)
@@ -176,10 +176,10 @@ class Response(Receiver):
                 self._framing = UntilClose()
                 client_request.closing = True
             transforms: Sequence[ResponseTransform] = ()
-            is_named = self.reads_head and head.status < 300  # errors contain the model only in their text
-            if head.events and (is_named or self._continuation is not None or self._attempt.request.asks_usage):
-                transforms = event_transforms(self._attempt, self._continuation, is_named)
-            elif is_named and _is_json(head):
+            is_patched = self.changes_body and head.status < 300  # errors contain the model only in their text
+            if head.events and (is_patched or self._continuation is not None or self._attempt.request.asks_usage):
+                transforms = event_transforms(self._attempt, self._continuation, is_patched)
+            elif is_patched and _is_json(head):
                 transforms = transforms_of(self._attempt)
             if transforms:
                 self._framing = Pipeline(transforms, client_request.speaks_11)

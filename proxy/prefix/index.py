@@ -35,7 +35,8 @@ this only limits unused blocks."""
 
 
 class PrefixIndex:
-    """Lives as long as its producer. `match` changes nothing; everything else belongs in hooks.
+    """Lives as long as its producer. `match` changes nothing. Everything else belongs in hooks, except `prove`, which
+    the producer calls in `derive`, for prompts whose responses have started.
 
     `max_siblings` requests may wait for the same provisional blocks of a pod before a match ignores these. `ttl` is in
     seconds and is enforced by the calls that change something, at most once a second. `max_bytes` bounds the sum of

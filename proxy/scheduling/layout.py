@@ -22,7 +22,7 @@ DEFAULT_PROFILE = "default"
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_PLUGINS = ("candidate-sampling-filter", "latency-scorer", DEFAULT_PICKER)
 """The scorer adds up cached prefix, queue, running responses and the speed of a pod in seconds; several scorers would
-need weights. The filter has no effect on up to a hundred pods."""
+need weights. The filter has no effect on up to 128 pods."""
 DEFAULT_HANDLER = "single-profile-handler"
 
 

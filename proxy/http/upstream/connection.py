@@ -100,7 +100,7 @@ class Receiver:
 
     head: ResponseHead | None = None
     """The head as the connection has read it; None before that and after it has been relayed."""
-    reads_head = False
+    changes_body = False
     """Whether `start` is called for simple responses too, because the body is changed or continues another response."""
 
     def start(self, head: ResponseHead) -> None:
@@ -356,7 +356,7 @@ class PodConnection(asyncio.Protocol):
                 return None
             self._keeps = head.keeps
             receiver.head = head
-            if not head.simple or receiver.reads_head:
+            if not head.simple or receiver.changes_body:
                 receiver.start(head)
         except UpstreamFailed as error:
             self._fail(error)
