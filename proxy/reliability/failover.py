@@ -128,11 +128,14 @@ class Poison(Listener):
     _crashes: dict[bytes, list[float]] = field(init=False, default_factory=dict)
     """Fingerprint -> times of the crashes in the last QUARANTINE_SECONDS."""
     _broken: deque[tuple[float, Endpoint, Crashes]] = field(init=False, default_factory=deque)
-    """Time, pod and request of the attempts that pods broke off in the last TOGETHER seconds."""
+    """Time, pod and request of the attempts that pods broke off, or declined with a 5xx, in the last TOGETHER
+    seconds."""
 
     def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
-        """Record an attempt that failed after its pod was connected, whether or not the client received a part."""
-        if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
+        """Record an attempt that its pod broke off, whether or not the client received a part. A 5xx counts too:
+        engines that die send it to their requests."""
+        is_declined = isinstance(error, Declined) and error.status < SERVER_ERROR
+        if attempt.ending is not UPSTREAM_FAILED or is_declined or isinstance(error, ConnectFailed):
             return
         now = self.clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
@@ -211,6 +214,7 @@ def _fingerprint(request: InferenceRequest) -> bytes:
 
 NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
+SERVER_ERROR = 500
 UNAVAILABLE = 503
 
 Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -356,13 +357,26 @@ async def test_a_started_response_without_continuation_cannot_be_retried() -> No
     assert not isinstance(refused.value, AllFailed)
 
 
-def run_with(world: World, name: str, text: bytes = b"innocent") -> None:
-    """Another request that the pod breaks off at this moment."""
+def run_with(world: World, name: str, text: bytes = b"innocent", error: UpstreamFailed | None = None) -> None:
+    """Another request that the pod breaks off at this moment, or that fails with `error`."""
     pod = next(pod for pod in world.pods if pod.name == name)
     request = world.first(text).request
     attempt = Attempt(request, Decision(pod), pod, 0, world.clock.now())
     attempt.ending = Ending.UPSTREAM_FAILED
-    world.failover.poison.ended_with_evidence(attempt, None)
+    world.failover.poison.ended_with_evidence(attempt, error)
+
+
+@pytest.mark.parametrize(("status", "is_quarantined"), [(429, True), (404, True), (500, False)])
+async def test_a_request_that_a_pod_declined_before_its_crash_proves_nothing_unless_the_pod_failed(
+    status: int, is_quarantined: bool
+) -> None:
+    world = World("abcd")
+    world.dead = "ab"
+    attempt = await world.failover.next_attempt(world.first(), BROKE_OFF)
+    run_with(world, "b", error=Declined(status))
+    with contextlib.suppress(SuspectedPoison):
+        await world.failover.next_attempt(attempt, BROKE_OFF)
+    assert bool(world.failover.poison.quarantined) is is_quarantined
 
 
 async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
