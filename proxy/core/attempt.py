@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import KvlaneError, UpstreamTimedOut
+from proxy.core.errors import KvlaneError, RequestError, UpstreamTimedOut
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.request import DataKey, InferenceRequest
 
@@ -21,6 +21,7 @@ class Ending(Enum):
 
     COMPLETE = "complete"
     CLIENT_GONE = "client-gone"
+    """The client left, or its upload broke off."""
     UPSTREAM_FAILED = "upstream-failed"
     TIMED_OUT = "timed-out"
     EVICTED = "evicted"
@@ -28,7 +29,10 @@ class Ending(Enum):
 
 
 def ending_of(error: KvlaneError) -> Ending:
-    """Return the ending of an attempt that failed with this error."""
+    """Return the ending of an attempt that failed with this error. A RequestError is the client's: its upload stalled,
+    is invalid or is too large."""
+    if isinstance(error, RequestError):
+        return Ending.CLIENT_GONE
     return Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
 
 

@@ -84,8 +84,9 @@ class Response(Receiver):
     and `attempt.ending` says how:
 
     - `finished`: the pod's last read. COMPLETE, unless the stream is truncated or reports a failure: then `failed`.
-    - `failed`: the pod failed or was too slow. Before the start `done` gets the error, and another pod is tried. After
-      it `_leave_open` lets another pod continue the stream, if one can; else `_end_incomplete` tells the client.
+    - `failed`: the pod failed or was too slow, or the client's upload broke off. Before the start `done` gets the
+      error, and after a failure of the pod another pod is tried. After the start `_leave_open` lets another pod
+      continue the stream, if one can; else `_end_incomplete` tells the client.
     - `stop`, as kvlane stops, and `abandon`, as the relay is cancelled: `_end_incomplete` after the start.
     - `gone`: the client left. CLIENT_GONE, or COMPLETE if it had the last event.
     - `internal_error`: a defect of kvlane. `done` raises it.

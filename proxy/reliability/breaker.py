@@ -253,7 +253,7 @@ def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bo
         return False
     if isinstance(error, RankOutOfRange) or (isinstance(error, Declined) and error.status == NOT_FOUND):
         return False
-    if error is not None:
-        return isinstance(error, UpstreamFailed | BadGateway)
+    if error is not None:  # a time limit that passes during a streamed upload is the cause of a GatewayTimeout
+        return isinstance(error, UpstreamFailed | BadGateway) or isinstance(error.__cause__, UpstreamTimedOut)
     failed = attempt.ending is Ending.UPSTREAM_FAILED or attempt.ending is Ending.TIMED_OUT
     return failed or (attempt.status is not None and attempt.status >= 500 and not attempt.is_by_envoy)

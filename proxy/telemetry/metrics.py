@@ -351,7 +351,11 @@ class Catalogue:
             ("profile", "sooner"),
             LATENCY,
         )
-        self.attempts = counter("attempts", "Attempts, by ending.", ("endpoint", "ending"))
+        self.attempts = counter(
+            "attempts",
+            "Attempts, by ending; a 5xx of the pod counts as upstream-failed, a retried 4xx as complete.",
+            ("endpoint", "ending"),
+        )
         self.retries = counter("retries", "Attempts sent because an earlier attempt failed.")
         self.continuations = counter(
             "continuations", "Attempts to resume a broken stream; they are counted as retries too."

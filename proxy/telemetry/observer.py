@@ -12,7 +12,7 @@ from typing import Any
 from proxy.core.attempt import COMPLETE, Attempt, Ending, Usage
 from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import Reason
+from proxy.core.errors import Declined, Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import NOT_REFUSED, ClientRequest, Clock
 from proxy.core.request import InferenceRequest
@@ -73,8 +73,19 @@ def outcome_label(outcome: str, refused: bool) -> str:
     return _ENDINGS.get(outcome, "refused") if refused else outcome
 
 
-LEAST_BAD = 400
-"""The lowest HTTP status of an error."""
+OK, LEAST_BAD, SERVER_ERROR = 200, 400, 500
+"""HTTP statuses: of a success, the lowest of an error, and the lowest of a failure of the pod."""
+
+
+def counted_ending(attempt: Attempt, error: BaseException | None) -> Ending:
+    """Return the ending that counts for the pod: UPSTREAM_FAILED also for its 5xx that was relayed whole, COMPLETE also
+    for its 4xx that was retried instead, such as the 429 of a full queue."""
+    assert attempt.ending is not None
+    if isinstance(error, Declined):
+        return COMPLETE if error.status < SERVER_ERROR else Ending.UPSTREAM_FAILED
+    is_whole = attempt.ending is COMPLETE and not attempt.is_by_envoy
+    return Ending.UPSTREAM_FAILED if is_whole and (attempt.status or 0) >= SERVER_ERROR else attempt.ending
+
 
 MOST_TENANTS = 200
 """Largest number of tenants that become labels."""
@@ -135,11 +146,11 @@ class RequestSeries:
         for model, of_model in responses.items():
             self._responded(self._cells_of(model), of_model)
 
-    def stage_ended(self, attempt: Attempt) -> None:
+    def stage_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """Count an attempt whose response was input of the next attempt: prefill or encode."""
         assert attempt.ending is not None
         ending = attempt.ending.value
-        self._endpoints.of(attempt.endpoint).attempts[ending] += 1
+        self._endpoints.of(attempt.endpoint).attempts[counted_ending(attempt, error).value] += 1
         self._retries.value += attempt.number > 0
         if attempt.last_byte_at is not None:
             cell = self._catalogue.stage_seconds.cell(attempt.stage.value, ending)
@@ -282,11 +293,13 @@ class Observer(Listener):
             response = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
             predicted, prompt = attempt.predicted_cached_tokens, request.prompt.tokens
             endpoint, ending, number = attempt.endpoint, attempt.ending, attempt.number
+            if attempt.status != OK or ending is not COMPLETE:
+                ending = counted_ending(attempt, error)
             self._attempts.append(
                 (endpoint, ending, number, predicted, prompt, attempt.status, request.model, response)
             )
         else:
-            self._series.stage_ended(attempt)
+            self._series.stage_ended(attempt, error)
 
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int

@@ -14,6 +14,7 @@ from proxy.core.errors import (
     BadGateway,
     ConnectRefused,
     Declined,
+    GatewayTimeout,
     OutOfFiles,
     RequestError,
     UpstreamFailed,
@@ -34,6 +35,9 @@ from proxy.reliability.breaker import (
 from proxy.reliability.settings import BreakerSettings
 
 FAILED = UpstreamFailed("nonsense")
+TIMED_OUT = UpstreamTimedOut("no response within 0.1 s")
+LATE_UPLOAD = GatewayTimeout("during the upload")
+LATE_UPLOAD.__cause__ = TIMED_OUT
 
 
 class World(BreakerPeers):
@@ -146,13 +150,11 @@ def test_client_errors_do_not_count(status: int) -> None:
     assert world.state == "closed"
 
 
-@pytest.mark.parametrize("error", [UpstreamTimedOut("no response within 0.1 s"), None], ids=["silent", "cut"])
+@pytest.mark.parametrize("error", [TIMED_OUT, LATE_UPLOAD, None], ids=["silent", "during the upload", "cut"])
 @pytest.mark.parametrize(
     ("limit", "state"), [({TIME_LIMIT: "100"}, "closed"), ({}, "open")], ids=["client", "operator"]
 )
-def test_a_deadline_of_the_client_does_not_count(
-    limit: dict[str, str], state: str, error: UpstreamTimedOut | None
-) -> None:
+def test_a_deadline_of_the_client_does_not_count(limit: dict[str, str], state: str, error: Exception | None) -> None:
     world = World(failures=1)
     request = InferenceRequest("r", "/", "m", headers=limit, deadline=world.clock.now() + 0.1)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
@@ -171,7 +173,7 @@ def test_a_timeout_before_the_clients_deadline_counts() -> None:
     assert world.state == "open"
 
 
-@pytest.mark.parametrize("error", [FAILED, Declined(503), UpstreamTimedOut("no byte"), BadGateway("during the upload")])
+@pytest.mark.parametrize("error", [FAILED, Declined(503), TIMED_OUT, LATE_UPLOAD, BadGateway("during the upload")])
 def test_errors_of_the_pod_count(error: Exception) -> None:
     world = World(failures=1)
     world.fail(error=error)

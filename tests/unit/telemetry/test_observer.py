@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.attempt import Ending, Usage
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import Reason
+from proxy.core.errors import Declined, RankOutOfRange, Reason, UpstreamFailed
 from proxy.telemetry import observer
 from proxy.telemetry.observer import BATCH
 from tests.helpers.telemetry.fakes import FakeClientRequest, World
@@ -154,6 +155,38 @@ def test_a_second_attempt_is_a_retry_and_both_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "error", "ending", "counted"),
+    [
+        (None, Declined(429), Ending.UPSTREAM_FAILED, "complete"),
+        (None, Declined(404), Ending.UPSTREAM_FAILED, "complete"),
+        (None, RankOutOfRange(4, 4, "no such rank"), Ending.UPSTREAM_FAILED, "complete"),
+        (None, Declined(503), Ending.UPSTREAM_FAILED, "upstream-failed"),
+        (500, None, Ending.COMPLETE, "upstream-failed"),
+        (429, None, Ending.COMPLETE, "complete"),
+        (500, None, Ending.CLIENT_GONE, "client-gone"),
+    ],
+)
+@pytest.mark.parametrize("for_client", [True, False], ids=["response", "stage"])
+def test_a_5xx_of_a_pod_is_its_failure_and_a_4xx_is_not_whether_or_not_it_is_retried(
+    status: int | None, error: UpstreamFailed | None, ending: Ending, counted: str, for_client: bool
+) -> None:
+    world = World()
+    attempt = world.attempt_of(world.fleet.add("pod-a"))
+    attempt.status, attempt.ending, attempt.for_client = status, ending, for_client
+    world.observer.attempt_ended(attempt, error)
+    assert world.scrape()["kvlane_attempts_total"] == {(counted, "pod-a"): 1}
+    assert attempt.ending is ending, "the prefix index and the latency model see the ending itself"
+
+
+def test_a_5xx_of_envoy_is_no_failure_of_the_pod() -> None:
+    world = World()
+    attempt = world.attempt_of(world.fleet.add("pod-a"))
+    attempt.status, attempt.is_by_envoy = 503, True
+    world.observer.attempt_ended(attempt)
+    assert world.scrape()["kvlane_attempts_total"] == {("complete", "pod-a"): 1}
+
+
+@pytest.mark.parametrize(
     ("reason", "outcome"),
     [
         (Reason.UNKNOWN_MODEL, "refused"),
@@ -280,7 +313,7 @@ async def test_a_failed_batch_is_reported_and_the_next_one_counted(
     endpoint = world.fleet.add("pod-a")
     running = asyncio.get_running_loop().create_task(world.observer.run())
     strange = world.attempt_of(endpoint)
-    strange.ending = None
+    strange.first_byte_at = cast(float, "soon")
     world.observer.attempt_ended(strange)
     async with asyncio.timeout(PATIENCE):
         while not caplog.records:

@@ -600,6 +600,7 @@ async def test_an_upload_that_stops_arriving_is_408_and_frees_the_pod() -> None:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         assert (await client.response()).startswith(b"HTTP/1.1 408 ")
         await asyncio.wait_for(gone.wait(), PATIENCE)
+        assert port.attempt.ending is Ending.CLIENT_GONE
 
 
 async def test_a_chunked_upload_above_the_limit_is_413() -> None:
