@@ -114,6 +114,18 @@ async def test_beyond_the_budget_there_is_one_attempt() -> None:
         assert sum(len(pod.requests) for pod in s.pods) == 24
 
 
+async def test_looking_for_a_pod_for_a_hedged_attempt_reserves_no_capacity() -> None:
+    settings = {**hedged(), "flowControl": {"maxConcurrentPerPod": 1}, **BLIND}
+    async with stack(2, SLOW, settings) as s:
+        other, first = (asyncio.ensure_future(s.chat(f"Question {n}", max_tokens=n)) for n in (60, 400))
+        await other
+        assert await counted(s, NO_POD) == 2.0
+        response, _ = await s.chat(max_tokens=2)
+        assert response.status == 200
+        assert not first.done(), "it waited although a pod was idle"
+        first.cancel()
+
+
 async def test_no_request_is_hedged_while_others_are_queued() -> None:
     settings = {**hedged(after="20ms"), "flowControl": {"maxConcurrentPerPod": 1}, **BLIND}
     async with stack(2, SLOW, settings) as s:
