@@ -183,8 +183,7 @@ class PodConnection(asyncio.Protocol):
         self.on_chunk_header = partial(self.meter.marks.append, OPENED)
         self.on_chunk_complete = partial(self.meter.marks.append, CLOSED)
         self.on_message_complete = partial(setattr, self, "receive", self._end)
-        self._parser = HttpResponseParser(self)
-        self._feed = self._parser.feed_data
+        self._use_new_parser()
 
     def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
         """Send a request; its response is pushed to `receiver`. More of the body may be written to `transport`."""
@@ -374,8 +373,7 @@ class PodConnection(asyncio.Protocol):
             if not end or read_response_head(head).final:
                 break
             rest = after
-        self._parser = HttpResponseParser(self)
-        self._feed = self._parser.feed_data
+        self._use_new_parser()
         self._begun[:] = (None,)
         self.meter.pieces.clear()
         self.meter.marks.clear()
@@ -383,6 +381,13 @@ class PodConnection(asyncio.Protocol):
         self._raw = b"\r\n"  # the pod has begun
         if rest:
             self.data_received(rest)
+
+    def _use_new_parser(self) -> None:
+        """Accept white space after the size of a chunk, as aiohttp, curl and browsers do. It does not change where the
+        response ends."""
+        self._parser = HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
+        self._feed = self._parser.feed_data
 
     def _let_go(self) -> None:
         """Drop the receiver: the cycle of connection and parser would keep it until garbage collection."""

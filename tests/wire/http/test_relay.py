@@ -43,6 +43,23 @@ async def test_a_stream_passes_with_its_own_chunks() -> None:
     assert attempt.response_bytes == len(seen.body)
 
 
+@pytest.mark.parametrize("padding", [b" ", b"  ", b"\t", b" ;a=b"])
+async def test_white_space_after_the_sizes_of_chunks_is_accepted_from_pods(padding: bytes) -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        for text in ("1", "2", "[DONE]"):
+            head = SSE_HEAD if text == "1" else b""
+            await request.send(head + event(text).replace(b"\r\n", padding + b"\r\n", 1), pause=0.002)
+        await request.send(b"0" + padding + b"\r\n\r\n")
+
+    async with Pod(script) as pod, rig(pod) as port:
+        for _ in range(2):
+            seen = await port.ask(post(body=STREAMED))
+            assert (seen.status, seen.ending) == (200, "complete")
+            assert seen.body == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+        assert [request.connection for request in pod.requests] == [1, 1]
+
+
 async def test_events_arrive_as_they_are_sent_and_not_at_the_end() -> None:
     go_on = asyncio.Event()
 
