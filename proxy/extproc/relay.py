@@ -21,6 +21,7 @@ from proxy.core.errors import (
 from proxy.core.ports import Race
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import (
+    BUFFERED,
     DESTINATION,
     FULL_DUPLEX_STREAMED,
     NAMESPACE,
@@ -211,16 +212,20 @@ class EnvoyRelay(TrackedRelay):
         last = kind == "response_trailers" or piece.end_of_stream
         if attempt.first_byte_at is None and piece.body:
             attempt.note_first_byte(self._context.clock.now())
-        out = body_out.feed(piece.body, last)
-        if last:
+        is_whole = last or mode == BUFFERED  # a buffered body comes in one message, before its trailers
+        out = body_out.feed(piece.body, is_whole)
+        if is_whole:
             self._finish(attempt)
             if body_out.is_truncated:
                 attempt.ending = Ending.UPSTREAM_FAILED
         if kind == "response_body":
             for reply in pieces_of(mode, out, last, piece.body):
                 await stream.write(reply)
+        elif out and mode != FULL_DUPLEX_STREAMED:  # trailers have no reply with more of the body
+            attempt.ending = Ending.UPSTREAM_FAILED
+            self._gateway_request.abort()
         else:
-            for reply in streamed("response_body", out, False) if out and mode == FULL_DUPLEX_STREAMED else ():
+            for reply in streamed("response_body", out, False) if out else ():
                 await stream.write(reply)
             await stream.write(go_on("response_trailers"))
         return last
@@ -280,6 +285,7 @@ class ResponseBody:
 
     is_truncated = False
     """Whether it is an event stream that ended incomplete, and so with an error event."""
+    _is_over = False
 
     def __init__(self, attempt: Attempt, content_type: str, coded: bool, sized: bool) -> None:
         """`coded`: the body is compressed and passes unchanged; `sized`: its length is declared."""
@@ -296,7 +302,10 @@ class ResponseBody:
         self._can_end_with_error = events and not sized
 
     def feed(self, body: bytes, last: bool) -> bytes:
-        """Return the bytes for the client after the next piece."""
+        """Return the bytes for the client after the next piece; none after the last one."""
+        if self._is_over:
+            return b""
+        self._is_over = last
         meter, framing, bodies = self.meter, self._framing, [body] if body else []
         meter.pieces += bodies
         out = framing.finish(b"", bodies, True) if last else framing.feed(b"", bodies, [])

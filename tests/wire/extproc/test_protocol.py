@@ -202,31 +202,90 @@ async def test_trailers_are_replied_to_after_the_body() -> None:
 TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
 
 
-@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, STREAMED, BUFFERED])
-@pytest.mark.parametrize("alias", ["sim", "nice"])
-@pytest.mark.parametrize("rest", [b"", b'data: {"id":'])
-async def test_a_stream_that_its_pod_ends_incomplete_ends_with_an_error(mode: int, alias: str, rest: bytes) -> None:
+@asynccontextmanager
+async def responding(mode: int, alias: str, content_type: str) -> AsyncIterator[tuple[Stack, Talk]]:
+    """A gateway whose pod has begun its response to a request for this name of the model."""
     async with gateway({"models": {"aliases": {"nice": "sim"}}}) as (s, channel):
         one = talk(channel)
         await one.say(
             request_headers={"headers": headers(HEAD)},
             protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": mode},
         )
-        asks = orjson.dumps({**orjson.loads(BODY), "model": alias, "stream": True})
+        asks = orjson.dumps({**orjson.loads(BODY), "model": alias, "stream": content_type == "text/event-stream"})
         await one.say(request_body={"body": asks, "end_of_stream": True})
         assert [(await one.hear()).WhichOneof("kind") for _ in range(2)] == ["request_headers", "request_body"]
-        await one.say(response_headers={"headers": headers({":status": "200", "content-type": "text/event-stream"})})
+        await one.say(response_headers={"headers": headers({":status": "200", "content-type": content_type})})
         assert (await one.hear()).WhichOneof("kind") == "response_headers"
+        yield s, one
+
+
+async def passed(one: Talk, mode: int, came: bytes) -> bytes:
+    """Return what the client gets by the reply to a piece of the body."""
+    reply = (await one.hear()).response_body.response
+    change = reply.body_mutation
+    return change.streamed_response.body if mode == FULL_DUPLEX_STREAMED else change.body or came
+
+
+async def ended(s: Stack, ending: str) -> bool:
+    await until(lambda: s.app.ledger.in_flight == 0)
+    s.app.observer.flush()
+    series = 'kvlane_attempts_total{{ending="{}",endpoint="pod-{}"}}'
+    return 1.0 in [await s.sample(series.format(ending, pod)) for pod in range(2)]
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, STREAMED, BUFFERED])
+@pytest.mark.parametrize("alias", ["sim", "nice"])
+@pytest.mark.parametrize("rest", [b"", b'data: {"id":'])
+async def test_a_stream_that_its_pod_ends_incomplete_ends_with_an_error(mode: int, alias: str, rest: bytes) -> None:
+    async with responding(mode, alias, "text/event-stream") as (s, one):
         await one.say(response_body={"body": TOKEN + rest, "end_of_stream": True})
-        change = (await one.hear()).response_body.response.body_mutation
-        passed = change.streamed_response.body if mode == FULL_DUPLEX_STREAMED else change.body
-        assert passed.startswith(TOKEN)
-        assert passed.split(b"\n\n")[-2].startswith(b'data: {"error"')
+        body = await passed(one, mode, TOKEN + rest)
+        assert body.startswith(TOKEN)
+        assert body.split(b"\n\n")[-2].startswith(b'data: {"error"')
         await one.end()
-        await until(lambda: s.app.ledger.in_flight == 0)
-        s.app.observer.flush()
-        series = 'kvlane_attempts_total{{ending="upstream-failed",endpoint="pod-{}"}}'
-        assert 1.0 in [await s.sample(series.format(pod)) for pod in range(2)]
+        assert await ended(s, "upstream-failed")
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
+@pytest.mark.parametrize("alias", ["sim", "nice"])
+async def test_an_incomplete_stream_with_trailers_ends_with_an_error(mode: int, alias: str) -> None:
+    async with responding(mode, alias, "text/event-stream") as (s, one):
+        await one.say(response_body={"body": TOKEN})
+        body = await passed(one, mode, TOKEN)
+        await one.say(response_trailers={})
+        if mode == FULL_DUPLEX_STREAMED:
+            body += await passed(one, mode, b"")
+        assert (await one.hear()).WhichOneof("kind") == "response_trailers"
+        assert body.startswith(TOKEN)
+        assert body.split(b"\n\n")[-2].startswith(b'data: {"error"')
+        await one.end()
+        assert await ended(s, "upstream-failed")
+
+
+async def test_an_incomplete_stream_is_aborted_if_only_its_trailers_are_left() -> None:
+    async with responding(STREAMED, "sim", "text/event-stream") as (s, one):
+        await one.say(response_body={"body": TOKEN})
+        assert await passed(one, STREAMED, TOKEN) == TOKEN
+        await one.say(response_trailers={})
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one.hear()
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert await ended(s, "upstream-failed")
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
+async def test_a_body_with_another_model_is_whole_before_its_trailers(mode: int) -> None:
+    came = b'{"model":"sim","choices":[]}'
+    async with responding(mode, "nice", "application/json") as (s, one):
+        await one.say(response_body={"body": came})
+        body = await passed(one, mode, came)
+        await one.say(response_trailers={})
+        if mode == FULL_DUPLEX_STREAMED:
+            body += await passed(one, mode, b"")
+        assert (await one.hear()).WhichOneof("kind") == "response_trailers"
+        assert orjson.loads(body) == {"model": "nice", "choices": []}
+        await one.end()
+        assert await ended(s, "complete")
 
 
 @pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, STREAMED, BUFFERED])
