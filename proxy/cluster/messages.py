@@ -31,7 +31,7 @@ ABSENT = FIRST_NUMBER - 2
 LONGEST_NAME = 1024
 """Largest length, in characters, of a name of another host, of a key, of a pod or of a cap."""
 
-VERSION = 4
+VERSION = 5
 """Of packets between hosts."""
 
 LARGEST_PACKET = 64 * 1024 * 1024
@@ -93,7 +93,7 @@ class FrameKind(IntEnum):
     USED = 41
     """The total spending of a key or tenant, as the sender knows it."""
     WAITING = 42
-    """The highest waiting priority at the sender, and the caps that it lends."""
+    """The highest waiting priority at the sender, since when it waits, and the caps that it lends."""
 
 
 SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))

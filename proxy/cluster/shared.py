@@ -145,11 +145,12 @@ class SharedQueue(Shared):
     kinds = (FrameKind.WAITING,)
 
     @staticmethod
-    def packed(pool: str, name: str, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
-        return orjson.dumps([(pool, name, highest, given, wants)])
+    def packed(pool: str, name: str, highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> bytes:
+        return orjson.dumps([(pool, name, highest, since, given, wants)])
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        for pool, name, highest, given, wants in _entries(kind, body, str, str, int | None, dict, list):
+        types = str, str, int | None, float | int, dict, list
+        for pool, name, highest, since, given, wants in _entries(kind, body, *types):
             if pool == self.pool:
                 try:
                     lent = {
@@ -160,7 +161,7 @@ class SharedQueue(Shared):
                     raise InvalidMessage(f"unreadable loan: {error}") from None
                 if not _are_texts(wants) or len(wants) > MOST_CAPS:
                     raise InvalidMessage("too many caps, or one that is not a text")
-                self.siblings.receive(peer, name, highest, lent, wants)
+                self.siblings.receive(peer, name, highest, since, lent, wants)
                 self.changed()
 
     def reset(self, peer: int) -> None:
@@ -179,7 +180,7 @@ class SharedQueue(Shared):
 
     def in_flight(self) -> Records:
         own = self.siblings
-        yield FrameKind.WAITING, self.packed(self.pool, own.name, own.published, own.given, own.wants)
+        yield FrameKind.WAITING, self.packed(self.pool, own.name, own.published, own.since, own.given, own.wants)
 
 
 @lru_cache(maxsize=1 << 16)

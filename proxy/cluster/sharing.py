@@ -144,12 +144,12 @@ class SharingApp(App):
     def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
         name = self._id.hex()
 
-        def publish(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, name, highest, given, wants))
+        def publish(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:
+            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, name, highest, since, given, wants))
 
         siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, name)
         siblings.place = self._replica.place
-        return SharedQueue(pool, siblings, flow_control.admit_waiting)
+        return SharedQueue(pool, siblings, flow_control.admit_soon)
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)

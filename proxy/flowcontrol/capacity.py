@@ -207,19 +207,26 @@ MOST_CAPS = 20_000
 Lent = Mapping[str, Mapping[str, int] | None]
 """By borrower and cap: the total ever lent; None: all loans are cancelled."""
 
-Publish = Callable[[int | None, Lent, Sequence[str]], None]
+Publish = Callable[[int | None, float, Lent, Sequence[str]], None]
+
+LONG = 0.25
+"""Seconds: a process that has waited so much longer goes first, however many requests it has in flight."""
+
+Order = tuple[int, float, str]
+"""The order in which processes that wait go first: priority, descending; since when; and name."""
 
 
 @dataclass(eq=False)
 class SharedCaps:
     """Shares of the caps between the processes of a deployment. No process exceeds its share, so all together never
     exceed the cap, however late reports arrive. A process that needs more waits and publishes that; the others then
-    lend it unused shares, and what they have beyond the share of a waiting process. A loan counts at the lender from
-    its publication, and at the borrower from its arrival.
+    lend it unused shares, and what they have beyond the share of a waiting process. Of processes that wait, the one
+    that has admitted no request for longest keeps its shares, and the others lend it theirs, so that it collects what a
+    large request needs. A loan counts at the lender from its publication, and at the borrower from its arrival.
 
-    `publish` gets the highest waiting priority here, or None; the loans since the last call, by borrower; and what is
-    wanted: names of models, and of caps of the whole pool. A peer has a number, local to this process, and a name,
-    common to all.
+    `publish` gets the highest waiting priority here, or None; since when no waiting request was admitted; the loans
+    since the last call, by borrower; and what is wanted: names of models, and of caps of the whole pool. A peer has a
+    number, local to this process, and a name, common to all.
     """
 
     workers: int
@@ -228,13 +235,14 @@ class SharedCaps:
     """The number of this worker on its host."""
     name: str = "0"
     published: int | None = field(init=False, default=None)
+    since: float = field(init=False, default=0.0)
     wants: Sequence[str] = field(init=False, default=())
-    """Both as last published."""
+    """All three as last published."""
     given: dict[str, Counter[str]] = field(init=False, default_factory=dict)
     place: tuple[int, int] = field(init=False, default=(1, 0))
     """The number of hosts and the rank of this one."""
-    _waiting: dict[int, int] = field(init=False, default_factory=dict)
-    """The highest waiting priority of each peer."""
+    _waiting: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)
+    """The highest waiting priority of each peer, and since when it has admitted no request."""
     _names: dict[int, str] = field(init=False, default_factory=dict)
     _wants: dict[int, frozenset[str]] = field(init=False, default_factory=dict)
     _got: dict[int, Counter[str]] = field(init=False, default_factory=dict)
@@ -255,25 +263,38 @@ class SharedCaps:
         return _part(most, self.workers, self.seat) + self._beyond[cap]
 
     @property
+    def latest(self) -> float:
+        """The latest time since when a peer waits, by the peer's clock; 0 if none waits."""
+        return max((since for _, since in self._waiting.values()), default=0.0)
+
+    @property
     def wanted(self) -> frozenset[str]:
         """Wants of the peers with the highest waiting priority."""
         return frozenset().union(*(self._wants[peer] for peer in self._first()))
 
     def lend(self, cap: str, amount: int, wants: str) -> None:
-        """Lend to the peers that want this; `say` publishes the loans."""
-        takers = [peer for peer in self._first() if wants in self._wants[peer]]
+        """Lend to the peers that want this, in equal parts; `say` publishes the loans."""
+        takers = self._takers(wants)
         for number, peer in enumerate(takers):
             share = amount // len(takers) + (number < amount % len(takers))
             if share:
                 self._give(self._names[peer], cap, share)
 
-    def say(self, highest: int | None, wants: Sequence[str] = ()) -> None:
-        if highest != self.published or wants != self.wants or self._unpublished:
-            unpublished, self._unpublished = self._unpublished, {}
-            self.published, self.wants = highest, wants
-            self.publish(highest, unpublished, wants)
+    def lend_to_first(self, cap: str, amount: int, wants: str, before: Order | None = None) -> None:
+        """Lend all to the first of the peers that want this, if it is before this place in the order."""
+        for peer in self._takers(wants)[:1]:
+            if before is None or self._order(peer) < before:
+                self._give(self._names[peer], cap, amount)
 
-    def receive(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None:
+    def say(self, highest: int | None, since: float = 0.0, wants: Sequence[str] = ()) -> None:
+        if (highest, since, wants) != (self.published, self.since, self.wants) or self._unpublished:
+            unpublished, self._unpublished = self._unpublished, {}
+            self.published, self.since, self.wants = highest, since, wants
+            self.publish(highest, since, unpublished, wants)
+
+    def receive(
+        self, peer: int, name: str, highest: int | None, since: float, lent: Lent, wants: Sequence[str]
+    ) -> None:
         self._names[peer] = name
         self._wants[peer] = frozenset(wants)
         if self.name in lent:
@@ -281,7 +302,7 @@ class SharedCaps:
         if highest is None:
             self._waiting.pop(peer, None)
         else:
-            self._waiting[peer] = highest
+            self._waiting[peer] = highest, since
 
     def reset(self, peer: int) -> None:
         """Forget the loans of a peer, which publishes all of them again."""
@@ -304,17 +325,26 @@ class SharedCaps:
             self._cancel_loans(name)
             self._unpublished.pop(name, None)
 
-    def go_first(self, highest: int, own: int, in_flight: int) -> bool:
+    def go_first(self, highest: int, since: float, own: int, in_flight: int) -> bool:
         """Return whether peers go first, given that `own` of the requests in flight are of this process."""
-        if not self._waiting:
+        rivals = self._first()
+        if not rivals:
             return False
-        most = max(self._waiting.values())
-        rivals = sum(1 for priority in self._waiting.values() if priority == highest)
-        return most > highest or (most == highest and own * (rivals + 1) > in_flight)
+        most, waiting_since = min(map(self._waiting.__getitem__, rivals))
+        if most != highest:
+            return most > highest
+        return waiting_since + LONG < since or own * (len(rivals) + 1) > in_flight
+
+    def _takers(self, wants: str) -> list[int]:
+        return sorted((peer for peer in self._first() if wants in self._wants[peer]), key=self._order)
+
+    def _order(self, peer: int) -> Order:
+        highest, since = self._waiting[peer]
+        return -highest, since, self._names[peer]
 
     def _first(self) -> list[int]:
-        highest = max(self._waiting.values(), default=None)
-        return [peer for peer, priority in self._waiting.items() if priority == highest]
+        highest = max((highest for highest, _ in self._waiting.values()), default=None)
+        return [peer for peer, (priority, _) in self._waiting.items() if priority == highest]
 
     def _give(self, name: str, cap: str, amount: int) -> None:
         given = self.given.setdefault(name, Counter())

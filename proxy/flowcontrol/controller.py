@@ -18,7 +18,7 @@ from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
-from proxy.flowcontrol.capacity import Capacity, SharedCaps
+from proxy.flowcontrol.capacity import REQUESTS, TOKENS, Capacity, SharedCaps
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad
 from proxy.latency.forecast import LATENCY, objectives
@@ -53,6 +53,8 @@ class FlowControl(Gate):
         self._unsent: dict[QueueTicket, Waiting] = {}
         """Admitted requests that are not sent to a pod yet."""
         self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
+        self._since = 0.0
+        """Since when requests wait and none of them was admitted; 0 if none waits. See `_now`."""
         self._evicts_from = -math.inf
         """Time of the next eviction."""
         self._admits_soon = False
@@ -120,32 +122,45 @@ class FlowControl(Gate):
         if siblings is None:
             self._admit_all()
             return
-        if siblings.wait:
-            highest = self._highest()
-            if highest is None or siblings.go_first(highest, *self._parts()):
-                self._lend(siblings, all_of_it=True)
-        self._admit_all()
-        if siblings.wait:
-            self._lend(siblings, all_of_it=False)
-        siblings.say(self._highest(), self._wants(siblings))
+        highest = self._highest()
+        if highest is not None and siblings.wait and siblings.go_first(highest, self._since, *self._parts()):
+            for cap, idle, wants in self._idle(siblings):
+                siblings.lend_to_first(cap, idle, wants)
+        needs_pool = self._admit_all()
+        highest, models = self._highest(), sorted({model for band in self.queue.bands for model in band.models})
+        if highest is None:
+            self._since = 0.0
+        wanted = {*models, REQUESTS, TOKENS} if needs_pool else {*models}
+        for cap, idle, wants in self._idle(siblings):
+            if highest is not None and wants in wanted:
+                siblings.lend_to_first(cap, idle, wants, before=(-highest, self._since, siblings.name))
+            else:
+                siblings.lend(cap, idle, wants)
+        short = self.capacity.short(siblings.part) if needs_pool else ()
+        siblings.say(highest, self._since, (*models, *short))
 
-    def _admit_all(self) -> None:
+    def _admit_all(self) -> bool:
+        """Return whether a request waits for a cap of the whole pool, or for a share of this process."""
         full: set[str] = set()
+        needs_pool = False
         self.capacity.turn()
         for band in self.queue.bands:
             while band.waiting and (waiting := band.due(full)) is not None:
                 if not self.capacity.in_all(waiting):
                     self._evict_for(waiting, anywhere=True)
-                    return
+                    return True
                 if not self.capacity.on_a_pod(waiting):
                     full.add(waiting.request.model)
                     self._evict_for(waiting, anywhere=False)
                 elif not self._in_part(waiting):
                     full.add(waiting.request.model)
+                    needs_pool = True
                 else:
                     band.dequeue(waiting)
                     waiting.leave(None)
+                    self._since = self._now()
                     self.capacity.turn()
+        return needs_pool
 
     async def enter(self, ticket: QueueTicket) -> None:
         request = ticket.request
@@ -157,6 +172,8 @@ class FlowControl(Gate):
             self._series.went_on(band.name, 0.0)
             return
         self._find_place(waiting)
+        if not self.queue.waiting:
+            self._since = self._now()
         band.push(waiting)
         if self.siblings is not None:
             self.admit_waiting()
@@ -183,9 +200,9 @@ class FlowControl(Gate):
                 self.queue.attained.add(ticket.request.tenant, tokens_of(ticket.attempts), self._clock.now())
             self.admit_waiting()
         else:
-            self._admit_soon()
+            self.admit_soon()
 
-    def _admit_soon(self) -> None:
+    def admit_soon(self) -> None:
         """Admit waiting requests in the next iteration of the event loop, once for all that leave the queue now: the
         first of them may have blocked others."""
         if not self._admits_soon:
@@ -212,7 +229,7 @@ class FlowControl(Gate):
             if band.waiting and (alone or model in band.models):
                 return False
         if self.siblings is not None and (
-            self.siblings.go_first(waiting.band.priority, *self._parts()) or not self._in_part(waiting)
+            self.siblings.go_first(waiting.band.priority, self._now(), *self._parts()) or not self._in_part(waiting)
         ):
             return False
         self.capacity.turn()
@@ -221,17 +238,16 @@ class FlowControl(Gate):
     def _in_part(self, waiting: Waiting) -> bool:
         return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)
 
-    def _lend(self, siblings: SharedCaps, all_of_it: bool) -> None:
-        """Lend unused shares to siblings: all, or half of them while requests wait here too."""
-        for cap, idle, wants in list(self.capacity.idle(siblings.part, siblings.wanted)):
-            if idle > 0:
-                siblings.lend(cap, idle if all_of_it else -(-idle // 2), wants)
+    def _idle(self, siblings: SharedCaps) -> list[tuple[str, int, str]]:
+        """Return unused parts of the shares that siblings want: see `Capacity.idle`. Siblings get only these; else two
+        processes that wait for different pods would exchange the same shares again and again."""
+        idle = self.capacity.idle(siblings.part, siblings.wanted) if siblings.wait else ()
+        return [each for each in idle if each[1] > 0]
 
-    def _wants(self, siblings: SharedCaps) -> Sequence[str]:
-        """Return the wanted models and caps. Siblings lend only these; else two processes that wait for different pods
-        would exchange the same shares again and again."""
-        models = {model for band in self.queue.bands for model in band.models}
-        return (*sorted(models), *self.capacity.short(siblings.part)) if models else ()
+    def _now(self) -> float:
+        """Return the time by which siblings compare how long they wait: later than that of all siblings that wait, even
+        if the clocks of hosts differ, so that a process that has just admitted a request is the last."""
+        return max(round(self._clock.wall(), 1), self.siblings.latest + 0.01 if self.siblings is not None else 0.0)
 
     def _highest(self) -> int | None:
         return next((band.priority for band in self.queue.bands if band.waiting), None)

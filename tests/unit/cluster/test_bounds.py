@@ -206,11 +206,13 @@ def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) 
     siblings = SharedCaps(2, lambda *_: None, name="me")
     queue = SharedQueue("default", siblings, lambda: None)
     for number in range(1000):
-        queue.receive(5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, {"me": {f"cap{number}": 1}}, ()))
+        queue.receive(
+            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {"me": {f"cap{number}": 1}}, ())
+        )
     assert len(siblings._got[5]) == 10
     with pytest.raises(InvalidMessage):
         queue.receive(
-            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, {}, [str(each) for each in range(11)])
+            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {}, [str(each) for each in range(11)])
         )
 
 

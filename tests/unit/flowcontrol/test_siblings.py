@@ -21,38 +21,38 @@ from tests.unit.flowcontrol.test_controller import World, world
 NOTHING: Lent = {}
 
 
-def unheard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+def unheard(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:
     """Publish to no peer."""
 
 
 def test_a_worker_above_its_part_lets_others_go_first() -> None:
     siblings = SharedCaps(2, unheard)
-    assert not siblings.go_first(0, 8, 8), "no other process waits"
-    siblings.receive(1, "1", 0, NOTHING, ["m"])
-    assert siblings.go_first(0, 5, 8)
-    assert not siblings.go_first(0, 4, 8)
-    assert not siblings.go_first(0, 3, 8)
-    siblings.receive(2, "2", 0, NOTHING, ["m"])
-    assert siblings.go_first(0, 3, 8), "a third of eight is less"
+    assert not siblings.go_first(0, 0.0, 8, 8), "no other process waits"
+    siblings.receive(1, "1", 0, 0.0, NOTHING, ["m"])
+    assert siblings.go_first(0, 0.0, 5, 8)
+    assert not siblings.go_first(0, 0.0, 4, 8)
+    assert not siblings.go_first(0, 0.0, 3, 8)
+    siblings.receive(2, "2", 0, 0.0, NOTHING, ["m"])
+    assert siblings.go_first(0, 0.0, 3, 8), "a third of eight is less"
     siblings.vanished(1)
-    siblings.receive(2, "2", None, NOTHING, ["m"])
-    assert not siblings.go_first(0, 8, 8)
+    siblings.receive(2, "2", None, 0.0, NOTHING, ["m"])
+    assert not siblings.go_first(0, 0.0, 8, 8)
 
 
 def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
     siblings = SharedCaps(2, unheard)
-    siblings.receive(1, "1", 5, NOTHING, ["m"])
-    assert siblings.go_first(0, 0, 8)
-    assert not siblings.go_first(9, 8, 8)
+    siblings.receive(1, "1", 5, 0.0, NOTHING, ["m"])
+    assert siblings.go_first(0, 0.0, 0, 8)
+    assert not siblings.go_first(9, 0.0, 8, 8)
 
 
 def test_only_changes_are_published() -> None:
     published: list[int | None] = []
-    siblings = SharedCaps(2, lambda highest, given, wants: published.append(highest))
+    siblings = SharedCaps(2, lambda highest, *_: published.append(highest))
     for highest in (None, 3, 3, 3, 0, None, None):
         siblings.say(highest)
     assert published == [3, 0, None]
-    siblings.receive(1, "1", 0, NOTHING, ["m"])
+    siblings.receive(1, "1", 0, 0.0, NOTHING, ["m"])
     siblings.lend("x", 1, "m")
     siblings.say(None)
     assert published == [3, 0, None, None]
@@ -69,9 +69,9 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
     published: list[tuple[int, int, bytes]] = []
 
     def teller(number: int) -> Publish:
-        def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+        def tell(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:
             published.extend(
-                (number, to, SharedQueue.packed("p", str(number), highest, given, wants))
+                (number, to, SharedQueue.packed("p", str(number), highest, since, given, wants))
                 for to in range(workers)
                 if to != number
             )
@@ -84,7 +84,7 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
         one = all_of_them[data.draw(st.integers(0, workers - 1))]
         if one.wait and (part := one.part("x", most)) > 0:
             one.lend("x", data.draw(st.integers(1, part)), "m")
-        one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
+        one.say(data.draw(st.none() | st.integers(0, 2)), 0.0, ("m",))
         for _ in range(data.draw(st.integers(0, len(published)))):
             number, to, body = published.pop(0)
             queues[to].receive(number, FrameKind.WAITING, body)
@@ -96,15 +96,11 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
 
 def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
     siblings = SharedCaps(2, unheard, 0, "7")
-    siblings.receive(8, "8", 0, {"7": {"x": 1}}, ["m"])
+    siblings.receive(8, "8", 0, 0.0, {"7": {"x": 1}}, ["m"])
     siblings.lend("x", 3, "m")
     assert siblings.part("x", 8) == 4 + 1 - 3
     siblings.vanished(8)
     assert siblings.part("x", 8) == 4
-
-
-def state_of(number: int, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
-    return SharedQueue.packed("p", str(number), highest, given, wants)
 
 
 def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
@@ -115,27 +111,28 @@ def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
 def test_published_parts_equal_applied_ones() -> None:
     looked: list[bool] = []
     speaker, hearer = SharedCaps(2, unheard), SharedCaps(2, unheard, 1, "5")
-    speaker.receive(5, "5", 0, NOTHING, ["m"])
+    speaker.receive(5, "5", 0, 0.0, NOTHING, ["m"])
     speaker.lend("requests ", 2, "m")
-    speaker.say(7, ("m",))
+    speaker.say(7, 0.0, ("m",))
     queue = SharedQueue("large", hearer, lambda: looked.append(True))
     hear(queue, SharedQueue("default", speaker, lambda: None))
     assert not hearer.wait
     hear(queue, SharedQueue("large", speaker, lambda: None))
-    assert hearer.go_first(0, 0, 1)
+    assert hearer.go_first(0, 0.0, 0, 1)
     assert hearer.part("requests ", 4) == 4
     queue.vanished(3)
-    assert not hearer.go_first(0, 1, 1)
+    assert not hearer.go_first(0, 0.0, 1, 1)
     assert len(looked) == 2
     nonsense = (
         b'"x"',
         b"[1]",
         b"1.5",
-        b'[["large","a","x",{},[]]]',
-        b'[[1,"a",1,{},[]]]',
+        b'[["large","a","x",0,{},[]]]',
+        b'[[1,"a",1,0,{},[]]]',
         b'[["large","a",1]]',
-        b'[["large","a",1,{},1]]',
-        b'[["large","a",1,{"5":{"requests ":null}},[]]]',
+        b'[["large","a",1,0,{},1]]',
+        b'[["large","a",1,"0",{},[]]]',
+        b'[["large","a",1,0,{"5":{"requests ":null}},[]]]',
     )
     for body in nonsense:
         with pytest.raises(InvalidMessage):
@@ -172,9 +169,7 @@ class Hosts:
             one.place = (count, rank)
 
     def _teller(self, number: int) -> Publish:
-        return lambda highest, given, wants: self._sent.append(
-            (number, SharedQueue.packed("p", str(number), highest, given, wants))
-        )
+        return lambda *reported: self._sent.append((number, SharedQueue.packed("p", str(number), *reported)))
 
     def deliver(self, to: Sequence[int]) -> None:
         """To these; others never hear of it."""
@@ -220,7 +215,7 @@ def test_after_missed_messages_parts_equal_the_cap_when_all_have_published(data:
             hosts.loses_the_store(one)
         elif what == "snapshot":
             hosts.says_all(one, other)
-        hosts.all[one].say(data.draw(st.none() | st.integers(0, 2)), ("m",))
+        hosts.all[one].say(data.draw(st.none() | st.integers(0, 2)), 0.0, ("m",))
         hosts.deliver(data.draw(st.sets(st.sampled_from(list(numbers))).map(sorted)))
     for one in numbers:
         for other in numbers:
@@ -232,7 +227,7 @@ def test_after_missed_messages_parts_equal_the_cap_when_all_have_published(data:
 def test_a_process_without_peers_has_its_own_part_again() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
-    other.say(0, ("m",))
+    other.say(0, 0.0, ("m",))
     hosts.deliver([0, 1])
     one.lend("x", 4, "m")
     one.say(None)
@@ -247,7 +242,7 @@ def test_a_process_without_peers_has_its_own_part_again() -> None:
 def test_a_peer_considered_gone_learns_that_its_loans_ended() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
-    other.say(0, ("m",))
+    other.say(0, 0.0, ("m",))
     hosts.deliver([0, 1])
     one.lend("x", 3, "m")
     one.say(None)
@@ -294,7 +289,7 @@ async def exchanged(*worlds: World) -> None:
                     own = tokens - pod.load.remote_tokens
                     update(copy.load, tokens=copy.load.tokens + own - copy.load.remote_tokens)
                     update(copy.load, remote_tokens=own)
-                its.receive(number, mine.name, mine.published, mine.given, mine.wants)
+                its.receive(number, mine.name, mine.published, mine.since, mine.given, mine.wants)
                 other.control.admit_waiting()
             await one.settle()
             for other in worlds:
@@ -342,10 +337,10 @@ async def test_nothing_is_lent_without_demand() -> None:
         await one.come("a")
         siblings = other.control.siblings
         assert siblings is not None
-        siblings.receive(0, "0", 0, NOTHING, ["requests "])
+        siblings.receive(0, "0", 0, 0.0, NOTHING, ["requests "])
         other.control.admit_waiting()
         assert not siblings.given
-        siblings.receive(0, "0", 0, NOTHING, ["m"])
+        siblings.receive(0, "0", 0, 0.0, NOTHING, ["m"])
         other.control.admit_waiting()
         assert siblings.given == {"0": {"requests a": 2}}
 
