@@ -169,24 +169,32 @@ class Saturated(RequestError, status=429, code="saturated", reason=Reason.SATURA
     retry_after: float = 1.0
 
 
-class QueueFull(Saturated, code="queue_full"):
+class FlowControlRefusal(Saturated):
     """A refusal of flow control: the request was not queued, left the queue without a pod, was aborted on its pod, or
     was shed. `retry_after` is the expected time until there is capacity, if it is known."""
 
 
-class WaitedTooLong(QueueFull, code="queue_timeout", reason=Reason.TTL_EXPIRED):
+class QueueFull(FlowControlRefusal, code="queue_full"):
+    """The queue is full, and the request displaces no other."""
+
+
+class Shed(FlowControlRefusal, code="queue_full"):
+    """`flowControl.shedding` refuses the request because of its negative priority."""
+
+
+class WaitedTooLong(FlowControlRefusal, code="queue_timeout", reason=Reason.TTL_EXPIRED):
     pass
 
 
-class DeadlineExceeded(QueueFull, code="deadline", reason=Reason.DEADLINE):
-    """The deadline of the request has passed or cannot be met."""
+class DeadlineExceeded(FlowControlRefusal, code="deadline", reason=Reason.DEADLINE):
+    """The deadline of the request, or its objective, has passed or cannot be met."""
 
 
-class Displaced(QueueFull, code="queue_full", reason=Reason.DISPLACED):
+class Displaced(FlowControlRefusal, code="queue_full", reason=Reason.DISPLACED):
     """A more urgent request, or one of a tenant with fewer queued requests, took its place in the full queue."""
 
 
-class Evicted(QueueFull, code="evicted", reason=Reason.EVICTED):
+class Evicted(FlowControlRefusal, code="evicted", reason=Reason.EVICTED):
     """The request was aborted on a pod in favour of another one."""
 
 

@@ -13,7 +13,16 @@ from typing import final
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.core.errors import DeadlineExceeded, Displaced, Evicted, QueueFull, Reason, WaitedTooLong
+from proxy.core.errors import (
+    DeadlineExceeded,
+    Displaced,
+    Evicted,
+    FlowControlRefusal,
+    QueueFull,
+    Reason,
+    Shed,
+    WaitedTooLong,
+)
 from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
@@ -84,7 +93,7 @@ class FlowControl(Gate):
         self._series.read(self.queue, self.capacity)
 
     def admit(self, request: InferenceRequest) -> QueueTicket:
-        """Return a context manager for the whole request. Entering it raises QueueFull."""
+        """Return a context manager for the whole request. Entering it raises FlowControlRefusal."""
         return QueueTicket(self, request)
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
@@ -213,7 +222,7 @@ class FlowControl(Gate):
         self._admits_soon = False
         self.admit_waiting()
 
-    def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:
+    def refusal(self, waiting: Waiting, refusal: FlowControlRefusal) -> FlowControlRefusal:
         """Count the refusal and set its Retry-After."""
         self._series.refused(waiting.band.name, refusal.reason)
         wait = self._rate.wait(self.queue.ahead(waiting))
@@ -276,23 +285,23 @@ class FlowControl(Gate):
             min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 
     def _find_place(self, waiting: Waiting) -> None:
-        """Make sure of a place in the queue. Raise QueueFull if it is full, or if the request would wait in vain."""
+        """Make sure of a place in the queue. Raise QueueFull, or DeadlineExceeded if the request would wait in vain."""
         request, band, queue = waiting.request, waiting.band, self.queue
         wait = self._rate.wait(queue.ahead(waiting))
         if wait is not None and self._clock.now() + wait > self._needed_by(waiting):
             raise self.refusal(
-                waiting, DeadlineExceeded("No pod will have capacity before the deadline of the request.")
+                waiting, DeadlineExceeded("No pod will have capacity before the deadline or objective of the request.")
             )
         fits = len(request.body) <= min(self._settings.max_queued_bytes, band.most_bytes)
         while band.is_full_for(request) or queue.is_full_for(waiting):
-            last = band.gives_way(waiting) if band.is_full_for(request) else queue.gives_way(waiting)
+            last = band.victim_for(waiting) if band.is_full_for(request) else queue.victim_for(waiting)
             if last is None or not fits:
                 raise self.refusal(waiting, QueueFull("The queue is full: too many requests wait for a pod."))
             last.band.drop(last)
             last.leave(self.refusal(last, Displaced(DISPLACED)))
 
     async def _wait(self, ticket: QueueTicket) -> None:
-        """Wait for admission. Raise QueueFull."""
+        """Wait for admission. Raise FlowControlRefusal."""
         waiting, now = ticket.waiting, self._clock.now()
         expires, needed = waiting.since + waiting.band.timeout, self._needed_by(waiting)
         seconds = min(expires, needed) - now
@@ -303,9 +312,9 @@ class FlowControl(Gate):
             if ticket in self._inside:
                 return
             if expires <= needed:
-                late: QueueFull = WaitedTooLong(f"No pod had capacity within {waiting.band.timeout:g} s.")
+                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {waiting.band.timeout:g} s.")
             else:
-                late = DeadlineExceeded("No pod had capacity before the deadline of the request.")
+                late = DeadlineExceeded("No pod had capacity before the deadline or objective of the request.")
             raise self.refusal(waiting, late) from None
         if refusal is not None:
             raise refusal
@@ -325,7 +334,7 @@ class QueueTicket:
     control: FlowControl
     request: InferenceRequest
     waiting: Waiting = field(init=False)
-    turn: asyncio.Future[QueueFull | None] = field(init=False)
+    turn: asyncio.Future[FlowControlRefusal | None] = field(init=False)
     """Resolves on admission with None, or with the refusal."""
     endpoint: Endpoint | None = field(init=False, default=None)
     attempts: tuple[Attempt, ...] = field(init=False, default=())
@@ -348,7 +357,7 @@ class QueueTicket:
             evicted = Evicted("The request was ended for a more urgent one.")
             raise self.control.refusal(self.waiting, evicted) from None
 
-    def end_waiting(self, refusal: QueueFull | None) -> None:
+    def end_waiting(self, refusal: FlowControlRefusal | None) -> None:
         if self.turn.done():
             return
         if refusal is None:
@@ -426,9 +435,10 @@ class SheddingGate(Gate):
         """Do not hedge requests of negative priority."""
         return request.priority >= 0
 
-    def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
-        self.series.refused(self.settings.band_name(request.priority), Reason.SATURATED)
-        return QueueFull(message, reason=Reason.SATURATED)
+    def _refusal(self, request: InferenceRequest, message: str) -> Shed:
+        shed = Shed(message)
+        self.series.refused(self.settings.band_name(request.priority), shed.reason)
+        return shed
 
 
 def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from zlib import crc32
 
 from proxy.core.attempt import Attempt
-from proxy.core.errors import QueueFull
+from proxy.core.errors import FlowControlRefusal
 from proxy.core.ports import IDENTITY
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
@@ -64,15 +64,15 @@ class Queue:
         if count >= settings.max_queued or self.bytes + len(waiting.request.body) > settings.max_queued_bytes:
             return True
         spare = int(settings.max_queued * SPARE)
-        if count < settings.max_queued - spare or count == waiting.band.alike(waiting.request):
+        if count < settings.max_queued - spare or count == waiting.band.not_displaceable_by(waiting.request):
             return False
         below = sum(band.waiting for band in self.bands if band.priority < waiting.band.priority)
-        return below <= spare and waiting.band.gives_way(waiting) is None
+        return below <= spare and waiting.band.victim_for(waiting) is None
 
-    def gives_way(self, waiting: Waiting) -> Waiting | None:
+    def victim_for(self, waiting: Waiting) -> Waiting | None:
         """Return the request to drop for it: the last of the lowest band, if that is below its own."""
         lowest = next((band for band in reversed(self.bands) if band.waiting), waiting.band)
-        return lowest.last() if lowest.priority < waiting.band.priority else waiting.band.gives_way(waiting)
+        return lowest.last() if lowest.priority < waiting.band.priority else waiting.band.victim_for(waiting)
 
     def ahead(self, waiting: Waiting) -> int:
         """Return the number of requests before it."""
@@ -115,7 +115,7 @@ class Waiting:
     __slots__ = ("band", "cost", "flow", "key", "leave", "number", "request", "since")
 
     def __init__(
-        self, request: InferenceRequest, band: Band, since: float, leave: Callable[[QueueFull | None], None]
+        self, request: InferenceRequest, band: Band, since: float, leave: Callable[[FlowControlRefusal | None], None]
     ) -> None:
         self.request = request
         self.band = band
@@ -306,7 +306,7 @@ class Band:
         """The last one of the longest flow."""
         return self._by_length.first[2].last if self.waiting else None
 
-    def gives_way(self, waiting: Waiting) -> Waiting | None:
+    def victim_for(self, waiting: Waiting) -> Waiting | None:
         """Return the request to drop for it in a full queue: the last of a tenant with clearly more waiting."""
         last = self.last() if self._fairness != "strict" else None
         if last is None or last.flow is None:
@@ -315,7 +315,7 @@ class Band:
         length = 1 / self._share(waiting.request.tenant) if own is None else (len(own.waiting) + 1) / own.share
         return last if last.flow.length * CLEARLY > length else None
 
-    def alike(self, request: InferenceRequest) -> int:
+    def not_displaceable_by(self, request: InferenceRequest) -> int:
         """Return how many waiting requests would not be dropped for one more of this tenant."""
         if self._fairness == "strict":
             return self.waiting

@@ -13,7 +13,7 @@ import pytest
 from proxy.core.attempt import Attempt, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
-from proxy.core.errors import QueueFull, Reason
+from proxy.core.errors import FlowControlRefusal, Reason
 from proxy.core.params import Duration, Size
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
@@ -49,7 +49,7 @@ class World:
         self.order: list[str] = []
         self.queries = 0
         """Number of searches for pods."""
-        self.refused: dict[str, QueueFull] = {}
+        self.refused: dict[str, FlowControlRefusal] = {}
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.control = FlowControl(FlowControlSettings(**settings), cast(Pods, self), self.clock, self.watcher)
@@ -119,7 +119,7 @@ class World:
                     await self._doors[name].wait()
                 finally:
                     pod.charge(-1, -request.prompt.tokens)
-        except QueueFull as error:
+        except FlowControlRefusal as error:
             self.refused[name] = error
 
 

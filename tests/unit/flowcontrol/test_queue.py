@@ -150,14 +150,14 @@ def test_eviction_takes_the_last_of_the_lowest_band_and_of_its_largest_tenant() 
     low = [line.come("any", priority=-1) for _ in range(3)]
     many = [line.come("many") for _ in range(20)]
     newcomer = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
-    assert line.queue.gives_way(newcomer) is low[-1]
+    assert line.queue.victim_for(newcomer) is low[-1]
     for waiting in low:
         waiting.band.drop(waiting)
-    assert line.queue.gives_way(newcomer) is many[-1]
+    assert line.queue.victim_for(newcomer) is many[-1]
     again = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
-    assert line.queue.gives_way(again) is None
+    assert line.queue.victim_for(again) is None
     below = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(-1), 99.0, lambda refusal: None)
-    assert line.queue.gives_way(below) is None, "no request leaves for a less urgent one"
+    assert line.queue.victim_for(below) is None, "no request leaves for a less urgent one"
 
 
 def test_the_position_counts_turns() -> None:
@@ -243,7 +243,7 @@ def _steps(line: Line) -> int:
     sys.setprofile(count)
     try:
         line.queue.ahead(waiting[0])
-        line.queue.gives_way(waiting[0])
+        line.queue.victim_for(waiting[0])
         line.come("another")
         line.next()
         waiting[1].band.drop(waiting[1])

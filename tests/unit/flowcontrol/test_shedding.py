@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.errors import QueueFull, Reason
+from proxy.core.errors import Reason, Shed
 from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol.controller import FlowControl, SheddingGate, chance
@@ -102,7 +102,8 @@ def refused(
     try:
         gate.admit(incoming)
         assert gate.narrow(incoming, endpoints) == endpoints
-    except QueueFull as error:
+    except Shed as error:
+        assert error.code == "queue_full"
         refusal = error.reason
     assert watcher.not_served == ([] if refusal is None else [(counted_as, refusal.value)])
     return refusal is Reason.SATURATED
@@ -148,7 +149,7 @@ class TestByLoad:
         gates = [SheddingGate(settings, it.fleet, Chance(0.5), watcher), control]
         gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, gates)])
         async with control.admit(request(0)), asyncio.timeout(5):
-            with pytest.raises(QueueFull, match="too busy"):
+            with pytest.raises(Shed, match="too busy"):
                 await gateway.pools.send(request(-1), Parsed("m", b""), ScriptedRelay([]))
         assert watcher.gone_on == ["0"]
         assert watcher.not_served == [("-1", "rejected-saturated")]

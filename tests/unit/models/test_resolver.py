@@ -13,10 +13,10 @@ from proxy.core.errors import (
     BadGateway,
     BadRequest,
     ConfigError,
+    Evicted,
     NoEndpoints,
     QueueFull,
     RateLimited,
-    Reason,
     RequestError,
     Saturated,
     ShuttingDown,
@@ -237,7 +237,7 @@ def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
         ShuttingDown(),
         BadGateway("lost"),
         BadRequest("bad"),
-        QueueFull("its client may have a part of the response", reason=Reason.EVICTED),
+        Evicted("its client may have a part of the response"),
     ],
 )
 async def test_fallbacks_end_if_another_model_cannot_help_or_the_body_is_gone(error: RequestError) -> None:
