@@ -82,8 +82,8 @@ class Gateway:
         self.pools = Pools(self.all_pools, self.bindings, serve_in)
 
     async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
-        """Serve the request. Raise RequestError if nothing was sent to the client; the relay ends requests that fail
-        later."""
+        """Serve the request. Raise RequestError for the client; once a response has started, it only says that no pod
+        continues the response, which the relay then ends."""
         pinned = response_id(client_request.path)
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)

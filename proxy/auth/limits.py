@@ -14,7 +14,7 @@ from proxy.auth.settings import ANY_OTHER, Limits
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.errors import RateLimited
 from proxy.core.ports import IDENTITY, Clock, Gate, Identity
-from proxy.core.request import DataKey, InferenceRequest, is_out_of_its_own_time
+from proxy.core.request import DataKey, InferenceRequest, client_limit_has_passed
 from proxy.telemetry.metrics import OTHER, Catalogue
 from proxy.telemetry.observer import is_label
 
@@ -231,7 +231,7 @@ def _usage(attempt: Attempt, now: float) -> Usage | None:
     None. A client that leaves, or times out by its own limit, before the response is charged for the prompt."""
     request = attempt.request
     if attempt.status is None:
-        is_late = attempt.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
+        is_late = attempt.ending is Ending.TIMED_OUT and client_limit_has_passed(request, now)
         left = is_late or attempt.ending is Ending.CLIENT_GONE
         return Usage(request.prompt.tokens, 0) if left else NOTHING
     if attempt.status >= 400:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Ending(Enum):
-    """How an attempt ended; every attempt has exactly one ending."""
+    """How an attempt ended; every attempt has exactly one ending. Why kvlane refused a request is a `Reason`."""
 
     COMPLETE = "complete"
     CLIENT_GONE = "client-gone"
@@ -25,7 +25,8 @@ class Ending(Enum):
     UPSTREAM_FAILED = "upstream-failed"
     TIMED_OUT = "timed-out"
     EVICTED = "evicted"
-    """kvlane ended it: for a request of higher priority, for another attempt of the request, or because it stops."""
+    """kvlane ended it: for a request of higher priority, for another attempt of the request, because it stops, or
+    because it closed the connection of the client."""
 
 
 def ending_of(error: KvlaneError) -> Ending:

@@ -21,7 +21,8 @@ LONGEST_NAME = 200
 
 
 class Reason(Enum):
-    """Why a request was refused: the value of x-kvlane-reason, and of llm-d's dropped-reason where llm-d defines it."""
+    """Why a request was refused: the value of x-kvlane-reason, and of llm-d's dropped-reason where llm-d defines it.
+    How an attempt ended is an `Ending`, which also has the value upstream-failed."""
 
     INVALID_REQUEST = "invalid-request"
     UNAUTHORIZED = "unauthorized"
@@ -211,7 +212,7 @@ class RateLimited(RequestError, status=429, code="rate_limit_exceeded", reason=R
 
 
 class BadGateway(RequestError, status=502, code="upstream_failed", reason=Reason.UPSTREAM_FAILED):
-    pass
+    """The error for the client when no other pod can be tried after an `UpstreamFailed`."""
 
 
 class NoEndpoints(RequestError, status=503, code="no_endpoints", reason=Reason.NO_ENDPOINTS):
@@ -260,7 +261,8 @@ class GatewayTimeout(RequestError, status=504, code="upstream_timed_out", reason
 
 
 class UpstreamFailed(KvlaneError):
-    """An attempt failed and another pod can be tried. The message is internal and is never sent to the client."""
+    """An attempt failed and another pod can be tried; `BadGateway` is the error for the client if none can. The message
+    is internal and is never sent to the client."""
 
     may_have_crashed: ClassVar[bool] = False
     """Whether the pod stopped before its response was complete, as pods that crash do."""

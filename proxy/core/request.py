@@ -162,7 +162,7 @@ TIME_LIMIT = "x-request-timeout-ms"
 """The header with which a client limits the time of its request."""
 
 
-def is_out_of_its_own_time(request: InferenceRequest, now: float) -> bool:
+def client_limit_has_passed(request: InferenceRequest, now: float) -> bool:
     """Return whether the time limit of the client has passed. `now` is monotonic seconds."""
     return now >= request.deadline and TIME_LIMIT in request.headers
 

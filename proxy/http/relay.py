@@ -307,7 +307,7 @@ async def _pump(upload: Upload, connection: PodConnection, response: Response, c
         connection.request_sent = True
     except RequestError as error:
         connection.abort()
-        response.failed(error)
+        response.failed(error, error.message)
     except Exception as error:  # noqa: BLE001  # raised by the task of the request
         response.internal_error(error)
 

@@ -21,7 +21,7 @@ from proxy.core.errors import (
 )
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
-from proxy.core.request import is_out_of_its_own_time
+from proxy.core.request import client_limit_has_passed
 from proxy.reliability.settings import BreakerSettings
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bo
     """Return whether the pod failed. Errors of kvlane, clients that disconnect, deadlines of clients and models that
     the pod does not serve are no failures of the pod; nor are ranks that it does not have."""
     is_late = attempt.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
-    if is_late and is_out_of_its_own_time(attempt.request, now):
+    if is_late and client_limit_has_passed(attempt.request, now):
         return False
     if isinstance(error, RankOutOfRange) or (isinstance(error, Declined) and error.status == NOT_FOUND):
         return False

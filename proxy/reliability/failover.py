@@ -232,7 +232,8 @@ class RetryState:
     tried: list[Endpoint] = field(default_factory=list)
     """Endpoints of the current round. A pod is tried again only when no other is left."""
     counted: int = 0
-    """Failures that count against `retries.attempts`: all except refused connections while an untried pod is left."""
+    """Failures that count against `retries.attempts`: all except connections that could not be established, and ranks
+    that the pod does not have, while an untried pod is left."""
     is_first_round: bool = True
 
 

@@ -171,7 +171,7 @@ class Hedge:
         """Reserve the pod at once, in the event-loop tick of the decision, and release it when the relay has ended."""
         reservation = ExitStack()
         reservation.enter_context(self.scope_of(attempt))
-        entered.callback(_left, reservation, attempt)
+        entered.callback(_release, reservation, attempt)
         return tasks.start(_relayed(reservation, race, attempt), f"hedged attempt to {attempt.endpoint.name}")
 
     def _second(self, first: Attempt) -> Attempt | None:
@@ -248,7 +248,7 @@ async def _relayed(reservation: ExitStack, race: Race, attempt: Attempt) -> Exce
     return None
 
 
-def _left(reservation: ExitStack, attempt: Attempt) -> None:
+def _release(reservation: ExitStack, attempt: Attempt) -> None:
     """Release an attempt whose task was cancelled before it started."""
     attempt.ending = attempt.ending or Ending.CLIENT_GONE
     reservation.close()

@@ -33,11 +33,15 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Retries before a response has started. A 429 is tried once on each other pod; other 4xx responses are
-    final."""
+    """Retries before a response has started. A 429 is always a cause, and so are a 404 for a model that another pod
+    lists and a 400 for a data-parallel rank that the pod does not have; other statuses are only if `on` names them. All
+    are within `attempts` and the budget."""
 
     attempts: int = param(
-        3, "largest number of attempts; a refused connection does not count while an untried pod is left", at_least=1
+        3,
+        "largest number of attempts; a connection that could not be established does not count while an untried pod is"
+        " left",
+        at_least=1,
     )
     on: tuple[Cause, ...] = param(
         ("connect", "reset", "502", "503", "504", "500"),

@@ -22,7 +22,7 @@ Decided = tuple[Endpoint, float]
 """A decision: (pod, its duration in seconds). Observer and access log keep only the few values that they count and log,
 so that no body is kept longer than its request. They are tuples, because named tuples take longer to create."""
 
-Started = tuple[int | None, Any, float, str, bool]
+FirstByte = tuple[int | None, Any, float, str, bool]
 """A first byte: (HTTP status, its time, arrival of the request, model, stream)."""
 
 Served = tuple[bool, Usage | None, int, float | None, float | None]

@@ -70,7 +70,7 @@ class EndpointSeries:
         c, endpoints, now = self.catalogue, self.fleet.endpoints, self.clock.now()
         counted = (c.decisions, c.attempts, c.scrape_failures, c.transitions, c.check_failures)
         loads = (c.in_flight, c.in_flight_tokens, c.waiting, c.running, c.kv_usage, c.scrape_age, c.index_error)
-        for family in (*counted, *loads, c.state, c.breaker_state, c.ejections):
+        for family in (*counted, *loads, c.state, c.breaker_state, c.ejection_reasons):
             family.clear()
         for family in (c.pool_ready, c.pool_waiting, c.pool_kv_usage):
             family.clear()
@@ -104,7 +104,7 @@ class EndpointSeries:
         c.state.cell(label, endpoint.state.value).value += 1
         c.breaker_state.cell(label, self.breaker(endpoint)).value += 1
         for reason in self.fleet.ejection_reasons(endpoint):
-            c.ejections.cell(label, reason).value += 1
+            c.ejection_reasons.cell(label, reason).value += 1
         for estimate in self.indexes:
             error = c.index_error.cell(label)
             error.value = max(error.value, estimate.prediction_error(endpoint))

@@ -242,7 +242,8 @@ class Catalogue:
         # requests, as clients see them
         self.requests = counter(
             "requests",
-            "Requests, by outcome: the ending of the response, or refused.",
+            "Requests, by outcome: the ending of the response; upstream-failed and timed-out also for 502 and 504 of"
+            " kvlane; refused for its other errors.",
             ("model", "path", "outcome", "status"),
         )
         self.refused = counter("refused", "Errors that kvlane itself sent, by x-kvlane-reason.", ("reason",))
@@ -408,8 +409,10 @@ class Catalogue:
         self.breaker_state = gauge(
             "endpoint_breaker_state", "1 for the current state of the pod's circuit breaker.", ("endpoint", "state")
         )
-        self.ejections = gauge(
-            "endpoint_doubts", "1 for each reason for which the pod is ejected.", ("endpoint", "reason")
+        self.ejection_reasons = gauge(
+            "endpoint_doubts",
+            "1 for each reason to eject the pod, also while ejections are ignored.",
+            ("endpoint", "reason"),
         )
         self.check_failures = counter(
             "endpoint_check_failures", "Failed health checks of the pod, by kind.", ("endpoint", "check")
@@ -506,10 +509,10 @@ class Catalogue:
             "1, or 0 if the last reload failed and the configuration before it stays in effect.",
         )
         self.loop_lag = gauge("event_loop_lag_seconds", "Delay of the last timer of the event loop, in seconds.")
-        self.log_lines_lost = counter(
+        self.access_log_lines_lost = counter(
             "access_log_lines_lost", "Access log lines dropped because standard output was not read."
         )
-        self.stderr_lines_lost = counter(
+        self.log_lines_lost = counter(
             "log_lines_lost", "Log lines dropped because standard error was not read, or was closed."
         )
         self.record_lines_lost = counter(

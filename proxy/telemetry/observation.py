@@ -70,7 +70,7 @@ class Observation:
         if self._tracing is not None:
             self._tracing.start(stack, self.catalogue.spans_lost.cell())
         if self._settings.access_log:
-            access_log = AccessLog(write(), self._clock, self.catalogue.log_lines_lost.cell())
+            access_log = AccessLog(write(), self._clock, self.catalogue.access_log_lines_lost.cell())
             self.observer.access_log = await stack.enter_async_context(access_log)
         stack.callback(self.observer.flush)
         tasks.keep(self.observer.run, "metrics-and-access-log")
@@ -106,7 +106,7 @@ class Exposition:
         if self.observer is not None:
             await self.observer.flush_in_batches()
         await self.endpoints.read()
-        self.catalogue.stderr_lines_lost.cell().value = lost_lines()
+        self.catalogue.log_lines_lost.cell().value = lost_lines()
         for read in self.readers:
             read()
         await self.catalogue.read()

@@ -16,7 +16,7 @@ from proxy.core.errors import Declined, Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import NOT_REFUSED, ClientRequest, Clock
 from proxy.core.request import InferenceRequest
-from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Decided, Done, Ended, Served, Started
+from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Decided, Done, Ended, FirstByte, Served
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import OTHER, Catalogue
 
@@ -48,7 +48,7 @@ LONGEST_MODEL = 256
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_ENDINGS = {
+_OUTCOME_OF_REASON = {
     Reason.UPSTREAM_FAILED.value: Ending.UPSTREAM_FAILED.value,
     Reason.UPSTREAM_TIMED_OUT.value: Ending.TIMED_OUT.value,
 }
@@ -70,7 +70,7 @@ def path_label(path: str) -> str:
 
 def outcome_label(outcome: str, refused: bool) -> str:
     """Return the label. `outcome` is the value of an Ending, or of a Reason if the request was `refused`."""
-    return _ENDINGS.get(outcome, "refused") if refused else outcome
+    return _OUTCOME_OF_REASON.get(outcome, "refused") if refused else outcome
 
 
 OK, LEAST_BAD, SERVER_ERROR = 200, 400, 500
@@ -116,7 +116,7 @@ class RequestSeries:
             seconds.append(taken)
         self._decision_seconds.observe_all(seconds)
 
-    def begun(self, records: Sequence[Started]) -> None:
+    def first_bytes(self, records: Sequence[FirstByte]) -> None:
         """Count responses whose first byte arrived."""
         seconds: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
         for status, at, received_at, model, stream in records:
@@ -265,7 +265,7 @@ class Observer(Listener):
         self.access_log = access_log
         self._series = RequestSeries(catalogue, endpoints, model_limit)
         self._decided: list[Decided] = []
-        self._begun: list[Started] = []
+        self._first_bytes: list[FirstByte] = []
         self._attempts: list[Ended] = []
         self._requests: list[Done] = []
 
@@ -282,7 +282,7 @@ class Observer(Listener):
     def first_byte(self, attempt: Attempt) -> None:
         if not attempt.is_continuation:
             request = attempt.request
-            self._begun.append(
+            self._first_bytes.append(
                 (attempt.status, attempt.first_byte_at, request.received_at, request.model, request.stream)
             )
 
@@ -356,7 +356,7 @@ class Observer(Listener):
         the attempt's model. Two tasks may iterate at a time: no record is processed twice."""
         kinds: tuple[tuple[list[Any], Callable[[list[Any]], None]], ...] = (
             (self._decided, self._series.decided),
-            (self._begun, self._series.begun),
+            (self._first_bytes, self._series.first_bytes),
             (self._attempts, self._series.attempts_ended),
             (self._requests, self._request_batch),
         )

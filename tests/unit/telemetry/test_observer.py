@@ -328,7 +328,12 @@ async def test_a_failed_batch_is_reported_and_the_next_one_counted(
 def test_no_request_or_body_is_kept() -> None:
     world = World()
     world.request(world.attempt_of(world.fleet.add("pod-a")))
-    kept = [*world.observer._decided, *world.observer._begun, *world.observer._attempts, *world.observer._requests]
+    kept = [
+        *world.observer._decided,
+        *world.observer._first_bytes,
+        *world.observer._attempts,
+        *world.observer._requests,
+    ]
     assert len(kept) == 4
     assert all(isinstance(value, str | int | float | Ending | Endpoint | Usage | None) for value in flat(kept))
 

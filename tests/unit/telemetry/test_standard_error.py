@@ -106,4 +106,4 @@ async def test_dropped_lines_are_a_metric(monkeypatch: pytest.MonkeyPatch) -> No
         body, _ = await Exposition(world.catalogue, world.series).render("")
         assert b"\nkvlane_log_lines_lost_total 7.0\n" in body
         assert stream.stop()
-    assert Catalogue("test").stderr_lines_lost.cell().value == 0
+    assert Catalogue("test").log_lines_lost.cell().value == 0

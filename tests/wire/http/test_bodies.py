@@ -11,7 +11,19 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
 from proxy.core.params import Duration, Size
 from proxy.http.body import UNCOUNTED, MemoryBudget
-from tests.helpers.http.support import BUFFER, CHAT, Pod, Received, answering, chunk, plain, post, rig
+from tests.helpers.http.support import (
+    BUFFER,
+    CHAT,
+    SSE_HEAD,
+    Pod,
+    Received,
+    answering,
+    chunk,
+    event,
+    plain,
+    post,
+    rig,
+)
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, until
 
@@ -601,6 +613,21 @@ async def test_an_upload_that_stops_arriving_is_408_and_frees_the_pod() -> None:
         assert (await client.response()).startswith(b"HTTP/1.1 408 ")
         await asyncio.wait_for(gone.wait(), PATIENCE)
         assert port.attempt.ending is Ending.CLIENT_GONE
+
+
+async def test_a_stream_whose_upload_stops_arriving_ends_with_the_reason() -> None:
+    async def script(request: Received) -> None:
+        await request.send(SSE_HEAD + event("1"))
+        await request.gone()
+
+    async with (
+        Pod(script) as pod,
+        rig(pod, body_timeout=Duration(0.1), kept_upload=STREAMED) as port,
+        port.client() as client,
+    ):
+        client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
+        seen = await client.until_closed()
+        assert b"The request body did not arrive in time." in seen.body
 
 
 async def test_a_chunked_upload_above_the_limit_is_413() -> None:
