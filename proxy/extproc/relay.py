@@ -13,6 +13,8 @@ from proxy.core.errors import (
     BadGateway,
     EnvoyOverflow,
     GatewayTimeout,
+    NoEndpoints,
+    RankOutOfRange,
     TriedByEnvoy,
     UnknownModel,
     UpstreamFailed,
@@ -38,6 +40,7 @@ from proxy.extproc.messages import (
 )
 from proxy.extproc.request import EnvoyRequest, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing, UntilClose
+from proxy.http.head import BAD_REQUEST, NOT_FOUND
 from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_changed, transforms_of
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import TrackedRelay
@@ -45,8 +48,8 @@ from proxy.http.request import HttpRequest
 from proxy.http.response import LOST, RelayContext
 from proxy.http.upstream.connection import ResponseMeter
 from proxy.http.upstream.pool import PodAddress
-from proxy.openai.errors import LONGEST, says_that_model_is_missing, stream_error
-from proxy.reliability.failover import NOT_FOUND, sees_some_models
+from proxy.openai.errors import LONGEST, names_rank_out_of_range, says_that_model_is_missing, stream_error
+from proxy.reliability.failover import sees_some_models
 
 
 class EnvoyRelay(TrackedRelay):
@@ -65,10 +68,15 @@ class EnvoyRelay(TrackedRelay):
         """Messages of the response that were read before the reply to its head."""
         self._response: Any = None
         """The head of the pod's response."""
+        self._is_out_of_range = False
+        """Whether the pod did not have the rank. Envoy cannot send the request again."""
 
     async def relay(self, attempt: Attempt) -> None:
         """See `core.ports.Relay.relay`. If Envoy used another pod, the next attempt is on that pod."""
         self.attempt = attempt
+        if self._is_out_of_range:
+            attempt.ending = Ending.EVICTED
+            raise NoEndpoints("The pod has fewer data-parallel ranks than it was known to have; retry shortly.")
         try:
             if self._response is None:
                 await self._send(attempt)
@@ -78,7 +86,7 @@ class EnvoyRelay(TrackedRelay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
-        except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel):
+        except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel, RankOutOfRange):
             attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
@@ -159,7 +167,10 @@ class EnvoyRelay(TrackedRelay):
         client_request, stream = self._gateway_request, self._stream
         fields = fields_of(head.response_headers.headers)
         attempt.status = _status(fields.get(":status", "200"))
-        hides_models = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
+        mode, rank = stream.response_mode, attempt.endpoint.rank
+        checks_error = attempt.status == NOT_FOUND and sees_some_models(attempt.request)
+        if attempt.status == BAD_REQUEST and rank is not None and mode not in (NONE, STREAMED):
+            checks_error = True
         coded = fields.get("content-encoding", "identity") != "identity"
         body_out = ResponseBody(attempt, fields.get("content-type", ""), coded, "content-length" in fields)
         try:
@@ -167,16 +178,16 @@ class EnvoyRelay(TrackedRelay):
             if not head.HasField("response_headers"):
                 client_request.sent_status = attempt.status
             else:
-                is_over, is_late = head.response_headers.end_of_stream, stream.response_mode in WHOLE
-                hides_models &= not is_over
-                if hides_models and not is_late:
-                    await self._hide_models(attempt)
+                is_over, is_late = head.response_headers.end_of_stream, mode in WHOLE
+                checks_error &= not is_over
+                if checks_error and not is_late:
+                    await self._check_error(attempt)
                 add = [("x-request-id", client_request.id), *attempt.response_headers]
                 remove = ["content-length"] if body_out.changes and "content-length" in fields else []
-                stream.is_complete = stream.response_mode == NONE  # the gateway may end the stream with this reply
+                stream.is_complete = mode == NONE  # the gateway may end the stream with this reply
                 await stream.write(with_fields("response_headers", add, remove))
-                if hides_models and is_late:
-                    await self._hide_models(attempt)
+                if checks_error and is_late:
+                    await self._check_error(attempt)
                 client_request.sent_status = attempt.status
                 if is_over:
                     self._finish(attempt, body_out)
@@ -188,9 +199,10 @@ class EnvoyRelay(TrackedRelay):
             if attempt.ending is None:
                 body_out.meter.flush(attempt)
 
-    async def _hide_models(self, attempt: Attempt) -> None:
+    async def _check_error(self, attempt: Attempt) -> None:
         """Raise UnknownModel for a 404 that reports a missing model: the pod may list its models, and the key may not
-        use all of them. If the gateway sends the head before the body, any 404 counts."""
+        use all of them. If the gateway sends the head before the body, any 404 counts. Raise RankOutOfRange for a 400
+        that reports the rank of the attempt."""
         stream, body, is_whole = self._stream, b"", False
         if stream.response_mode in (NONE, STREAMED):
             raise UnknownModel(attempt.request.model)
@@ -199,8 +211,13 @@ class EnvoyRelay(TrackedRelay):
             self._held.append((kind, message))
             body += message.response_body.body
             is_whole = kind == "response_trailers" or message.response_body.end_of_stream
-        if says_that_model_is_missing(body):
+            is_whole |= stream.response_mode in WHOLE  # nothing follows before the reply
+        if attempt.status == NOT_FOUND and says_that_model_is_missing(body):
             raise UnknownModel(attempt.request.model)
+        error = names_rank_out_of_range(body) if attempt.status == BAD_REQUEST else None
+        if error is not None and error.rank == attempt.endpoint.rank:
+            self._is_out_of_range = True
+            raise error
 
     async def _next(self) -> tuple[str, Any]:
         return self._held.popleft() if self._held else await self._stream.next()

@@ -530,3 +530,50 @@ async def test_the_rank_is_in_a_header_and_its_pod_is_the_destination() -> None:
         assert int(sent["x-data-parallel-rank"]) < len(named[0].ranks)  # type: ignore[union-attr]
         addresses = sent[DESTINATION].split(",")
         assert len(set(addresses)) == len(addresses), "a fallback is another pod with a rank of this number"
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
+@pytest.mark.parametrize("named", ["own", "another"])
+async def test_a_rank_that_its_pod_does_not_have_is_removed_and_not_requested_again(mode: int, named: str) -> None:
+    async with gateway(BLIND, [{"dataParallel": {"size": 4}}] * 2) as (s, channel):
+        while True:
+            one = talk(channel)
+            await one.say(
+                request_headers={"headers": headers(HEAD)},
+                protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": mode},
+            )
+            await one.say(request_body={"body": BODY, "end_of_stream": True})
+            sent = set_by((await one.hear()).request_headers.response.header_mutation)
+            await one.hear()
+            if (rank := int(sent["x-data-parallel-rank"])) >= 2:
+                break
+            await one.end()
+        text = f"data_parallel_rank {rank if named == 'own' else 9} is out of range [0, 2)."
+        await one.say(response_headers={"headers": headers({":status": "400", "content-type": "application/json"})})
+        if mode == BUFFERED:
+            assert (await one.hear()).WhichOneof("kind") == "response_headers"
+        await one.say(response_body={"body": orjson.dumps({"error": {"message": text}}), "end_of_stream": True})
+        reply = await one.hear()
+        if named == "another":
+            assert reply.WhichOneof("kind") == ("response_body" if mode == BUFFERED else "response_headers")
+        else:
+            assert reply.immediate_response.status.code == 503
+            assert sorted(len(pod.ranks) for pod in s.app.fleet.pods) == [2, 4]
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
+
+
+async def test_a_buffered_404_with_trailers_does_not_list_models_for_a_restricted_key() -> None:
+    async with gateway({"security": {"apiKeys": KEYS}}) as (_, channel):
+        one = talk(channel)
+        await one.say(
+            request_headers={"headers": headers({**HEAD, "authorization": "Bearer some"})},
+            protocol_config={"request_body_mode": FULL_DUPLEX_STREAMED, "response_body_mode": BUFFERED},
+        )
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        assert [(await one.hear()).WhichOneof("kind") for _ in range(2)] == ["request_headers", "request_body"]
+        await one.say(response_headers={"headers": headers({":status": "404", "content-type": "application/json"})})
+        assert (await one.hear()).WhichOneof("kind") == "response_headers"
+        await one.say(response_body={"body": MISSING})
+        response = (await one.hear()).immediate_response
+        assert (response.status.code, b"secret" in response.body) == (404, False)
