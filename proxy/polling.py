@@ -17,7 +17,7 @@ from proxy.fleet.runner import STATIC, FleetRunner, named
 from proxy.fleet.store import Fleet, FleetSettings
 from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.pool import PooledFetcher
-from proxy.reliability.health import INFERENCE_TIMEOUT, HealthChecks
+from proxy.reliability.health import HealthChecks
 from proxy.reliability.settings import HealthSettings
 from proxy.settings import PoolSettings, Settings
 
@@ -92,8 +92,8 @@ class Polling:
         )
 
     def _build_checks(self, settings: HealthSettings, draft: Draft) -> None:
-        fleet = self._fleet
-        timeout = settings.timeout if settings.inference is None else max(settings.timeout, INFERENCE_TIMEOUT)
+        timeouts = [settings.timeout] if settings.inference is None else [settings.timeout, settings.inference.timeout]
+        fleet, timeout = self._fleet, max(timeouts)
         fetcher = partial(PooledFetcher, timeout, self._clock, self._trust)
         checker = draft.keep("health-connections", fetcher, timeout=timeout)
         draft.get(

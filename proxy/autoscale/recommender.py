@@ -9,7 +9,6 @@ from typing import Any
 from proxy.autoscale.behavior import Damping
 from proxy.autoscale.demand import DemandForecast, SizedRole, demands, total_of_all
 from proxy.autoscale.distribution import bounded, distribute, least_total, read_bands, within
-from proxy.autoscale.measures import WINDOW
 from proxy.autoscale.policy import Result, Role, RoleSituation
 from proxy.autoscale.settings import RoleSettings, ScalingPolicy
 
@@ -66,7 +65,7 @@ class Recommender:
         if pool.surge and any(one.is_starting for one in situations.values()):
             wanted = max(wanted, current)
         corrected = within(roles, wanted)
-        gated = pool.gate and not panic and self._moved is not None and now - self._moved <= WINDOW
+        gated = pool.gate and not panic and self._moved is not None and now - self._moved <= pool.settle
         signals = {name: one.signals for name, one in situations.items()}
         total, (result, replicas) = _affordable(
             pool,

@@ -214,9 +214,10 @@ class ScalingPolicy:
         Duration(150.0), "time by which growing sums are extrapolated: the time that a pod takes to start", at_most=1800
     )
     gate: bool = param(
-        True,
-        "while replicas start or drain, and for 30 s afterwards, move none between roles unless a role needs more than "
-        "it has",
+        True, "while replicas start or drain, move none between roles unless a role needs more than it has"
+    )
+    settle: Duration = param(
+        Duration(30.0), "time for which the gate stays closed afterwards: the window of the metrics"
     )
     max_moves: int = param(
         0, "largest number of replicas that change their role in one decision; 0: no limit", at_least=0

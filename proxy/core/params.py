@@ -65,7 +65,6 @@ def moment(value: str | date) -> Moment:
 
 REMOVED: Mapping[str, str] = {
     "autoscale.pools.*.history": "it is always 1000 decisions",
-    "autoscale.pools.*.settle": "it is always 30 s, the window of the metrics",
     "autoscale.prometheus.timeout": "it is always 5 s",
     "models.kubernetes.retry": "it is always 500 ms",
     "models.kubernetes.timeout": "it is always 10 s",
@@ -81,13 +80,10 @@ REMOVED: Mapping[str, str] = {
     "pods.warmup.sharedBy": "it is always 8 requests",
     "pods.warmup.timeout": "it is always 1 minute",
     "reliability.breaker.probes": "it is always 1 request",
-    "reliability.health.inference.timeout": "it is always 10 s",
-    "reliability.hedging.percentile": "it is always 95; reliability.hedging.after sets a fixed delay",
     "replicas.interval": "it is always 10 ms",
     "security.jwt.leeway": "it is always 30 s",
     "security.jwt.refresh": "it is always 5 minutes",
     "telemetry.decisions.maxBytes": "it is always 64 MiB",
-    "telemetry.record.keep": "it is always 4 full files; telemetry.record.maxSize sets their size",
     "telemetry.tracing.timeout": "it is always 5 s",
     "approx-prefix-cache-producer.maxSiblings": "it is always 16 requests",
     "approx-prefix-cache-producer.ttl": "it is always 1 hour",

@@ -98,8 +98,10 @@ class HealthChecks:
             check = partial(self._is_healthy, endpoint, settings.path)
             loops.append(partial(self._loop, endpoint, "health", UNHEALTHY, check, settings.interval))
         if settings.inference is not None:
-            generates, interval = partial(self._generates, endpoint), settings.inference.interval
-            loops.append(partial(self._loop, endpoint, "inference", FAILS_INFERENCE, generates, interval))
+            check = partial(self._generates, endpoint, settings.inference.timeout)
+            loops.append(
+                partial(self._loop, endpoint, "inference", FAILS_INFERENCE, check, settings.inference.interval)
+            )
         self._loops[endpoint] = [self._tasks.keep(loop, "health-checks", endpoint.name) for loop in loops]
 
     def _removed(self, endpoint: Endpoint) -> None:
@@ -143,17 +145,14 @@ class HealthChecks:
             return False
         return None if status in NO_SUCH_PATH else 200 <= status < 300
 
-    async def _generates(self, endpoint: Endpoint) -> bool | None:
+    async def _generates(self, endpoint: Endpoint, timeout: float) -> bool | None:
         """Check an idle pod. The requests of a busy pod show that it works, and would delay the check."""
         if endpoint.load.requests or endpoint.metrics.waiting or endpoint.state is EndpointState.STARTING:
             return None
-        return await generates(endpoint, self.client, INFERENCE_TIMEOUT)
+        return await generates(endpoint, self.client, timeout)
 
 
 PATH = "/v1/completions"
-
-INFERENCE_TIMEOUT = 10.0
-"""Timeout, in seconds, for the token that an idle pod must generate."""
 
 
 async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:

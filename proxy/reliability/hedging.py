@@ -18,18 +18,14 @@ from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import HedgingSettings
 from proxy.telemetry.metrics import Counter
 
-LATE = 0.95
-"""Share of the recent times to first byte that are not late. By default `budgetPercent` permits about as many hedged
-attempts as there are late responses."""
-
 REMEMBERED = 500
-"""Number of recent times to first byte that `FirstByteTimes.late` is computed of."""
+"""Number of recent times to first byte that the percentile is computed of."""
 
 ENOUGH = 50
-"""Smallest number of times for that."""
+"""Smallest number of times for a percentile."""
 
 EVERY = 25
-"""Number of new times after which it is computed again."""
+"""Number of new times after which the percentile is computed again."""
 
 KINDS = 200
 """Largest number of kinds of requests. Clients may invent models."""
@@ -40,17 +36,17 @@ class FirstByteTimes:
     """Recent times to first byte of one kind of requests, in seconds."""
 
     late: float | None = None
-    """The time within which the share LATE begins, in seconds; None while too few times are known."""
+    """The percentile; None while too few times are known."""
     _added: int = 0
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, share: float) -> None:
         self._seen.append(seconds)
         self._added += 1
         if len(self._seen) >= ENOUGH and self._added >= EVERY:
             self._added = 0
             ordered = sorted(self._seen)
-            self.late = ordered[min(len(ordered) - 1, int(LATE * len(ordered)))]
+            self.late = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(eq=False)
@@ -76,7 +72,7 @@ class HedgeDelays:
         if times is None and len(self._kinds) < KINDS:
             times = self._kinds[kind] = FirstByteTimes()
         if times is not None:
-            times.add(seconds)
+            times.add(seconds, self.settings.percentile / 100)
 
 
 WON, LOST, FAILED, NO_POD, NO_BUDGET = "won", "lost", "failed", "no-pod", "no-budget"

@@ -78,6 +78,7 @@ class InferenceCheck:
     """A completion of one token, requested of idle pods."""
 
     interval: Duration = param(Duration(30.0), "time between two checks of a pod", more_than=0)
+    timeout: Duration = param(Duration(10.0), "time for the token", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,14 @@ class HedgingSettings:
     receives the response that starts first."""
 
     after: Duration | None = param(
-        None,
-        "time without a first byte after which a hedged attempt starts; null: the 95th percentile of recent times to "
-        "first byte of the same model and kind (stream or not)",
-        more_than=0,
+        None, "time without a first byte after which a hedged attempt starts; null: by percentile", more_than=0
+    )
+    percentile: float = param(
+        95.0,
+        "percentile of recent times to first byte of the same model and kind (stream or not) after which a "
+        "hedged attempt starts",
+        at_least=50,
+        at_most=99.9,
     )
     priority_at_least: int = param(0, "lowest priority of requests that are hedged")
     budget_percent: float = param(5.0, "hedged attempts per hundred attempts", at_least=0, at_most=100)

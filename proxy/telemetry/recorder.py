@@ -43,9 +43,6 @@ BLOCK_TOKENS = 64
 MOST_BLOCKS = 2048
 """Largest number of blocks of a prompt that are hashed: the default of a producer."""
 
-FULL_FILES = 4
-"""Number of full files that are kept; the oldest is deleted."""
-
 INTERVAL = 0.5
 """Seconds between batches."""
 
@@ -78,7 +75,7 @@ class RequestRecorder(Listener):
         self._entries: list[Entry] = []
         self._pods: dict[str, tuple[int, int]] = {}
         path = Path(settings.file)
-        file = RotatingFile(path, self._key, settings.max_size, FULL_FILES, self._head)
+        file = RotatingFile(path, self._key, settings.max_size, settings.keep, self._head)
         self._writer = LineWriter("the record", file.write, lost.add)
 
     def request_ended(

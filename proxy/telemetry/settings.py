@@ -24,11 +24,8 @@ class LogFormat(Enum):
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
     file: str = param(doc="Path of the record; all workers append to it. `FILE.key` holds the secret of the hashes.")
-    max_size: Size = param(
-        Size(256 << 20),
-        "Start a new file at this size. Four full files are kept, as `FILE.1` to `FILE.4`.",
-        at_least=1 << 10,
-    )
+    max_size: Size = param(Size(256 << 20), "Start a new file at this size.", at_least=1 << 10)
+    keep: int = param(4, "Number of full files to keep, as `FILE.1`, `FILE.2`, …; the oldest is deleted.", at_least=0)
 
     def __post_init__(self) -> None:
         if not self.file:

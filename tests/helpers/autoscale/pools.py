@@ -23,6 +23,7 @@ def pool(**changed: Any) -> ScalingPolicy:
             "panic": {"hold": "0s"},
         },
         "coordination": {"mode": "preferred", "hysteresisPercent": 0},
+        "settle": "30s",
         **changed,
     }
     return load({"pools": {"default": section}}).pools["default"]

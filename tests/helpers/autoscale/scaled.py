@@ -47,6 +47,7 @@ def policies(**changed: Any) -> AutoscaleSettings:
             "panic": {"hold": "0s"},
         },
         "coordination": {"mode": "preferred", "alpha": 0, "hysteresisPercent": 0},
+        "settle": "0s",
         "actuator": EXEC,
         **changed,
     }

@@ -111,7 +111,7 @@ class TestSurge:
     def received(self, gpus: float) -> Recommender:
         policy = {"mode": "preferred", "alpha": 0}
         behavior = {**HELD, "scaleDown": {"select": "none", "stabilization": "0s"}}
-        return Recommender(pool(behavior=behavior, surge=True, gpuBudget=gpus, coordination=policy))
+        return Recommender(pool(behavior=behavior, surge=True, gpuBudget=gpus, settle="0s", coordination=policy))
 
     def test_a_replica_starts_in_its_new_role_before_it_leaves_the_old_one(self) -> None:
         received = self.received(gpus=12)

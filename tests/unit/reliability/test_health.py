@@ -127,7 +127,7 @@ async def test_starting_pods_are_not_checked() -> None:
 
 async def test_an_idle_engine_must_generate_a_token() -> None:
     world = World()
-    inference = InferenceCheck(interval=FAST)
+    inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
     async with world.checked(HealthSettings(path=None, inference=inference)):
         await world.rounds(3)
         body = orjson.loads(world.bodies[0])
@@ -190,7 +190,7 @@ def test_only_consecutive_failures_count() -> None:
     ]
 
 
-@pytest.mark.parametrize("inference", [None, InferenceCheck(interval=FAST)])
+@pytest.mark.parametrize("inference", [None, InferenceCheck(interval=FAST, timeout=Duration(0.01))])
 async def test_checks_that_fail_for_lack_of_descriptors_change_nothing(inference: InferenceCheck | None) -> None:
     world = World()
     world.says = OutOfFiles("no connection")

@@ -196,7 +196,7 @@ async def test_a_reload_enables_and_disables_hedging() -> None:
 
 
 async def test_learnt_first_byte_times_define_lateness() -> None:
-    learning = {"budgetPercent": 100}
+    learning = {"percentile": 95, "budgetPercent": 100}
     settings = {"reliability": {"hedging": learning, "breaker": {"failures": 1000}}, **BY_LOAD, **BLIND}
     async with stack(2, SimConfig(time_scale=5), settings) as s:
         for number in range(60):
