@@ -129,7 +129,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= LEAST or not self._may_skip():
             return self._select(timeout)
-        grace = min(max(LEAST, timeout / SPEED), MOST)
+        has_connections = len(self.get_map()) > 1  # the loop itself reads a socket that wakes it
+        grace = min(max(LEAST, timeout / SPEED), MOST) if has_connections else 0.0
         ready = self._select(grace)
         if not ready:
             CLOCK.stand_still(timeout - grace)
