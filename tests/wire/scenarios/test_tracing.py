@@ -32,6 +32,12 @@ NOT_DRAWN = THEIRS[:-1] + "0"
 SECRET = "a confidential prompt"
 
 
+@pytest.fixture(autouse=True)
+def frequent_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are sent by a thread, whose waits are not skipped."""
+    monkeypatch.setattr(traces, "INTERVAL", 0.02)
+
+
 def tracing(collector: Collector, **more: Any) -> Mapping[str, Any]:
     return {"telemetry": {"tracing": {"endpoint": collector.url, **more}}}
 
@@ -213,7 +219,11 @@ async def test_unsent_spans_are_sent_when_the_proxy_stops() -> None:
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "is away"])
-async def test_a_silent_collector_costs_spans_and_no_request(how: str) -> None:
+async def test_a_silent_collector_costs_spans_and_no_request(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "hangs":
+        monkeypatch.setattr(traces, "LAST_SECONDS", 0.1)
+    if how == "is away":
+        monkeypatch.setattr(traces, "EXPORT_TIMEOUT", 0.5)  # less than the pause before a second connection attempt
     async with Collector() as collector:
         collector.takes, collector.hangs = how != "refuses", how == "hangs"
         endpoint = "http://127.0.0.1:1" if how == "is away" else collector.url
