@@ -63,6 +63,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(5000)  # new objects, as in `kvlane serve`
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
