@@ -13,20 +13,22 @@ LARGE = b"data: " + b"x" * 80_000 + b"\n\n"
 
 
 def reads(raw: bytes, *cuts: int) -> list[tuple[bytes, list[bytes], list[int]]]:
-    """Return what the parser finds in each read of a chunked body without extensions, byte by byte."""
+    """Return what the parser finds in each read of a chunked body without extensions."""
     state, size, line = "size", 0, b""
     found: list[tuple[bytes, list[bytes], list[int]]] = []
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
-        body, marks = b"", []
-        for at in range(start, end):
-            byte = raw[at : at + 1]
+        body, marks, at = b"", [], start
+        while at < end:
+            if state == "body" and size:
+                piece = raw[at : min(at + size, end)]
+                body, size, at = body + piece, size - len(piece), at + len(piece)
+                continue
+            byte, at = raw[at : at + 1], at + 1
             if state == "size":
                 line += byte
                 if line.endswith(b"\r\n"):
                     size, line, state = int(line, 16), b"", "body"
                     marks.append(OPENED)
-            elif state == "body" and size:
-                body, size = body + byte, size - 1
             elif byte == b"\n":
                 marks.append(CLOSED)
                 state = "size"
