@@ -102,9 +102,10 @@ class Resolver:
         )
 
     async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
-        """Send the request under each of its models in turn, until a pod serves it. A final error has the model name
-        that the client sent."""
+        """Send the request under each of its models in turn, until a pod serves it. Raise the last error, in the words
+        of the client, except that an unknown fallback does not hide why another model could not be served."""
         naming = request.naming
+        failure: RequestError | None = None
         while naming is not None:
             try:
                 await send(request)
@@ -112,7 +113,8 @@ class Resolver:
             except (NoEndpoints, UnknownModel, Saturated, AllFailed) as error:
                 if error.reason is Reason.EVICTED:
                     raise
-                failure = error
+                if failure is None or not isinstance(error, UnknownModel):
+                    failure = _in_words_of(naming, request, error)
             request = await self._instead(request, naming, failure)
             naming = request.naming
         await send(request)
@@ -130,13 +132,13 @@ class Resolver:
             if woken and await self._waker.awake(request.model, request.deadline):
                 return changed(with_fresh_state(request), naming=replace(naming, may_wait=False))
         if not naming.fallbacks:
-            raise _in_words_of(naming, request, error)
+            raise error
         name, *others = naming.fallbacks
         model, pool = self._placed(name)
         try:
             body = request.body if model == request.model else _rewritten(request, model)
         except BadRequest:
-            raise _in_words_of(naming, request, error) from error
+            raise error from None
         if self._catalogue is not None:
             self._catalogue.fallbacks.cell(request.model, name).add()
         naming = replace(naming, fallbacks=tuple(others), pool=pool)

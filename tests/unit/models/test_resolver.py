@@ -258,6 +258,14 @@ async def test_if_all_fail_the_error_has_the_clients_name() -> None:
         await it.try_each(it.resolve(request("gpt"), None), pods.send)
 
 
+async def test_an_unknown_fallback_does_not_hide_why_the_model_could_not_be_served() -> None:
+    it = resolver(aliases={"gpt": "big"}, fallbacks={"big": ["typo"]})
+    pods = Pods(big=Saturated("All pods of `big` are busy."), typo=UnknownModel("typo"))
+    with pytest.raises(Saturated, match="All pods of `gpt` are busy"):
+        await it.try_each(it.resolve(request("gpt"), None), pods.send)
+    assert pods.models == ["big", "typo"]
+
+
 async def test_the_next_model_gets_the_client_and_nothing_else() -> None:
     it = resolver(fallbacks={"m": ["small"]})
     incoming = it.resolve(request("m"), KEY)
