@@ -99,6 +99,7 @@ class RequestHead:
         self.length = None if length is None else int(length)
         """The declared length of the body; the parser has checked that it is a number."""
         self.raw_headers = head.raw_headers
+        """All fields; without content-length where `Heads.read` has cut it out."""
         self.speaks_11 = (version := head.version) is HTTP_11 or version > HTTP_10
         """Whether the client understands chunks and informational responses."""
         self.id = self.headers.get("x-request-id") or ""

@@ -340,6 +340,7 @@ class Failover:
         """Count the failure, take a retry of the budget, and return the backoff in seconds. Raise RequestError if no
         retry is allowed. A pod that accepted no connection, while an untried one is left, is not counted: return 0."""
         unreached = isinstance(error, ConnectFailed | RankOutOfRange)
+        # `retries_instead` has checked the status of a `Declined`.
         if not isinstance(error, Declined) and _cause(error) not in self.settings.on:
             raise _gave_up(attempt, error)
         if unreached and state.is_first_round and has_others:

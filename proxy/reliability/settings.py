@@ -48,7 +48,11 @@ class Retries:
         "causes of a retry: connection failure, connection reset, and statuses; 504 includes a response that "
         "does not start in time",
     )
-    budget_percent: float = param(20.0, "retries per hundred requests, in addition to one per second", at_least=0)
+    budget_percent: float = param(
+        20.0,
+        "retries per hundred attempts, in addition to one per second; up to 100 unused ones are kept",
+        at_least=0,
+    )
     backoff: Backoff = field(default_factory=Backoff)
 
 
