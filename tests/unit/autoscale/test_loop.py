@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.loop import HISTORY, Loop, ScalingDecision, ScalingOutcome
+from proxy.autoscale import loop
+from proxy.autoscale.loop import Loop, ScalingDecision, ScalingOutcome
 from proxy.autoscale.policy import RoleSituation, reading, readings
 from proxy.core.errors import BadRequest
 from proxy.core.ports import ManualClock
@@ -270,11 +271,12 @@ class TestOperators:
 
 
 class TestDecisions:
-    async def test_they_are_numbered_and_the_oldest_are_dropped(self) -> None:
+    async def test_they_are_numbered_and_the_oldest_are_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loop, "HISTORY", 10)
         rig = Rig()
-        for _ in range(HISTORY + 2):
+        for _ in range(12):
             await rig.step()
-        assert [decision.id for decision in rig.loop.history] == list(range(3, HISTORY + 3))
+        assert [decision.id for decision in rig.loop.history] == list(range(3, 13))
         assert rig.loop.latest is rig.loop.history[-1]
 
     async def test_their_json_has_the_inputs(self) -> None:
