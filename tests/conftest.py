@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from proxy.telemetry import lines
 from tests.helpers import installed, patience
 from tests.helpers.budget import Budget
+from tests.helpers.waiting import PATIENCE
 
 SYSTEM = "tests/system/"
 
@@ -42,6 +44,7 @@ sys.dont_write_bytecode = False  # otherwise each process of a test run rewrites
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 patience.install()
+lines.STOP_TIMEOUT = PATIENCE  # of threads, which get their CPU late on a busy machine
 installed.install()
 
 

@@ -19,6 +19,7 @@ from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
 from tests.helpers.telemetry.fakes import FakeClientRequest, World
+from tests.helpers.waiting import PATIENCE
 
 FIELDS = (
     *("time", "request_id", "method", "path", "model", "endpoint", "status", "outcome", "error", "ttft", "duration"),
@@ -38,7 +39,7 @@ class Output:
         self.wrote = threading.Event()
 
     def write(self, batch: bytes) -> int:
-        self.gate.wait(5)
+        self.gate.wait(PATIENCE)
         if self.broken:
             raise BrokenPipeError
         self.written.append(batch[: self.at_once])
@@ -175,7 +176,7 @@ async def test_a_few_lines_are_written_without_a_full_batch(monkeypatch: pytest.
         world = World(log)
         running = asyncio.get_running_loop().create_task(world.observer.run())
         world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE, None, 0)
-        assert await asyncio.to_thread(output.wrote.wait, 5)
+        assert await asyncio.to_thread(output.wrote.wait, PATIENCE)
         running.cancel()
 
 
@@ -195,7 +196,7 @@ async def test_a_reader_that_never_reads_does_not_block_the_exit(monkeypatch: py
     monkeypatch.setattr(lines, "STOP_TIMEOUT", 0.02)
     output = Output()
     output.gate.clear()
-    async with asyncio.timeout(10), log_to(output) as log:
+    async with asyncio.timeout(PATIENCE), log_to(output) as log:
         logged(log)
     assert output.written == []
     output.gate.set()

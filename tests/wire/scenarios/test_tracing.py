@@ -33,9 +33,11 @@ SECRET = "a confidential prompt"
 
 
 @pytest.fixture(autouse=True)
-def frequent_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are sent by a thread, whose waits are not skipped."""
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are sent by a thread: its waits are not skipped, and on a busy machine it gets its CPU late."""
     monkeypatch.setattr(traces, "INTERVAL", 0.02)
+    monkeypatch.setattr(traces, "EXPORT_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(traces, "LAST_SECONDS", PATIENCE)
 
 
 def tracing(collector: Collector, **more: Any) -> Mapping[str, Any]:
@@ -237,10 +239,7 @@ async def test_a_silent_collector_costs_spans_and_no_request(how: str, monkeypat
         assert not collector.spans
 
 
-async def test_requests_are_served_while_the_collector_holds_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(traces, "EXPORT_TIMEOUT", PATIENCE)  # of a thread, whose time a busy machine takes
+async def test_requests_are_served_while_the_collector_holds_a_batch() -> None:
     async with traced() as (s, collector):
         collector.hangs = True
         await s.chat()

@@ -21,7 +21,7 @@ from proxy.settings import from_mapping
 from proxy.telemetry import recorder
 from proxy.telemetry.recorder import Salt, installation
 from tests.helpers.scenarios.stack import Stack, stack
-from tests.helpers.waiting import until
+from tests.helpers.waiting import PATIENCE, until
 
 SECRET_WORDS = "the patient is called Ada Lovelace " * 30
 
@@ -155,12 +155,9 @@ async def test_an_unwritable_path_costs_lines_and_no_request(
 
 
 async def until_lost(s: Stack, count: int) -> None:
-    for _ in range(200):
-        lost = await s.sample("kvlane_record_lines_lost_total")
-        if lost is not None and lost >= count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{lost} lines were counted as lost")
+    async with asyncio.timeout(PATIENCE):
+        while (await s.sample("kvlane_record_lines_lost_total") or 0.0) < count:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_directory_that_returns_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
