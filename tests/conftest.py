@@ -58,14 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave modules and tests out of garbage collections. They stay, and scanning them takes half of the CPU time of
-    collecting the tests."""
+    """Collect no garbage meanwhile: modules and tests stay, and scanning them takes a third of the CPU time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
         gc.set_threshold(5000)  # new objects, as in `kvlane serve`
 
 
