@@ -162,9 +162,18 @@ TIME_LIMIT = "x-request-timeout-ms"
 """The header with which a client limits the time of its request."""
 
 
+EARLY = 0.002
+"""Seconds by which a timer may fire before its time: uvloop counts whole milliseconds."""
+
+
+def deadline_has_passed(request: InferenceRequest, now: float) -> bool:
+    """Return whether the deadline has passed, or a timer for it has fired. `now` is monotonic seconds."""
+    return now >= request.deadline - EARLY
+
+
 def client_limit_has_passed(request: InferenceRequest, now: float) -> bool:
-    """Return whether the time limit of the client has passed. `now` is monotonic seconds."""
-    return now >= request.deadline and TIME_LIMIT in request.headers
+    """Return whether the time limit of the client has passed, as above."""
+    return deadline_has_passed(request, now) and TIME_LIMIT in request.headers
 
 
 def changed(request: InferenceRequest, **changes: Any) -> InferenceRequest:

@@ -24,7 +24,7 @@ from proxy.core.errors import (
     UpstreamFailed,
 )
 from proxy.core.ports import AttemptScope, Clock, Random, Relay
-from proxy.core.request import InferenceRequest, changed
+from proxy.core.request import InferenceRequest, changed, deadline_has_passed
 from proxy.core.tasks import Tasks, run_together
 from proxy.disagg.connector import Connector, Split
 from proxy.disagg.connectors import connector_named
@@ -391,7 +391,7 @@ class SplitRequest:
         except SuspectedPoison:
             raise
         except (BadGateway, GatewayTimeout):
-            if self.shared.clock.now() >= attempt.request.deadline:
+            if deadline_has_passed(attempt.request, self.shared.clock.now()):
                 raise
             return None
         following.stage, following.for_client = attempt.stage, False

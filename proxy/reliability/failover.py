@@ -35,7 +35,7 @@ from proxy.core.errors import (
 from proxy.core.listener import Listener
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import IDENTITY, Clock, Random
-from proxy.core.request import InferenceRequest
+from proxy.core.request import InferenceRequest, deadline_has_passed
 from proxy.core.tasks import Tasks
 from proxy.reliability.settings import Retries
 
@@ -292,7 +292,7 @@ class Failover:
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
         state = attempt.retries or RetryState()
         state.tried.append(attempt.endpoint)
-        if isinstance(error, UpstreamTimedOut) and self.clock.now() >= attempt.request.deadline:
+        if isinstance(error, UpstreamTimedOut) and deadline_has_passed(attempt.request, self.clock.now()):
             raise GatewayTimeout("The pod did not respond in time.") from error
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(attempt)

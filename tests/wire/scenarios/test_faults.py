@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
 from bench.disorder.clients import Saw, Seen, asks, is_all_there, probe
+from proxy.app import App
 from proxy.core.endpoint import EndpointState
-from proxy.lab.sim import Fault, FaultKind, SimConfig, StepTiming
-from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
+from proxy.core.ports import SystemClock
+from proxy.core.request import TIME_LIMIT
+from proxy.lab.sim import Fault, FaultKind, SimConfig, SimFleet, StepTiming
+from proxy.settings import from_mapping
+from tests.helpers.scenarios.stack import BY_LOAD, CHAT, Stack, stack
 from tests.helpers.waiting import until
 
 SETTINGS = {
@@ -130,3 +135,31 @@ async def test_a_starting_pod_is_tried_before_an_error() -> None:
         seen = [await probe(session, ask) for ask in asks(20, 3, leavers=0.0)]
         assert {one.saw for one in seen} == {Saw.WHOLE}
         assert failing.faults.met[0] > 5
+
+
+class SlowClock(SystemClock):
+    """A clock that is 1.8 ms behind after 0.2 s, so that timers are early, as uvloop's are."""
+
+    def __init__(self) -> None:
+        self._exact = SystemClock()
+        self._began = self._exact.now()
+
+    def now(self) -> float:
+        return self._began + 0.991 * (self._exact.now() - self._began)
+
+
+async def test_time_limits_of_clients_open_no_breaker_though_timers_are_early() -> None:
+    async with SimFleet(2, SimConfig(time_scale=20)) as sim:
+        static = [{"url": url} for url in sim.urls]
+        free = {"host": "127.0.0.1", "port": 0}
+        settings = {"listen": free, "admin": free, "pods": {"static": static}, "telemetry": {"accessLog": False}}
+        async with App(from_mapping(settings), clock=SlowClock()) as app, aiohttp.ClientSession() as http:
+            for pod in sim.pods:
+                pod.faults.set([Fault(FaultKind.FROZEN, seconds=30.0)])
+            proxy = Stack(app, sim, http)
+            body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}]}
+            requests = [proxy.post(CHAT, body, {TIME_LIMIT: "200"}) for _ in range(12)]
+            responses = await asyncio.gather(*requests)
+            assert {response.status for response, _ in responses} == {504}
+            assert {error["error"]["message"] for _, error in responses} == {"The pod did not respond in time."}
+            assert {app.breakers.state(endpoint) for endpoint in app.fleet.endpoints} == {"closed"}
