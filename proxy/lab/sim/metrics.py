@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from prometheus_client.utils import floatToGoString
+from prometheus_client import Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.engine import SimEngine
@@ -47,27 +49,23 @@ def expose(engines: Sequence[SimEngine], wall: float, started_at: float) -> str:
     if config.lora_adapters:
         adapters = {tuple(_adapters(engine).items()) for engine in engines}
         samples += [PodSample(GAUGE, "vllm:lora_requests_info", dict(labels), wall) for labels in adapters]
-    return _text(samples, RENAMED if config.old_metric_names else {})
+    return generate_latest(_Exposition(samples, RENAMED if config.old_metric_names else {})).decode()
 
 
-def _text(samples: Iterable[PodSample], renamed: Mapping[str, str]) -> str:
-    """Return the samples grouped by metric, as `prometheus_client.generate_latest` would in twice the CPU time. Scrapes
-    take a tenth of the CPU time of a fleet."""
-    metrics: dict[str, list[str]] = {}
-    for kind, known_name, labels, value, suffix in samples:
-        name = renamed.get(known_name, known_name)
-        lines = metrics.get(name)
-        if lines is None:
-            documentation = name.removeprefix("vllm:").replace("_", " ")
-            lines = metrics[name] = [f"# HELP {name} {documentation}.\n# TYPE {name} {kind}\n"]
-        pairs = ",".join([f'{key}="{_escaped(str(text))}"' for key, text in sorted(labels.items())])
-        labelled = f"{name}{suffix}{{{pairs}}}" if pairs else name
-        lines.append(f"{labelled} {floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
-    return "".join(line for lines in metrics.values() for line in lines)
+@dataclass(frozen=True, slots=True)
+class _Exposition(Collector):
+    samples: Iterable[PodSample]
+    renamed: Mapping[str, str]
 
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    def collect(self) -> Iterable[Metric]:
+        metrics: dict[str, Metric] = {}
+        for kind, known_name, labels, value, suffix in self.samples:
+            name = self.renamed.get(known_name, known_name)
+            if name not in metrics:
+                documentation = f"{name.removeprefix('vllm:').replace('_', ' ')}."
+                metrics[name] = Metric(name.removesuffix("_total"), documentation, kind)
+            metrics[name].add_sample(name + suffix, {key: str(text) for key, text in labels.items()}, value)
+        return metrics.values()
 
 
 def _of_rank(engine: SimEngine, rank: dict[str, object]) -> Iterator[PodSample]:
