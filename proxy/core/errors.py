@@ -318,6 +318,10 @@ class StreamInterrupted(UpstreamFailed):
         self.rest = rest
 
 
+SERVER_ERROR = 500
+"""The lowest HTTP status of a failure of a server."""
+
+
 class Declined(UpstreamFailed):
     """The pod sent an error response. `retry_after` are its seconds, if given; `text` is its explanation."""
 
@@ -326,6 +330,11 @@ class Declined(UpstreamFailed):
         self.status = status
         self.retry_after = retry_after
         self.text = text
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the pod failed; with another status, such as 429, it declines only this request."""
+        return self.status >= SERVER_ERROR
 
 
 class RankOutOfRange(Declined):

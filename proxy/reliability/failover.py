@@ -134,7 +134,7 @@ class Poison(Listener):
     def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         """Record an attempt that its pod broke off, whether or not the client received a part. A 5xx counts too:
         engines that die send it to their requests."""
-        is_declined = isinstance(error, Declined) and error.status < SERVER_ERROR
+        is_declined = isinstance(error, Declined) and not error.is_failure
         if attempt.ending is not UPSTREAM_FAILED or is_declined or isinstance(error, ConnectFailed):
             return
         now = self.clock.now()
@@ -214,7 +214,6 @@ def _fingerprint(request: InferenceRequest) -> bytes:
 
 NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
-SERVER_ERROR = 500
 UNAVAILABLE = 503
 
 Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]

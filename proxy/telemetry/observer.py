@@ -12,7 +12,7 @@ from typing import Any
 from proxy.core.attempt import COMPLETE, Attempt, Ending, Usage
 from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import Declined, Reason
+from proxy.core.errors import SERVER_ERROR, Declined, Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import NOT_REFUSED, ClientRequest, Clock
 from proxy.core.request import InferenceRequest
@@ -73,8 +73,8 @@ def outcome_label(outcome: str, refused: bool) -> str:
     return _OUTCOME_OF_REASON.get(outcome, "refused") if refused else outcome
 
 
-OK, LEAST_BAD, SERVER_ERROR = 200, 400, 500
-"""HTTP statuses: of a success, the lowest of an error, and the lowest of a failure of the pod."""
+OK, LEAST_BAD = 200, 400
+"""HTTP statuses: of a success, and the lowest of an error."""
 
 
 def counted_ending(attempt: Attempt, error: BaseException | None) -> Ending:
@@ -82,7 +82,7 @@ def counted_ending(attempt: Attempt, error: BaseException | None) -> Ending:
     for its 4xx that was retried instead, such as the 429 of a full queue."""
     assert attempt.ending is not None
     if isinstance(error, Declined):
-        return COMPLETE if error.status < SERVER_ERROR else Ending.UPSTREAM_FAILED
+        return Ending.UPSTREAM_FAILED if error.is_failure else COMPLETE
     is_whole = attempt.ending is COMPLETE and not attempt.is_by_envoy
     return Ending.UPSTREAM_FAILED if is_whole and (attempt.status or 0) >= SERVER_ERROR else attempt.ending
 
