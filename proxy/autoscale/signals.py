@@ -142,15 +142,15 @@ class OwnSignals(SignalSource, Listener):
             found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
-        for endpoint in self.fleet.endpoints if self.pools else ():
-            if endpoint.pool in self.pools and (blocks := self._blocks(endpoint)):
+        indexes = {
+            pool: [producer.index for producer in scheduling.plugins(ApproxPrefixCacheProducer)]
+            for pool, scheduling in self.schedulings().items()
+            if pool in self.pools
+        }
+        for endpoint in self.fleet.endpoints if indexes else ():
+            if blocks := sum(index.blocks(endpoint) for index in indexes.get(endpoint.pool, ())):
                 found.cached_blocks[endpoint.name] = blocks
         return found
-
-    def _blocks(self, endpoint: Endpoint) -> int:
-        scheduling = self.schedulings().get(endpoint.pool)
-        found = () if scheduling is None else scheduling.plugins(ApproxPrefixCacheProducer)
-        return sum(producer.index.blocks(endpoint) for producer in found)
 
     def _observe(self, attempt: Attempt, at: float) -> None:
         endpoint = attempt.endpoint
