@@ -140,9 +140,9 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
     """Return the decision, or the same with another of its candidates first. Called only while pods drain.
 
     A request whose prefix a draining pod has, and the chosen one has not, goes to the candidate that has most of it, or
-    is just computing it, unless that one is behind by more than what it has is worth. What this
-    request itself saves is already in its scores. This serves later requests: with the prefix on two pods, each would
-    have it for half of them."""
+    is just computing it, unless that one is behind by more than what it has is worth. What this request itself saves is
+    already in its scores. This serves later requests: with the prefix on two pods, each would have it for half of them.
+    """
     match = request.state.read(PREFIX_MATCH)
     if match is None or not match.total:
         return decision

@@ -127,7 +127,6 @@ class FlowControlSettings:
         """Return the settings of one of several workers: each has a share of the queue. Caps stay common to all."""
         if workers == 1:
             return self
-
         bands = tuple(
             replace(
                 band,

@@ -38,16 +38,22 @@ FAULT = SSE_HEAD + event('{"error": {"message": "too long", "type": "BadRequestE
 GOOD = SSE_HEAD + event("1") + event("[DONE]") + END
 
 
+def declined_at(cut: int, data: bytes) -> tuple[RelayedResponse, Declined]:
+    """The response arrives in two reads. The client gets nothing of it."""
+    relayed = RelayedResponse(others=True)
+    relayed.read(data[:cut])
+    relayed.read(data[cut:])
+    error = relayed.response.done.result()
+    assert isinstance(error, Declined), cut
+    assert relayed.client.written == b"", cut
+    assert relayed.first_bytes == [], cut
+    return relayed, error
+
+
 async def test_nothing_of_a_refusal_reaches_the_client_with_any_cut() -> None:
     for cut in range(1, len(DECLINED)):
-        relayed = RelayedResponse(others=True)
-        relayed.read(DECLINED[:cut])
-        relayed.read(DECLINED[cut:])
-        error = relayed.response.done.result()
-        assert isinstance(error, Declined), cut
+        relayed, error = declined_at(cut, DECLINED)
         assert (error.status, error.text) == (503, "busy"), cut
-        assert relayed.client.written == b"", cut
-        assert relayed.first_bytes == [], cut
         assert relayed.attempt.ending is Ending.UPSTREAM_FAILED, cut
         assert relayed.attempt.status is None, cut
 
@@ -115,14 +121,8 @@ LEAVING = b"HTTP/1.1 503 Gone\r\nRetry-After: 7\r\ncontent-length: %d\r\n\r\n%b"
 
 async def test_nothing_of_a_response_with_such_a_status_reaches_the_client_with_any_cut() -> None:
     for cut in range(1, len(LEAVING)):
-        relayed = RelayedResponse(others=True)
-        relayed.read(LEAVING[:cut])
-        relayed.read(LEAVING[cut:])
-        error = relayed.response.done.result()
-        assert isinstance(error, Declined), cut
+        relayed, error = declined_at(cut, LEAVING)
         assert (error.status, error.retry_after, error.text) == (503, 7.0, REASON.decode()), cut
-        assert relayed.client.written == b"", cut
-        assert relayed.first_bytes == [], cut
         assert relayed.released == [relayed.connection], cut
         assert relayed.connection.meter.pieces == [], cut
 
