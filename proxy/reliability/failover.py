@@ -81,14 +81,10 @@ class RetryBudget:
         self._earn()
         self._percent = percent
 
-    @property
-    def has_one(self) -> bool:
-        self._earn()
-        return self._left >= 1.0
-
     def spend(self) -> bool:
         """Take one retry. Return False if none is left."""
-        if not self.has_one:
+        self._earn()
+        if self._left < 1.0:
             return False
         self._left -= 1.0
         return True
@@ -234,6 +230,8 @@ class RetryState:
     """Failures that count against `retries.attempts`: all except connections that could not be established, and ranks
     that the pod does not have, while an untried pod is left."""
     is_first_round: bool = True
+    is_paid: bool = False
+    """Whether the next retry has been taken of the budget already."""
 
 
 @dataclass(eq=False)
@@ -263,17 +261,25 @@ class Failover:
         self._statuses = frozenset(int(cause) for cause in self.settings.on if cause.isdigit())
 
     def retries_instead(self, attempt: Attempt, status: int) -> bool:
-        """Return whether to retry instead of relaying a response of this status."""
-        state = attempt.retries or RetryState()
+        """Return whether to retry instead of relaying a response of this status. If so, the retry is taken of the
+        budget now, because the response is lost: requests that fail at the same time must not take it."""
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallback_models(attempt.request):
             return True
         if status == NOT_FOUND and sees_some_models(attempt.request):
             return True  # the pod's own 404 may name models that the key may not see
-        wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
-        if not wanted or state.counted + 1 >= self.settings.attempts or not self.budget.has_one:
+        state = attempt.retries or RetryState()
+        is_cause = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
+        if not is_cause or state.counted + 1 >= self.settings.attempts:
             return False
         left = self._left(attempt, [*state.tried, attempt.endpoint])
-        return bool(left) if status != NOT_FOUND else any(_lists_model(endpoint, attempt) for endpoint in left)
+        if status == NOT_FOUND:
+            left = [endpoint for endpoint in left if _lists_model(endpoint, attempt)]
+        is_in_time = self.clock.now() + self._longest_backoff(state.counted + 1) < attempt.request.deadline
+        if not left or not is_in_time or not self.budget.spend():
+            return False
+        state.is_paid = True
+        attempt.retries = state
+        return True
 
     async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
@@ -345,11 +351,15 @@ class Failover:
         if unreached and state.is_first_round and has_others:
             return 0.0
         state.counted += 1
-        if state.counted >= self.settings.attempts or not self.budget.spend():
+        is_paid, state.is_paid = state.is_paid, False
+        if state.counted >= self.settings.attempts or not (is_paid or self.budget.spend()):
             raise _gave_up(attempt, error)
+        return self._longest_backoff(state.counted) * (1.0 + self.random.random()) / 2
+
+    def _longest_backoff(self, failures: int) -> float:
+        """Return the upper bound of the backoff after so many failures, in seconds."""
         backoff = self.settings.backoff
-        longest = min(backoff.max, backoff.initial * 2.0 ** (state.counted - 1))
-        return longest * (1.0 + self.random.random()) / 2
+        return min(backoff.max, backoff.initial * 2.0 ** (failures - 1))
 
     def _choose(self, state: RetryState, attempt: Attempt, error: UpstreamFailed) -> Endpoint:
         left = self._left(attempt, state.tried)

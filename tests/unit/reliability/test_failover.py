@@ -240,6 +240,22 @@ def test_the_last_possible_response_is_passed_on() -> None:
     assert not World(on=("connect", "502")).failover.retries_instead(World().first(), 503)
 
 
+async def test_a_response_is_withheld_only_with_a_retry_that_no_other_request_takes() -> None:
+    world = World("ab", percent=0.0)
+    for _ in range(int(MOST) - 1):
+        assert world.budget.spend()
+    first, second = world.first(), world.first()
+    assert world.failover.retries_instead(first, 503)
+    assert not world.failover.retries_instead(second, 503)
+    assert await world.pods_tried(Declined(503), attempt=first) == "ab"
+
+
+async def test_a_response_is_passed_on_if_the_deadline_may_end_before_the_retry() -> None:
+    world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
+    assert not world.failover.retries_instead(world.first(deadline=1000.9), 503)
+    assert world.failover.retries_instead(world.first(deadline=1001.1), 503)
+
+
 async def test_every_other_pod_is_tried_once_after_a_saturated_one() -> None:
     world = World("abc", attempts=9)
     second = await world.failover.next_attempt(world.first(), Declined(429, 2.0))
