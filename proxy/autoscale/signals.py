@@ -16,7 +16,10 @@ from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.fleet.store import Fleet
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+from proxy.prefix.exact import ExactIndex
+from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue
 
@@ -142,8 +145,11 @@ class OwnSignals(SignalSource, Listener):
             found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
-        indexes = {
-            pool: [producer.index for producer in scheduling.plugins(ApproxPrefixCacheProducer)]
+        indexes: dict[str, list[PrefixIndex | ExactIndex]] = {
+            pool: [
+                *(producer.index for producer in scheduling.plugins(ApproxPrefixCacheProducer)),
+                *(producer.index for producer in scheduling.plugins(PrecisePrefixCacheProducer)),
+            ]
             for pool, scheduling in self.schedulings().items()
             if pool in self.pools
         }

@@ -38,7 +38,7 @@ from proxy.http.head import (
 from proxy.http.pipeline import make_continuable
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.request import HttpRequest, RequestHead
-from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
+from proxy.http.response import ASK_AFTER, RelayContext, Response
 from proxy.http.upstream.connection import PodConnection, ResponseMeter
 from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, UpstreamPool
 from proxy.openai.errors import stream_error
@@ -130,8 +130,8 @@ class TrackedRelay(Relay):
         headers = [("content-type", kind), ("x-request-id", self.client_request.id), *attempt.response_headers]
         self.client_request.respond(attempt.status or 502, headers, body)
 
-    def end(self) -> None:
-        """End a partial response that no pod continues."""
+    def end(self, error: RequestError) -> None:
+        """End a partial response that no pod continues, because of `error`."""
 
     def _note_closing_connection(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Note on the request that the pod was closing an idle connection when the request arrived, and so has not seen
@@ -257,10 +257,11 @@ class ClientRelay(TrackedRelay):
             if timer is not None:
                 timer.cancel()
 
-    def end(self) -> None:
+    def end(self, error: RequestError) -> None:
         client_request = self.client_request
         if client_request.continuation is not None and not client_request.transport.is_closing():
-            out = client_request.continuation.end(stream_error(client_request.path, LOST))
+            message = f"{error.message} This response is incomplete."
+            out = client_request.continuation.end(stream_error(client_request.path, message))
             if out:
                 client_request.transport.write(out)
 

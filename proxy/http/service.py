@@ -182,7 +182,7 @@ class Service(Generic[C]):
             attempt = relay.attempt
             if client_request.sent_status and attempt is not None and attempt.ending is not None:
                 outcome = attempt.ending
-                relay.end()
+                relay.end(error)
             else:
                 outcome = error.reason
                 self.refuse(client_request, error)
@@ -232,7 +232,7 @@ class Service(Generic[C]):
         """End the request of a client that disconnected or of a proxy that stops. A client without a response gets an
         error that asks it to retry."""
         has_left, sent_status, attempt = client_request.has_left, client_request.sent_status, relay.attempt
-        relay.end()
+        relay.end(ShuttingDown())
         client_request.closing = True
         if has_left:
             is_complete = sent_status and attempt is not None and attempt.ending is Ending.COMPLETE

@@ -273,6 +273,12 @@ class ExactIndex:
         pods = map(self._pods.get, endpoints)
         return [0 if pod is None else self._depth(pod, masks, first) for pod in pods]
 
+    def blocks(self, endpoint: Endpoint) -> int:
+        """Return the number of blocks that the pod holds by its events; a block on two tiers counts twice."""
+        pod = self._pods.get(endpoint)
+        ranks = pod.ranks.values() if pod is not None else ()
+        return sum(len(shelf.own) for rank in ranks for shelf in rank.shelves.values())
+
     def expects(self, endpoint: Endpoint) -> bool:
         """Return whether the pod will hold blocks soon that it has not confirmed."""
         pod = self._pods.get(endpoint)

@@ -158,7 +158,8 @@ async def test_when_is_idle_the_stream_ends_with_an_error_event(pods: Stack) -> 
         await pod.kill()
     body = await seen
     assert text(body)
-    assert body.count(b'data: {"error"') == 1
+    assert body.count(b'data: {"error":{"message":"No pod continued the response; tried ') == 1
+    assert b"This response is incomplete." in body
     assert b"[DONE]" not in body
     await until(lambda: not pods.app.ledger.in_flight)
     pods.app.observer.flush()
