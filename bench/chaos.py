@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -47,6 +49,7 @@ WARM_UP = 1_000
 QUIET_SECONDS = 8.0
 """Longer than idle connections are kept and states last."""
 
+PAUSE_EVERY = 0.05
 EXAMPLES = 5
 MORE_RSS = 32 * 1024
 """KiB that may have been added beside the prefix index: pages that are kept for what comes."""
@@ -75,6 +78,31 @@ class Outcome:
     seconds: float
     before: Footprint
     after: Footprint
+    longest_pause: float
+    """Seconds for which this process, with its clients and pods, did nothing; see `Pauses`."""
+
+
+class Pauses:
+    """The pauses of this process, in which clients cannot leave and pods cannot notice it.
+
+    A full garbage collection of the records of 100,000 requests takes four seconds, so what exists is left out of
+    the next collection once a second."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        now = asyncio.get_running_loop().time
+        collected = now()
+        while True:
+            since = now()
+            await asyncio.sleep(PAUSE_EVERY)
+            self.longest = max(self.longest, now() - since - PAUSE_EVERY)
+            if now() - collected > 1.0:
+                gc.collect()
+                gc.freeze()
+                collected = now()
 
 
 async def _run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -96,10 +124,10 @@ async def _put_to_the_test(program: Program, fleet: SimFleet, options: argparse.
     await asyncio.sleep(QUIET_SECONDS)
     before = await program.footprint()
     say(f"{options.requests} requests, {options.pods} pods, before: {before}")
-    churn, watch = Churn(program, fleet.urls, Random(options.seed)), Watch(program)
+    churn, watch, pauses = Churn(program, fleet.urls, Random(options.seed)), Watch(program), Pauses()
     faults.give(fleet.pods, options.of_requests, options.of_pods, options.seed)
     began = now()
-    seen = await _disturbed(program, churn, watch, options)
+    seen = await _disturbed(program, (churn, watch, pauses), options)
     seconds, met = now() - began, faults.met(fleet.pods)
     faults.lift(fleet.pods)
     await churn.restore()
@@ -119,13 +147,15 @@ async def _put_to_the_test(program: Program, fleet: SimFleet, options: argparse.
         replaced=options.workers > 1 and churn.done["reloads"] > 0,
         leftovers=_leftovers(before, after),
     )
-    return Outcome(findings(evidence), evidence, met, churn.done, seconds, before, after)
+    return Outcome(findings(evidence), evidence, met, churn.done, seconds, before, after, pauses.longest)
 
 
-async def _disturbed(program: Program, churn: Churn, watch: Watch, options: argparse.Namespace) -> list[Seen]:
+async def _disturbed(
+    program: Program, disturbances: Sequence[Churn | Watch | Pauses], options: argparse.Namespace
+) -> list[Seen]:
     """Raise the errors of the disturbances."""
     loop = asyncio.get_running_loop()
-    meanwhile = [loop.create_task(each.run()) for each in (churn, watch)]
+    meanwhile = [loop.create_task(each.run()) for each in disturbances]
     try:
         return await Clients(program.url, AT_ONCE).run(asks(options.requests, options.seed))
     finally:
@@ -169,6 +199,7 @@ def _show(outcome: Outcome) -> None:
     waits = cancel_seconds(evidence)
     if waits:
         print(f"cancels: {len(waits)}, until the pod knew: {median(waits) * 1e3:.1f} ms, at most {waits[-1] * 1e3:.1f}")
+    print(f"longest pause of clients and pods: {outcome.longest_pause * 1e3:.0f} ms")
     print(f"{outcome.seconds:.0f} s; {outcome.done}; before: {outcome.before}, after: {outcome.after}")
     for each in outcome.found:
         for example in each.against[:EXAMPLES]:
@@ -189,6 +220,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
         "cancel_seconds": {"number": len(waits), "median": median(waits), "max": waits[-1]} if waits else None,
         "before": asdict(outcome.before),
         "after": asdict(outcome.after),
+        "longest_pause": outcome.longest_pause,
         "against": {each.claim: len(each.against) for each in outcome.found},
         "examples": {each.claim: each.against[:100] for each in outcome.found if each.against},
     }
