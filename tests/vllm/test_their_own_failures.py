@@ -28,7 +28,7 @@ DRAIN = 8
 """Seconds in which a stopping engine finishes its requests."""
 
 BOUNDED = ("--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--shutdown-timeout", str(DRAIN))
-STREAMED, WHOLE = 6000, 1000
+STREAMED, WHOLE = 6000, 3000
 """Tokens: of streams, which last until it happens, and of complete responses."""
 
 STREAMS, WHOLES = 2, 1
